@@ -1,0 +1,1 @@
+//! Flags and the terminal live here and nowhere else.

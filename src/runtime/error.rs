@@ -1,0 +1,98 @@
+//! What can go wrong in the engine, split by what the caller can do about it.
+//!
+//! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
+//! in one `match`, so a new variant is a compile error there.
+
+use std::path::PathBuf;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The prompt has no tokens; nothing can be computed from it.
+    #[error("the prompt is empty")]
+    PromptEmpty,
+
+    /// Refused before any work: a prompt must leave room for at least one generated token.
+    #[error(
+        "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} and needs room for an answer"
+    )]
+    PromptTooLong { prompt_tokens: usize, context_tokens: usize },
+
+    /// A value out of its range; the request was not started.
+    #[error("{name}: {message}")]
+    InvalidParameter { name: &'static str, message: String },
+
+    /// This model or backend cannot do what was asked; the session is untouched.
+    #[error("not supported by this model: {0}")]
+    NotSupported(&'static str),
+
+    /// The call is not legal in the session's present state (e.g. decode without a pending token).
+    #[error("invalid state: {0}")]
+    InvalidState(&'static str),
+
+    /// An earlier error left the session's state unknown; only `reset` is legal.
+    #[error("the session failed earlier and must be reset")]
+    Poisoned,
+
+    /// Another request is running in this session.
+    #[error("session {0:?} is busy with another request")]
+    SessionBusy(String),
+
+    /// No room for another session; retry later or close one.
+    #[error("all {capacity} session slots are taken")]
+    SessionsFull { capacity: usize },
+
+    /// No session of that name.
+    #[error("no session named {0:?}")]
+    SessionNotFound(String),
+
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+
+    /// The forward pass failed or panicked; the sessions in the batch were reset.
+    #[error("backend failure: {0}")]
+    Backend(String),
+
+    /// The engine thread is gone; nothing more can be asked of it.
+    #[error("the engine has stopped")]
+    EngineGone,
+}
+
+/// Why a model cannot be loaded. Every message names the file, and the tensor or key at fault.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LoadError {
+    #[error("{}: no such file or directory", .0.display())]
+    NotFound(PathBuf),
+
+    /// A model reference that names nothing here; `candidates` are what it might have meant.
+    #[error("no model found for {reference:?}")]
+    UnknownModel { reference: String, candidates: Vec<String> },
+
+    #[error("{}: {message}", path.display())]
+    Io { path: PathBuf, message: String },
+
+    /// The file breaks its format, or lies about sizes: `what` is the tensor, key or field.
+    #[error("{}: {what}: {message}", path.display())]
+    Malformed { path: PathBuf, what: String, message: String },
+
+    /// Well-formed, but of a kind llmctl does not run.
+    #[error("unsupported architecture {name:?} (known: {})", known.join(", "))]
+    UnknownArchitecture { name: String, known: Vec<String>, nearest: Option<String> },
+
+    /// Well-formed, but uses a feature llmctl does not run.
+    #[error("{}: {message}", path.display())]
+    Unsupported { path: PathBuf, message: String },
+
+    /// A tensor that the architecture needs is missing, or has the wrong shape or type.
+    #[error("tensor {tensor:?}: {message}")]
+    Tensor { tensor: String, message: String },
+
+    /// Weights plus KV do not fit; `largest_context` is the largest context that does, if any.
+    #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
+    TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
+
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+}

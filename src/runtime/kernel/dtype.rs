@@ -1,0 +1,84 @@
+//! Storage types of weights: plain floats and ggml's block formats.
+//!
+//! Block sizes and layouts: ggml's `ggml-common.h` (block_q4_0 ... block_q6_K) and the GGUF specification's
+//! type numbers. A row of a matrix is a whole number of blocks.
+
+/// How the values of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    F32,
+    F16,
+    Bf16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+impl Dtype {
+    /// Values per block; 1 for plain floats.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 1,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
+            Dtype::Q2K | Dtype::Q3K | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => 256,
+        }
+    }
+
+    /// Bytes per block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::Q4_0 => 18,
+            Dtype::Q4_1 => 20,
+            Dtype::Q5_0 => 22,
+            Dtype::Q5_1 => 24,
+            Dtype::Q8_0 => 34,
+            Dtype::Q2K => 84,
+            Dtype::Q3K => 110,
+            Dtype::Q4K => 144,
+            Dtype::Q5K => 176,
+            Dtype::Q6K => 210,
+        }
+    }
+
+    /// Bytes of a row of `len` values; `None` when `len` is not a whole number of blocks or overflows.
+    pub const fn row_bytes(self, len: usize) -> Option<usize> {
+        if len % self.block_len() == 0 {
+            (len / self.block_len()).checked_mul(self.block_bytes())
+        } else {
+            None
+        }
+    }
+
+    /// Whether values are stored in blocks with scales.
+    pub const fn is_quantized(self) -> bool {
+        self.block_len() > 1
+    }
+
+    /// The name users and files know it by (`q4_k`, `bf16`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+            Dtype::Q4_0 => "q4_0",
+            Dtype::Q4_1 => "q4_1",
+            Dtype::Q5_0 => "q5_0",
+            Dtype::Q5_1 => "q5_1",
+            Dtype::Q8_0 => "q8_0",
+            Dtype::Q2K => "q2_k",
+            Dtype::Q3K => "q3_k",
+            Dtype::Q4K => "q4_k",
+            Dtype::Q5K => "q5_k",
+            Dtype::Q6K => "q6_k",
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Numeric kernels on plain slices. Imports nothing from the crate.
+//!
+//! Invariant: every reduction runs in one fixed order per output, whatever the number of rows, threads or the
+//! instruction set, so that a row's result never depends on its neighbours. `unsafe` stays in leaf files.
+
+pub mod dtype;
+
+pub use dtype::Dtype;

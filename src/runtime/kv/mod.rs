@@ -1,0 +1,14 @@
+//! KV bookkeeping: which pages hold which tokens of which sequence. The numbers themselves live in the backend.
+//!
+//! Invariants: a table's token count and its pages change together, only through `extend` and `truncate`;
+//! pages free themselves when the last table that holds them lets go.
+
+pub mod pool;
+pub mod table;
+
+pub use pool::{PageId, PagePool};
+pub use table::PageTable;
+
+/// Tokens per page. 32 keeps the index small while a partly filled page wastes little; fixed so that
+/// attention's blocking, and so its rounding, is the same everywhere.
+pub const PAGE_TOKENS: usize = 32;

@@ -1,0 +1,232 @@
+//! What is asked of the engine and what it answers: plain data, no behaviour beyond validation.
+//!
+//! One validator (`Sampling::validate`) serves every front door, so that a range is the same on the command line,
+//! in a batch row and over HTTP.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::error::Error;
+
+/// One generation: prompt ids in, a stream of [`Event`]s out.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Prompt token ids, beginning-of-sequence included where the model wants it.
+    pub prompt: Vec<u32>,
+    pub sampling: Sampling,
+    pub limits: Limits,
+    /// Report log-probabilities, each with this many alternatives (0 to [`MAX_LOGPROBS`]).
+    pub logprobs: Option<usize>,
+}
+
+/// The most alternatives a token's log-probability may carry (OpenAI's limit).
+pub const MAX_LOGPROBS: usize = 20;
+
+/// How the next token is chosen from the logits. The default is greedy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy; up to 2.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; `None` keeps all.
+    pub top_k: Option<usize>,
+    /// Keep the smallest set of tokens whose probability reaches this; in (0, 1], 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the most likely; in [0, 1], 0 keeps all.
+    pub min_p: f32,
+    /// Divide positive and multiply negative logits of tokens seen before; in (0, 2], 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtract from the logit of each generated token; in [-2, 2].
+    pub presence_penalty: f32,
+    /// Subtract once per occurrence of each generated token; in [-2, 2].
+    pub frequency_penalty: f32,
+    /// Added to the logits of these ids; each in [-100, 100].
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// `None` draws a seed, which is reported so that the run can be repeated.
+    pub seed: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: None,
+        }
+    }
+}
+
+impl Sampling {
+    /// Checks every range; `vocab_size` bounds the ids in `logit_bias`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming the first field out of range.
+    pub fn validate(&self, vocab_size: usize) -> Result<(), Error> {
+        let in_range = |name, value: f32, ok: bool, range: &str| {
+            if ok && value.is_finite() {
+                Ok(())
+            } else {
+                Err(Error::InvalidParameter { name, message: format!("{value} is not in {range}") })
+            }
+        };
+        let closed = |value: f32, low: f32, high: f32| (low..=high).contains(&value);
+        let open_low = |value: f32, high: f32| value > 0.0 && value <= high;
+        in_range("temperature", self.temperature, closed(self.temperature, 0.0, 2.0), "[0, 2]")?;
+        in_range("top_p", self.top_p, open_low(self.top_p, 1.0), "(0, 1]")?;
+        in_range("min_p", self.min_p, closed(self.min_p, 0.0, 1.0), "[0, 1]")?;
+        let repetition = self.repetition_penalty;
+        in_range("repetition_penalty", repetition, open_low(repetition, 2.0), "(0, 2]")?;
+        let presence = self.presence_penalty;
+        in_range("presence_penalty", presence, closed(presence, -2.0, 2.0), "[-2, 2]")?;
+        let frequency = self.frequency_penalty;
+        in_range("frequency_penalty", frequency, closed(frequency, -2.0, 2.0), "[-2, 2]")?;
+        if self.top_k == Some(0) {
+            let message = "must be at least 1; leave it out to keep all tokens".to_owned();
+            return Err(Error::InvalidParameter { name: "top_k", message });
+        }
+        for (&id, &bias) in &self.logit_bias {
+            in_range("logit_bias", bias, closed(bias, -100.0, 100.0), "[-100, 100]")?;
+            if id as usize >= vocab_size {
+                let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+                return Err(Error::InvalidParameter { name: "logit_bias", message });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// When a generation ends, besides an end-of-generation token.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Limits {
+    /// At most this many generated tokens; `None` runs to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// Strings that end the generation; they are not part of the text.
+    pub stop: Vec<String>,
+    /// Treat end-of-generation tokens as ordinary ones.
+    pub ignore_eos: bool,
+}
+
+/// One generated token, with its log-probability if asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    pub id: u32,
+    pub logprob: Option<Logprob>,
+}
+
+/// Natural-log probabilities under the model's distribution before temperature and truncation
+/// (after penalties and bias), as OpenAI reports them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprob {
+    pub logprob: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What the engine says while it works. `Done` or `Failed` is last; nothing follows it.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// Admitted; comes before any work is done.
+    Started(Started),
+    /// Prompt tokens computed so far.
+    Prefill {
+        done: usize,
+        total: usize,
+    },
+    /// New text: complete UTF-8, never part of a stop string. `tokens` are those generated since the last event;
+    /// text may be empty while characters are incomplete or held back.
+    Text {
+        text: String,
+        tokens: Vec<Token>,
+    },
+    Done(Outcome),
+    Failed(Error),
+}
+
+/// What was decided at admission.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Started {
+    pub prompt_tokens: usize,
+    /// The limit in force: the request's, or what the context leaves.
+    pub max_tokens: usize,
+    /// The seed in force, drawn or given.
+    pub seed: u64,
+}
+
+/// How a generation ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    pub finish: Finish,
+    pub usage: Usage,
+    pub timings: Timings,
+    pub seed: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// An end-of-generation token (its id).
+    Eos(u32),
+    /// A stop string.
+    StopString(String),
+    /// `max_tokens` generated.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+    /// The caller asked to stop, or went away.
+    Cancelled,
+}
+
+impl Finish {
+    /// OpenAI's word for it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Finish::Eos(_) | Finish::StopString(_) => "stop",
+            Finish::MaxTokens | Finish::ContextFull => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Token counts of one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    /// Prompt tokens whose KV was reused instead of computed.
+    pub cached_tokens: usize,
+    /// Generated tokens, the end-of-generation token excluded.
+    pub completion_tokens: usize,
+}
+
+/// Wall times of one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission to the start of work.
+    pub queue: Duration,
+    /// Prompt computation, the first token's sampling included.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// Submission to first token.
+    pub time_to_first_token: Option<Duration>,
+    pub total: Duration,
+}
+
+impl Timings {
+    /// Computed prompt tokens per second; `None` when nothing was computed or no time passed.
+    pub fn prefill_rate(&self, usage: &Usage) -> Option<f64> {
+        rate(usage.prompt_tokens - usage.cached_tokens, self.prefill)
+    }
+
+    /// Decode steps per second: the first token belongs to prefill, as in llama-bench and vLLM.
+    pub fn decode_rate(&self, usage: &Usage) -> Option<f64> {
+        rate(usage.completion_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+}
