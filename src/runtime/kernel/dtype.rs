@@ -51,7 +51,7 @@ impl Dtype {
 
     /// Bytes of a row of `len` values; `None` when `len` is not a whole number of blocks or overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
-        if len % self.block_len() == 0 {
+        if len.is_multiple_of(self.block_len()) {
             (len / self.block_len()).checked_mul(self.block_bytes())
         } else {
             None

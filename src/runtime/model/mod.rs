@@ -40,7 +40,7 @@ impl Logits {
     }
 
     pub fn len(&self) -> usize {
-        if self.vocab_size == 0 { 0 } else { self.values.len() / self.vocab_size }
+        self.values.len().checked_div(self.vocab_size).unwrap_or(0)
     }
 
     pub fn is_empty(&self) -> bool {
