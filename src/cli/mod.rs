@@ -16,6 +16,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
@@ -27,7 +28,6 @@ use terminal::Terminal;
 #[command(
     name = "llmctl",
     version,
-    propagate_version = true,
     subcommand_required = true,
     arg_required_else_help = true,
     after_help = "`llmctl help COMMAND` has examples, exit codes, files and environment.",
@@ -124,8 +124,23 @@ fn parse(args: Vec<OsString>, color: ColorWhen) -> Result<Cli, clap::Error> {
         ColorWhen::Always => clap::ColorChoice::Always,
         ColorWhen::Never => clap::ColorChoice::Never,
     });
-    let matches = command.try_get_matches_from_mut(args)?;
+    let matches = command.try_get_matches_from_mut(args).map_err(|error| suggest(error, &command))?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// clap's similarity misses swapped letters in names as short as ours (`rnu`).
+fn suggest(mut error: clap::Error, command: &clap::Command) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    if error.get(ContextKind::SuggestedSubcommand).is_some() {
+        return error;
+    }
+    let near = |name: &&str| strsim::damerau_levenshtein(given, name) <= 1;
+    let meant: Vec<_> = command.get_subcommands().map(clap::Command::get_name).filter(near).collect();
+    if !meant.is_empty() {
+        let meant = ContextValue::Strings(meant.into_iter().map(str::to_owned).collect());
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
 }
 
 /// Puts the variable behind each flag by rule instead of by hand, so that no flag can be forgotten.

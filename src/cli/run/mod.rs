@@ -46,7 +46,7 @@ pub struct RunArgs {
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
     /// Use a prompt that comes with llmctl (--list-prompts); PROMPT and stdin become its input
-    #[arg(long = "prompt", short, value_name = "NAME", conflicts_with = "prompt_file")]
+    #[arg(long = "prompt", short = 'p', value_name = "NAME", conflicts_with = "prompt_file")]
     pub name: Option<String>,
 
     /// Read the prompt from a file, or from stdin if `-`; PROMPT and stdin follow it
@@ -97,7 +97,7 @@ pub struct PromptArgs {
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
     /// What goes to stdout: the text, one JSON object at the end, or an event per line
-    #[arg(long, short, value_enum, value_name = "FORMAT")]
+    #[arg(long, value_enum, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,
 
     /// Write the text at the end instead of as it is generated
