@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use llmctl::runtime::LoadError;
-use llmctl::runtime::load::hub::cache::{ModelKind, list};
-use llmctl::runtime::load::hub::{Aliases, HubPaths, ModelRef, ModelSource, Resolved, resolve};
+use llmctl::runtime::load::hub::{
+    Aliases, HubPaths, ModelKind, ModelRef, ModelSource, Resolved, list, resolve,
+};
 
 const COMMIT_A: &str = "0123456789abcdef0123456789abcdef01234567";
 const COMMIT_B: &str = "fedcba9876543210fedcba9876543210fedcba98";

@@ -1,3 +1,4 @@
 //! The one integration test binary: one module per promise.
 
+mod architecture;
 mod hub;
