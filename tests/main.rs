@@ -1,4 +1,6 @@
 //! The one integration test binary: one module per promise.
 
 mod common;
+
+mod hub;
 mod parity;

@@ -70,6 +70,14 @@ pub enum LoadError {
     #[error("no model found for {reference:?}")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
+    /// A model reference that fits several models; `candidates` name each of them.
+    #[error("{reference:?} could be any of: {}", candidates.join(", "))]
+    AmbiguousModel { reference: String, candidates: Vec<String> },
+
+    /// Neither a path nor the form of a repository; nothing was looked up.
+    #[error("{reference:?} is not a model reference: {message}")]
+    InvalidReference { reference: String, message: String },
+
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
 

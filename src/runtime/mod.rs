@@ -7,6 +7,8 @@ pub mod error;
 pub mod kernel;
 pub mod kv;
 pub mod load;
+pub mod machine;
+pub mod memory;
 pub mod model;
 pub mod request;
 pub mod tensor;

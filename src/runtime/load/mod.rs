@@ -4,8 +4,12 @@
 //! tokenizer from either; `hub` resolves references; this file puts them together. Files are hostile: sizes
 //! and offsets are checked before they are believed, and no allocation is larger than the file can justify.
 
+<<<<<<< HEAD
 pub mod gguf;
 pub mod metadata;
+=======
+pub mod hub;
+>>>>>>> w-config
 
 use std::sync::Arc;
 
