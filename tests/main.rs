@@ -1,5 +1,6 @@
 //! The one integration test binary: one module per promise.
 
+mod architecture;
 mod common;
 
 mod hub;
