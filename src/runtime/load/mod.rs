@@ -6,6 +6,7 @@
 
 pub mod gguf;
 pub mod metadata;
+pub mod tokenizer;
 
 use std::sync::Arc;
 
