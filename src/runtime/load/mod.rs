@@ -8,6 +8,7 @@ mod facts;
 pub mod gguf;
 pub mod hub;
 pub mod metadata;
+pub mod tokenizer;
 
 use std::sync::Arc;
 
