@@ -4,5 +4,7 @@
 //! instruction set, so that a row's result never depends on its neighbours. `unsafe` stays in leaf files.
 
 pub mod dtype;
+pub mod quant;
 
 pub use dtype::Dtype;
+pub use quant::dequantize_row;

@@ -5,7 +5,10 @@
 //! and offsets are checked before they are believed, and no allocation is larger than the file can justify.
 
 pub mod gguf;
+pub mod hf;
 pub mod metadata;
+pub mod quantize;
+pub mod safetensors;
 
 use std::sync::Arc;
 
