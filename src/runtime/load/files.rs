@@ -130,9 +130,6 @@ fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
 /// generation_config.json, and config.json's `eos_token_id` beside it.
 fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
     let mut generation = hf::generation_config(path)?.unwrap_or_default();
-    let nested = config.get("text_config").and_then(|text| text.get("eos_token_id"));
-    let listed = config.get("eos_token_id").or(nested);
-    let ids = hf::token_ids(&path.join("config.json"), "eos_token_id", listed)?;
-    generation.eos_token_ids.extend(ids);
+    generation.eos_token_ids.extend(hf::config_eos_ids(path, config)?);
     Ok(generation)
 }
