@@ -47,7 +47,7 @@ fn load(dir: &Path) -> Result<Box<dyn Model>, LoadError> {
             source: &source,
             context_length,
             kv_type: KvType::F32,
-            convert: &Ok,
+            convert: &|_, t| Ok(t),
             progress: &mut |_, _| (),
         },
     )?))

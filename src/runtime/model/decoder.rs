@@ -22,9 +22,21 @@ pub struct Parts<'a> {
     pub context_length: usize,
     pub kv_type: KvType,
     /// Converts a matrix to the type it is to be kept in.
-    pub convert: &'a dyn Fn(HostTensor) -> Result<HostTensor, LoadError>,
+    pub convert: Convert<'a>,
     /// Told after each layer: layers done, of how many.
     pub progress: &'a mut dyn FnMut(usize, usize),
+}
+
+/// Told what a matrix is for, gives it back in the type it is to be kept in.
+pub type Convert<'a> = &'a (dyn Fn(Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+
+/// What a matrix is for: the table of tokens is more sensitive to rounding than the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Embedding table or output matrix, `[vocab, hidden]`.
+    Vocabulary,
+    /// A projection within a layer.
+    Projection,
 }
 
 /// Weights on a backend, and the KV they write.
@@ -111,9 +123,9 @@ impl<B: Backend> Decoder<B> {
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = backend.weight(&convert(file.embedding(vocab, hidden)?)?)?;
+        let embedding = backend.weight(&convert(Matrix::Vocabulary, file.embedding(vocab, hidden)?)?)?;
         let head = match file.head(vocab, hidden)? {
-            Some(head) => Some(backend.weight(&convert(head)?)?),
+            Some(head) => Some(backend.weight(&convert(Matrix::Vocabulary, head)?)?),
             None => None,
         };
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
@@ -350,7 +362,7 @@ struct LayerLoader<'a, B: Backend> {
     backend: &'a B,
     file: &'a WeightFile<'a>,
     naming: &'a Naming,
-    convert: &'a dyn Fn(HostTensor) -> Result<HostTensor, LoadError>,
+    convert: Convert<'a>,
     config: &'a DecoderConfig,
 }
 
@@ -418,7 +430,7 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        let weight = self.backend.weight(&(self.convert)(linear.weight)?)?;
+        let weight = self.backend.weight(&(self.convert)(Matrix::Projection, linear.weight)?)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(Projection { weight, bias })
     }

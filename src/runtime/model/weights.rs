@@ -5,7 +5,7 @@
 
 use super::config::Naming;
 use crate::runtime::error::LoadError;
-use crate::runtime::kernel::quant;
+use crate::runtime::kernel::{Dtype, quant};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// The tensors of one model, found by role.
@@ -30,6 +30,17 @@ impl<'a> WeightFile<'a> {
                 .to_string(),
         };
         Ok(Self { source, naming, prefix })
+    }
+
+    /// Names, shapes and types of the text decoder's tensors, whatever else the file holds (vision, audio, prediction heads).
+    pub fn decoder_tensors(&self) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
+        let names = self.source.names();
+        let ours =
+            |name: &str| self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+        names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
+            let (shape, dtype) = self.source.describe(&name)?;
+            Some((name.into_owned(), shape, dtype))
+        })
     }
 
     /// The name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
@@ -201,7 +212,6 @@ fn missing(name: &str) -> LoadError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kernel::Dtype;
 
     #[test]
     fn deinterleave_undoes_the_converters_permutation() {
