@@ -4,10 +4,13 @@
 //! tokenizer from either; `hub` resolves references; this file puts them together. Files are hostile: sizes
 //! and offsets are checked before they are believed, and no allocation is larger than the file can justify.
 
-mod facts;
+pub mod facts;
 pub mod gguf;
+pub mod hf;
 pub mod hub;
 pub mod metadata;
+pub mod quantize;
+pub mod safetensors;
 pub mod tokenizer;
 
 use std::sync::Arc;
