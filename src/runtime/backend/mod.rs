@@ -3,6 +3,7 @@
 //! Invariant: an operation computes each row by itself, in an order that does not depend on the other rows.
 //! Operations write into buffers that the decoder keeps from step to step.
 
+pub mod candle;
 pub mod cpu;
 
 use std::ops::Range;
@@ -54,7 +55,7 @@ pub struct AttentionSpec {
 }
 
 /// Consecutive rows of a step that belong to one sequence.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// Rows of the step.
     pub rows: Range<usize>,

@@ -165,7 +165,8 @@ fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadEr
 pub fn config_eos_ids(folder: &Path, config: &Value) -> Result<Vec<u32>, LoadError> {
     let path = folder.join("config.json");
     let mut ids = Vec::new();
-    for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object) {
+    for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object)
+    {
         ids.extend(Keys { path: &path, object }.ids("eos_token_id")?);
     }
     Ok(ids)

@@ -5,7 +5,7 @@
 //! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
 //! justify.
 
-mod facts;
+pub mod facts;
 pub mod files;
 pub mod gguf;
 pub mod hf;
@@ -249,7 +249,9 @@ fn decoder(
         }
     };
     for (dtype, count) in substitutes.into_inner() {
-        notices.push(format!("{count} matrices do not divide into blocks of the type asked and are kept as {dtype}"));
+        notices.push(format!(
+            "{count} matrices do not divide into blocks of the type asked and are kept as {dtype}"
+        ));
     }
     Ok(model)
 }

@@ -430,7 +430,8 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        let weight = self.backend.weight(&(self.convert)(&linear.name, Matrix::Projection, linear.weight)?)?;
+        let weight =
+            self.backend.weight(&(self.convert)(&linear.name, Matrix::Projection, linear.weight)?)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(Projection { weight, bias })
     }
