@@ -1,7 +1,7 @@
 //! The one integration test binary: one module per promise.
 
-mod architecture;
 mod common;
 
+mod architecture;
 mod hub;
-mod parity;
+mod parity_table;
