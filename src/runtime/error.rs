@@ -3,7 +3,7 @@
 //! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
 //! in one `match`, so a new variant is a compile error there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -77,6 +77,14 @@ pub enum LoadError {
     #[error("no model found for {reference:?}")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
+    /// A model reference that fits several models; `candidates` name each of them.
+    #[error("{reference:?} could be any of: {}", candidates.join(", "))]
+    AmbiguousModel { reference: String, candidates: Vec<String> },
+
+    /// Neither a path nor the form of a repository; nothing was looked up.
+    #[error("{reference:?} is not a model reference: {message}")]
+    InvalidReference { reference: String, message: String },
+
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
 
@@ -102,4 +110,19 @@ pub enum LoadError {
 
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+impl LoadError {
+    /// An I/O error of this file; a missing file is [`LoadError::NotFound`].
+    pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            _ => LoadError::Io { path: path.into(), message: error.to_string() },
+        }
+    }
+
+    /// A file that breaks its format at `what`: a tensor, a key or a field.
+    pub fn malformed(path: &Path, what: impl Into<String>, message: impl Into<String>) -> LoadError {
+        LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
+    }
 }

@@ -2,12 +2,15 @@
 //!
 //! Everything outside imports from this facade only.
 
+pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod generation;
 pub mod kernel;
 pub mod kv;
 pub mod load;
+pub mod machine;
+pub mod memory;
 pub mod model;
 pub mod request;
 pub mod sample;

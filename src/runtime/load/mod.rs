@@ -4,6 +4,11 @@
 //! tokenizer from either; `hub` resolves references; this file puts them together. Files are hostile: sizes
 //! and offsets are checked before they are believed, and no allocation is larger than the file can justify.
 
+mod facts;
+pub mod gguf;
+pub mod hub;
+pub mod metadata;
+
 use std::sync::Arc;
 
 use super::model::Model;
