@@ -19,6 +19,13 @@ pub enum Error {
     )]
     PromptTooLong { prompt_tokens: usize, context_tokens: usize },
 
+    /// Refused before any work: prompt and `max_tokens` together do not fit.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and up to {max_tokens} are to be generated, \
+         but the context holds {context_tokens}"
+    )]
+    ContextExceeded { prompt_tokens: usize, max_tokens: usize, context_tokens: usize },
+
     /// A value out of its range; the request was not started.
     #[error("{name}: {message}")]
     InvalidParameter { name: &'static str, message: String },
