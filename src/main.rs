@@ -1,3 +1,7 @@
-//! The binary: everything is in the library.
+//! Hands the command line to [`llmctl::cli`] and its verdict to the shell.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    llmctl::cli::main(std::env::args_os().collect())
+}

@@ -6,5 +6,6 @@
 pub mod pool;
 pub mod table;
 
+pub use crate::runtime::backend::{PAGE_TOKENS, PageId};
 pub use pool::PagePool;
 pub use table::PageTable;
