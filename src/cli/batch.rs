@@ -1,0 +1,1 @@
+//! `run --batch`: rows of a JSON Lines file to results, one row at a time.
