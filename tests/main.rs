@@ -1,4 +1,7 @@
 //! The one integration test binary: one module per promise.
 
 mod architecture;
+mod common;
+
 mod hub;
+mod parity;

@@ -3,7 +3,7 @@
 //! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
 //! in one `match`, so a new variant is a compile error there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -101,6 +101,29 @@ pub enum LoadError {
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
 
+    /// A context beyond what the model was made for.
+    #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
+    ContextTooLong { asked: usize, most: usize },
+
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(String),
+
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+impl LoadError {
+    /// An I/O error of this file; a missing file is [`LoadError::NotFound`].
+    pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            _ => LoadError::Io { path: path.into(), message: error.to_string() },
+        }
+    }
+
+    /// A file that breaks its format at `what`: a tensor, a key or a field.
+    pub fn malformed(path: &Path, what: impl Into<String>, message: impl Into<String>) -> LoadError {
+        LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
+    }
 }

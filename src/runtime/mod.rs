@@ -2,6 +2,7 @@
 //!
 //! Everything outside imports from this facade only.
 
+pub mod backend;
 pub mod error;
 pub mod kernel;
 pub mod kv;
