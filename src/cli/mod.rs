@@ -6,6 +6,7 @@
 pub mod args;
 pub mod batch;
 pub mod error;
+pub mod load;
 pub mod output;
 pub mod run;
 pub mod signal;
@@ -101,6 +102,7 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let global = &cli.global;
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
+    signal::install();
     dispatch(cli.command, &terminal).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)

@@ -3,13 +3,29 @@
 //! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
 //! generation to stdout; [`super::batch`] drives many to a file.
 
+pub mod answer;
+pub mod llm;
+pub mod prompt;
+pub mod report;
+
+use std::io::StdoutLock;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use serde_json::json;
 
 use super::args::{LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
+use super::output::{Output, OutputError};
+use super::signal::Graceful;
 use super::terminal::Terminal;
+use super::{batch, load};
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request};
+use crate::template::{Conversation, Message};
+use answer::{Ending, generate};
+use llm::{Ask, Llm, Rendered, render};
+use report::{Form, Report};
 
 /// Answer one prompt, or a file of them
 ///
@@ -198,6 +214,194 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-pub fn run(_args: RunArgs, _terminal: &Terminal) -> Result<Exit, CommandError> {
+/// Runs the subcommand.
+pub fn run(args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if args.prompt.list_prompts {
+        return list_prompts(args.output.output.unwrap_or_default());
+    }
+    check(&args)?;
+    if args.batch.batch.is_some() {
+        return batch::run(&args, terminal);
+    }
+    let text = prompt::gather(&args.prompt, &args.words, terminal)?;
+    let system = system_prompt(&args.prompt)?;
+    let llm = load::load(&args.model, terminal)?;
+    let ask = ask(llm.as_ref(), &args.prompt, text, system, terminal)?;
+    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+    let rendered = render(llm.as_ref(), &ask, prefill)?;
+    match args.prompt.dry_run {
+        true => dry_run(llm.as_ref(), &rendered, args.output.output.unwrap_or_default(), terminal),
+        false => answer(llm.as_ref(), rendered, &args, Output::stdout(), terminal),
+    }
+}
+
+/// What can be known to be wrong before anything is read or loaded.
+fn check(args: &RunArgs) -> Result<(), CommandError> {
+    let (sampling, _) = args.sampling.resolve(&GenerationDefaults::default());
+    // The vocabulary is not known yet; the engine checks ids once more.
+    sampling.validate(usize::MAX).map_err(flag_error)?;
+    let logprobs = args.output.logprobs;
+    if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
+        return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
+    }
+    let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
+    if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
+        let hint = "add --output json or --output jsonl";
+        return Err(CommandError::usage("--logprobs has no place in plain text").hint(hint));
+    }
+    Ok(())
+}
+
+/// The engine speaks of parameters, the command line of flags.
+fn flag_error(error: Error) -> CommandError {
+    match error {
+        Error::InvalidParameter { name, message } => {
+            CommandError::usage(format!("--{}: {message}", name.replace('_', "-")))
+        }
+        other => other.into(),
+    }
+}
+
+/// The system prompt, wherever it comes from.
+pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
+    match (&args.system, &args.system_file) {
+        (Some(text), _) => Ok(Some(text.clone())),
+        (None, Some(path)) => prompt::read_file(path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A conversation of one turn, or plain text where the user or the model has no template for it.
+fn ask(
+    llm: &dyn Llm,
+    args: &PromptArgs,
+    text: String,
+    system: Option<String>,
+    terminal: &Terminal,
+) -> Result<Ask, CommandError> {
+    let info = llm.info();
+    if args.raw {
+        return Ok(Ask::Text(text));
+    }
+    if !info.has_chat_template && system.is_none() {
+        terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
+        return Ok(Ask::Text(text));
+    }
+    let system = system.map(Message::system);
+    let messages = system.into_iter().chain([Message::user(text)]).collect();
+    Ok(Ask::Chat(Conversation { messages, ..Conversation::default() }))
+}
+
+fn answer(
+    llm: &dyn Llm,
+    rendered: Rendered,
+    args: &RunArgs,
+    output: Output<StdoutLock<'static>>,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    let sampling = args.sampling.resolve_for(llm, terminal);
+    let form = Form {
+        format: args.output.output.unwrap_or_default(),
+        stream: !args.output.no_stream,
+        logprobs: args.output.logprobs.is_some(),
+    };
+    let request = Request {
+        prompt: rendered.tokens,
+        sampling: sampling.clone(),
+        limits: args.limits.resolve(),
+        logprobs: args.output.logprobs,
+        ..Request::default()
+    };
+    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+    let mut report = Report::new(llm, form, output, terminal).sampling(&sampling).prefill(prefill);
+    let graceful = Graceful::begin();
+    let ending = generate(llm, request, &graceful, &mut report)
+        .inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
+    match ending {
+        Ending::ReaderGone { signal } => Ok(signal.map_or(Exit::Success, Exit::Signal)),
+        Ending::Done { outcome, signal } => {
+            match report.finish(&outcome) {
+                Err(OutputError::Failed(error)) => return Err(error),
+                Err(OutputError::Closed) | Ok(()) => {}
+            }
+            drop(report);
+            conclude(llm, &outcome, &args.output, terminal);
+            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull);
+            Ok(match signal {
+                Some(number) => Exit::Signal(number),
+                None if is_cut && args.output.fail_on_length => Exit::Cut,
+                None => Exit::Success,
+            })
+        }
+    }
+}
+
+/// What is said on stderr after the answer.
+fn conclude(llm: &dyn Llm, outcome: &Outcome, args: &OutputArgs, terminal: &Terminal) {
+    let info = llm.info();
+    if outcome.finish == Finish::ContextFull {
+        terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
+    }
+    if args.stats {
+        terminal.report(&report::stats(outcome, info));
+    }
+}
+
+/// `--dry-run`: the prompt as the model would get it.
+fn dry_run(
+    llm: &dyn Llm,
+    rendered: &Rendered,
+    format: OutputFormat,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    let (count, context) = (rendered.tokens.len(), llm.info().context_tokens);
+    let mut output = Output::stdout();
+    let object = json!({
+        "schema": "llmctl.dry-run.v1",
+        "model": llm.info().name,
+        "prompt": rendered.text,
+        "prompt_tokens": count,
+        "tokens": rendered.tokens,
+        "context": {"size": context},
+    });
+    let written = match format {
+        OutputFormat::Text => {
+            let line_end = if rendered.text.is_empty() || rendered.text.ends_with('\n') { "" } else { "\n" };
+            output.write(&format!("{}{line_end}", rendered.text))
+        }
+        OutputFormat::Json => output.line(&format!("{object:#}")),
+        OutputFormat::Jsonl => output.line(&object.to_string()),
+    };
+    if let Err(OutputError::Failed(error)) = written {
+        return Err(error);
+    }
+    if format == OutputFormat::Text {
+        terminal.report(&format!("{count} tokens of a context of {context}"));
+    }
+    if count >= context {
+        return Err(Error::PromptTooLong { prompt_tokens: count, context_tokens: context }.into());
+    }
     Ok(Exit::Success)
+}
+
+/// `--list-prompts`.
+fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
+    let width = prompt::STORED.iter().map(|prompt| prompt.name.len()).max().unwrap_or(0);
+    let object = |prompt: &prompt::StoredPrompt| json!({"name": prompt.name, "description": prompt.description(), "text": prompt.text()});
+    let lines: Vec<_> = match format {
+        OutputFormat::Text => {
+            let line =
+                |prompt: &prompt::StoredPrompt| format!("{:width$}  {}", prompt.name, prompt.description());
+            prompt::STORED.iter().map(line).collect()
+        }
+        OutputFormat::Json => {
+            let all: Vec<_> = prompt::STORED.iter().map(object).collect();
+            vec![format!("{:#}", json!({"schema": "llmctl.prompts.v1", "prompts": all}))]
+        }
+        OutputFormat::Jsonl => prompt::STORED.iter().map(|prompt| object(prompt).to_string()).collect(),
+    };
+    match Output::stdout().line(&lines.join("\n")) {
+        Err(OutputError::Failed(error)) => Err(error),
+        Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
+    }
 }
