@@ -103,7 +103,12 @@ impl std::fmt::Display for Origin {
     }
 }
 
-pub fn run(args: ConfigArgs, config: &Config, places: &Places, command: &Command) -> Result<Exit, CommandError> {
+pub fn run(
+    args: ConfigArgs,
+    config: &Config,
+    places: &Places,
+    command: &Command,
+) -> Result<Exit, CommandError> {
     match args.command {
         ConfigCommand::Path(args) => path(&args, config),
         ConfigCommand::Show(args) => {
@@ -117,17 +122,27 @@ pub fn run(args: ConfigArgs, config: &Config, places: &Places, command: &Command
     }
 }
 
+/// The text in force for `key` in `llmctl run`, where it is set and valid.
+pub fn value_of(key: &str, config: &Config, places: &Places, command: &Command) -> Option<String> {
+    let run = command.find_subcommand("run")?;
+    let settings = command_settings(config, places, run, Some("run"), &|name| std::env::var_os(name)).ok()?;
+    let setting = settings.into_iter().find(|setting| setting.key == key)?;
+    Some(setting.value?.as_str()?.to_owned())
+}
+
 fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
     let looked = config.looked();
     if args.output == ReportFormat::Json {
-        let entry = |l: &super::config::Looked| json!({"role": l.role.name(), "path": l.path, "exists": l.exists});
+        let entry =
+            |l: &super::config::Looked| json!({"role": l.role.name(), "path": l.path, "exists": l.exists});
         let files: Vec<_> = looked.iter().map(entry).collect();
         return print_json(&json!({"schema": "llmctl.config-path.v1", "files": files}));
     }
     match looked.iter().find(|l| l.role != super::config::Role::Project) {
         Some(file) => print(&format!("{}\n", file.path.display())),
         None => {
-            let error = anyhow::anyhow!("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it");
+            let error =
+                anyhow::anyhow!("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it");
             Err(CommandError::new(Kind::Config, error))
         }
     }
@@ -143,12 +158,14 @@ fn settings(
     variables: &Variables<'_>,
 ) -> Result<Vec<Setting>, CommandError> {
     let mut settings: Vec<Setting> = Vec::new();
-    let scopes = std::iter::once((None, command)).chain(command.get_subcommands().map(|sub| (Some(sub.get_name()), sub)));
+    let scopes = std::iter::once((None, command))
+        .chain(command.get_subcommands().map(|sub| (Some(sub.get_name()), sub)));
     for (scope, command) in scopes {
         for setting in command_settings(config, places, command, scope, variables)? {
-            let helper = scope.is_some_and(|name| HELPERS.contains(&name));
+            let unset_helper =
+                setting.origin == Origin::BuiltIn && scope.is_some_and(|name| HELPERS.contains(&name));
             let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
-            if !known && !(helper && setting.origin == Origin::BuiltIn) {
+            if !known && !unset_helper {
                 settings.push(setting);
             }
         }
@@ -169,8 +186,12 @@ fn command_settings(
         let value = variables(&name).filter(|value| !value.is_empty())?;
         Some((name, value.to_string_lossy().into_owned()))
     };
-    let explicit: BTreeSet<String> =
-        command.get_arguments().map(|arg| (arg, arg.get_id().as_str())).filter(|(arg, id)| variable(arg).is_some() || config.flag(id).is_some()).map(|(_, id)| id.to_owned()).collect();
+    let explicit: BTreeSet<String> = command
+        .get_arguments()
+        .map(|arg| (arg, arg.get_id().as_str()))
+        .filter(|(arg, id)| variable(arg).is_some() || config.flag(id).is_some())
+        .map(|(_, id)| id.to_owned())
+        .collect();
     let chosen = config.chosen(command, scope, &explicit)?;
     let own = scope.map(str::to_owned);
     let keyed = command.get_arguments().filter_map(|arg| Some((shape::key(arg)?, arg)));
@@ -244,7 +265,12 @@ fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
     }
 }
 
-fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool) -> Result<String, CommandError> {
+fn to_toml(
+    settings: &[Setting],
+    config: &Config,
+    places: &Places,
+    origin: bool,
+) -> Result<String, CommandError> {
     let mut text = String::new();
     let mut table = None;
     for setting in settings {

@@ -1,7 +1,7 @@
 //! `llmctl man`: manual pages in roff, made from the command line's own definition.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Command};
 
@@ -21,31 +21,22 @@ pub struct ManArgs {
 }
 
 pub fn run(args: ManArgs, command: Command) -> Result<Exit, CommandError> {
+    // `help` would be a page that says nothing of its own.
+    let mut command = command.disable_help_subcommand(true);
     match args.out {
         Some(folder) => {
-            fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
-            write_pages(&folder, "llmctl", command)?;
+            let written =
+                fs::create_dir_all(&folder).and_then(|()| clap_mangen::generate_to(command, &folder));
+            written
+                .map_err(|error| CommandError::new(Kind::Io, error).context(folder.display().to_string()))?;
             Ok(Exit::Success)
         }
-        None => print(&String::from_utf8_lossy(&page("llmctl", command))),
+        None => {
+            command.build();
+            let mut page = Vec::new();
+            let rendered = clap_mangen::Man::new(command).render(&mut page);
+            rendered.map_err(|error| CommandError::new(Kind::Bug, error))?;
+            print(&String::from_utf8_lossy(&page))
+        }
     }
-}
-
-fn failed(path: &Path, error: std::io::Error) -> CommandError {
-    CommandError::new(Kind::Io, error).context(path.display().to_string())
-}
-
-fn page(name: &str, command: Command) -> Vec<u8> {
-    let mut page = Vec::new();
-    let man = clap_mangen::Man::new(command.name(name.to_owned()));
-    man.render(&mut page).expect("a Vec takes all");
-    page
-}
-
-fn write_pages(folder: &Path, name: &str, command: Command) -> Result<(), CommandError> {
-    for subcommand in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        write_pages(folder, &format!("{name}-{}", subcommand.get_name()), subcommand.clone())?;
-    }
-    let path = folder.join(format!("{name}.1"));
-    fs::write(&path, page(name, command)).map_err(|error| failed(&path, error))
 }

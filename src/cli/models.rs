@@ -1,8 +1,6 @@
 //! `llmctl models`: what is in the cache and what the aliases mean; and the step from `--model` to files that all
 //! commands share.
 
-use std::path::Path;
-
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -12,6 +10,7 @@ use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
 use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, Resolved};
+use crate::runtime::load::inspect;
 
 /// List the models in the Hugging Face cache, and the aliases
 #[derive(Debug, Clone, Args)]
@@ -95,7 +94,13 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
             Ok(resolved) => places.shorten(resolved.source.path()),
             Err(error) => error.to_string(),
         };
-        vec![name.clone(), "alias".to_owned(), String::new(), String::new(), format!("{reference} -> {target}")]
+        vec![
+            name.clone(),
+            "alias".to_owned(),
+            String::new(),
+            String::new(),
+            format!("{reference} -> {target}"),
+        ]
     }));
     if rows.is_empty() {
         let cache = places.hub.as_deref().map_or("no cache folder".to_owned(), |path| places.shorten(path));
@@ -135,7 +140,8 @@ fn show(
     let resolved = find(reference, places, &config.aliases())?;
     let facts = facts(&resolved)?;
     if format == ReportFormat::Json {
-        let mut object = json!({"schema": "llmctl.model.v1", "model": resolved.name, "path": resolved.source.path()});
+        let mut object =
+            json!({"schema": "llmctl.model.v1", "model": resolved.name, "path": resolved.source.path()});
         for (name, value) in facts {
             object[name] = value;
         }
@@ -143,6 +149,7 @@ fn show(
     }
     let plain = |value: &Value| match value {
         Value::String(text) => text.clone(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         Value::Null => "?".to_owned(),
         other => other.to_string(),
     };
@@ -157,17 +164,27 @@ fn show(
     print(&columns(&rows))
 }
 
-/// What the files say about themselves.
+/// What the files say, in the order of printing.
 fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError> {
-    let summary = hub::summary(&resolved.source);
-    Ok(vec![
-        ("kind", summary.kind.name().into()),
-        ("bytes", summary.bytes.into()),
-        ("type", summary.quantization.into()),
-    ])
-}
-
-/// Whether a folder could be listed at all: for `doctor`.
-pub fn count_cached(cache: Option<&Path>) -> usize {
-    hub::list(cache).len()
+    let facts = inspect(&resolved.source)?;
+    let mut list: Vec<(&'static str, Value)> = vec![
+        ("kind", facts.kind.name().into()),
+        ("architecture", facts.architecture.into()),
+        ("parameters", facts.parameters.into()),
+        ("type", facts.quantization.into()),
+        ("bytes", facts.bytes.into()),
+        ("chat_template", facts.has_chat_template.into()),
+    ];
+    match facts.decoder {
+        Ok(decoder) => list.extend([
+            ("context_length", decoder.context_length.into()),
+            ("layers", decoder.num_layers.into()),
+            ("hidden_size", decoder.hidden_size.into()),
+            ("vocab_size", decoder.vocab_size.into()),
+            ("kv_bytes_per_token", decoder.kv_bytes_per_token.into()),
+            ("runs", true.into()),
+        ]),
+        Err(error) => list.extend([("runs", false.into()), ("why_not", error.to_string().into())]),
+    }
+    Ok(list)
 }

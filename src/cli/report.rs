@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = [["a", "bb", "c"], ["\u{e9}\u{e9}\u{e9}", "b", ""]].map(|row| row.map(str::to_owned).to_vec());
+        let rows =
+            [["a", "bb", "c"], ["\u{e9}\u{e9}\u{e9}", "b", ""]].map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(columns(&rows), "a    bb  c\n\u{e9}\u{e9}\u{e9}  b\n");
         assert_eq!(columns(&[]), "");
     }

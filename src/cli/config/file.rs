@@ -64,8 +64,12 @@ impl fmt::Display for Problem {
 /// # Errors
 /// Everything that is wrong, in order.
 pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, Vec<Problem>> {
-    let mut reader =
-        Reader { text, command, file: ConfigFile { path: path.to_owned(), ..Default::default() }, problems: Vec::new() };
+    let mut reader = Reader {
+        text,
+        command,
+        file: ConfigFile { path: path.to_owned(), ..Default::default() },
+        problems: Vec::new(),
+    };
     match DeTable::parse(text) {
         Ok(table) => reader.top(table.get_ref()),
         Err(error) => reader.problem(error.span().unwrap_or(0..0), error.message().to_owned()),
@@ -100,7 +104,8 @@ impl<'a> Reader<'a> {
     }
 
     fn top(&mut self, table: &DeTable<'_>) {
-        let commands: Vec<&Command> = std::iter::once(self.command).chain(self.command.get_subcommands()).collect();
+        let commands: Vec<&Command> =
+            std::iter::once(self.command).chain(self.command.get_subcommands()).collect();
         for (name, value) in table {
             match value.get_ref().as_table() {
                 Some(inner) if name.get_ref() == ALIASES => self.aliases(inner),
@@ -157,8 +162,12 @@ impl<'a> Reader<'a> {
     fn aliases(&mut self, table: &DeTable<'_>) {
         for (name, value) in table {
             let odd = |c: char| !(c.is_ascii_alphanumeric() || "._-:".contains(c));
-            if name.get_ref().is_empty() || name.get_ref().contains(odd) || name.get_ref().starts_with(['.', '-']) {
-                let message = format!("{:?} cannot be an alias: use letters, digits and . _ - :", name.get_ref());
+            if name.get_ref().is_empty()
+                || name.get_ref().contains(odd)
+                || name.get_ref().starts_with(['.', '-'])
+            {
+                let message =
+                    format!("{:?} cannot be an alias: use letters, digits and . _ - :", name.get_ref());
                 self.problem(name.span(), message);
                 continue;
             }
@@ -233,7 +242,9 @@ fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
     let distance = |name: &str| strsim::damerau_levenshtein(wanted, name);
     let closest = names.map(|name| (distance(name), name)).min();
     match closest {
-        Some((distance, name)) if distance <= 1 + wanted.chars().count() / 4 => format!("; did you mean {name:?}?"),
+        Some((distance, name)) if distance <= 1 + wanted.chars().count() / 4 => {
+            format!("; did you mean {name:?}?")
+        }
         _ => String::new(),
     }
 }
@@ -253,7 +264,8 @@ mod tests {
             .arg(Arg::new("output").long("output").value_parser(["text", "json", "jsonl"]))
             .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue))
             .arg(Arg::new("words"));
-        let list = Command::new("models").arg(Arg::new("output").long("output").value_parser(["text", "json"]));
+        let list =
+            Command::new("models").arg(Arg::new("output").long("output").value_parser(["text", "json"]));
         Command::new("llmctl")
             .arg(Arg::new("verbose").long("verbose").action(ArgAction::Count))
             .arg(Arg::new("config").long("config"))
@@ -263,7 +275,9 @@ mod tests {
 
     fn entries(text: &str) -> Vec<String> {
         let file = parse(Path::new("c.toml"), text, &command()).unwrap_or_else(|p| panic!("{p:?}"));
-        let show = |e: &Entry| format!("{}.{}={}@{}", e.scope.as_deref().unwrap_or(""), e.key, e.values.join("|"), e.line);
+        let show = |e: &Entry| {
+            format!("{}.{}={}@{}", e.scope.as_deref().unwrap_or(""), e.key, e.values.join("|"), e.line)
+        };
         file.entries.iter().map(show).collect()
     }
 
@@ -274,10 +288,14 @@ mod tests {
 
     #[test]
     fn values_of_each_shape() {
-        let text = "verbose = 2\nmax_tokens = 1_000\n\n[run]\ntemperature = 1\nstop = [\"a\", \"b\"]\nraw = true\n";
+        let text =
+            "verbose = 2\nmax_tokens = 1_000\n\n[run]\ntemperature = 1\nstop = [\"a\", \"b\"]\nraw = true\n";
         let mut found = entries(text);
         found.sort();
-        assert_eq!(found, [".max-tokens=1000@2", ".verbose=2@1", "run.raw=true@7", "run.stop=a|b@6", "run.temperature=1@5"]);
+        assert_eq!(
+            found,
+            [".max-tokens=1000@2", ".verbose=2@1", "run.raw=true@7", "run.stop=a|b@6", "run.temperature=1@5"]
+        );
         assert_eq!(entries("stop = \"x\""), [".stop=x@1"]);
         assert_eq!(entries("max-tokens = 0xff"), [".max-tokens=255@1"]);
         assert_eq!(entries("max-tokens = 18446744073709551615"), [".max-tokens=18446744073709551615@1"]);
@@ -291,7 +309,10 @@ mod tests {
             problems("[run]\n  temprature = 1"),
             ["c.toml:2:3: unknown key \"temprature\"; did you mean \"temperature\"?"]
         );
-        assert_eq!(problems("max_token = 1"), ["c.toml:1:1: unknown key \"max_token\"; did you mean \"max-tokens\"?"]);
+        assert_eq!(
+            problems("max_token = 1"),
+            ["c.toml:1:1: unknown key \"max_token\"; did you mean \"max-tokens\"?"]
+        );
         assert_eq!(problems("\n[rnu]\nx = 1"), ["c.toml:2:2: unknown table [rnu]; did you mean \"run\"?"]);
         assert_eq!(problems("xyzzy = 1"), ["c.toml:1:1: unknown key \"xyzzy\""]);
         assert_eq!(problems("words = 1"), ["c.toml:1:1: unknown key \"words\""]);
@@ -304,7 +325,10 @@ mod tests {
         for (text, expected) in [
             ("temperature = \"hot\"", "1:15: temperature: expected a number, found a string"),
             ("max-tokens = 1.5", "1:14: max-tokens: expected an integer, found a float"),
-            ("max-tokens = -1", "1:14: max-tokens: invalid value '-1' for '--max-tokens <value>': invalid digit"),
+            (
+                "max-tokens = -1",
+                "1:14: max-tokens: invalid value '-1' for '--max-tokens <value>': invalid digit",
+            ),
             ("raw = 1", "1:7: raw: expected true or false, found an integer"),
             ("stop = [\"a\", 2]", "1:14: stop: expected a string, found an integer"),
             ("output = \"yaml\"", "1:10: output: invalid value 'yaml'"),
@@ -334,7 +358,8 @@ mod tests {
     fn aliases() {
         let text = "[aliases]\nsmall = \"o/m:Q4_0\"\n\"llama3:8b\" = \"./x.gguf\"";
         let file = parse(Path::new("c.toml"), text, &command()).expect("valid");
-        let found: Vec<_> = file.aliases.iter().map(|a| (a.name.as_str(), a.reference.as_str(), a.line)).collect();
+        let found: Vec<_> =
+            file.aliases.iter().map(|a| (a.name.as_str(), a.reference.as_str(), a.line)).collect();
         assert_eq!(found, [("small", "o/m:Q4_0", 2), ("llama3:8b", "./x.gguf", 3)]);
     }
 

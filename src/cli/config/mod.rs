@@ -103,7 +103,7 @@ impl Config {
     }
 
     /// Keeps the global flags that `matches` has from the command line, for `config show`.
-    pub fn remember_flags(&mut self, matches: &ArgMatches, command: &Command) {
+    fn remember_flags(&mut self, matches: &ArgMatches, command: &Command) {
         for arg in command.get_arguments().filter(|arg| shape::key(arg).is_some()) {
             let id = arg.get_id().as_str();
             if matches.value_source(id) != Some(ValueSource::CommandLine) {
@@ -111,7 +111,12 @@ impl Config {
             }
             let words = match Shape::of(arg) {
                 Shape::Count => vec![matches.get_count(id).to_string()],
-                _ => matches.get_raw(id).into_iter().flatten().map(|w| w.to_string_lossy().into_owned()).collect(),
+                _ => matches
+                    .get_raw(id)
+                    .into_iter()
+                    .flatten()
+                    .map(|w| w.to_string_lossy().into_owned())
+                    .collect(),
             };
             self.flags.insert(id.to_owned(), words);
         }
@@ -138,11 +143,23 @@ impl Config {
         all.filter(move |(_, alias)| seen.insert(alias.name.clone()))
     }
 
-    /// `command` with the files' values as default values of the subcommand that `matches` found.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] when one file gives values that exclude each other.
-    pub fn apply(&self, command: Command, matches: &ArgMatches) -> Result<Command, CommandError> {
+    /// `command` with the files' values as default values of the subcommand that `matches` found. Files that
+    /// cannot be used, also because one gives values that exclude each other, leave it as it is.
+    pub fn apply(mut self, command: Command, matches: &ArgMatches) -> (Config, Command) {
+        self.remember_flags(matches, &command);
+        if self.problem.is_some() {
+            return (self, command);
+        }
+        match self.with_defaults(command.clone(), matches) {
+            Ok(configured) => (self, configured),
+            Err(error) => {
+                self.problem = Some(error.to_string());
+                (self, command)
+            }
+        }
+    }
+
+    fn with_defaults(&self, command: Command, matches: &ArgMatches) -> Result<Command, CommandError> {
         let Some((name, sub_matches)) = matches.subcommand() else { return Ok(command) };
         let mut explicit = explicit_ids(matches);
         explicit.extend(explicit_ids(sub_matches));
@@ -160,7 +177,7 @@ impl Config {
     /// What the files say about the flags of `command`, in the table `scope` or at the top.
     ///
     /// # Errors
-    /// See [`Config::apply`].
+    /// [`Kind::Config`] when one file gives values that exclude each other.
     pub fn chosen(
         &self,
         command: &Command,
@@ -178,12 +195,16 @@ impl Config {
                 if !fits || held.contains(id) || held.iter().any(|other| conflict(command, id, other)) {
                     continue;
                 }
-                if let Some((_, _, other)) = fresh.iter().find(|(a, ..)| conflict(command, id, a.get_id().as_str())) {
+                if let Some((_, _, other)) =
+                    fresh.iter().find(|(a, ..)| conflict(command, id, a.get_id().as_str()))
+                {
                     return Err(excluded(file, entry, other));
                 }
                 fresh.push((arg, file, entry));
             }
-            chosen.extend(fresh.into_iter().map(|(arg, file, entry)| (arg.get_id().to_string(), (file, entry))));
+            chosen.extend(
+                fresh.into_iter().map(|(arg, file, entry)| (arg.get_id().to_string(), (file, entry))),
+            );
         }
         Ok(chosen)
     }
@@ -218,8 +239,9 @@ fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> 
 
 /// Ids of the arguments that the command line or a variable sets.
 fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
-    let is_explicit =
-        |id: &str| matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+    let is_explicit = |id: &str| {
+        matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
     matches.ids().map(|id| id.as_str()).filter(|id| is_explicit(id)).map(str::to_owned).collect()
 }
 
@@ -227,7 +249,8 @@ fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
 fn conflict(command: &Command, a: &str, b: &str) -> bool {
     let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
     let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };
-    let excludes = |x: &Arg, y: &Arg| command.get_arg_conflicts_with(x).iter().any(|z| z.get_id() == y.get_id());
+    let excludes =
+        |x: &Arg, y: &Arg| command.get_arg_conflicts_with(x).iter().any(|z| z.get_id() == y.get_id());
     a != b && (excludes(arg_a, arg_b) || excludes(arg_b, arg_a))
 }
 
@@ -260,7 +283,13 @@ mod tests {
             .arg(Arg::new("stop").long("stop").action(ArgAction::Append))
             .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue));
         Command::new("llmctl")
-            .arg(Arg::new("quiet").long("quiet").action(ArgAction::SetTrue).global(true).conflicts_with("verbose"))
+            .arg(
+                Arg::new("quiet")
+                    .long("quiet")
+                    .action(ArgAction::SetTrue)
+                    .global(true)
+                    .conflicts_with("verbose"),
+            )
             .arg(Arg::new("verbose").long("verbose").action(ArgAction::Count).global(true))
             .subcommand(run)
     }
@@ -276,7 +305,8 @@ mod tests {
     fn parse(files: &[&str], words: &[&str]) -> Result<ArgMatches, CommandError> {
         let words: Vec<OsString> = ["llmctl", "run"].iter().chain(words).map(OsString::from).collect();
         let first = command().try_get_matches_from(&words).expect("valid without files");
-        let command = config(files).apply(command(), &first)?;
+        let (config, command) = config(files).apply(command(), &first);
+        config.check()?;
         Ok(command.try_get_matches_from(&words).expect("valid with files"))
     }
 
@@ -328,7 +358,10 @@ mod tests {
     #[test]
     fn between_files_the_winning_one_decides_a_conflict() {
         let files = ["quantize = \"q8_0\"", "dtype = \"f16\""];
-        assert_eq!((text(&files, &[], "quantize"), text(&files, &[], "dtype")), (vec!["q8_0".into()], vec![]));
+        assert_eq!(
+            (text(&files, &[], "quantize"), text(&files, &[], "dtype")),
+            (vec!["q8_0".into()], vec![])
+        );
         let files = ["[run]\nquantize = \"q8_0\"\n", "quantize = \"q4_0\"\ndtype = \"f16\""];
         assert_eq!(text(&files, &[], "quantize"), ["q8_0"]);
     }

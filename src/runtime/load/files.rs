@@ -99,7 +99,8 @@ impl ModelFiles {
 /// `tokenizer.chat_template`, and those with a name behind it.
 fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
     const KEY: &str = "tokenizer.chat_template";
-    let mut templates = ChatTemplates { default: metadata.get::<&str>(KEY)?.map(str::to_owned), others: Vec::new() };
+    let mut templates =
+        ChatTemplates { default: metadata.get::<&str>(KEY)?.map(str::to_owned), others: Vec::new() };
     for key in metadata.keys() {
         if let Some(name) = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.')) {
             templates.others.push((name.to_owned(), metadata.require::<&str>(key)?.to_owned()));
