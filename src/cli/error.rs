@@ -182,6 +182,9 @@ impl From<LoadError> for CommandError {
         let (kind, hint) = match &error {
             LoadError::NotFound(_) => (Kind::NotFound, None),
             LoadError::UnknownModel { candidates, .. } => (Kind::NotFound, did_you_mean(candidates)),
+            LoadError::AmbiguousModel { .. } => (Kind::NotFound, Some("name one of them exactly".to_owned())),
+            LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
+            LoadError::Device(_) => (Kind::Failure, None),
             LoadError::Io { .. } => (Kind::Io, None),
             LoadError::Malformed { .. } => {
                 (Kind::BadData, Some("the file is damaged or incomplete; fetch it again".to_owned()))

@@ -10,6 +10,7 @@ pub mod files;
 pub mod gguf;
 pub mod hf;
 pub mod hub;
+pub mod inspect;
 pub mod metadata;
 pub mod quantize;
 pub mod safetensors;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 pub use files::ModelFiles;
 pub use hf::ChatTemplates;
+pub use inspect::{DecoderFacts, ModelFacts, inspect};
 
 use super::backend::KvType;
 use super::backend::candle::{Candle, DeviceKind, open_device};
