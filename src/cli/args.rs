@@ -277,7 +277,12 @@ impl SamplingArgs {
 
 impl LimitArgs {
     pub fn resolve(&self) -> Limits {
-        Limits { max_tokens: self.max_tokens, stop: self.stop.clone(), ignore_eos: self.ignore_eos }
+        Limits {
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            ..Limits::default()
+        }
     }
 }
 
