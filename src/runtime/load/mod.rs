@@ -7,6 +7,7 @@
 pub mod gguf;
 pub mod hf;
 pub mod metadata;
+mod q4_k;
 pub mod quantize;
 pub mod safetensors;
 
