@@ -4,4 +4,5 @@ mod common;
 
 mod architecture;
 mod hub;
+mod loading;
 mod parity_table;
