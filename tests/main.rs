@@ -1,1 +1,8 @@
 //! The one integration test binary: one module per promise.
+
+mod common;
+
+mod architecture;
+mod hub;
+mod loading;
+mod parity_table;

@@ -12,6 +12,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::runtime::load::GenerationDefaults;
+use crate::runtime::load::hub::Aliases;
 use crate::runtime::{Limits, Sampling};
 
 /// Flags that every subcommand has.
@@ -85,6 +86,10 @@ pub struct ModelArgs {
     /// Use this Jinja chat template instead of the model's
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub chat_template: Option<PathBuf>,
+
+    /// What the configuration files call models; filled in after the parse.
+    #[arg(skip)]
+    pub aliases: Aliases,
 }
 
 /// `--dtype`.
@@ -272,7 +277,12 @@ impl SamplingArgs {
 
 impl LimitArgs {
     pub fn resolve(&self) -> Limits {
-        Limits { max_tokens: self.max_tokens, stop: self.stop.clone(), ignore_eos: self.ignore_eos }
+        Limits {
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            ..Limits::default()
+        }
     }
 }
 

@@ -165,6 +165,9 @@ impl From<Error> for CommandError {
             Error::PromptTooLong { .. } => {
                 (Kind::BadData, Some("shorten the prompt, or give a larger --ctx if the model allows it"))
             }
+            Error::ContextExceeded { .. } => {
+                (Kind::BadData, Some("lower --max-tokens, shorten the prompt, or give a larger --ctx"))
+            }
             Error::InvalidParameter { .. } | Error::NotSupported(_) => (Kind::Usage, None),
             Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
             Error::SessionNotFound(_) => (Kind::NotFound, None),
@@ -187,6 +190,9 @@ impl From<LoadError> for CommandError {
         let (kind, hint) = match &error {
             LoadError::NotFound(_) => (Kind::NotFound, None),
             LoadError::UnknownModel { candidates, .. } => (Kind::NotFound, did_you_mean(candidates)),
+            LoadError::AmbiguousModel { .. } => (Kind::NotFound, Some("name one of them exactly".to_owned())),
+            LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
+            LoadError::Device(_) => (Kind::Failure, None),
             LoadError::Io { .. } => (Kind::Io, None),
             LoadError::Malformed { .. } => {
                 (Kind::BadData, Some("the file is damaged or incomplete; fetch it again".to_owned()))

@@ -5,9 +5,17 @@
 
 pub mod args;
 pub mod batch;
+pub mod completions;
+pub mod config;
+pub mod config_cmd;
+pub mod doctor;
 pub mod error;
 pub mod load;
+pub mod man;
+pub mod models;
 pub mod output;
+pub mod places;
+pub mod report;
 pub mod run;
 pub mod signal;
 pub mod terminal;
@@ -21,7 +29,9 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
+use config::Config;
 use error::{CommandError, Exit, Kind};
+use places::Places;
 use terminal::Terminal;
 
 /// Run large language models from the terminal
@@ -46,6 +56,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    #[command(alias = "list")]
+    Models(models::ModelsArgs),
+    Config(config_cmd::ConfigArgs),
+    Doctor(doctor::DoctorArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 const LONG_HELP: &str = "\
@@ -95,23 +111,39 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 }
 
 fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
-    let cli = match parse(args, color) {
-        Ok(cli) => cli,
+    let places = Places::from_environment();
+    let (cli, config) = match parse(args, color, &places) {
+        Ok(parsed) => parsed,
         Err(verdict) => return print_clap(&verdict),
     };
     let global = &cli.global;
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     signal::install();
-    dispatch(cli.command, &terminal).unwrap_or_else(|error| {
+    dispatch(cli.command, &terminal, &config, &places).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)
     })
 }
 
-fn dispatch(command: Command, terminal: &Terminal) -> Result<Exit, CommandError> {
+fn dispatch(
+    command: Command,
+    terminal: &Terminal,
+    config: &Config,
+    places: &Places,
+) -> Result<Exit, CommandError> {
     match command {
-        Command::Run(args) => run::run(*args, terminal),
+        Command::Run(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            run::run(*args, terminal)
+        }
+        Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        // These help to repair a broken configuration, or have nothing to do with it.
+        Command::Config(args) => config_cmd::run(args, config, places, &self::command()),
+        Command::Doctor(args) => doctor::run(args, config, places, &self::command()),
+        Command::Completions(args) => completions::run(args, self::command()),
+        Command::Man(args) => man::run(args, self::command()),
     }
 }
 
@@ -120,14 +152,21 @@ pub fn command() -> clap::Command {
     with_variables(Cli::command())
 }
 
-fn parse(args: Vec<OsString>, color: ColorWhen) -> Result<Cli, clap::Error> {
-    let mut command = command().color(match color {
+/// Parses twice: what is given, then the same with the configuration files' values as defaults.
+fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<(Cli, Config), clap::Error> {
+    let base = command().color(match color {
         ColorWhen::Auto => clap::ColorChoice::Auto,
         ColorWhen::Always => clap::ColorChoice::Always,
         ColorWhen::Never => clap::ColorChoice::Never,
     });
-    let matches = command.try_get_matches_from_mut(args).map_err(|error| suggest(error, &command))?;
-    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    let mut command = base.clone();
+    let given = command.try_get_matches_from_mut(&args).map_err(|error| suggest(error, &command))?;
+    let named = given.get_one::<std::path::PathBuf>("config");
+    let (config, configured) =
+        Config::read(named.map(|path| path.as_path()), places, &base).apply(base, &given);
+    let matches = configured.try_get_matches_from(&args)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok((cli, config))
 }
 
 /// clap's similarity misses swapped letters in names as short as ours (`rnu`).

@@ -3,7 +3,7 @@
 //! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
 //! in one `match`, so a new variant is a compile error there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -18,6 +18,13 @@ pub enum Error {
         "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} and needs room for an answer"
     )]
     PromptTooLong { prompt_tokens: usize, context_tokens: usize },
+
+    /// Refused before any work: prompt and `max_tokens` together do not fit.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and up to {max_tokens} are to be generated, \
+         but the context holds {context_tokens}"
+    )]
+    ContextExceeded { prompt_tokens: usize, max_tokens: usize, context_tokens: usize },
 
     /// A value out of its range; the request was not started.
     #[error("{name}: {message}")]
@@ -70,6 +77,14 @@ pub enum LoadError {
     #[error("no model found for {reference:?}")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
+    /// A model reference that fits several models; `candidates` name each of them.
+    #[error("{reference:?} could be any of: {}", candidates.join(", "))]
+    AmbiguousModel { reference: String, candidates: Vec<String> },
+
+    /// Neither a path nor the form of a repository; nothing was looked up.
+    #[error("{reference:?} is not a model reference: {message}")]
+    InvalidReference { reference: String, message: String },
+
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
 
@@ -93,6 +108,29 @@ pub enum LoadError {
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
 
+    /// A context beyond what the model was made for.
+    #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
+    ContextTooLong { asked: usize, most: usize },
+
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(String),
+
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+impl LoadError {
+    /// An I/O error of this file; a missing file is [`LoadError::NotFound`].
+    pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            _ => LoadError::Io { path: path.into(), message: error.to_string() },
+        }
+    }
+
+    /// A file that breaks its format at `what`: a tensor, a key or a field.
+    pub fn malformed(path: &Path, what: impl Into<String>, message: impl Into<String>) -> LoadError {
+        LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
+    }
 }

@@ -1,9 +1,14 @@
 //! Tensors as they lie in files: a type, a shape and bytes that are mapped or owned.
 //!
 //! `TensorSource` is the one seam between file formats and models: `load/` implements it for GGUF and safetensors,
-//! `model/` reads through it. Bytes have been checked against shape and type by whoever made the tensor.
+//! `model/` reads through it.
+//! Invariants: bytes have been checked against shape and type by whoever made the tensor ([`HostTensor::new`]), and
+//! they start at an address that suits the type's scalars, so that a kernel may view them as `f32` or `f16`.
+//! Knows no file format.
 
 use std::borrow::Cow;
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
@@ -11,27 +16,96 @@ use memmap2::Mmap;
 use super::error::LoadError;
 use super::kernel::Dtype;
 
-/// Immutable bytes, in a mapped file or in memory; cloning shares them.
-#[derive(Debug, Clone)]
-pub enum Bytes {
-    Mapped { map: Arc<Mmap>, start: usize, len: usize },
-    Owned(Arc<[u8]>),
+/// Address alignment of every owned buffer: suits any scalar a file can hold.
+const OWNED_ALIGN: usize = 8;
+
+/// Immutable bytes, in a mapped file or in memory; cloning and slicing share them.
+#[derive(Clone)]
+pub struct Bytes {
+    storage: Storage,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Storage {
+    Mapped(Arc<Mmap>),
+    Owned(Arc<Vec<u8>>),
+}
+
+impl Bytes {
+    /// Maps a whole regular file for reading.
+    ///
+    /// A file that is cut short while it is mapped ends the process with SIGBUS, as with every reader that maps.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] when there is no such file, [`LoadError::Io`] when it is no regular file or cannot
+    /// be read.
+    pub fn map_file(path: &Path) -> Result<Bytes, LoadError> {
+        // Asked before opening: opening a pipe would wait for a writer.
+        let kind = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
+        if !kind.is_file() {
+            return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
+        }
+        let file = File::open(path).map_err(|error| LoadError::io(path, &error))?;
+        // SAFETY: the map is private to `Bytes`, never written, and outlives every borrow of it. Another process
+        // may change the file meanwhile; only plain integers and floats are read from it, for which every bit
+        // pattern is valid, and text is checked as UTF-8 each time it is borrowed.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::io(path, &error))?;
+        let len = map.len();
+        Ok(Bytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
+    }
+
+    /// A part of these bytes, sharing the storage. Panics when it does not lie within.
+    pub fn slice(&self, start: usize, len: usize) -> Bytes {
+        let end = start.checked_add(len).expect("a slice's end fits usize");
+        assert!(end <= self.len, "slice {start}..{end} outside {} bytes", self.len);
+        Bytes { storage: self.storage.clone(), start: self.start + start, len }
+    }
+
+    /// The same bytes at an address divisible by `align` (a power of two, at most 8); copied only when they are not.
+    pub fn aligned_to(self, align: usize) -> Bytes {
+        debug_assert!(align.is_power_of_two() && align <= OWNED_ALIGN);
+        if (self.as_ptr() as usize).is_multiple_of(align) { self } else { Bytes::copied(&self) }
+    }
+
+    fn copied(bytes: &[u8]) -> Bytes {
+        let mut buffer = Vec::with_capacity(bytes.len() + OWNED_ALIGN);
+        let start = (OWNED_ALIGN - buffer.as_ptr() as usize % OWNED_ALIGN) % OWNED_ALIGN;
+        buffer.resize(start, 0);
+        buffer.extend_from_slice(bytes); // within the capacity, so the address stays
+        Bytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
+    }
+
+    /// Whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.storage, Storage::Mapped(_))
+    }
 }
 
 impl std::ops::Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped { map, start, len } => &map[*start..*start + *len],
-            Bytes::Owned(bytes) => bytes,
-        }
+        let whole: &[u8] = match &self.storage {
+            Storage::Mapped(map) => map,
+            Storage::Owned(buffer) => buffer,
+        };
+        &whole[self.start..self.start + self.len]
     }
 }
 
 impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Self {
-        Bytes::Owned(bytes.into())
+    /// Takes the buffer over; it is copied only if the allocator did not align it to 8 bytes.
+    fn from(buffer: Vec<u8>) -> Self {
+        let len = buffer.len();
+        Bytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({} {})", self.len, if self.is_mapped() { "mapped" } else { "owned" })
     }
 }
 
@@ -45,6 +119,18 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
+    /// A tensor whose bytes match its shape and are aligned for its type; misaligned bytes are copied.
+    ///
+    /// # Errors
+    /// A sentence for [`LoadError::Tensor`]'s message, when a dimension is zero or the sizes disagree.
+    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: Bytes) -> Result<HostTensor, String> {
+        let wanted = byte_len(dtype, &shape)?;
+        if wanted != bytes.len() {
+            return Err(format!("{} {shape:?} takes {wanted} bytes, not {}", dtype.name(), bytes.len()));
+        }
+        Ok(HostTensor { dtype, shape, bytes: bytes.aligned_to(scalar_align(dtype)) })
+    }
+
     /// Rows and columns of a matrix; a vector is one row.
     pub fn rows_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
@@ -56,15 +142,39 @@ impl HostTensor {
         let (rows, cols) = self.rows_cols();
         assert!(self.shape.len() == 2 && start <= end && end <= rows, "slice of rows outside the matrix");
         let row_bytes = self.dtype.row_bytes(cols).expect("checked by the loader");
-        let bytes = match &self.bytes {
-            Bytes::Mapped { map, start: at, .. } => Bytes::Mapped {
-                map: map.clone(),
-                start: at + start * row_bytes,
-                len: (end - start) * row_bytes,
-            },
-            Bytes::Owned(bytes) => Bytes::Owned(bytes[start * row_bytes..end * row_bytes].into()),
-        };
+        let bytes = self.bytes.slice(start * row_bytes, (end - start) * row_bytes);
         HostTensor { dtype: self.dtype, shape: vec![end - start, cols], bytes }
+    }
+}
+
+/// Bytes that a tensor of this type and shape takes.
+///
+/// # Errors
+/// A sentence, when a dimension is zero, a row is no whole number of blocks, or the size overflows.
+pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
+    if shape.contains(&0) {
+        return Err(format!("shape {shape:?} has a dimension of zero"));
+    }
+    let cols = shape.last().copied().unwrap_or(1);
+    let block = dtype.block_len();
+    if !cols.is_multiple_of(block) {
+        return Err(format!(
+            "rows of {cols} values are no whole number of {} blocks ({block} values)",
+            dtype.name()
+        ));
+    }
+    let outer = &shape[..shape.len().saturating_sub(1)];
+    dtype
+        .row_bytes(cols)
+        .and_then(|row| outer.iter().try_fold(row, |size, &dim| size.checked_mul(dim)))
+        .ok_or_else(|| format!("shape {shape:?} is larger than any memory"))
+}
+
+/// Alignment of the scalars inside a type: block formats begin with, or contain, an `f16` scale.
+const fn scalar_align(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 => 4,
+        _ => 2,
     }
 }
 
@@ -76,9 +186,53 @@ pub trait TensorSource: Send + Sync {
     /// [`LoadError`] naming the tensor when the file's entry is damaged or of a type that is not supported.
     fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError>;
 
-    /// Shape and type without touching the bytes.
+    /// Shape and type without touching the bytes; `None` also for a type that is not supported.
     fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)>;
 
     /// All names, in file order.
     fn names(&self) -> Vec<Cow<'_, str>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misaligned_bytes_are_copied_to_an_aligned_place_and_aligned_ones_are_shared() {
+        let whole = Bytes::from((0..64u8).collect::<Vec<_>>());
+        for start in 0..16 {
+            let part = whole.slice(start, 12);
+            let tensor = HostTensor::new(Dtype::F32, vec![3], part.clone()).unwrap();
+            assert_eq!(*tensor.bytes, *part);
+            assert!((tensor.bytes.as_ptr() as usize).is_multiple_of(4));
+            let shared = std::ptr::eq(tensor.bytes.as_ptr(), part.as_ptr());
+            assert_eq!(shared, start.is_multiple_of(4));
+        }
+    }
+
+    #[test]
+    fn row_slices_share_the_bytes() {
+        let matrix =
+            HostTensor::new(Dtype::F16, vec![4, 3], Bytes::from((0..24u8).collect::<Vec<_>>())).unwrap();
+        let rows = matrix.slice_rows(1, 3);
+        assert_eq!(rows.shape, [2, 3]);
+        assert_eq!(*rows.bytes, (6..18).collect::<Vec<u8>>());
+        assert!(std::ptr::eq(rows.bytes.as_ptr(), &matrix.bytes[6]));
+    }
+
+    #[test]
+    fn sizes_that_disagree_or_overflow_are_refused() {
+        let bytes = || Bytes::from(vec![0; 36]);
+        assert!(HostTensor::new(Dtype::Q4_0, vec![2, 32], bytes()).is_ok());
+        for (shape, word) in [
+            (vec![2, 33], "whole number"),
+            (vec![3, 32], "takes 54 bytes"),
+            (vec![0, 32], "zero"),
+            (vec![usize::MAX, usize::MAX, 32], "larger than any memory"),
+            (vec![], "whole number"),
+        ] {
+            let error = HostTensor::new(Dtype::Q4_0, shape, bytes()).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
 }

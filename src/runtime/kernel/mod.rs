@@ -3,6 +3,15 @@
 //! Invariant: every reduction runs in one fixed order per output, whatever the number of rows, threads or the
 //! instruction set, so that a row's result never depends on its neighbours. `unsafe` stays in leaf files.
 
+pub mod attention;
+pub mod dot;
 pub mod dtype;
+pub mod isa;
+pub mod math;
+pub mod matmul;
+pub mod norm;
+pub mod quant;
 
 pub use dtype::Dtype;
+pub use isa::Isa;
+pub use quant::dequantize_row;

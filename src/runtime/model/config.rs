@@ -2,6 +2,8 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads nothing else.
 
+pub use crate::runtime::backend::Activation;
+
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
@@ -68,16 +70,6 @@ pub struct MlpConfig {
     pub activation: Activation,
 }
 
-/// The gate's activation in `down(act(gate(x)) * up(x))`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    Silu,
-    /// GELU in the tanh form (`gelu_pytorch_tanh`).
-    GeluTanh,
-    /// GELU by the error function (`gelu`).
-    Gelu,
-}
-
 /// Rotary positions: pairs are (i, i + dim/2) of the first `dim` values of a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
@@ -110,7 +102,8 @@ pub enum RopeScaling {
         attention_factor: Option<f32>,
         truncate: bool,
     },
-    /// LongRoPE (phi-3): one divisor per frequency, another set beyond the original context.
+    /// LongRoPE (phi-3): one divisor per frequency, another set beyond the original context. Empty lists are filled from
+    /// GGUF's rope_factors_short.weight and rope_factors_long.weight.
     LongRope {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -119,4 +112,46 @@ pub enum RopeScaling {
     },
     /// Divisors stored in the file (GGUF's rope_freqs.weight).
     Divisors(Vec<f32>),
+}
+
+/// How a file names and stores what [`DecoderConfig`] describes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Naming {
+    /// GGUF's block names; else Hugging Face's module names.
+    pub gguf: bool,
+    /// Whether the output matrix is the embedding table; `None` lets the presence of an output matrix decide.
+    pub tied: Option<bool>,
+    /// Added to stored norm weights (Gemma in Hugging Face's form stores them minus 1).
+    pub norm_offset: f32,
+    /// q and k rows are stored with rotary pairs side by side (llama.cpp's converter, llama and its relatives).
+    pub interleaved_qk: bool,
+    /// Hugging Face's names of the norms around mixer and feed-forward part.
+    pub norms: NormNames,
+}
+
+/// Hugging Face's names of a layer's norms; GGUF's are the same for all families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NormNames {
+    pub pre_mixer: &'static str,
+    pub post_mixer: &'static str,
+    pub pre_mlp: &'static str,
+    pub post_mlp: &'static str,
+}
+
+impl NormNames {
+    /// Two norms per layer, each before its part.
+    pub const LLAMA: NormNames = NormNames {
+        pre_mixer: "input_layernorm.weight",
+        post_mixer: "",
+        pre_mlp: "post_attention_layernorm.weight",
+        post_mlp: "",
+    };
+
+    /// Four norms per layer, or the two that come after (OLMo 2).
+    pub const SANDWICH: NormNames = NormNames {
+        pre_mixer: "input_layernorm.weight",
+        post_mixer: "post_attention_layernorm.weight",
+        pre_mlp: "pre_feedforward_layernorm.weight",
+        post_mlp: "post_feedforward_layernorm.weight",
+    };
 }

@@ -1,6 +1,10 @@
 //! Models: the seam that the engine drives (`Model`), the decoder that implements it, and the families as facts.
 
+pub mod arch;
 pub mod config;
+pub mod decoder;
+pub mod rope;
+pub mod weights;
 
 pub use config::*;
 

@@ -1,0 +1,457 @@
+//! The CPU backend: our kernels over f32 activations; weights stay as they lie in the file and are widened row by row.
+//!
+//! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
+
+use std::cell::RefCell;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use super::{PAGE_TOKENS, PageId};
+use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::{Dtype, Isa, attention, dot, isa, math, norm, quant};
+use crate::runtime::tensor::HostTensor;
+
+/// Weight rows that one task widens and multiplies: small enough for the second-level cache.
+const ROWS_PER_TASK: usize = 16;
+
+/// Below this many multiplications a product is not worth waking other threads for.
+const SERIAL_LIMIT: usize = 1 << 15;
+
+/// The CPU backend with its own threads.
+pub struct Cpu {
+    isa: Isa,
+    threads: rayon::ThreadPool,
+}
+
+impl Cpu {
+    /// # Errors
+    /// [`Error::Backend`] when the threads cannot be started.
+    pub fn new(num_threads: usize) -> Result<Self> {
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads.max(1))
+            .thread_name(|index| format!("cpu-{index}"))
+            .build()
+            .map_err(|error| Error::Backend(error.to_string()))?;
+        Ok(Self { isa: isa::isa(), threads })
+    }
+
+    /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
+    fn for_chunks(
+        &self,
+        out: &mut [f32],
+        chunk: usize,
+        work: usize,
+        task: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        if work < SERIAL_LIMIT || self.threads.current_num_threads() == 1 || out.len() <= chunk {
+            out.chunks_mut(chunk).enumerate().for_each(|(index, out)| task(index, out));
+        } else {
+            let chunks = out.par_chunks_mut(chunk).enumerate();
+            self.threads.install(|| chunks.for_each(|(index, out)| task(index, out)));
+        }
+    }
+}
+
+/// `[rows, width]` activations, row-major.
+#[derive(Debug, Clone, Default)]
+pub struct CpuBuffer {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl CpuBuffer {
+    fn num_rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.width..(index + 1) * self.width]
+    }
+
+    fn resize(&mut self, rows: usize, width: usize) {
+        self.width = width;
+        self.values.resize(rows * width, 0.0);
+    }
+}
+
+/// Cosines and sines of a step, `[rows, half]` each.
+#[derive(Debug)]
+pub struct CpuAngles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+/// Pages of all layers; a page's memory is made when it is first written and stays for its next owner.
+#[derive(Debug)]
+pub struct CpuKv {
+    kv_type: KvType,
+    layers: Vec<LayerPlace>,
+    /// Values per page.
+    page_len: usize,
+    pages: Vec<Page>,
+}
+
+/// Where a layer's keys begin in a page; its values follow. Both are `[kv_head][token][head_dim]`.
+#[derive(Debug, Clone, Copy)]
+struct LayerPlace {
+    offset: usize,
+    shape: KvShape,
+}
+
+#[derive(Debug, Clone, Default)]
+enum Page {
+    #[default]
+    Unused,
+    F32(Box<[f32]>),
+    F16(Box<[f16]>),
+}
+
+/// Which half of a layer's place.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Keys,
+    Values,
+}
+
+impl CpuKv {
+    fn page_mut(&mut self, id: PageId) -> &mut Page {
+        let index = id as usize;
+        if index >= self.pages.len() {
+            self.pages.resize(index + 1, Page::Unused);
+        }
+        let page = &mut self.pages[index];
+        if matches!(page, Page::Unused) {
+            *page = match self.kv_type {
+                KvType::F32 => Page::F32(vec![0.0; self.page_len].into()),
+                KvType::F16 => Page::F16(vec![f16::ZERO; self.page_len].into()),
+            };
+        }
+        page
+    }
+
+    fn offset(&self, layer: usize, part: Part, head: usize, token: usize) -> usize {
+        let LayerPlace { offset, shape } = self.layers[layer];
+        let part = match part {
+            Part::Keys => 0,
+            Part::Values => shape.num_kv_heads,
+        };
+        offset + ((part + head) * PAGE_TOKENS + token) * shape.head_dim
+    }
+
+    fn write(&mut self, layer: usize, part: Part, slot: (PageId, usize), row: &[f32]) {
+        let head_dim = self.layers[layer].shape.head_dim;
+        for (head, values) in row.chunks_exact(head_dim).enumerate() {
+            let at = self.offset(layer, part, head, slot.1);
+            match self.page_mut(slot.0) {
+                Page::F32(page) => page[at..at + head_dim].copy_from_slice(values),
+                Page::F16(page) => page[at..at + head_dim].convert_from_f32_slice(values),
+                Page::Unused => unreachable!("page_mut makes the memory"),
+            }
+        }
+    }
+
+    /// Appends one head's rows of tokens `from..to` of a sequence to `out`, as f32.
+    fn gather(&self, place: (usize, Part, usize), span: &Span, from: usize, to: usize, out: &mut Vec<f32>) {
+        let (layer, part, head) = place;
+        let head_dim = self.layers[layer].shape.head_dim;
+        let mut position = from;
+        while position < to {
+            let (id, token) = span.slot(position);
+            let count = (PAGE_TOKENS - token).min(to - position);
+            let at = self.offset(layer, part, head, token);
+            let range = at..at + count * head_dim;
+            match &self.pages[id as usize] {
+                Page::F32(page) => out.extend_from_slice(&page[range]),
+                Page::F16(page) => {
+                    let start = out.len();
+                    out.resize(start + count * head_dim, 0.0);
+                    page[range].convert_to_f32_slice(&mut out[start..]);
+                }
+                Page::Unused => unreachable!("a covered position has been written"),
+            }
+            position += count;
+        }
+    }
+}
+
+/// Scratch of one attention task.
+#[derive(Default)]
+struct AttentionScratch {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    scores: Vec<f32>,
+}
+
+thread_local! {
+    static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static ATTENTION: RefCell<AttentionScratch> = RefCell::default();
+}
+
+impl Backend for Cpu {
+    type Buffer = CpuBuffer;
+    type Weight = HostTensor;
+    type Vector = Vec<f32>;
+    type Angles = CpuAngles;
+    type Kv = CpuKv;
+
+    fn weight(&self, tensor: &HostTensor) -> Result<HostTensor, LoadError> {
+        Ok(tensor.clone())
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
+        Ok(values)
+    }
+
+    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> CpuKv {
+        let mut page_len = 0;
+        let layers = layers
+            .iter()
+            .map(|&shape| {
+                let place = LayerPlace { offset: page_len, shape };
+                page_len += 2 * shape.num_kv_heads * shape.head_dim * PAGE_TOKENS;
+                place
+            })
+            .collect();
+        CpuKv { kv_type, layers, page_len, pages: Vec::new() }
+    }
+
+    fn buffer(&self) -> CpuBuffer {
+        CpuBuffer::default()
+    }
+
+    fn embed(&self, table: &HostTensor, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
+        let (rows, width) = table.rows_cols();
+        out.resize(tokens.len(), width);
+        for (out, &token) in out.values.chunks_exact_mut(width).zip(tokens) {
+            if token as usize >= rows {
+                return Err(Error::Backend(format!("token id {token} has no embedding")));
+            }
+            quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(x.num_rows(), x.width);
+        let len = weight.len();
+        self.for_chunks(&mut out.values, x.width, x.values.len(), |row, out| {
+            for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
+                norm::rms_norm(self.isa, x, weight, eps, out);
+            }
+        });
+        Ok(())
+    }
+
+    fn matmul(
+        &self,
+        x: &CpuBuffer,
+        weight: &HostTensor,
+        bias: Option<&Vec<f32>>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let (n, k) = weight.rows_cols();
+        let m = x.num_rows();
+        if x.width != k {
+            return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
+        }
+        out.resize(m, n);
+        let task = |index: usize, out: &mut [f32]| {
+            let rows = out.len() / m;
+            weight_block(self.isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, &x.values, out);
+        };
+        if m == 1 {
+            self.for_chunks(&mut out.values, ROWS_PER_TASK, n * k, task);
+        } else {
+            let mut transposed = vec![0.0; n * m];
+            self.for_chunks(&mut transposed, ROWS_PER_TASK * m, n * k * m, task);
+            transpose(&transposed, m, &mut out.values);
+        }
+        if let Some(bias) = bias {
+            for row in out.values.chunks_exact_mut(n) {
+                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        Ok(())
+    }
+
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<CpuAngles> {
+        Ok(CpuAngles { cos: cos.to_vec(), sin: sin.to_vec(), half: cos.len() / rows.max(1) })
+    }
+
+    fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
+        let (width, half) = (x.width, angles.half);
+        for (row, values) in x.values.chunks_exact_mut(width).enumerate() {
+            let range = row * half..(row + 1) * half;
+            let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
+            for head in values.chunks_exact_mut(head_dim) {
+                let (low, high) = head[..2 * half].split_at_mut(half);
+                norm::rotate(self.isa, low, high, cos, sin);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_kv(
+        &self,
+        kv: &mut CpuKv,
+        layer: usize,
+        k: &CpuBuffer,
+        v: &CpuBuffer,
+        spans: &[Span],
+    ) -> Result<()> {
+        for span in spans {
+            for (index, row) in span.rows.clone().enumerate() {
+                let slot = span.slot(span.start + index);
+                kv.write(layer, Part::Keys, slot, k.row(row));
+                kv.write(layer, Part::Values, slot, v.row(row));
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        kv: &CpuKv,
+        spec: &AttentionSpec,
+        q: &CpuBuffer,
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let rows = q.num_rows();
+        out.resize(rows, q.width);
+        let KvShape { num_kv_heads, head_dim } = kv.layers[spec.layer].shape;
+        let group = spec.num_heads / num_kv_heads;
+        // Tasks write [kv_head][row][group * head_dim], which is then put in row order.
+        let mut by_head = vec![0.0; rows * q.width];
+        let visible: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
+        self.for_chunks(&mut by_head, rows * group * head_dim, visible * q.width, |kv_head, out| {
+            for span in spans {
+                let place = HeadPlace { kv_head, group, head_dim };
+                attend_span(self.isa, kv, spec, place, q, span, out);
+            }
+        });
+        let piece = group * head_dim;
+        for (index, values) in by_head.chunks_exact(piece).enumerate() {
+            let (kv_head, row) = (index / rows, index % rows);
+            let at = row * q.width + kv_head * piece;
+            out.values[at..at + piece].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
+        let (width, work) = (gate.width, gate.values.len() * 8);
+        self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
+            Activation::Silu => math::silu_mul(self.isa, gate, up.row(row)),
+            Activation::GeluTanh => math::gelu_mul(self.isa, gate, up.row(row)),
+        });
+        Ok(())
+    }
+
+    fn add_scaled(&self, x: &mut CpuBuffer, y: &CpuBuffer, scale: f32) -> Result<()> {
+        dot::axpy(self.isa, scale, &y.values, &mut x.values);
+        Ok(())
+    }
+
+    fn select_rows(&self, x: &CpuBuffer, rows: &[usize], out: &mut CpuBuffer) -> Result<()> {
+        out.resize(rows.len(), x.width);
+        for (out, &row) in out.values.chunks_exact_mut(x.width).zip(rows) {
+            out.copy_from_slice(x.row(row));
+        }
+        Ok(())
+    }
+
+    fn read(&self, x: &CpuBuffer) -> Result<Vec<f32>> {
+        Ok(x.values.clone())
+    }
+}
+
+/// Bytes of `count` rows of a matrix from `start`.
+fn row_bytes(tensor: &HostTensor, start: usize, count: usize) -> &[u8] {
+    let (_, cols) = tensor.rows_cols();
+    let bytes = tensor.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+    &tensor.bytes[start * bytes..(start + count) * bytes]
+}
+
+/// `out[rows, m]` of weight rows from `start`, widened to f32 unless they are f32 already.
+fn weight_block(
+    isa: Isa,
+    weight: &HostTensor,
+    start: usize,
+    rows: usize,
+    shape: Shape,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let bytes = row_bytes(weight, start, rows);
+    if weight.dtype == Dtype::F32
+        && let Ok(values) = bytemuck::try_cast_slice(bytes)
+    {
+        return matmul::block(isa, shape, values, x, out);
+    }
+    WIDENED.with_borrow_mut(|scratch| {
+        scratch.resize(rows * shape.k, 0.0);
+        quant::dequantize_row(weight.dtype, bytes, scratch);
+        matmul::block(isa, shape, scratch, x, out);
+    });
+}
+
+/// `out[m, n]` from `values[n, m]`.
+fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
+    let n = values.len() / m;
+    for (row, values) in values.chunks_exact(m).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            out[column * n + row] = *value;
+        }
+    }
+}
+
+/// One KV head and the query heads that share it.
+#[derive(Clone, Copy)]
+struct HeadPlace {
+    kv_head: usize,
+    group: usize,
+    head_dim: usize,
+}
+
+/// Attention of a span's rows for the query heads of one KV head, which is read once for all of them.
+fn attend_span(
+    isa: Isa,
+    kv: &CpuKv,
+    spec: &AttentionSpec,
+    place: HeadPlace,
+    q: &CpuBuffer,
+    span: &Span,
+    out: &mut [f32],
+) {
+    let HeadPlace { kv_head, group, head_dim } = place;
+    let first_visible =
+        |position: usize| spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let (from, to) = (first_visible(span.start), span.start + span.rows.len());
+    ATTENTION.with_borrow_mut(|scratch| {
+        scratch.keys.clear();
+        scratch.values.clear();
+        kv.gather((spec.layer, Part::Keys, kv_head), span, from, to, &mut scratch.keys);
+        kv.gather((spec.layer, Part::Values, kv_head), span, from, to, &mut scratch.values);
+        for (index, row) in span.rows.clone().enumerate() {
+            let position = span.start + index;
+            let first = first_visible(position);
+            let visible = (first - from) * head_dim..(position + 1 - from) * head_dim;
+            scratch.scores.resize(position + 1 - first, 0.0);
+            let heads = &q.row(row)[kv_head * group * head_dim..(kv_head + 1) * group * head_dim];
+            let outs = &mut out[row * group * head_dim..(row + 1) * group * head_dim];
+            for (head, out) in heads.chunks_exact(head_dim).zip(outs.chunks_exact_mut(head_dim)) {
+                let keys_values = [&scratch.keys[visible.clone()], &scratch.values[visible.clone()]];
+                attention::attend(isa, spec.rule, head, keys_values, &mut scratch.scores, out);
+            }
+        }
+    });
+}

@@ -1,0 +1,158 @@
+//! The operations that the decoder is written in. A backend owns how activations, weights and KV are kept.
+//!
+//! Invariant: an operation computes each row by itself, in an order that does not depend on the other rows.
+//! Operations write into buffers that the decoder keeps from step to step.
+
+pub mod candle;
+pub mod cpu;
+
+use std::ops::Range;
+
+use super::error::{LoadError, Result};
+use super::kernel::attention::ScoreRule;
+pub use super::kernel::math::Activation;
+use super::tensor::HostTensor;
+
+/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
+/// blocking, and so its rounding, is the same everywhere.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Index of a KV page in a backend's storage.
+pub type PageId = u32;
+
+/// How KV rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    F32,
+    #[default]
+    F16,
+}
+
+impl KvType {
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+        }
+    }
+}
+
+/// The shape of one layer's KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// One attention layer's part of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionSpec {
+    pub layer: usize,
+    pub num_heads: usize,
+    pub rule: ScoreRule,
+    /// Sees at most this many tokens, itself included.
+    pub window: Option<usize>,
+}
+
+/// Consecutive rows of a step that belong to one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Rows of the step.
+    pub rows: Range<usize>,
+    /// Position of the first of them; the rest follow without gaps.
+    pub start: usize,
+    /// The sequence's pages, in token order.
+    pub pages: Vec<PageId>,
+}
+
+impl Span {
+    /// Page and offset within it of a position.
+    pub fn slot(&self, position: usize) -> (PageId, usize) {
+        (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
+    }
+}
+
+/// Operations on `[rows, width]` activations.
+pub trait Backend: Send + 'static {
+    /// Activations, `[rows, width]`, f32.
+    type Buffer: Send;
+    /// A matrix `[out, in]` in its stored type.
+    type Weight: Send;
+    /// A vector in f32.
+    type Vector: Send;
+    /// Cosines and sines of one step's positions, `[rows, dim / 2]` each.
+    type Angles: Send;
+    /// Pages of keys and values of all layers.
+    type Kv: Send;
+
+    fn weight(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError>;
+    fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
+    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> Self::Kv;
+    fn buffer(&self) -> Self::Buffer;
+
+    /// `out[i] = scale * table[tokens[i]]`.
+    fn embed(&self, table: &Self::Weight, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
+
+    /// Normalises each run of `weight.len()` values by its root mean square, then multiplies by `weight`.
+    fn rms_norm(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `out = x . weight^T + bias`.
+    fn matmul(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<Self::Angles>;
+
+    /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
+    fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
+
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages.
+    fn store_kv(
+        &self,
+        kv: &mut Self::Kv,
+        layer: usize,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        spans: &[Span],
+    ) -> Result<()>;
+
+    /// `out = attention(q)` over the pages, causally: a row sees its own position and those before.
+    fn attend(
+        &self,
+        kv: &Self::Kv,
+        spec: &AttentionSpec,
+        q: &Self::Buffer,
+        spans: &[Span],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `gate = activation(gate) * up`.
+    fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;
+
+    /// `x += scale * y`.
+    fn add_scaled(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32) -> Result<()>;
+
+    /// `out[i] = x[rows[i]]`.
+    fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
+
+    /// Copies activations to the host, row-major.
+    fn read(&self, x: &Self::Buffer) -> Result<Vec<f32>>;
+}

@@ -1,0 +1,158 @@
+//! Inner products of f32 rows, the one reduction that matrix products and attention scores are made of.
+//!
+//! Order, the same for every tile shape and instruction set: element `k` goes to lane `k % LANES` by fused multiply-add,
+//! in ascending `k`; lanes are then summed in a fixed tree. A row's product is therefore the same bits whether it is
+//! computed alone, in a tile with others, or on another processor.
+
+use super::isa::dispatch;
+
+/// Partial sums per inner product: one AVX-512 register of f32.
+pub const LANES: usize = 16;
+
+/// Rows of `x` that one tile handles together.
+pub const TILE_X: usize = 4;
+
+type Lanes = [f32; LANES];
+
+#[inline(always)]
+fn sum_lanes(lanes: Lanes) -> f32 {
+    let mut width = LANES / 2;
+    let mut sums = lanes;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+#[inline(always)]
+fn fma_lanes(sums: &mut Lanes, a: &Lanes, b: &Lanes) {
+    for lane in 0..LANES {
+        sums[lane] = a[lane].mul_add(b[lane], sums[lane]);
+    }
+}
+
+#[inline(always)]
+pub(super) fn dot_body(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (a_blocks, a_tail) = a.as_chunks::<LANES>();
+    let (b_blocks, b_tail) = b.as_chunks::<LANES>();
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        fma_lanes(&mut sums, a, b);
+    }
+    for (lane, (a, b)) in a_tail.iter().zip(b_tail).enumerate() {
+        sums[lane] = a.mul_add(*b, sums[lane]);
+    }
+    sum_lanes(sums)
+}
+
+dispatch! {
+    /// Inner product of two rows of equal length.
+    pub fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
+}
+
+#[inline(always)]
+pub(super) fn tile_body(w: [&[f32]; 2], x: [&[f32]; TILE_X]) -> [[f32; TILE_X]; 2] {
+    let blocks = w[0].len() / LANES;
+    let split = w.map(|row| row.as_chunks::<LANES>());
+    let split_x = x.map(|row| row.as_chunks::<LANES>());
+    let (w0, w1) = (&split[0].0[..blocks], &split[1].0[..blocks]);
+    let rows = split_x.map(|(row, _)| &row[..blocks]);
+    let mut sums = [[[0f32; LANES]; TILE_X]; 2];
+    for block in 0..blocks {
+        for column in 0..TILE_X {
+            fma_lanes(&mut sums[0][column], &w0[block], &rows[column][block]);
+            fma_lanes(&mut sums[1][column], &w1[block], &rows[column][block]);
+        }
+    }
+    for (w_row, (_, w_tail)) in split.iter().enumerate() {
+        for (column, (_, x_tail)) in split_x.iter().enumerate() {
+            for (lane, (a, b)) in x_tail.iter().zip(*w_tail).enumerate() {
+                let sum = &mut sums[w_row][column][lane];
+                *sum = a.mul_add(*b, *sum);
+            }
+        }
+    }
+    sums.map(|row| row.map(sum_lanes))
+}
+
+dispatch! {
+    /// Inner products of two rows with each of [`TILE_X`] rows, all of one length.
+    pub fn dot_tile(w: [&[f32]; 2], x: [&[f32]; TILE_X]) -> [[f32; TILE_X]; 2] = tile_body
+}
+
+#[inline(always)]
+pub(super) fn axpy_body(factor: f32, x: &[f32], sum: &mut [f32]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum = x.mul_add(factor, *sum);
+    }
+}
+
+dispatch! {
+    /// `sum += factor * x`, element by element.
+    pub fn axpy(factor: f32, x: &[f32], sum: &mut [f32]) = axpy_body
+}
+
+#[inline(always)]
+pub(super) fn sum_body(x: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (blocks, tail) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            sums[lane] += block[lane];
+        }
+    }
+    for (lane, x) in tail.iter().enumerate() {
+        sums[lane] += x;
+    }
+    sum_lanes(sums)
+}
+
+dispatch! {
+    /// Sum of a row, in the order of [`dot`].
+    pub fn sum(x: &[f32]) -> f32 = sum_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Isa, available};
+    use super::*;
+
+    fn row(len: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn every_instruction_set_and_tile_gives_the_same_bits() {
+        for len in [0, 1, 15, 16, 17, 31, 33, 64, 96, 100, 256, 1000] {
+            let x: Vec<_> = (0..TILE_X as u32).map(|seed| row(len, seed)).collect();
+            let w = [row(len, 77), row(len, 78)];
+            for isa in available() {
+                let tile = dot_tile(isa, [&w[0], &w[1]], [&x[0], &x[1], &x[2], &x[3]]);
+                for (w_row, sums) in w.iter().zip(tile) {
+                    for (x_row, sum) in x.iter().zip(sums) {
+                        let scalar = dot(Isa::Scalar, w_row, x_row);
+                        assert_eq!(sum.to_bits(), scalar.to_bits(), "{isa:?}, len {len}");
+                        assert_eq!(dot(isa, w_row, x_row).to_bits(), scalar.to_bits(), "{isa:?}, len {len}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dot_agrees_with_double_precision() {
+        let (a, b) = (row(777, 1), row(777, 2));
+        let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        assert!((f64::from(dot(Isa::Scalar, &a, &b)) - exact).abs() < 1e-4);
+        let exact: f64 = a.iter().copied().map(f64::from).sum();
+        assert!((f64::from(sum(Isa::Scalar, &a)) - exact).abs() < 1e-4);
+    }
+}

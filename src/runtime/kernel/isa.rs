@@ -1,0 +1,115 @@
+//! Which instruction set the kernels use: detected once, at run time, so that one portable binary is fast.
+//!
+//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::runtime::kernel::isa) compiles it once
+//! per instruction set and picks one by [`isa`]. The bodies fix the order of every reduction and use `mul_add` throughout,
+//! so all variants give the same bits; they differ in speed only.
+
+use std::sync::OnceLock;
+
+/// Instruction sets that the kernels are compiled for, slowest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Whatever the build targets; always there.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL beside AVX2.
+    Avx512,
+}
+
+impl Isa {
+    /// The best that this processor runs.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if avx2 && avx512 {
+                return Isa::Avx512;
+            }
+            if avx2 {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Scalar
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+}
+
+static CHOSEN: OnceLock<Isa> = OnceLock::new();
+
+/// The instruction set in use by this process.
+pub fn isa() -> Isa {
+    *CHOSEN.get_or_init(Isa::detect)
+}
+
+/// Uses `wanted` for the whole process, before any kernel has run.
+///
+/// # Errors
+/// The instruction set in use, when `wanted` is not available here or another one was chosen already.
+pub fn force(wanted: Isa) -> Result<(), Isa> {
+    let detected = Isa::detect();
+    if wanted > detected {
+        return Err(detected);
+    }
+    let chosen = *CHOSEN.get_or_init(|| wanted);
+    if chosen == wanted { Ok(()) } else { Err(chosen) }
+}
+
+/// Declares `pub fn $name(isa, args...)` that runs `$body` compiled for `isa`.
+///
+/// `$body` must be `#[inline(always)]`, so that it takes on the features of the function it is inlined into.
+macro_rules! dispatch {
+    ($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
+        $(#[$meta])*
+        pub fn $name(isa: $crate::runtime::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
+                }
+                use $crate::runtime::kernel::Isa;
+                assert!(isa <= $crate::runtime::kernel::isa::detected(), "instruction set not available");
+                match isa {
+                    // SAFETY: the assertion above: this processor has the features that the function enables.
+                    Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    Isa::Scalar => {}
+                }
+            }
+            let _ = isa;
+            $body($($arg),*)
+        }
+    };
+}
+pub(crate) use dispatch;
+
+/// [`Isa::detect`], remembered.
+pub fn detected() -> Isa {
+    static DETECTED: OnceLock<Isa> = OnceLock::new();
+    *DETECTED.get_or_init(Isa::detect)
+}
+
+/// Every instruction set that can be tested on this machine.
+#[cfg(test)]
+pub fn available() -> Vec<Isa> {
+    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&isa| isa <= detected()).collect()
+}

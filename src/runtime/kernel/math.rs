@@ -1,0 +1,171 @@
+//! Element-wise functions of f32, computed by the same operations on every machine.
+//!
+//! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these cannot differ and can be.
+
+use super::isa::dispatch;
+
+/// The gate's activation in `down(act(gate(x)) * up(x))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// GELU in the tanh form (`gelu_pytorch_tanh`).
+    GeluTanh,
+}
+
+/// e^x to about 1 ulp; 0 below -87.3 and infinity above 88.7.
+///
+/// Method: Cody and Waite. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its Taylor series to r^7,
+/// whose remainder is below 2^-25 there; 2^n by building the exponent, in two halves so that it cannot overflow early.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer in the default rounding mode.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = x.clamp(-104.0, 89.0);
+    let n = clamped.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let r = n.mul_add(-LN2_HIGH, clamped);
+    let r = n.mul_add(-LN2_LOW, r);
+    let mut p = 1.0 / 5040.0;
+    p = r.mul_add(p, 1.0 / 720.0);
+    p = r.mul_add(p, 1.0 / 120.0);
+    p = r.mul_add(p, 1.0 / 24.0);
+    p = r.mul_add(p, 1.0 / 6.0);
+    p = r.mul_add(p, 0.5);
+    p = r.mul_add(p, 1.0);
+    p = r.mul_add(p, 1.0);
+    let n = n as i32;
+    let half = n >> 1;
+    let result = p * power_of_two(half) * power_of_two(n - half);
+    if x.is_nan() { x } else { result }
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits(((n + 127) << 23) as u32)
+}
+
+/// Hyperbolic tangent by [`exp`]; absolute error below 2e-7.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (exp(2.0 * x) + 1.0)
+}
+
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// GELU in the tanh form (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    let inner = SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(x, x);
+    0.5 * x * (1.0 + tanh(inner))
+}
+
+#[inline(always)]
+fn silu_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = silu(*gate) * up;
+    }
+}
+
+#[inline(always)]
+fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = gelu_tanh(*gate) * up;
+    }
+}
+
+#[inline(always)]
+pub(super) fn softcap_body(x: &mut [f32], cap: f32) {
+    for x in x {
+        *x = cap * tanh(*x / cap);
+    }
+}
+
+#[inline(always)]
+pub(super) fn exp_minus_body(x: &mut [f32], offset: f32) {
+    for x in x {
+        *x = exp(*x - offset);
+    }
+}
+
+dispatch! {
+    /// SwiGLU: `gate = silu(gate) * up`.
+    pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_body
+}
+dispatch! {
+    /// GeGLU: `gate = gelu_tanh(gate) * up`.
+    pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
+}
+dispatch! {
+    /// `x = cap * tanh(x / cap)`.
+    pub fn softcap(x: &mut [f32], cap: f32) = softcap_body
+}
+dispatch! {
+    /// `x = exp(x - offset)`.
+    pub fn exp_minus(x: &mut [f32], offset: f32) = exp_minus_body
+}
+
+/// The largest value; -infinity of nothing. The order of comparison cannot change the result unless a value is NaN.
+pub fn max(x: &[f32]) -> f32 {
+    x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Isa, available};
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_ulp() {
+        let mut worst = 0.0f64;
+        for step in -87_000..88_000 {
+            let x = step as f32 / 1000.0;
+            let exact = f64::from(x).exp();
+            let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / ulp);
+        }
+        assert!(worst < 2.0, "{worst} ulp");
+    }
+
+    #[test]
+    fn exp_at_the_edges() {
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-1e9), 0.0);
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!((tanh(50.0), tanh(-50.0), tanh(0.0)), (1.0, -1.0, 0.0));
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
+        let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
+        type Kernel = fn(Isa, &mut [f32], &[f32]);
+        let kernels: [Kernel; 4] =
+            [silu_mul, gelu_mul, |isa, x, _| softcap(isa, x, 30.0), |isa, x, _| exp_minus(isa, x, 1.5)];
+        for kernel in kernels {
+            let mut expected = x.clone();
+            kernel(Isa::Scalar, &mut expected, &up);
+            for isa in available() {
+                let mut got = x.clone();
+                kernel(isa, &mut got, &up);
+                assert!(got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn activations_have_their_known_values() {
+        let mut gate = [1.0, -2.0];
+        silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0]);
+        assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
+        let mut gate = [1.0, -2.0];
+        gelu_mul(Isa::Scalar, &mut gate, &[1.0, 1.0]);
+        assert!((gate[0] - 0.841_192).abs() < 1e-5 && (gate[1] + 0.045_402_3).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,61 @@
+//! Root-mean-square norm (Zhang and Sennrich 2019) and rotary positions (Su et al. 2021) of single rows.
+
+use super::dot::dot;
+use super::isa::{Isa, dispatch};
+
+#[inline(always)]
+fn scale_body(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) {
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * weight;
+    }
+}
+
+dispatch! {
+    /// `out = x * factor * weight`, element by element.
+    pub fn scale(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) = scale_body
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight`.
+pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let mean_square = dot(isa, x, x) / x.len() as f32;
+    scale(isa, x, weight, 1.0 / (mean_square + eps).sqrt(), out);
+}
+
+#[inline(always)]
+fn rotate_body(low: &mut [f32], high: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        let (a, b) = (*low, *high);
+        *low = a.mul_add(*cos, -(b * sin));
+        *high = b.mul_add(*cos, a * sin);
+    }
+}
+
+dispatch! {
+    /// Rotates the pairs (low[i], high[i]) by the angles whose cosine and sine are given.
+    pub fn rotate(low: &mut [f32], high: &mut [f32], cos: &[f32], sin: &[f32]) = rotate_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::available;
+    use super::*;
+
+    #[test]
+    fn norm_and_rotation_agree_on_every_instruction_set() {
+        let x: Vec<f32> = (0..67).map(|i| (i as f32).sin()).collect();
+        let weight: Vec<f32> = (0..67).map(|i| 1.0 + i as f32 / 100.0).collect();
+        let mut expected = vec![0.0; 67];
+        rms_norm(Isa::Scalar, &x, &weight, 1e-6, &mut expected);
+        let mean: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 67.0;
+        let third = f64::from(x[3]) / (mean + 1e-6).sqrt() * f64::from(weight[3]);
+        assert!((f64::from(expected[3]) - third).abs() < 1e-6);
+        for isa in available() {
+            let mut out = vec![0.0; 67];
+            rms_norm(isa, &x, &weight, 1e-6, &mut out);
+            assert_eq!(out, expected, "{isa:?}");
+            let (mut low, mut high) = (x[..33].to_vec(), x[34..67].to_vec());
+            rotate(isa, &mut low, &mut high, &x[..33], &weight[..33]);
+            assert_eq!(low[5], x[5].mul_add(x[5], -(x[39] * weight[5])), "{isa:?}");
+        }
+    }
+}

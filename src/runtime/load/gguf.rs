@@ -1,0 +1,413 @@
+//! GGUF files, single or split: a table of metadata and a table of tensors over mapped bytes.
+//!
+//! Invariants: every count, length, offset and extent is checked against the file's actual size before anything is
+//! allocated or sliced by it; tensors are aligned, inside the file and do not overlap. What the values mean
+//! (architectures, tokenizers) is not known here.
+//! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and llama.cpp's gguf-split for shards.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::metadata::{Cursor, Metadata, shortened};
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::tensor::{Bytes, HostTensor, TensorSource, byte_len};
+
+const MAGIC: &[u8; 4] = b"GGUF";
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Most dimensions of a ggml tensor.
+const MAX_DIMS: u32 = 4;
+/// Least bytes of a tensor entry: name length, dimension count, type, offset.
+const MIN_TENSOR_ENTRY: usize = 8 + 4 + 4 + 8;
+/// Least bytes of a metadata entry: key length, type, one byte of value.
+const MIN_METADATA_ENTRY: usize = 8 + 4 + 1;
+
+/// An open GGUF model.
+#[derive(Debug)]
+pub struct Gguf {
+    metadata: Metadata,
+    shards: Vec<Shard>,
+    tensors: Vec<Entry>,
+    by_name: HashMap<Box<str>, usize>,
+}
+
+/// One mapped file.
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+/// A tensor's place, checked except for tensors of types that are not supported.
+#[derive(Debug)]
+struct Entry {
+    name: Box<str>,
+    shape: Vec<usize>,
+    kind: u32,
+    shard: usize,
+    start: usize,
+}
+
+impl Entry {
+    /// Bytes of the tensor, or `None` for a type that is not supported, whose layout is not known here.
+    fn byte_len(&self) -> Result<Option<usize>, String> {
+        dtype(self.kind).map(|dtype| byte_len(dtype, &self.shape)).transpose()
+    }
+}
+
+impl Gguf {
+    /// Maps a GGUF file; for a split model, any of its shards brings in all of them.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the key, tensor
+    /// or field at fault, [`LoadError::Unsupported`] for other versions and for big-endian files.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, LoadError> {
+        let path = path.as_ref();
+        let opened = File::parse(path, Bytes::map_file(path)?)?;
+        match Split::of(&opened)? {
+            Some(split) if split.count > 1 => split.open_all(opened),
+            _ => Gguf::assemble(vec![opened]),
+        }
+    }
+
+    /// Reads an unsplit GGUF file from memory; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`].
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Gguf, LoadError> {
+        Gguf::assemble(vec![File::parse(path.as_ref(), bytes.into())?])
+    }
+
+    /// The key-value section; of a split model that of the first shard.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The files that make up the model, in shard order.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
+    fn assemble(files: Vec<File>) -> Result<Gguf, LoadError> {
+        let metadata = files[0].metadata.clone();
+        let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
+        for file in files {
+            for mut entry in file.tensors {
+                entry.shard = gguf.shards.len();
+                if gguf.by_name.insert(entry.name.clone(), gguf.tensors.len()).is_some() {
+                    return Err(malformed_tensor(&file.path, &entry.name, "the name appears twice".into()));
+                }
+                gguf.tensors.push(entry);
+            }
+            gguf.shards.push(Shard { path: file.path, bytes: file.bytes });
+        }
+        Ok(gguf)
+    }
+}
+
+impl TensorSource for Gguf {
+    fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
+        let Some(&index) = self.by_name.get(name) else { return Ok(None) };
+        let entry = &self.tensors[index];
+        let error = |message| LoadError::Tensor { tensor: name.into(), message };
+        let dtype = dtype(entry.kind)
+            .ok_or_else(|| error(format!("is of type {}, which is not supported", kind_name(entry.kind))))?;
+        let len = byte_len(dtype, &entry.shape).map_err(error)?;
+        let bytes = self.shards[entry.shard].bytes.slice(entry.start, len);
+        HostTensor::new(dtype, entry.shape.clone(), bytes).map(Some).map_err(error)
+    }
+
+    fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)> {
+        let entry = &self.tensors[*self.by_name.get(name)?];
+        Some((entry.shape.clone(), dtype(entry.kind)?))
+    }
+
+    fn names(&self) -> Vec<Cow<'_, str>> {
+        self.tensors.iter().map(|entry| Cow::Borrowed(&*entry.name)).collect()
+    }
+}
+
+/// One file, parsed and checked for itself.
+struct File {
+    path: PathBuf,
+    bytes: Bytes,
+    metadata: Metadata,
+    tensors: Vec<Entry>,
+}
+
+impl File {
+    fn parse(path: &Path, bytes: Bytes) -> Result<File, LoadError> {
+        let mut cursor = Cursor::new(&bytes);
+        check_version(path, &mut cursor)?;
+        let header = |message| LoadError::malformed(path, "header", message);
+        let tensor_count = cursor.count(MIN_TENSOR_ENTRY).map_err(|m| header(format!("tensor count {m}")))?;
+        let metadata_count =
+            cursor.count(MIN_METADATA_ENTRY).map_err(|m| header(format!("metadata count {m}")))?;
+        let metadata = Metadata::parse(path.into(), &bytes, &mut cursor, metadata_count)?;
+        let alignment = alignment(path, &metadata)?;
+        let mut tensors = (0..tensor_count)
+            .map(|index| read_entry(path, &mut cursor, (index, tensor_count), alignment))
+            .collect::<Result<Vec<_>, _>>()?;
+        let data_start = cursor.position().next_multiple_of(alignment);
+        place_tensors(path, &mut tensors, data_start, bytes.len())?;
+        check_layout(path, &tensors, data_start, bytes.len(), alignment)?;
+        Ok(File { path: path.into(), bytes, metadata, tensors })
+    }
+}
+
+fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> {
+    let header = |message| LoadError::malformed(path, "header", message);
+    let unsupported = |message| Err(LoadError::Unsupported { path: path.into(), message });
+    if cursor.u32().map_err(header)? != u32::from_le_bytes(*MAGIC) {
+        return Err(LoadError::malformed(path, "header", "is not a GGUF file (the magic bytes are missing)"));
+    }
+    match cursor.u32().map_err(header)? {
+        2 | 3 => Ok(()),
+        // A big-endian file has the same magic, but every number after it is swapped.
+        version if matches!(version.swap_bytes(), 1..=3) => {
+            unsupported("is a big-endian GGUF file; only little-endian ones can be read".into())
+        }
+        version => unsupported(format!("is GGUF version {version}; only versions 2 and 3 can be read")),
+    }
+}
+
+fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, LoadError> {
+    const KEY: &str = "general.alignment";
+    let alignment = metadata.get::<u64>(KEY)?.unwrap_or(DEFAULT_ALIGNMENT);
+    // The upper bound keeps the rounding of offsets from overflowing; no page on any machine is larger.
+    if alignment.is_power_of_two() && alignment <= 1 << 30 {
+        return Ok(alignment as usize);
+    }
+    Err(LoadError::malformed(path, format!("key {KEY:?}"), format!("{alignment} is no usable alignment")))
+}
+
+/// Reads one tensor entry; `start` is relative to the data section until [`place_tensors`].
+fn read_entry(
+    path: &Path,
+    cursor: &mut Cursor<'_>,
+    (index, count): (usize, usize),
+    alignment: usize,
+) -> Result<Entry, LoadError> {
+    let name = cursor.name().map_err(|message| {
+        LoadError::malformed(path, format!("tensor entry {} of {count}", index + 1), message)
+    })?;
+    read_entry_body(name, cursor, alignment).map_err(|message| malformed_tensor(path, name, message))
+}
+
+fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<Entry, String> {
+    let dims = cursor.u32()?;
+    if dims > MAX_DIMS {
+        return Err(format!("has {dims} dimensions; at most {MAX_DIMS} are possible"));
+    }
+    let mut shape = vec![0; dims as usize];
+    for dim in shape.iter_mut().rev() {
+        let value = cursor.u64()?;
+        *dim = usize::try_from(value).map_err(|_| format!("a dimension of {value} is too large"))?;
+    }
+    if shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim)).is_none() {
+        return Err(format!("shape {shape:?} has more values than can be counted"));
+    }
+    let kind = cursor.u32()?;
+    let offset = cursor.u64()?;
+    let start = usize::try_from(offset).map_err(|_| format!("offset {offset} is outside the file"))?;
+    if !start.is_multiple_of(alignment) {
+        return Err(format!("offset {offset} is not aligned to {alignment} bytes"));
+    }
+    Ok(Entry { name: name.into(), shape, kind, shard: 0, start })
+}
+
+/// Turns relative offsets into places in the file, and checks that they lie inside it.
+fn place_tensors(
+    path: &Path,
+    tensors: &mut [Entry],
+    data_start: usize,
+    file_len: usize,
+) -> Result<(), LoadError> {
+    for entry in tensors {
+        let error = |message| malformed_tensor(path, &entry.name, message);
+        let len = entry.byte_len().map_err(error)?.unwrap_or(0);
+        let start = entry.start.checked_add(data_start);
+        match start.and_then(|start| start.checked_add(len)) {
+            Some(end) if end <= file_len => entry.start += data_start,
+            _ => {
+                let message = format!(
+                    "takes {len} bytes from offset {} of the data, but the file has only {} (is it truncated?)",
+                    entry.start,
+                    file_len.saturating_sub(data_start)
+                );
+                return Err(error(message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that placed tensors do not overlap, and that nothing but padding follows the last one.
+fn check_layout(
+    path: &Path,
+    tensors: &[Entry],
+    data_start: usize,
+    file_len: usize,
+    alignment: usize,
+) -> Result<(), LoadError> {
+    let mut order: Vec<&Entry> = tensors.iter().collect();
+    order.sort_unstable_by_key(|entry| entry.start);
+    let mut end = data_start;
+    let mut before = "";
+    let mut all_known = true;
+    for entry in order {
+        let len = entry.byte_len().map_err(|message| malformed_tensor(path, &entry.name, message))?;
+        if entry.start < end {
+            let message = format!("overlaps tensor {:?}", shortened(before));
+            return Err(malformed_tensor(path, &entry.name, message));
+        }
+        all_known &= len.is_some();
+        end = entry.start + len.unwrap_or(0);
+        before = &entry.name;
+    }
+    if all_known && file_len > end.next_multiple_of(alignment) {
+        let message = format!("{} bytes follow the data that the header describes", file_len - end);
+        return Err(LoadError::malformed(path, "end of file", message));
+    }
+    Ok(())
+}
+
+fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
+    LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
+}
+
+/// The storage type of a ggml type number, if it is one that kernels read.
+fn dtype(kind: u32) -> Option<Dtype> {
+    Some(match kind {
+        0 => Dtype::F32,
+        1 => Dtype::F16,
+        2 => Dtype::Q4_0,
+        3 => Dtype::Q4_1,
+        6 => Dtype::Q5_0,
+        7 => Dtype::Q5_1,
+        8 => Dtype::Q8_0,
+        10 => Dtype::Q2K,
+        11 => Dtype::Q3K,
+        12 => Dtype::Q4K,
+        13 => Dtype::Q5K,
+        14 => Dtype::Q6K,
+        30 => Dtype::Bf16,
+        _ => return None,
+    })
+}
+
+/// What users know a ggml type number by (ggml.h's `ggml_type`).
+fn kind_name(kind: u32) -> String {
+    let name = match kind {
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        39 => "MXFP4",
+        40 => "NVFP4",
+        41 => "Q1_0",
+        42 => "Q2_0",
+        _ => return dtype(kind).map_or(format!("number {kind}"), |dtype| dtype.name().to_uppercase()),
+    };
+    name.into()
+}
+
+/// What a shard says about the split it belongs to.
+struct Split {
+    /// Zero-based.
+    number: usize,
+    count: usize,
+    /// Over all shards.
+    tensors: Option<usize>,
+}
+
+impl Split {
+    fn of(file: &File) -> Result<Option<Split>, LoadError> {
+        let metadata = &file.metadata;
+        let Some(count) = metadata.get("split.count")? else { return Ok(None) };
+        let number = metadata.require("split.no")?;
+        if number >= count {
+            let message = format!("shard {number} of {count} cannot be (they count from 0)");
+            return Err(LoadError::malformed(&file.path, "key \"split.no\"", message));
+        }
+        Ok(Some(Split { number, count, tensors: metadata.get("split.tensors.count")? }))
+    }
+
+    /// Opens the other shards beside `opened` and puts all together.
+    fn open_all(&self, opened: File) -> Result<Gguf, LoadError> {
+        let (directory, prefix) = self.stem(&opened.path)?;
+        let mut opened = Some(opened);
+        let mut files = Vec::new();
+        for number in 0..self.count {
+            if number == self.number {
+                files.extend(opened.take());
+                continue;
+            }
+            let path = directory.join(format!("{prefix}{}", shard_suffix(number, self.count)));
+            let file = File::parse(&path, Bytes::map_file(&path)?)?;
+            self.check_sibling(&file, number)?;
+            files.push(file);
+        }
+        self.check_total(&files)?;
+        Gguf::assemble(files)
+    }
+
+    /// The folder, and the file name without `-00001-of-0000N.gguf`.
+    fn stem(&self, path: &Path) -> Result<(PathBuf, String), LoadError> {
+        let suffix = shard_suffix(self.number, self.count);
+        let name = path.file_name().and_then(|name| name.to_str());
+        match name.and_then(|name| name.strip_suffix(&suffix)) {
+            Some(prefix) => Ok((path.parent().unwrap_or(Path::new("")).into(), prefix.into())),
+            None => {
+                let message = format!(
+                    "is shard {} of {}, so its name must end in {suffix} for the others to be found",
+                    self.number + 1,
+                    self.count
+                );
+                Err(LoadError::malformed(path, "key \"split.count\"", message))
+            }
+        }
+    }
+
+    fn check_sibling(&self, file: &File, number: usize) -> Result<(), LoadError> {
+        match Split::of(file)? {
+            Some(split) if split.number == number && split.count == self.count => Ok(()),
+            _ => {
+                let message =
+                    format!("the file does not say that it is shard {} of {}", number + 1, self.count);
+                Err(LoadError::malformed(&file.path, "key \"split.no\"", message))
+            }
+        }
+    }
+
+    fn check_total(&self, files: &[File]) -> Result<(), LoadError> {
+        let found: usize = files.iter().map(|file| file.tensors.len()).sum();
+        match self.tensors {
+            Some(claimed) if claimed != found => {
+                let message = format!("claims {claimed} tensors, but the shards have {found}");
+                Err(LoadError::malformed(&files[self.number].path, "key \"split.tensors.count\"", message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How llama.cpp's gguf-split ends the name of a zero-based shard.
+fn shard_suffix(number: usize, count: usize) -> String {
+    format!("-{:05}-of-{count:05}.gguf", number + 1)
+}

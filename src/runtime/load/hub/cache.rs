@@ -1,0 +1,285 @@
+//! Reading the shared Hugging Face cache: which repositories, revisions and models are there.
+//!
+//! Layout (huggingface_hub's "Understand caching"): `models--org--repo/refs/<name>` holds a commit,
+//! `snapshots/<commit>/` holds symlinks into `blobs/`. Read only; another program may be writing, so whatever is
+//! unreadable, dangling or oddly named counts as absent. What refs and folders say is checked before it is joined
+//! to a path.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::ModelSource;
+use super::quant_tag::{GgufFile, group_shards};
+use super::reference::{Form, ModelRef};
+
+/// How deep models lie inside a snapshot: publishers put large quantisations into folders of their own.
+pub(super) const SNAPSHOT_DEPTH: usize = 2;
+
+/// A config.json is a few kilobytes; more than this is not one.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+
+/// A repository in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repo {
+    /// `org/name`, or a bare name for the oldest repositories.
+    pub id: String,
+    pub dir: PathBuf,
+}
+
+/// One revision of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    pub commit: String,
+    pub dir: PathBuf,
+}
+
+/// All model repositories in `cache`, by name.
+pub fn repos(cache: Option<&Path>) -> Vec<Repo> {
+    let mut repos: Vec<Repo> = cache
+        .map(subfolders)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|(name, dir)| {
+            let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
+            // The folder's name must be what the reference's name would be joined to.
+            let plain = matches!(ModelRef::parse(&format!("hf:{id}")).ok()?.form(), Form::Hub(hub) if hub.repo_id() == id);
+            plain.then_some(Repo { id, dir })
+        })
+        .collect();
+    repos.sort_by(|a, b| a.id.cmp(&b.id));
+    repos
+}
+
+impl Repo {
+    /// The part after the owner.
+    pub fn name(&self) -> &str {
+        self.id.rsplit('/').next().unwrap_or(&self.id)
+    }
+
+    /// The snapshot of `revision`: a ref's name, a commit, or the first characters of one. Without a revision
+    /// `main`, else the only one there.
+    ///
+    /// # Errors
+    /// The revisions that are there, as references, when none or several fit.
+    pub(super) fn snapshot(&self, revision: Option<&str>) -> Result<Snapshot, Vec<String>> {
+        let snapshots = self.snapshots();
+        let by_ref = |name: &str| {
+            let commit = self.ref_commit(name)?;
+            snapshots.iter().find(|s| s.commit == commit).cloned()
+        };
+        if let Some(found) = by_ref(revision.unwrap_or("main")) {
+            return Ok(found);
+        }
+        let prefix = revision.unwrap_or_default().to_ascii_lowercase();
+        // Git's own minimum for an abbreviated commit is four.
+        let long_enough = revision.is_none() || prefix.len() >= 4;
+        let mut matches = snapshots.iter().filter(|s| long_enough && s.commit.starts_with(&prefix));
+        match (matches.next(), matches.next()) {
+            (Some(only), None) => Ok(only.clone()),
+            _ => Err(snapshots.iter().map(|s| format!("{}@{}", self.id, self.revision_name(s))).collect()),
+        }
+    }
+
+    /// All snapshots, by commit.
+    pub fn snapshots(&self) -> Vec<Snapshot> {
+        let mut snapshots: Vec<Snapshot> = subfolders(&self.dir.join("snapshots"))
+            .into_iter()
+            .filter(|(commit, _)| is_commit(commit))
+            .map(|(commit, dir)| Snapshot { commit, dir })
+            .collect();
+        snapshots.sort_by(|a, b| a.commit.cmp(&b.commit));
+        snapshots
+    }
+
+    /// What to write after `@` for a snapshot: a ref that points to it, else the start of its commit.
+    fn revision_name(&self, snapshot: &Snapshot) -> String {
+        let mut names: Vec<String> = file_names(&self.dir.join("refs"), 2)
+            .into_iter()
+            .filter(|name| self.ref_commit(name).as_deref() == Some(&snapshot.commit))
+            .collect();
+        names.sort_by_key(|name| (name != "main", name.clone()));
+        names.into_iter().next().unwrap_or_else(|| snapshot.commit.chars().take(12).collect())
+    }
+
+    fn ref_commit(&self, name: &str) -> Option<String> {
+        let path = self.dir.join("refs").join(name);
+        let small = fs::metadata(&path).ok().is_some_and(|meta| meta.is_file() && meta.len() < 200);
+        let commit = if small { fs::read_to_string(path).ok()? } else { return None };
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+}
+
+/// Commits are hexadecimal; whatever else a folder or a ref says is not followed.
+fn is_commit(text: &str) -> bool {
+    (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+/// Names and paths of the folders in `dir`; names that are not UTF-8 are no model's.
+fn subfolders(dir: &Path) -> Vec<(String, PathBuf)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
+        .collect()
+}
+
+/// Files below `dir` down to `depth` folders, as relative paths with `/`; folders that are links are not entered.
+fn file_names(dir: &Path, depth: usize) -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = entry.path();
+        if path.is_file() {
+            names.push(name);
+        } else if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.extend(file_names(&path, depth - 1).into_iter().map(|inner| format!("{name}/{inner}")));
+        }
+    }
+    names
+}
+
+/// The GGUF files below `dir`, projectors included, sorted.
+pub(super) fn gguf_names(dir: &Path, depth: usize) -> Vec<String> {
+    let mut names = file_names(dir, depth);
+    names.retain(|name| name.ends_with(".gguf"));
+    names.sort();
+    names
+}
+
+/// Whether `dir` is a folder with config.json and safetensors weights.
+pub(super) fn is_checkpoint(dir: &Path) -> bool {
+    dir.join("config.json").is_file() && file_names(dir, 0).iter().any(|name| name.ends_with(".safetensors"))
+}
+
+/// The form a model is stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelKind {
+    Gguf,
+    Safetensors,
+}
+
+impl ModelKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            ModelKind::Gguf => "gguf",
+            ModelKind::Safetensors => "safetensors",
+        }
+    }
+}
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedModel {
+    /// What to write after `--model`.
+    pub reference: String,
+    pub commit: String,
+    pub kind: ModelKind,
+    /// The file name's tag, or config.json's dtype.
+    pub quantization: Option<String>,
+    /// Size of the weights on disk.
+    pub bytes: u64,
+    /// File (first part) or folder.
+    pub path: PathBuf,
+    /// A part that is not there.
+    pub missing: Option<PathBuf>,
+}
+
+/// Everything in the cache that could be loaded, by name. Folders without weights (a tokenizer alone) are left out.
+pub fn list(cache: Option<&Path>) -> Vec<CachedModel> {
+    repos(cache)
+        .iter()
+        .flat_map(|repo| repo.snapshots().into_iter().flat_map(|s| models_in(repo, &s)))
+        .collect()
+}
+
+fn models_in(repo: &Repo, snapshot: &Snapshot) -> Vec<CachedModel> {
+    let is_default = repo.snapshot(None).is_ok_and(|default| default == *snapshot);
+    let revision = if is_default { String::new() } else { format!("@{}", repo.revision_name(snapshot)) };
+    let id = format!("{}{revision}", repo.id);
+    let files = group_shards(&gguf_names(&snapshot.dir, SNAPSHOT_DEPTH));
+    let mut models: Vec<CachedModel> = Vec::new();
+    if is_checkpoint(&snapshot.dir) {
+        models.push(CachedModel {
+            reference: id.clone(),
+            commit: snapshot.commit.clone(),
+            kind: ModelKind::Safetensors,
+            quantization: checkpoint_dtype(&snapshot.dir),
+            bytes: checkpoint_bytes(&snapshot.dir),
+            path: snapshot.dir.clone(),
+            missing: None,
+        });
+    }
+    models.extend(files.iter().map(|file| CachedModel {
+        reference: gguf_reference(&id, file, &files),
+        commit: snapshot.commit.clone(),
+        kind: ModelKind::Gguf,
+        quantization: file.tag.clone(),
+        bytes: file.parts.iter().map(|part| size(&snapshot.dir.join(part))).sum(),
+        path: snapshot.dir.join(&file.first),
+        missing: file.missing_part().map(|part| snapshot.dir.join(part)),
+    }));
+    models
+}
+
+/// What a model's files say by their names and sizes alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    pub kind: ModelKind,
+    /// The file name's tag, or config.json's dtype.
+    pub quantization: Option<String>,
+    /// Size of the weights on disk, all parts.
+    pub bytes: u64,
+}
+
+/// Summarises files that [`super::resolve`] found.
+pub fn summary(source: &ModelSource) -> Summary {
+    match source {
+        ModelSource::Folder(dir) => Summary {
+            kind: ModelKind::Safetensors,
+            quantization: checkpoint_dtype(dir),
+            bytes: checkpoint_bytes(dir),
+        },
+        ModelSource::Gguf(path) => {
+            let dir = path.parent().unwrap_or(Path::new("."));
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let group = group_shards(&gguf_names(dir, 0)).into_iter().find(|file| file.first == name);
+            let parts = group.as_ref().map_or(vec![name.clone()], |file| file.parts.clone());
+            Summary {
+                kind: ModelKind::Gguf,
+                quantization: group.and_then(|file| file.tag),
+                bytes: parts.iter().map(|part| size(&dir.join(part))).sum(),
+            }
+        }
+    }
+}
+
+/// By tag where that says which file, else by file.
+fn gguf_reference(id: &str, file: &GgufFile, files: &[GgufFile]) -> String {
+    match &file.tag {
+        Some(tag) if files.iter().filter(|other| other.has_tag(tag)).count() == 1 => format!("{id}:{tag}"),
+        _ => format!("hf:{id}:{}", file.first),
+    }
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |meta| meta.len())
+}
+
+fn checkpoint_bytes(dir: &Path) -> u64 {
+    let weights = file_names(dir, 0).into_iter().filter(|name| name.ends_with(".safetensors"));
+    weights.map(|name| size(&dir.join(name))).sum()
+}
+
+/// `torch_dtype` (until transformers 4) or `dtype` of config.json, also when nested for a multimodal model.
+fn checkpoint_dtype(dir: &Path) -> Option<String> {
+    let path = dir.join("config.json");
+    if size(&path) > MAX_CONFIG_BYTES {
+        return None;
+    }
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let at = |value: &serde_json::Value| {
+        let dtype = value.get("dtype").or_else(|| value.get("torch_dtype"))?.as_str()?;
+        Some(dtype.trim_start_matches("torch.").to_owned())
+    };
+    at(&config).or_else(|| at(config.get("text_config")?))
+}

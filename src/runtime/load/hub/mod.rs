@@ -1,0 +1,341 @@
+//! From what a user writes after `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
+//!
+//! Order: a path that exists wins, then an alias, then the cache. What could mean several things is an error
+//! that lists them; nothing is guessed except the quantisation of a repository that has several, in the order
+//! of [`quant_tag::PREFERENCE`], and a notice says so. Only reads: nothing is downloaded, written or repaired
+//! here. Environment variables are the caller's business: it fills in [`HubPaths`].
+
+pub mod cache;
+pub mod quant_tag;
+pub mod reference;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::super::error::LoadError;
+pub use cache::{CachedModel, ModelKind, Summary, list, summary};
+use cache::{Repo, Snapshot};
+use quant_tag::{GgufFile, group_shards};
+use reference::Form;
+pub use reference::{HubRef, ModelRef, Selector};
+
+/// Names that the configuration gives to model references.
+pub type Aliases = BTreeMap<String, String>;
+
+/// Where to look, as the caller's environment says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HubPaths {
+    /// The Hugging Face cache (`.../huggingface/hub`); `None` = there is none.
+    pub cache: Option<PathBuf>,
+    /// What `~/` means in a path that no shell has expanded (a config file's).
+    pub home: Option<PathBuf>,
+}
+
+/// What the loader opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A GGUF file; the first part where it is split.
+    Gguf(PathBuf),
+    /// A folder with config.json and safetensors.
+    Folder(PathBuf),
+}
+
+impl ModelSource {
+    pub fn path(&self) -> &Path {
+        match self {
+            ModelSource::Gguf(path) | ModelSource::Folder(path) => path,
+        }
+    }
+}
+
+/// A reference found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// What to call the model: `org/repo`, `org/repo:Q4_K_M`, a file's stem, a folder's name.
+    pub name: String,
+    pub source: ModelSource,
+    /// Choices made for the user, one sentence each.
+    pub notices: Vec<String>,
+}
+
+/// Aliases may name aliases, but not forever.
+const MAX_ALIAS_DEPTH: usize = 8;
+
+/// Finds the files that `reference` means.
+///
+/// # Errors
+/// - [`LoadError::NotFound`]: a path, or a part of a split file, that is not there
+/// - [`LoadError::UnknownModel`]: neither path nor alias nor cached, with what resembles it
+/// - [`LoadError::AmbiguousModel`]: several models fit
+/// - [`LoadError::InvalidReference`]: no path, and not the form of a repository either
+/// - [`LoadError::Unsupported`]: a file or folder that holds no model llmctl reads
+pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Result<Resolved, LoadError> {
+    let mut reference = reference.clone();
+    let mut notices = Vec::new();
+    for _ in 0..MAX_ALIAS_DEPTH {
+        let search = Search { reference: &reference, paths, aliases };
+        match search.step()? {
+            Step::Found(mut resolved) => {
+                resolved.notices.splice(0..0, notices);
+                return Ok(resolved);
+            }
+            Step::Alias(target) => {
+                notices.push(format!("{} is an alias of {target}", reference.text()));
+                reference = ModelRef::parse(target)?;
+            }
+        }
+    }
+    let message = format!("aliases lead from one to the next more than {MAX_ALIAS_DEPTH} times");
+    Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
+}
+
+enum Step<'a> {
+    Found(Resolved),
+    Alias(&'a str),
+}
+
+/// One reference, looked up once.
+struct Search<'a> {
+    reference: &'a ModelRef,
+    paths: &'a HubPaths,
+    aliases: &'a Aliases,
+}
+
+impl<'a> Search<'a> {
+    fn step(&self) -> Result<Step<'a>, LoadError> {
+        match self.reference.form() {
+            Form::Path(path) => self.local(&self.expand_home(path)).map(Step::Found),
+            Form::Hub(hub) => self.cached(hub).map(Step::Found),
+            Form::Open(hub) => self.open(hub),
+        }
+    }
+
+    /// `name` or `org/repo`, which may also be a path or an alias.
+    fn open(&self, hub: &Result<HubRef, String>) -> Result<Step<'a>, LoadError> {
+        let path = Path::new(self.reference.text());
+        let alias = self.aliases.get(self.reference.text());
+        if path.exists() {
+            // A folder without a model that happens to bear the name does not hide an alias or a cached model.
+            match self.local(path) {
+                Ok(found) => return Ok(Step::Found(found)),
+                Err(LoadError::Unsupported { .. }) if alias.is_some() => {}
+                Err(error @ LoadError::Unsupported { .. }) => {
+                    let cached = hub.as_ref().ok().and_then(|hub| self.cached(hub).ok());
+                    return cached.map(Step::Found).ok_or(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match (alias, hub) {
+            (Some(target), _) => Ok(Step::Alias(target)),
+            (None, Ok(hub)) => self.cached(hub).map(Step::Found),
+            (None, Err(message)) => Err(LoadError::InvalidReference {
+                reference: self.reference.text().to_owned(),
+                message: message.clone(),
+            }),
+        }
+    }
+
+    fn expand_home(&self, path: &Path) -> PathBuf {
+        match (path.strip_prefix("~"), &self.paths.home) {
+            (Ok(rest), Some(home)) => home.join(rest),
+            _ => path.to_path_buf(),
+        }
+    }
+
+    fn local(&self, path: &Path) -> Result<Resolved, LoadError> {
+        if !path.exists() {
+            return Err(LoadError::NotFound(path.to_path_buf()));
+        }
+        if path.is_dir() { self.local_folder(path) } else { local_file(path) }
+    }
+
+    fn local_folder(&self, path: &Path) -> Result<Resolved, LoadError> {
+        let name = folder_name(path);
+        if cache::is_checkpoint(path) {
+            return Ok(Resolved {
+                name,
+                source: ModelSource::Folder(path.to_path_buf()),
+                notices: Vec::new(),
+            });
+        }
+        let mut files = group_shards(&cache::gguf_names(path, 0));
+        match files.len() {
+            0 => Err(no_model_in(path)),
+            1 => gguf_in(path, &files.remove(0), name),
+            _ => {
+                Err(self.ambiguous(files.iter().map(|f| path.join(&f.first).display().to_string()).collect()))
+            }
+        }
+    }
+
+    fn cached(&self, hub: &HubRef) -> Result<Resolved, LoadError> {
+        let repo = self.find_repo(hub)?;
+        let snapshot = match repo.snapshot(hub.revision.as_deref()) {
+            Ok(snapshot) => snapshot,
+            Err(candidates) if candidates.is_empty() => return Err(self.unknown(Vec::new())),
+            Err(candidates) if hub.revision.is_some() => return Err(self.unknown(candidates)),
+            Err(candidates) => return Err(self.ambiguous(candidates)),
+        };
+        match &hub.selector {
+            Some(Selector::File(file)) => self.cached_file(&repo, &snapshot, file),
+            Some(Selector::Quant(tag)) => self.cached_quant(&repo, &snapshot, tag),
+            None => self.cached_default(&repo, &snapshot),
+        }
+    }
+
+    /// The cached repository of that name; a bare name may be the end of one `org/name`.
+    fn find_repo(&self, hub: &HubRef) -> Result<Repo, LoadError> {
+        let repos = cache::repos(self.paths.cache.as_deref());
+        let wanted = hub.repo_id();
+        if let Some(exact) = repos.iter().find(|repo| repo.id == wanted) {
+            return Ok(exact.clone());
+        }
+        let same = |repo: &&Repo| {
+            repo.id.eq_ignore_ascii_case(&wanted)
+                || (hub.org.is_none() && repo.name().eq_ignore_ascii_case(&hub.repo))
+        };
+        let mut matches: Vec<&Repo> = repos.iter().filter(same).collect();
+        match matches.len() {
+            0 => Err(self.unknown(resembling(&wanted, &repos, self.aliases))),
+            1 => Ok(matches.remove(0).clone()),
+            _ => Err(self.ambiguous(matches.iter().map(|repo| repo.id.clone()).collect())),
+        }
+    }
+
+    fn cached_file(&self, repo: &Repo, snapshot: &Snapshot, file: &str) -> Result<Resolved, LoadError> {
+        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
+        match files.iter().find(|f| f.parts.iter().any(|part| part == file)) {
+            Some(found) => gguf_in(&snapshot.dir, found, display_name(repo, found)),
+            None => Err(self.unknown(files.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect())),
+        }
+    }
+
+    fn cached_quant(&self, repo: &Repo, snapshot: &Snapshot, tag: &str) -> Result<Resolved, LoadError> {
+        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
+        let mut matches: Vec<&GgufFile> = files.iter().filter(|f| f.has_tag(tag)).collect();
+        if matches.is_empty() {
+            matches = files.iter().filter(|f| f.ends_with_tag(tag)).collect();
+        }
+        match matches[..] {
+            [] => Err(self.unknown(files.iter().map(|f| display_name(repo, f)).collect())),
+            [found] => gguf_in(&snapshot.dir, found, display_name(repo, found)),
+            _ => Err(self.ambiguous(matches.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect())),
+        }
+    }
+
+    fn cached_default(&self, repo: &Repo, snapshot: &Snapshot) -> Result<Resolved, LoadError> {
+        if cache::is_checkpoint(&snapshot.dir) {
+            let source = ModelSource::Folder(snapshot.dir.clone());
+            return Ok(Resolved { name: repo.id.clone(), source, notices: Vec::new() });
+        }
+        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
+        let best = match &files[..] {
+            [] => return Err(no_model_in(&snapshot.dir)),
+            [only] => Some(only),
+            _ => quant_tag::preferred(&files),
+        };
+        let Some(best) = best else {
+            return Err(self.ambiguous(files.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect()));
+        };
+        let mut resolved = gguf_in(&snapshot.dir, best, display_name(repo, best))?;
+        if files.len() > 1 {
+            let tags: Vec<&str> = files.iter().map(|f| f.tag.as_deref().unwrap_or(&f.first)).collect();
+            let chosen = best.tag.as_deref().unwrap_or(&best.first);
+            resolved.notices.push(format!("{} is cached as {}; using {chosen}", repo.id, tags.join(", ")));
+        }
+        Ok(resolved)
+    }
+
+    fn unknown(&self, candidates: Vec<String>) -> LoadError {
+        LoadError::UnknownModel { reference: self.reference.text().to_owned(), candidates }
+    }
+
+    fn ambiguous(&self, candidates: Vec<String>) -> LoadError {
+        LoadError::AmbiguousModel { reference: self.reference.text().to_owned(), candidates }
+    }
+}
+
+/// A file named by path: GGUF by its magic or its name, or a part of a checkpoint folder.
+fn local_file(path: &Path) -> Result<Resolved, LoadError> {
+    let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if extension.eq_ignore_ascii_case("gguf") || has_gguf_magic(path)? {
+        let siblings = cache::gguf_names(parent, 0);
+        let group =
+            group_shards(&siblings).into_iter().find(|f| f.parts.iter().any(|part| part == file_name));
+        let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        return match group {
+            Some(file) => gguf_in(parent, &file, file.stem.clone()),
+            // Not listed: a GGUF without the extension, such as a blob, or a projector asked for by name.
+            None => Ok(Resolved {
+                name: stem,
+                source: ModelSource::Gguf(path.to_path_buf()),
+                notices: Vec::new(),
+            }),
+        };
+    }
+    if (extension == "safetensors" || file_name == "config.json") && cache::is_checkpoint(parent) {
+        let source = ModelSource::Folder(parent.to_path_buf());
+        return Ok(Resolved { name: folder_name(parent), source, notices: Vec::new() });
+    }
+    let message = "neither a GGUF file nor part of a folder with config.json and safetensors".to_owned();
+    Err(LoadError::Unsupported { path: path.to_path_buf(), message })
+}
+
+fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
+    let io = |error: std::io::Error| LoadError::Io { path: path.to_path_buf(), message: error.to_string() };
+    let mut magic = Vec::with_capacity(4);
+    fs::File::open(path).map_err(io)?.take(4).read_to_end(&mut magic).map_err(io)?;
+    Ok(magic == b"GGUF")
+}
+
+/// The first part of `file`, after checking that all parts are there.
+fn gguf_in(folder: &Path, file: &GgufFile, name: String) -> Result<Resolved, LoadError> {
+    if let Some(missing) = file.missing_part() {
+        return Err(LoadError::NotFound(folder.join(missing)));
+    }
+    Ok(Resolved { name, source: ModelSource::Gguf(folder.join(&file.first)), notices: Vec::new() })
+}
+
+fn display_name(repo: &Repo, file: &GgufFile) -> String {
+    match &file.tag {
+        Some(tag) => format!("{}:{tag}", repo.id),
+        None => format!("{}:{}", repo.id, file.first),
+    }
+}
+
+/// A folder's own name, also for `.` and `..`.
+fn folder_name(path: &Path) -> String {
+    let absolute = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    absolute.file_name().unwrap_or(absolute.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn no_model_in(path: &Path) -> LoadError {
+    let message = if path.join("config.json").is_file() {
+        "has a config.json but no .safetensors weights (PyTorch .bin files are not read)"
+    } else {
+        "holds neither config.json with safetensors nor a GGUF file"
+    };
+    LoadError::Unsupported { path: path.to_path_buf(), message: message.to_owned() }
+}
+
+/// Aliases and cached repositories whose name is close to `wanted`, closest first; at most five.
+fn resembling(wanted: &str, repos: &[Repo], aliases: &Aliases) -> Vec<String> {
+    let name = |id: &str| id.rsplit('/').next().unwrap_or(id).to_lowercase();
+    let wanted_name = name(wanted);
+    let score = |id: &str| {
+        let id_name = name(id);
+        let contained = id_name.contains(&wanted_name) || wanted_name.contains(&id_name);
+        let by_name = strsim::jaro_winkler(&id_name, &wanted_name);
+        let whole = strsim::jaro_winkler(&id.to_lowercase(), &wanted.to_lowercase());
+        if contained { 1.0 } else { by_name.max(whole) }
+    };
+    let ids = aliases.keys().map(String::as_str).chain(repos.iter().map(|repo| repo.id.as_str()));
+    let mut scored: Vec<(f64, &str)> = ids.map(|id| (score(id), id)).filter(|(s, _)| *s >= 0.8).collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(5).map(|(_, id)| id.to_owned()).collect()
+}

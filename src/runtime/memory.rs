@@ -1,0 +1,369 @@
+//! How much memory this process may still take, and whether a model fits into it.
+//!
+//! The kernel kills a process that passes its cgroup's limit without a word, so the question is asked before
+//! loading: every limit is read (cgroup and parents, the machine, the address space), the smallest wins, and
+//! `fit` says what the largest possible context is. Swap is left out on purpose: weights are read once per
+//! token, and a model that swaps is slower than one that is refused. `fit` is pure; the reader takes a root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::LoadError;
+use super::machine::{CgroupDirs, cgroup_dirs};
+
+/// Who sets a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitKind {
+    /// A control group: a container, a systemd unit, a job of a batch system.
+    Cgroup,
+    /// What the machine has free or can free without swapping.
+    System,
+    /// `ulimit -v`.
+    AddressSpace,
+}
+
+/// One limit on this process's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit {
+    pub kind: LimitKind,
+    /// The file it was read from.
+    pub source: PathBuf,
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes not yet taken, page cache that the kernel would give back included.
+    pub available: u64,
+}
+
+/// Reads every limit in force under `root` ("/" in production). Empty where the system tells nothing
+/// (not Linux): then nothing is refused beforehand.
+pub fn memory_limits(root: &Path) -> Vec<Limit> {
+    let mut limits: Vec<Limit> = cgroup_dirs(root, "memory").iter().flat_map(cgroup_limits).collect();
+    let meminfo = root.join("proc/meminfo");
+    if let Some((total, available)) = read(&meminfo).as_deref().and_then(parse_meminfo) {
+        limits.push(Limit { kind: LimitKind::System, source: meminfo, total, available });
+    }
+    limits.extend(address_space_limit(root));
+    limits
+}
+
+/// The limit that is reached first.
+pub fn tightest(limits: &[Limit]) -> Option<&Limit> {
+    limits.iter().min_by_key(|limit| limit.available)
+}
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn cgroup_limits(group: &CgroupDirs) -> Vec<Limit> {
+    group.dirs.iter().filter_map(|dir| cgroup_limit(group.version, dir)).collect()
+}
+
+fn cgroup_limit(version: u8, dir: &Path) -> Option<Limit> {
+    let bytes = |name: &str| read(&dir.join(name)).as_deref().and_then(parse_bytes);
+    let (source, total, used) = if version == 2 {
+        // Past memory.high the kernel throttles until the process stands still: as good as a limit.
+        let (max, high) = (bytes("memory.max"), bytes("memory.high"));
+        let by_high = high.is_some_and(|high| max.is_none_or(|max| high < max));
+        let source = if by_high { "memory.high" } else { "memory.max" };
+        (source, if by_high { high? } else { max? }, bytes("memory.current")?)
+    } else {
+        ("memory.limit_in_bytes", bytes("memory.limit_in_bytes")?, bytes("memory.usage_in_bytes")?)
+    };
+    let reclaimable = read(&dir.join("memory.stat")).map_or(0, |stat| parse_reclaimable(&stat));
+    let available = total.saturating_sub(used.saturating_sub(reclaimable));
+    Some(Limit { kind: LimitKind::Cgroup, source: dir.join(source), total, available })
+}
+
+/// A byte count; `None` for v2's `max` and for v1's way of saying the same (the largest page-aligned i64).
+fn parse_bytes(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|&bytes: &u64| bytes < 1 << 62)
+}
+
+/// Clean page cache charged to the group: the model file itself, after an earlier run, is most of it.
+/// v1 gives hierarchical sums under a `total_` prefix; the plain names are the group's own there.
+fn parse_reclaimable(stat: &str) -> u64 {
+    let field = |name: &str| {
+        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
+    };
+    let sum = |names: [&str; 2]| names.iter().filter_map(|name| field(name)).fold(0, u64::saturating_add);
+    if field("total_inactive_file").is_some() {
+        let cache = sum(["total_inactive_file", "total_active_file"]);
+        return cache.saturating_sub(sum(["total_dirty", "total_writeback"]));
+    }
+    sum(["inactive_file", "active_file"]).saturating_sub(sum(["file_dirty", "file_writeback"]))
+}
+
+/// MemTotal and MemAvailable of /proc/meminfo, in bytes.
+fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
+    let kibibytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some((kibibytes("MemTotal")?, kibibytes("MemAvailable")?))
+}
+
+fn address_space_limit(root: &Path) -> Option<Limit> {
+    let source = root.join("proc/self/limits");
+    let total = parse_address_space(&read(&source)?)?;
+    let taken = read(&root.join("proc/self/status")).as_deref().and_then(parse_vm_size).unwrap_or(0);
+    Some(Limit { kind: LimitKind::AddressSpace, source, total, available: total.saturating_sub(taken) })
+}
+
+/// The soft limit of "Max address space" in /proc/self/limits; `unlimited` is none.
+fn parse_address_space(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    parse_bytes(line.split_whitespace().next()?)
+}
+
+/// Address space in use, from /proc/self/status.
+fn parse_vm_size(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What a model takes, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// All weights, as they will lie in memory.
+    pub weights: u64,
+    /// Keys and values of all layers for one token.
+    pub kv_per_token: u64,
+    /// Whatever does not grow with the context: activations, logits, tokenizer, recurrent state.
+    pub fixed: u64,
+}
+
+/// The answer of [`fit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// Bytes for the context asked.
+    pub needed: u64,
+    pub available: u64,
+    pub context: usize,
+    /// The largest context, up to the one asked, that fits; `None` when not even one token does.
+    pub largest_context: Option<usize>,
+}
+
+/// Computes whether `demand` with `context` tokens fits into `available` bytes. Saturates instead of overflowing,
+/// so that a file that claims absurd sizes is simply too big.
+pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
+    let base = demand.weights.saturating_add(demand.fixed);
+    let needed = base.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    let largest_context = available.checked_sub(base).and_then(|left| {
+        let tokens = left.checked_div(demand.kv_per_token).unwrap_or(u64::MAX);
+        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(context);
+        (tokens > 0).then_some(tokens)
+    });
+    Fit { needed, available, context, largest_context }
+}
+
+impl Fit {
+    /// Whether the context asked fits.
+    pub fn fits(&self) -> bool {
+        self.needed <= self.available
+    }
+
+    /// # Errors
+    /// [`LoadError::TooBig`] when it does not fit.
+    pub fn check(&self) -> Result<(), LoadError> {
+        if self.fits() {
+            return Ok(());
+        }
+        Err(LoadError::TooBig {
+            needed: self.needed,
+            available: self.available,
+            context: self.context,
+            largest_context: self.largest_context,
+        })
+    }
+}
+
+/// Checks `demand` against this process's limits; nothing known is nothing refused.
+///
+/// # Errors
+/// [`LoadError::TooBig`], naming the largest context that fits.
+pub fn check_budget(demand: Demand, context: usize) -> Result<(), LoadError> {
+    match tightest(&memory_limits(Path::new("/"))) {
+        Some(limit) => fit(demand, context, limit.available).check(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A root with the files of a process in cgroup `/app/job`, v2, mounted at the usual place.
+    struct Root(tempfile::TempDir);
+
+    impl Root {
+        fn new() -> Self {
+            let root = Self(tempfile::tempdir().expect("tempdir"));
+            root.write(
+                "proc/meminfo",
+                "MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:    8388608 kB\n",
+            );
+            root.write("proc/self/cgroup", "4:memory:/v1\n0::/app/job\n");
+            root.write(
+                "proc/self/mountinfo",
+                "31 22 0:27 / /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n32 22 0:28 / /sys/v1 rw - cgroup c rw,memory\n",
+            );
+            root
+        }
+
+        fn write(&self, path: &str, text: &str) -> &Self {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("mkdir");
+            fs::write(path, text).expect("write");
+            self
+        }
+
+        fn tightest(&self) -> (LimitKind, u64, String) {
+            let limits = memory_limits(self.0.path());
+            let limit = tightest(&limits).expect("a limit");
+            let source = limit.source.strip_prefix(self.0.path()).expect("below the root");
+            (limit.kind, limit.available, source.display().to_string())
+        }
+    }
+
+    #[test]
+    fn without_a_cgroup_limit_the_machine_counts() {
+        let root = Root::new();
+        root.write("sys/fs/cgroup/app/job/memory.max", "max\n");
+        root.write("sys/fs/cgroup/app/job/memory.current", "1000\n");
+        assert_eq!(root.tightest(), (LimitKind::System, 8 * GIB, "proc/meminfo".into()));
+    }
+
+    #[test]
+    fn a_parents_limit_counts() {
+        let root = Root::new();
+        root.write("sys/fs/cgroup/app/job/memory.max", "max\n");
+        root.write("sys/fs/cgroup/app/job/memory.current", "1000\n");
+        root.write("sys/fs/cgroup/app/memory.max", &format!("{}\n", 4 * GIB));
+        root.write("sys/fs/cgroup/app/memory.current", &format!("{GIB}\n"));
+        assert_eq!(root.tightest(), (LimitKind::Cgroup, 3 * GIB, "sys/fs/cgroup/app/memory.max".into()));
+    }
+
+    #[test]
+    fn page_cache_is_given_back_but_dirty_pages_are_not() {
+        let root = Root::new();
+        root.write("sys/fs/cgroup/app/job/memory.max", &format!("{}\n", 4 * GIB));
+        root.write("sys/fs/cgroup/app/job/memory.current", &format!("{}\n", 3 * GIB));
+        root.write(
+            "sys/fs/cgroup/app/job/memory.stat",
+            &format!(
+                "anon 5\nfile 7\nfile_dirty 96\nfile_writeback 4\ninactive_file {GIB}\nactive_file {GIB}\n"
+            ),
+        );
+        assert_eq!(root.tightest().1, 3 * GIB - 100);
+    }
+
+    #[test]
+    fn memory_high_is_a_limit_too() {
+        let root = Root::new();
+        root.write("sys/fs/cgroup/app/job/memory.max", "max\n");
+        root.write("sys/fs/cgroup/app/job/memory.high", &format!("{GIB}\n"));
+        root.write("sys/fs/cgroup/app/job/memory.current", "24\n");
+        assert_eq!(
+            root.tightest(),
+            (LimitKind::Cgroup, GIB - 24, "sys/fs/cgroup/app/job/memory.high".into())
+        );
+    }
+
+    #[test]
+    fn the_older_hierarchy_is_read() {
+        let root = Root::new();
+        root.write("sys/v1/v1/memory.limit_in_bytes", &format!("{}\n", 2 * GIB));
+        root.write("sys/v1/v1/memory.usage_in_bytes", &format!("{GIB}\n"));
+        root.write(
+            "sys/v1/v1/memory.stat",
+            "inactive_file 1\ntotal_inactive_file 500\ntotal_active_file 24\ntotal_dirty 4\ntotal_writeback 0\n",
+        );
+        root.write("sys/v1/memory.limit_in_bytes", "9223372036854771712\n");
+        root.write("sys/v1/memory.usage_in_bytes", "1\n");
+        assert_eq!(root.tightest(), (LimitKind::Cgroup, GIB + 520, "sys/v1/v1/memory.limit_in_bytes".into()));
+    }
+
+    #[test]
+    fn address_space_counts_what_is_mapped() {
+        let root = Root::new();
+        let limits = "Limit Soft Hard Units\nMax address space         1073741824           unlimited            bytes\n";
+        root.write("proc/self/limits", limits).write("proc/self/status", "Name:\tx\nVmSize:\t     1024 kB\n");
+        assert_eq!(root.tightest(), (LimitKind::AddressSpace, GIB - (1 << 20), "proc/self/limits".into()));
+        let unlimited = "Max address space         unlimited            unlimited            bytes\n";
+        root.write("proc/self/limits", unlimited);
+        assert_eq!(root.tightest().0, LimitKind::System);
+    }
+
+    #[test]
+    fn usage_above_the_limit_leaves_nothing() {
+        let root = Root::new();
+        root.write("sys/fs/cgroup/app/job/memory.max", "100\n");
+        root.write("sys/fs/cgroup/app/job/memory.current", "200\n");
+        assert_eq!(root.tightest().1, 0);
+    }
+
+    #[test]
+    fn nothing_known_is_no_limit() {
+        let root = tempfile::tempdir().expect("tempdir");
+        assert!(memory_limits(root.path()).is_empty());
+        assert_eq!(tightest(&[]), None);
+    }
+
+    #[test]
+    fn this_process_has_some_memory() {
+        if cfg!(target_os = "linux") {
+            let limits = memory_limits(Path::new("/"));
+            assert!(
+                tightest(&limits).is_some_and(|limit| limit.available > 0 && limit.available <= limit.total)
+            );
+        }
+    }
+
+    fn largest(demand: Demand, context: usize, available: u64) -> (bool, Option<usize>) {
+        let fit = fit(demand, context, available);
+        (fit.fits(), fit.largest_context)
+    }
+
+    #[test]
+    fn the_largest_context_is_exact() {
+        let demand = Demand { weights: 1000, kv_per_token: 10, fixed: 50 };
+        assert_eq!(largest(demand, 100, 2050), (true, Some(100)));
+        assert_eq!(largest(demand, 100, 2049), (false, Some(99)));
+        assert_eq!(largest(demand, 100, 1060), (false, Some(1)));
+        assert_eq!(largest(demand, 100, 1059), (false, None));
+        assert_eq!(largest(demand, 100, 999), (false, None));
+        for available in 1060..2100 {
+            let (_, context) = largest(demand, 100, available);
+            assert!(fit(demand, context.expect("one token fits"), available).fits(), "{available}");
+        }
+    }
+
+    #[test]
+    fn a_model_without_kv_fits_with_any_context() {
+        assert_eq!(largest(Demand { weights: 10, ..Demand::default() }, 5, 10), (true, Some(5)));
+    }
+
+    #[test]
+    fn absurd_sizes_saturate() {
+        let demand = Demand { weights: u64::MAX, kv_per_token: u64::MAX, fixed: u64::MAX };
+        assert_eq!(largest(demand, usize::MAX, 1 << 40), (false, None));
+        assert_eq!(fit(demand, usize::MAX, 1 << 40).needed, u64::MAX);
+    }
+
+    #[test]
+    fn too_big_names_the_largest_context() {
+        let demand = Demand { weights: 100, kv_per_token: 1, fixed: 0 };
+        match fit(demand, 1000, 600).check() {
+            Err(LoadError::TooBig {
+                needed: 1100,
+                available: 600,
+                context: 1000,
+                largest_context: Some(500),
+            }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

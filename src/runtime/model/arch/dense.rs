@@ -1,0 +1,162 @@
+//! What all Llama-shaped decoders share, read under either format's keys.
+
+use super::Description;
+use super::facts::Facts;
+use super::rope::rope;
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{
+    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, Naming, NormNames, QkNorm,
+};
+
+/// Bounds beyond which a number in a file is a lie; generous against the largest published models.
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_WIDTH: usize = 1 << 22;
+const MAX_VOCAB: usize = 1 << 26;
+
+/// Hugging Face keys that a config may leave out, with the values its family's class gives them.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    pub num_heads: Option<usize>,
+    pub num_kv_heads: Option<usize>,
+    pub head_dim: Option<usize>,
+    pub vocab_size: Option<usize>,
+    pub context_length: usize,
+    pub rope_theta: f32,
+    pub norm_eps: f32,
+    pub activation: Activation,
+    pub tied: Option<bool>,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            num_heads: None,
+            num_kv_heads: None,
+            head_dim: None,
+            vocab_size: None,
+            context_length: 2048,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-6,
+            activation: Activation::Silu,
+            tied: None,
+        }
+    }
+}
+
+/// A Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change what differs.
+pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Description, LoadError> {
+    let width = |key: &str, default: Option<usize>| match (facts.count(key)?, default) {
+        (None, Some(default)) => Ok(default),
+        _ => facts.size(key, MAX_WIDTH),
+    };
+    let hidden_size = width(facts.pick("hidden_size", "embedding_length"), None)?;
+    let num_layers = facts.size(facts.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
+    let heads_key = facts.pick("num_attention_heads", "attention.head_count");
+    let num_heads = width(heads_key, defaults.num_heads)?;
+    let kv_heads_key = facts.pick("num_key_value_heads", "attention.head_count_kv");
+    let num_kv_heads = width(kv_heads_key, Some(defaults.num_kv_heads.unwrap_or(num_heads)))?;
+    if !num_heads.is_multiple_of(num_kv_heads) {
+        let message = format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
+        return Err(facts.error(kv_heads_key, message));
+    }
+    let head_dim = head_dim(facts, hidden_size / num_heads, defaults)?;
+    let vocab_size = match (facts.count("vocab_size")?, defaults.vocab_size) {
+        (None, Some(default)) => default,
+        _ => facts.size("vocab_size", MAX_VOCAB)?,
+    };
+    let rotated = rotated_dim(facts, head_dim)?;
+    let context_key = facts.pick("max_position_embeddings", "context_length");
+    let norm_eps = facts
+        .number(facts.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon"))?
+        .unwrap_or(defaults.norm_eps);
+    let layer = LayerConfig {
+        attention: AttentionConfig {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            window: None,
+            softcap: None,
+            rope: Some(0),
+            qk_norm: QkNorm::None,
+        },
+        mlp: MlpConfig {
+            intermediate_size: width(facts.pick("intermediate_size", "feed_forward_length"), None)?,
+            activation: activation(facts, defaults.activation)?,
+        },
+        norm_eps,
+        pre_norms: true,
+        post_norms: false,
+        residual_scale: 1.0,
+    };
+    let config = DecoderConfig {
+        architecture: name,
+        vocab_size,
+        hidden_size,
+        context_length: facts.count(context_key)?.unwrap_or(defaults.context_length),
+        embedding_scale: 1.0,
+        layers: vec![layer; num_layers],
+        ropes: vec![rope(facts, "full_attention", rotated, defaults.rope_theta)?],
+        final_norm_eps: norm_eps,
+        logit_scale: 1.0,
+        final_softcap: None,
+    };
+    let naming = Naming {
+        gguf: facts.is_gguf(),
+        tied: if facts.is_gguf() { None } else { facts.flag("tie_word_embeddings")?.or(defaults.tied) },
+        norm_offset: 0.0,
+        interleaved_qk: false,
+        norms: NormNames::LLAMA,
+    };
+    Ok(Description { config, naming })
+}
+
+fn head_dim(facts: &Facts, derived: usize, defaults: Defaults) -> Result<usize, LoadError> {
+    let key = facts.pick("head_dim", "attention.key_length");
+    let dim = facts.count(key)?.or(defaults.head_dim).unwrap_or(derived);
+    if dim == 0 || dim > MAX_WIDTH || !dim.is_multiple_of(2) {
+        return Err(facts.error(key, format!("{dim} is not a possible head size")));
+    }
+    if facts.is_gguf() && facts.count("attention.value_length")?.is_some_and(|value| value != dim) {
+        return Err(facts.error("attention.value_length", "differs from attention.key_length"));
+    }
+    Ok(dim)
+}
+
+fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
+    let key = facts.pick("partial_rotary_factor", "rope.dimension_count");
+    let dim = if facts.is_gguf() {
+        facts.count(key)?.unwrap_or(head_dim)
+    } else {
+        (head_dim as f32 * facts.number(key)?.unwrap_or(1.0)) as usize
+    };
+    if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
+        return Err(facts.error(key, format!("rotates {dim} of {head_dim} values of a head")));
+    }
+    Ok(dim)
+}
+
+/// GGUF does not name the activation: the family fixes it.
+fn activation(facts: &Facts, default: Activation) -> Result<Activation, LoadError> {
+    if facts.is_gguf() {
+        return Ok(default);
+    }
+    let key = if facts.value("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    match facts.string(key)?.as_deref() {
+        None => Ok(default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some(other) => Err(facts.error(key, format!("activation {other:?} is not supported"))),
+    }
+}
+
+impl Description {
+    /// Gives a window to the layers for which `slides` holds.
+    pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {
+        for (index, layer) in self.config.layers.iter_mut().enumerate() {
+            if slides(index) {
+                layer.attention.window = window;
+            }
+        }
+    }
+}

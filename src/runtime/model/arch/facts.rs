@@ -1,0 +1,127 @@
+//! The key-value facts of a file, behind one set of typed, checked getters for both formats.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::runtime::error::LoadError;
+
+/// Where facts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    HuggingFace,
+    Gguf,
+}
+
+type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
+
+/// Facts of one model. Keys differ between the formats; the getters and their errors do not.
+pub struct Facts {
+    path: PathBuf,
+    format: Format,
+    lookup: Lookup,
+}
+
+impl Facts {
+    /// Facts of a config.json. A multimodal one is read from its `text_config`, and from the top where that is silent.
+    pub fn hugging_face(path: PathBuf, config: Value) -> Self {
+        let lookup = move |key: &str| {
+            let nested = config.get("text_config").and_then(|text| text.get(key));
+            nested.or_else(|| config.get(key)).filter(|value| !value.is_null()).cloned()
+        };
+        Self { path, format: Format::HuggingFace, lookup: Box::new(lookup) }
+    }
+
+    /// Facts of a GGUF file; `lookup` is given whole keys. Keys are asked for without the architecture's prefix.
+    pub fn gguf(path: PathBuf, lookup: impl Fn(&str) -> Option<Value> + 'static) -> Self {
+        let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
+        let prefix = prefix.unwrap_or_default();
+        let lookup = move |key: &str| lookup(&format!("{prefix}.{key}")).or_else(|| lookup(key));
+        Self { path, format: Format::Gguf, lookup: Box::new(lookup) }
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn is_gguf(&self) -> bool {
+        self.format == Format::Gguf
+    }
+
+    /// The family's name as the file gives it.
+    pub fn architecture(&self) -> Result<String, LoadError> {
+        self.string(self.pick("model_type", "general.architecture"))?
+            .ok_or_else(|| self.error(self.pick("model_type", "general.architecture"), "is missing"))
+    }
+
+    /// The key's name in this format.
+    pub fn pick(&self, hugging_face: &'static str, gguf: &'static str) -> &'static str {
+        if self.is_gguf() { gguf } else { hugging_face }
+    }
+
+    pub fn value(&self, key: &str) -> Option<Value> {
+        (self.lookup)(key)
+    }
+
+    /// An error that names the file and the key.
+    pub fn error(&self, key: &str, message: impl Into<String>) -> LoadError {
+        LoadError::Malformed { path: self.path.clone(), what: key.to_owned(), message: message.into() }
+    }
+
+    /// A count; `None` when the file does not say.
+    pub fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        // Layers and widths beyond these bounds are lies, not models.
+        match value.as_u64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as u64)) {
+            Some(count) if count < 1 << 32 && value.as_f64().is_some_and(|x| x >= 0.0) => {
+                Ok(Some(count as usize))
+            }
+            _ => Err(self.error(key, format!("{value} is not a count"))),
+        }
+    }
+
+    /// A count within `1..=max`.
+    pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
+        let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;
+        if (1..=max).contains(&count) {
+            Ok(count)
+        } else {
+            Err(self.error(key, format!("{count} is not between 1 and {max}")))
+        }
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(Some(number as f32)),
+            _ => Err(self.error(key, format!("{value} is not a number"))),
+        }
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.error(key, format!("{value} is not true or false")))
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<String>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value {
+            Value::String(text) => Ok(Some(text)),
+            other => Err(self.error(key, format!("{other} is not a string"))),
+        }
+    }
+
+    /// Which layers have a sliding window: `layer_types`, if the file lists them.
+    pub fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+        const KEY: &str = "layer_types";
+        let Some(value) = self.value(KEY) else { return Ok(None) };
+        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
+        let kinds = kinds.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))?;
+        let sliding = kinds.iter().map(|kind| match kind.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(self.error(KEY, format!("{kind} is not a known kind of layer"))),
+        });
+        sliding.collect::<Result<_, _>>().map(Some)
+    }
+}

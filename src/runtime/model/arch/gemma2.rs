@@ -1,0 +1,60 @@
+//! Gemma 2: norms before and after each part, scaled embeddings, GeGLU, soft-capped scores and logits, a window on every
+//! other layer. Source: transformers `Gemma2Config`; llama.cpp for the 27B's query scale, which GGUF does not carry.
+
+use super::dense::{Defaults, dense};
+use super::{Description, Facts, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{Activation, NormNames};
+
+pub const FAMILY: Family =
+    Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], describe };
+
+/// The 27B is told by its layers.
+const LAYERS_27B: usize = 46;
+
+fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let defaults = Defaults {
+        num_heads: Some(8),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        vocab_size: Some(256_000),
+        context_length: 8192,
+        activation: Activation::GeluTanh,
+        tied: Some(true),
+        ..Defaults::default()
+    };
+    let mut description = dense("gemma2", facts, defaults)?;
+    shared_with_gemma3(&mut description, facts, LAYERS_27B)?;
+    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
+    let sliding = facts.sliding_layers(description.config.layers.len())?;
+    description
+        .slide(Some(window), |layer| sliding.as_ref().map_or(layer % 2 == 0, |sliding| sliding[layer]));
+    Ok(description)
+}
+
+/// Norms, embedding scale, query scale and caps.
+pub fn shared_with_gemma3(
+    description: &mut Description,
+    facts: &Facts,
+    layers_27b: usize,
+) -> Result<(), LoadError> {
+    let config = &mut description.config;
+    config.embedding_scale = (config.hidden_size as f32).sqrt();
+    config.final_softcap = facts.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    let softcap = facts.number("attn_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    let query_scalar = if facts.is_gguf() {
+        let head = &config.layers[0].attention;
+        let is_27b = config.layers.len() == layers_27b;
+        (if is_27b { config.hidden_size / head.num_heads } else { head.head_dim }) as f32
+    } else {
+        facts.number("query_pre_attn_scalar")?.unwrap_or(256.0)
+    };
+    for layer in &mut config.layers {
+        layer.attention.scale = 1.0 / query_scalar.sqrt();
+        layer.attention.softcap = softcap;
+        layer.post_norms = true;
+    }
+    description.naming.norms = NormNames::SANDWICH;
+    description.naming.norm_offset = if facts.is_gguf() { 0.0 } else { 1.0 };
+    Ok(())
+}

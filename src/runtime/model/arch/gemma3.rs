@@ -1,0 +1,65 @@
+//! Gemma 3, text: Gemma 2 with q and k norms instead of soft-capped scores, five local layers to each global one, and a
+//! rotary table of their own for the local ones. Source: transformers `Gemma3TextConfig`.
+
+use super::dense::{Defaults, dense};
+use super::gemma2::shared_with_gemma3;
+use super::rope::rope;
+use super::{Description, Facts, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{Activation, QkNorm, RopeConfig, RopeScaling};
+
+pub const FAMILY: Family =
+    Family { name: "gemma3", model_types: &["gemma3", "gemma3_text"], gguf_names: &["gemma3"], describe };
+
+/// The 27B is told by its layers.
+const LAYERS_27B: usize = 62;
+
+/// Every sixth layer is global unless the file says otherwise.
+const PATTERN: usize = 6;
+
+fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let defaults = Defaults {
+        num_heads: Some(8),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        vocab_size: Some(262_208),
+        context_length: 131_072,
+        rope_theta: 1e6,
+        activation: Activation::GeluTanh,
+        tied: Some(true),
+        ..Defaults::default()
+    };
+    let mut description = dense("gemma3", facts, defaults)?;
+    shared_with_gemma3(&mut description, facts, LAYERS_27B)?;
+    let local = local_rope(facts, &description.config.ropes[0])?;
+    description.config.ropes.push(local);
+
+    let num_layers = description.config.layers.len();
+    let listed = facts.sliding_layers(num_layers)?;
+    let pattern_key = facts.pick("sliding_window_pattern", "attention.sliding_window_pattern");
+    let pattern = match facts.count(pattern_key)?.or(facts.count("_sliding_window_pattern")?) {
+        Some(0) => return Err(facts.error(pattern_key, "0 is not a period of layers")),
+        Some(pattern) => pattern,
+        None => PATTERN,
+    };
+    let slides =
+        |layer: usize| listed.as_ref().map_or(!(layer + 1).is_multiple_of(pattern), |sliding| sliding[layer]);
+    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
+    description.slide(Some(window), slides);
+    for (index, layer) in description.config.layers.iter_mut().enumerate() {
+        layer.attention.qk_norm = QkNorm::PerHead;
+        layer.attention.rope = Some(usize::from(slides(index)));
+    }
+    Ok(description)
+}
+
+/// The local layers' table: never scaled.
+fn local_rope(facts: &Facts, global: &RopeConfig) -> Result<RopeConfig, LoadError> {
+    const THETA: f32 = 10_000.0;
+    if !facts.is_gguf() && facts.value("rope_parameters").is_some() {
+        return rope(facts, "sliding_attention", global.dim, THETA);
+    }
+    let key = facts.pick("rope_local_base_freq", "rope.freq_base_swa");
+    let theta = facts.number(key)?.unwrap_or(THETA);
+    Ok(RopeConfig { dim: global.dim, theta, scaling: RopeScaling::None })
+}

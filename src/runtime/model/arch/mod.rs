@@ -1,0 +1,150 @@
+//! Families as facts: from config.json or GGUF metadata to a [`Description`] that the decoder runs.
+//!
+//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. Most start from [`dense`], which
+//! reads what all Llama-shaped decoders share, and change the fields in which they differ.
+
+mod dense;
+mod facts;
+mod rope;
+
+mod gemma2;
+mod gemma3;
+mod granite;
+mod llama;
+mod mistral;
+mod olmo2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod smollm3;
+
+pub use facts::{Facts, Format};
+
+use super::config::{DecoderConfig, Naming};
+use crate::runtime::error::LoadError;
+
+/// All that the decoder needs to know of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Description {
+    pub config: DecoderConfig,
+    pub naming: Naming,
+}
+
+/// One family and the names files know it by.
+pub struct Family {
+    /// What llmctl calls it.
+    pub name: &'static str,
+    /// `model_type` values of config.json.
+    pub model_types: &'static [&'static str],
+    /// `general.architecture` values of GGUF.
+    pub gguf_names: &'static [&'static str],
+    pub describe: fn(&Facts) -> Result<Description, LoadError>,
+}
+
+/// Every family that runs natively.
+pub const FAMILIES: &[Family] = &[
+    gemma2::FAMILY,
+    gemma3::FAMILY,
+    granite::FAMILY,
+    llama::FAMILY,
+    mistral::FAMILY,
+    olmo2::FAMILY,
+    phi3::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    smollm3::FAMILY,
+];
+
+/// Finds the family that `facts` name and lets it describe them.
+///
+/// # Errors
+/// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; [`LoadError::Malformed`] naming a key that is
+/// missing or has a value out of range.
+pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let name = facts.architecture()?;
+    let names = |family: &Family| match facts.format() {
+        Format::HuggingFace => family.model_types,
+        Format::Gguf => family.gguf_names,
+    };
+    let known = || FAMILIES.iter().flat_map(names);
+    match FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
+        Some(family) => (family.describe)(facts),
+        None => {
+            let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
+            let nearest = known().max_by_key(similarity).filter(|name| similarity(name) > 700);
+            Err(LoadError::UnknownArchitecture {
+                nearest: nearest.map(|name| name.to_string()),
+                known: known().map(|name| name.to_string()).collect(),
+                name,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn description(config: serde_json::Value) -> Result<Description, LoadError> {
+        describe(&Facts::hugging_face("config.json".into(), config))
+    }
+
+    fn small(model_type: &str) -> serde_json::Value {
+        json!({
+            "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100, "max_position_embeddings": 512,
+        })
+    }
+
+    #[test]
+    fn an_unknown_architecture_lists_the_known_and_the_nearest() {
+        let error = description(small("qwen4")).expect_err("unknown");
+        let LoadError::UnknownArchitecture { name, known, nearest } = error else { panic!("{error}") };
+        assert_eq!(name, "qwen4");
+        assert!(known.contains(&"llama".to_owned()));
+        assert!(nearest.is_some_and(|nearest| nearest.starts_with("qwen")));
+    }
+
+    #[test]
+    fn rope_is_read_in_the_forms_before_and_after_transformers_5() {
+        let mut old = small("llama");
+        old["rope_theta"] = json!(500000.0);
+        old["rope_scaling"] = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+        let mut new = small("llama");
+        new["rope_parameters"] = json!({"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+        let old = description(old).expect("old form");
+        assert_eq!(old.config.ropes[0].theta, 500000.0);
+        assert_eq!(old, description(new).expect("new form"));
+    }
+
+    #[test]
+    fn a_multimodal_config_is_read_from_its_text_part() {
+        let mut text = small("gemma3_text");
+        text.as_object_mut().expect("object").remove("num_attention_heads");
+        let nested =
+            json!({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 9}});
+        let config = description(nested).expect("nested").config;
+        assert_eq!((config.hidden_size, config.layers[0].attention.num_heads), (64, 8));
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_by_name() {
+        for (key, value) in [
+            ("num_attention_heads", json!(0)),
+            ("hidden_size", json!(-4)),
+            ("num_key_value_heads", json!(3)),
+            ("num_hidden_layers", json!(1e9)),
+            ("vocab_size", json!("many")),
+            ("rope_scaling", json!({"rope_type": "spiral"})),
+            ("hidden_act", json!("relu")),
+        ] {
+            let mut config = small("llama");
+            config[key] = value;
+            let error = description(config).expect_err(key).to_string();
+            assert!(error.contains(key), "{error} names {key}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! OLMo 2: norms only after each part, q and k normalised over all heads together.
+//! Source: transformers `Olmo2Config`.
+
+use super::dense::{Defaults, dense};
+use super::{Description, Facts, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{NormNames, QkNorm};
+
+pub const FAMILY: Family =
+    Family { name: "olmo2", model_types: &["olmo2"], gguf_names: &["olmo2"], describe };
+
+fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let defaults = Defaults { norm_eps: 1e-5, ..Defaults::default() };
+    let mut description = dense("olmo2", facts, defaults)?;
+    description.naming.norms = NormNames::SANDWICH;
+    for layer in &mut description.config.layers {
+        layer.attention.qk_norm = QkNorm::Whole;
+        layer.pre_norms = false;
+        layer.post_norms = true;
+    }
+    Ok(description)
+}

@@ -1,0 +1,176 @@
+//! Rotary facts of config.json, before and after transformers 5, and of GGUF.
+
+use serde_json::Value;
+
+use super::facts::Facts;
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{RopeConfig, RopeScaling};
+
+/// Reads the rotary table that applies to `kind` of layers ("full_attention" where a family has but one).
+pub fn rope(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
+    if facts.is_gguf() {
+        gguf(facts, dim, default_theta)
+    } else {
+        hugging_face(facts, kind, dim, default_theta)
+    }
+}
+
+/// transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer where they differ; before
+/// that they were `rope_theta` and `rope_scaling`.
+fn hugging_face(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
+    let parameters = facts.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
+    let (key, scaling) = match parameters {
+        Some(parameters) => ("rope_parameters", Some(parameters)),
+        None => ("rope_scaling", facts.value("rope_scaling")),
+    };
+    let parameters = Parameters { facts, key, map: scaling.unwrap_or(Value::Null) };
+    let theta = match parameters.number("rope_theta")? {
+        Some(theta) => theta,
+        None => facts.number("rope_theta")?.unwrap_or(default_theta),
+    };
+    Ok(RopeConfig { dim, theta, scaling: parameters.scaling()? })
+}
+
+/// One JSON object of rotary parameters.
+struct Parameters<'a> {
+    facts: &'a Facts,
+    key: &'static str,
+    map: Value,
+}
+
+impl Parameters<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn error(&self, message: impl Into<String>) -> LoadError {
+        self.facts.error(self.key, message)
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = value.as_f64().filter(|number| number.is_finite());
+        number.map(|number| Some(number as f32)).ok_or_else(|| self.error(format!("{key} is not a number")))
+    }
+
+    fn required(&self, key: &str) -> Result<f32, LoadError> {
+        self.number(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
+    }
+
+    /// The context the model was first trained on: here, at the top, or all of it.
+    fn original_context(&self) -> Result<usize, LoadError> {
+        const KEY: &str = "original_max_position_embeddings";
+        if let Some(here) = self.number(KEY)? {
+            return Ok(here as usize);
+        }
+        match self.facts.count(KEY)? {
+            Some(top) => Ok(top),
+            None => self.facts.size("max_position_embeddings", usize::MAX),
+        }
+    }
+
+    fn divisors(&self, key: &str) -> Result<Vec<f32>, LoadError> {
+        let list = self.get(key).and_then(Value::as_array);
+        let numbers = list.and_then(|list| list.iter().map(|x| x.as_f64().map(|x| x as f32)).collect());
+        numbers.ok_or_else(|| self.error(format!("{key} is not a list of numbers")))
+    }
+
+    fn scaling(&self) -> Result<RopeScaling, LoadError> {
+        let name = self.get("rope_type").or_else(|| self.get("type")).and_then(Value::as_str);
+        match name.unwrap_or("default") {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: self.required("factor")?,
+                low_freq_factor: self.required("low_freq_factor")?,
+                high_freq_factor: self.required("high_freq_factor")?,
+                original_context: self.original_context()?,
+            }),
+            "yarn" => self.yarn(),
+            "longrope" | "su" => self.long_rope(),
+            other => Err(self.error(format!("rope type {other:?} is not supported"))),
+        }
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, LoadError> {
+        if self.get("mscale").is_some() || self.get("mscale_all_dim").is_some() {
+            return Err(self.error("yarn with mscale is not supported"));
+        }
+        Ok(RopeScaling::Yarn {
+            factor: self.required("factor")?,
+            beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
+            original_context: self.original_context()?,
+            attention_factor: self.number("attention_factor")?,
+            truncate: self.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+        })
+    }
+
+    fn long_rope(&self) -> Result<RopeScaling, LoadError> {
+        let original_context = self.original_context()?;
+        let context = self.facts.size("max_position_embeddings", usize::MAX)?;
+        let factor = match self.number("factor")? {
+            Some(factor) => factor,
+            None => context as f32 / original_context as f32,
+        };
+        let attention_factor = match self.number("attention_factor")? {
+            Some(given) => given,
+            None => long_rope_magnitude(factor, original_context),
+        };
+        Ok(RopeScaling::LongRope {
+            short: self.divisors("short_factor")?,
+            long: self.divisors("long_factor")?,
+            original_context,
+            attention_factor,
+        })
+    }
+}
+
+/// sqrt(1 + ln(s) / ln(original)) for s > 1 (LongRoPE, section 3.3, as transformers computes it).
+fn long_rope_magnitude(factor: f32, original_context: usize) -> f32 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_context as f32).ln()).sqrt() }
+}
+
+/// Divisors that GGUF keeps as tensors are added when those are read.
+fn gguf(facts: &Facts, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
+    let theta = facts.number("rope.freq_base")?.unwrap_or(default_theta);
+    let factor = facts.number("rope.scaling.factor")?.or(facts.number("rope.scale_linear")?);
+    let original = facts.count("rope.scaling.original_context_length")?;
+    let kind = facts.string("rope.scaling.type")?;
+    let scaling = match kind.as_deref() {
+        None if factor.is_some() => RopeScaling::Linear { factor: factor.unwrap_or(1.0) },
+        None | Some("none" | "longrope") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: factor.unwrap_or(1.0) },
+        Some("yarn") => RopeScaling::Yarn {
+            factor: factor.unwrap_or(1.0),
+            beta_fast: facts.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: facts.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            original_context: match original {
+                Some(original) => original,
+                None => facts.size("context_length", usize::MAX)?,
+            },
+            attention_factor: facts.number("rope.scaling.attn_factor")?,
+            truncate: true,
+        },
+        Some(other) => {
+            return Err(facts.error("rope.scaling.type", format!("{other:?} is not supported")));
+        }
+    };
+    Ok(RopeConfig { dim, theta, scaling })
+}
+
+/// LongRoPE as GGUF has it: numbers here, divisors in tensors that are filled in when those are read.
+pub fn gguf_long_rope(facts: &Facts) -> Result<Option<RopeScaling>, LoadError> {
+    let Some(original_context) = facts.count("rope.scaling.original_context_length")? else {
+        return Ok(None);
+    };
+    let factor = facts.size("context_length", usize::MAX)? as f32 / original_context as f32;
+    let given = facts.number("rope.scaling.attn_factor")?;
+    let attention_factor = given.unwrap_or_else(|| long_rope_magnitude(factor, original_context));
+    Ok(Some(RopeScaling::LongRope {
+        short: Vec::new(),
+        long: Vec::new(),
+        original_context,
+        attention_factor,
+    }))
+}

@@ -1,0 +1,39 @@
+//! SmolLM 3: a Llama in which every fourth layer has no positions.
+//! Source: transformers `SmolLM3Config`; llama.cpp fixes the interval, which GGUF does not carry.
+
+use super::dense::{Defaults, dense};
+use super::{Description, Facts, Family, qwen2};
+use crate::runtime::error::LoadError;
+
+pub const FAMILY: Family =
+    Family { name: "smollm3", model_types: &["smollm3"], gguf_names: &["smollm3"], describe };
+
+const NO_ROPE_INTERVAL: usize = 4;
+
+fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let defaults =
+        Defaults { context_length: 32_768, rope_theta: 2e6, tied: Some(true), ..Defaults::default() };
+    let mut description = dense("smollm3", facts, defaults)?;
+    description.naming.interleaved_qk = facts.is_gguf();
+    qwen2::slide_upper_layers(&mut description, facts)?;
+    let listed = rope_layers(facts, description.config.layers.len())?;
+    let interval = match facts.count("no_rope_layer_interval")? {
+        Some(0) => return Err(facts.error("no_rope_layer_interval", "0 is not a period of layers")),
+        given => given.unwrap_or(NO_ROPE_INTERVAL),
+    };
+    for (index, layer) in description.config.layers.iter_mut().enumerate() {
+        let has_rope = listed.as_ref().map_or(!(index + 1).is_multiple_of(interval), |listed| listed[index]);
+        layer.attention.rope = has_rope.then_some(0);
+    }
+    Ok(description)
+}
+
+/// `no_rope_layers`: despite its name, 1 for layers that have rotary positions.
+fn rope_layers(facts: &Facts, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+    const KEY: &str = "no_rope_layers";
+    let Some(value) = facts.value(KEY) else { return Ok(None) };
+    let list = value.as_array().filter(|list| list.len() == num_layers);
+    let list = list.ok_or_else(|| facts.error(KEY, format!("is not a list of {num_layers} layers")))?;
+    let flags = list.iter().map(|flag| flag.as_u64().filter(|flag| *flag < 2).map(|flag| flag == 1));
+    flags.collect::<Option<_>>().map(Some).ok_or_else(|| facts.error(KEY, "holds values other than 0 and 1"))
+}

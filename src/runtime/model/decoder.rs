@@ -1,0 +1,438 @@
+//! The one decoder: every family runs through this code, driven by [`DecoderConfig`].
+//!
+//! KV comes in from outside and is addressed by page tables, so rewinding, sharing and batching are the caller's to
+//! decide. A row's result depends on its own sequence only.
+
+use super::config::{DecoderConfig, LayerConfig, Naming, QkNorm, RopeScaling};
+use super::rope::Rope;
+use super::weights::{Linear, WeightFile};
+use super::{Batch, Logits, Model, ModelSpec, Row};
+use crate::runtime::backend::{AttentionSpec, Backend, KvShape, KvType, Span};
+use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::attention::ScoreRule;
+use crate::runtime::kernel::{isa, math};
+use crate::runtime::tensor::{HostTensor, TensorSource};
+
+/// What a decoder is built from, besides the backend.
+pub struct Parts<'a> {
+    pub config: DecoderConfig,
+    pub naming: Naming,
+    pub source: &'a dyn TensorSource,
+    /// The most tokens a sequence may hold; decides LongRoPE's divisors.
+    pub context_length: usize,
+    pub kv_type: KvType,
+    /// Converts a matrix to the type it is to be kept in.
+    pub convert: Convert<'a>,
+    /// Told after each layer: layers done, of how many.
+    pub progress: &'a mut dyn FnMut(usize, usize),
+}
+
+/// Told a matrix's name and what it is for, gives it back in the type it is to be kept in.
+pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+
+/// What a matrix is for: the table of tokens is more sensitive to rounding than the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Embedding table or output matrix, `[vocab, hidden]`.
+    Vocabulary,
+    /// A projection within a layer.
+    Projection,
+}
+
+/// Weights on a backend, and the KV they write.
+pub struct Decoder<B: Backend> {
+    backend: B,
+    config: DecoderConfig,
+    spec: ModelSpec,
+    ropes: Vec<Rope>,
+    embedding: B::Weight,
+    head: Option<B::Weight>,
+    final_norm: B::Vector,
+    layers: Vec<Layer<B>>,
+    kv: B::Kv,
+    scratch: Scratch<B>,
+}
+
+struct Projection<B: Backend> {
+    weight: B::Weight,
+    bias: Option<B::Vector>,
+}
+
+struct Layer<B: Backend> {
+    pre_mixer: Option<B::Vector>,
+    post_mixer: Option<B::Vector>,
+    pre_mlp: Option<B::Vector>,
+    post_mlp: Option<B::Vector>,
+    q: Projection<B>,
+    k: Projection<B>,
+    v: Projection<B>,
+    output: Projection<B>,
+    qk_norms: Option<[B::Vector; 2]>,
+    gate: Projection<B>,
+    up: Projection<B>,
+    down: Projection<B>,
+}
+
+/// Buffers kept from step to step.
+struct Scratch<B: Backend> {
+    residual: B::Buffer,
+    normed: B::Buffer,
+    q: B::Buffer,
+    k: B::Buffer,
+    v: B::Buffer,
+    mixed: B::Buffer,
+    added: B::Buffer,
+    gate: B::Buffer,
+    up: B::Buffer,
+}
+
+impl<B: Backend> Scratch<B> {
+    fn new(backend: &B) -> Self {
+        let buffer = || backend.buffer();
+        Self {
+            residual: buffer(),
+            normed: buffer(),
+            q: buffer(),
+            k: buffer(),
+            v: buffer(),
+            mixed: buffer(),
+            added: buffer(),
+            gate: buffer(),
+            up: buffer(),
+        }
+    }
+}
+
+/// What all layers of a step share.
+struct Step<B: Backend> {
+    spans: Vec<Span>,
+    angles: Vec<B::Angles>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Reads all weights.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(backend: B, parts: Parts<'_>) -> Result<Self, LoadError> {
+        let Parts { mut config, naming, source, context_length, kv_type, convert, progress } = parts;
+        let file = WeightFile::new(source, &naming)?;
+        if naming.gguf {
+            apply_divisors(&mut config, &file)?;
+        }
+        let loader =
+            LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let vocabulary = |table: Linear| -> Result<B::Weight, LoadError> {
+            backend.weight(&convert(&table.name, Matrix::Vocabulary, table.weight)?)
+        };
+        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
+        let head = file.head(vocab, hidden)?.map(vocabulary).transpose()?;
+        let final_norm = backend.vector(file.final_norm(hidden)?)?;
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (index, layer) in config.layers.iter().enumerate() {
+            layers.push(loader.layer(index, layer)?);
+            progress(index + 1, config.layers.len());
+        }
+        let shapes = kv_shapes(&config);
+        let kv = backend.kv(&shapes, kv_type);
+        let ropes = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
+        let spec = ModelSpec {
+            architecture: config.architecture.to_owned(),
+            vocab_size: vocab,
+            context_length,
+            kv_bytes_per_token: kv_bytes_per_token(&config, kv_type),
+            can_rewind: true,
+        };
+        let scratch = Scratch::new(&backend);
+        Ok(Self { backend, config, spec, ropes, embedding, head, final_norm, layers, kv, scratch })
+    }
+
+    fn step(&self, batch: &Batch<'_>) -> Result<Step<B>> {
+        let positions: Vec<usize> = batch.rows.iter().map(|row| row.position).collect();
+        let mut angles = Vec::with_capacity(self.ropes.len());
+        for rope in &self.ropes {
+            let (cos, sin) = rope.angles(&positions);
+            angles.push(self.backend.angles(&cos, &sin, positions.len())?);
+        }
+        Ok(Step { spans: spans(batch)?, angles })
+    }
+
+    fn layer(&mut self, index: usize, step: &Step<B>) -> Result<()> {
+        let Self { backend, config, layers, kv, scratch: s, .. } = self;
+        let (facts, layer) = (&config.layers[index], &layers[index]);
+        let eps = facts.norm_eps;
+
+        let input = normed(backend, layer.pre_mixer.as_ref(), eps, &s.residual, &mut s.normed)?;
+        attention(
+            backend,
+            (index, facts),
+            layer,
+            step,
+            kv,
+            Attention {
+                input,
+                q: &mut s.q,
+                k: &mut s.k,
+                v: &mut s.v,
+                mixed: &mut s.mixed,
+                added: &mut s.added,
+            },
+        )?;
+        let added = normed(backend, layer.post_mixer.as_ref(), eps, &s.added, &mut s.mixed)?;
+        backend.add_scaled(&mut s.residual, added, facts.residual_scale)?;
+
+        let input = normed(backend, layer.pre_mlp.as_ref(), eps, &s.residual, &mut s.normed)?;
+        backend.matmul(input, &layer.gate.weight, layer.gate.bias.as_ref(), &mut s.gate)?;
+        backend.matmul(input, &layer.up.weight, layer.up.bias.as_ref(), &mut s.up)?;
+        backend.gated(facts.mlp.activation, &mut s.gate, &s.up)?;
+        backend.matmul(&s.gate, &layer.down.weight, layer.down.bias.as_ref(), &mut s.added)?;
+        let added = normed(backend, layer.post_mlp.as_ref(), eps, &s.added, &mut s.mixed)?;
+        backend.add_scaled(&mut s.residual, added, facts.residual_scale)
+    }
+
+    /// Logits of the rows that want them.
+    fn logits(&mut self, rows: &[Row]) -> Result<Logits> {
+        let wanted: Vec<usize> =
+            rows.iter().enumerate().filter(|(_, row)| row.wants_logits).map(|(index, _)| index).collect();
+        if wanted.is_empty() {
+            return Ok(Logits { values: Vec::new(), vocab_size: self.config.vocab_size });
+        }
+        let Self { backend, config, scratch: s, .. } = self;
+        backend.select_rows(&s.residual, &wanted, &mut s.added)?;
+        backend.rms_norm(&s.added, &self.final_norm, config.final_norm_eps, &mut s.normed)?;
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        backend.matmul(&s.normed, head, None, &mut s.gate)?;
+        let mut values = backend.read(&s.gate)?;
+        if config.logit_scale != 1.0 {
+            values.iter_mut().for_each(|value| *value *= config.logit_scale);
+        }
+        if let Some(cap) = config.final_softcap {
+            math::softcap(isa::isa(), &mut values, cap);
+        }
+        Ok(Logits { values, vocab_size: config.vocab_size })
+    }
+}
+
+impl<B: Backend> Model for Decoder<B> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+        let step = self.step(batch)?;
+        let tokens: Vec<u32> = batch.rows.iter().map(|row| row.token).collect();
+        let scale = self.config.embedding_scale;
+        self.backend.embed(&self.embedding, &tokens, scale, &mut self.scratch.residual)?;
+        for index in 0..self.layers.len() {
+            self.layer(index, &step)?;
+        }
+        self.logits(batch.rows)
+    }
+}
+
+/// Buffers of one attention block.
+struct Attention<'a, Buffer> {
+    input: &'a Buffer,
+    q: &'a mut Buffer,
+    k: &'a mut Buffer,
+    v: &'a mut Buffer,
+    mixed: &'a mut Buffer,
+    added: &'a mut Buffer,
+}
+
+fn attention<B: Backend>(
+    backend: &B,
+    (index, facts): (usize, &LayerConfig),
+    layer: &Layer<B>,
+    step: &Step<B>,
+    kv: &mut B::Kv,
+    buffers: Attention<'_, B::Buffer>,
+) -> Result<()> {
+    let Attention { input, q, k, v, mixed, added } = buffers;
+    let attention = &facts.attention;
+    backend.matmul(input, &layer.q.weight, layer.q.bias.as_ref(), q)?;
+    backend.matmul(input, &layer.k.weight, layer.k.bias.as_ref(), k)?;
+    backend.matmul(input, &layer.v.weight, layer.v.bias.as_ref(), v)?;
+    if let Some([q_norm, k_norm]) = &layer.qk_norms {
+        backend.rms_norm(q, q_norm, facts.norm_eps, mixed)?;
+        std::mem::swap(q, mixed);
+        backend.rms_norm(k, k_norm, facts.norm_eps, mixed)?;
+        std::mem::swap(k, mixed);
+    }
+    if let Some(rope) = attention.rope {
+        backend.rope(q, attention.head_dim, &step.angles[rope])?;
+        backend.rope(k, attention.head_dim, &step.angles[rope])?;
+    }
+    backend.store_kv(kv, index, k, v, &step.spans)?;
+    let spec = AttentionSpec {
+        layer: index,
+        num_heads: attention.num_heads,
+        rule: ScoreRule { scale: attention.scale, softcap: attention.softcap },
+        window: attention.window,
+    };
+    backend.attend(kv, &spec, q, &step.spans, mixed)?;
+    backend.matmul(mixed, &layer.output.weight, layer.output.bias.as_ref(), added)
+}
+
+/// `x` normalised into `out`, or `x` itself where the family has no norm here.
+fn normed<'a, B: Backend>(
+    backend: &B,
+    weight: Option<&B::Vector>,
+    eps: f32,
+    x: &'a B::Buffer,
+    out: &'a mut B::Buffer,
+) -> Result<&'a B::Buffer> {
+    match weight {
+        None => Ok(x),
+        Some(weight) => {
+            backend.rms_norm(x, weight, eps, out)?;
+            Ok(out)
+        }
+    }
+}
+
+/// Groups consecutive rows of one sequence.
+fn spans(batch: &Batch<'_>) -> Result<Vec<Span>> {
+    let mut spans: Vec<Span> = Vec::new();
+    let mut last = None;
+    for (index, row) in batch.rows.iter().enumerate() {
+        let table = *batch
+            .tables
+            .get(row.sequence)
+            .ok_or_else(|| Error::Backend(format!("row {index} names sequence {}", row.sequence)))?;
+        if row.position >= table.len() {
+            return Err(Error::Backend(format!("row {index} is not covered by its page table")));
+        }
+        match spans.last_mut() {
+            Some(span) if last == Some((row.sequence, row.position.wrapping_sub(1))) => span.rows.end += 1,
+            _ => {
+                let pages = table.page_ids().collect();
+                spans.push(Span { rows: index..index + 1, start: row.position, pages });
+            }
+        }
+        last = Some((row.sequence, row.position));
+    }
+    Ok(spans)
+}
+
+fn kv_shapes(config: &DecoderConfig) -> Vec<KvShape> {
+    let shape = |layer: &LayerConfig| KvShape {
+        num_kv_heads: layer.attention.num_kv_heads,
+        head_dim: layer.attention.head_dim,
+    };
+    config.layers.iter().map(shape).collect()
+}
+
+/// Bytes of keys and values that one token keeps resident.
+pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
+    kv_shapes(config).iter().map(|shape| 2 * shape.num_kv_heads * shape.head_dim * kv_type.bytes()).sum()
+}
+
+/// GGUF keeps frequency divisors as tensors: one set for Llama 3, two for LongRoPE.
+fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(), LoadError> {
+    for rope in &mut config.ropes {
+        let pairs = rope.dim / 2;
+        match &mut rope.scaling {
+            RopeScaling::None => {
+                if let Some(divisors) = file.divisors("rope_freqs.weight", pairs)? {
+                    rope.scaling = RopeScaling::Divisors(divisors);
+                }
+            }
+            RopeScaling::LongRope { short, long, .. } if short.is_empty() => {
+                let found = (
+                    file.divisors("rope_factors_short.weight", pairs)?,
+                    file.divisors("rope_factors_long.weight", pairs)?,
+                );
+                match found {
+                    (Some(from_file_short), Some(from_file_long)) => {
+                        (*short, *long) = (from_file_short, from_file_long);
+                    }
+                    _ => rope.scaling = RopeScaling::None,
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads one layer after another.
+struct LayerLoader<'a, B: Backend> {
+    backend: &'a B,
+    file: &'a WeightFile<'a>,
+    naming: &'a Naming,
+    convert: Convert<'a>,
+    config: &'a DecoderConfig,
+}
+
+impl<B: Backend> LayerLoader<'_, B> {
+    fn layer(&self, index: usize, facts: &LayerConfig) -> Result<Layer<B>, LoadError> {
+        let (file, hidden, attention) = (self.file, self.config.hidden_size, &facts.attention);
+        let q_width = attention.num_heads * attention.head_dim;
+        let kv_width = attention.num_kv_heads * attention.head_dim;
+        let names = self.naming.norms;
+        let norm = |wanted: bool, hf: &str, gguf: &str| -> Result<_, LoadError> {
+            if !wanted {
+                return Ok(None);
+            }
+            let weights = file.layer_norm(index, hf, gguf, hidden)?;
+            Ok(Some(self.backend.vector(weights)?))
+        };
+        let [mut q, mut k, v] = file.linears(
+            index,
+            [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]],
+            ["self_attn.qkv_proj", "attn_qkv"],
+            [q_width, kv_width, kv_width],
+            hidden,
+        )?;
+        if self.naming.interleaved_qk {
+            (q, k) = (q.deinterleave(attention.head_dim), k.deinterleave(attention.head_dim));
+        }
+        let [gate, up] = file.linears(
+            index,
+            [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"]],
+            ["mlp.gate_up_proj", "ffn_up"],
+            [facts.mlp.intermediate_size; 2],
+            hidden,
+        )?;
+        let down =
+            file.linear(index, ["mlp.down_proj", "ffn_down"], [hidden, facts.mlp.intermediate_size])?;
+        let output = file.linear(index, ["self_attn.o_proj", "attn_output"], [hidden, q_width])?;
+        Ok(Layer {
+            pre_mixer: norm(facts.pre_norms, names.pre_mixer, "attn_norm.weight")?,
+            post_mixer: norm(facts.post_norms, names.post_mixer, "post_attention_norm.weight")?,
+            pre_mlp: norm(facts.pre_norms, names.pre_mlp, "ffn_norm.weight")?,
+            post_mlp: norm(facts.post_norms, names.post_mlp, "post_ffw_norm.weight")?,
+            qk_norms: self.qk_norms(index, facts)?,
+            q: self.projection(q)?,
+            k: self.projection(k)?,
+            v: self.projection(v)?,
+            output: self.projection(output)?,
+            gate: self.projection(gate)?,
+            up: self.projection(up)?,
+            down: self.projection(down)?,
+        })
+    }
+
+    fn qk_norms(&self, index: usize, facts: &LayerConfig) -> Result<Option<[B::Vector; 2]>, LoadError> {
+        let attention = &facts.attention;
+        let [q_len, k_len] = match attention.qk_norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::PerHead => [attention.head_dim; 2],
+            QkNorm::Whole => [attention.num_heads, attention.num_kv_heads].map(|n| n * attention.head_dim),
+        };
+        let norm = |hf, gguf, len| self.backend.vector(self.file.layer_norm(index, hf, gguf, len)?);
+        Ok(Some([
+            norm("self_attn.q_norm.weight", "attn_q_norm.weight", q_len)?,
+            norm("self_attn.k_norm.weight", "attn_k_norm.weight", k_len)?,
+        ]))
+    }
+
+    fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        let weight =
+            self.backend.weight(&(self.convert)(&linear.name, Matrix::Projection, linear.weight)?)?;
+        let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
+        Ok(Projection { weight, bias })
+    }
+}

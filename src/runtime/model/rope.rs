@@ -1,0 +1,159 @@
+//! Rotary frequencies: which angle each pair of a head turns per position, and by what the result is scaled.
+//!
+//! Sources: RoPE, Su et al. 2021; linear interpolation, Chen et al. 2023; Llama 3.1's ramp, Meta's model card and
+//! transformers' `rope_type: llama3`; YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024.
+
+use super::config::{RopeConfig, RopeScaling};
+
+/// One rotary table, resolved for a context length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Radians per position of each pair.
+    inv_freq: Vec<f32>,
+    /// Multiplies cosines and sines (YaRN's and LongRoPE's attention factor).
+    magnitude: f32,
+}
+
+impl Rope {
+    /// `context` decides LongRoPE's set of divisors once, so that a position's key never depends on how long the
+    /// sequence later grows.
+    pub fn new(config: &RopeConfig, context: usize) -> Self {
+        let base: Vec<f32> = (0..config.dim / 2)
+            .map(|pair| 1.0 / config.theta.powf(2.0 * pair as f32 / config.dim as f32))
+            .collect();
+        let plain = |inv_freq| Self { inv_freq, magnitude: 1.0 };
+        let divided = |divisors: &[f32]| base.iter().zip(divisors).map(|(freq, by)| freq / by).collect();
+        match &config.scaling {
+            RopeScaling::None => plain(base),
+            RopeScaling::Linear { factor } => plain(base.iter().map(|freq| freq / factor).collect()),
+            RopeScaling::Divisors(divisors) => plain(divided(divisors)),
+            RopeScaling::Llama3 { .. } => {
+                plain(base.iter().map(|freq| llama3(*freq, &config.scaling)).collect())
+            }
+            RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+                let divisors = if context > *original_context { long } else { short };
+                Self { inv_freq: divided(divisors), magnitude: *attention_factor }
+            }
+            RopeScaling::Yarn { factor, attention_factor, .. } => Self {
+                inv_freq: yarn(&base, config),
+                magnitude: attention_factor.unwrap_or(if *factor > 1.0 {
+                    0.1 * factor.ln() + 1.0
+                } else {
+                    1.0
+                }),
+            },
+        }
+    }
+
+    /// Cosines and sines, `[positions, dim / 2]` each. The angle is rounded to f32 as the reference does; cosine and
+    /// sine are then exact to f32, whatever the system's library.
+    pub fn angles(&self, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let angle = |position: usize, freq: f32| f64::from(position as f32 * freq);
+        let each = |function: fn(f64) -> f64| {
+            positions
+                .iter()
+                .flat_map(|&position| self.inv_freq.iter().map(move |&freq| angle(position, freq)))
+                .map(|angle| (function(angle) * f64::from(self.magnitude)) as f32)
+                .collect()
+        };
+        (each(f64::cos), each(f64::sin))
+    }
+}
+
+/// Wavelengths beyond the original context are stretched by `factor`, short ones kept, those between blended.
+fn llama3(freq: f32, scaling: &RopeScaling) -> f32 {
+    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } = scaling else {
+        return freq;
+    };
+    let context = *original_context as f32;
+    let wavelength = 2.0 * std::f32::consts::PI / freq;
+    if wavelength < context / high_freq_factor {
+        freq
+    } else if wavelength > context / low_freq_factor {
+        freq / factor
+    } else {
+        let smooth = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+        (1.0 - smooth) * freq / factor + smooth * freq
+    }
+}
+
+/// Blends interpolated and original frequencies by how many turns a pair makes within the original context.
+fn yarn(base: &[f32], config: &RopeConfig) -> Vec<f32> {
+    let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } = &config.scaling
+    else {
+        return base.to_vec();
+    };
+    let dim = config.dim as f32;
+    let pair_with_turns = |turns: f32| {
+        dim * (*original_context as f32 / (turns * 2.0 * std::f32::consts::PI)).ln()
+            / (2.0 * config.theta.ln())
+    };
+    let (mut low, mut high) = (pair_with_turns(*beta_fast), pair_with_turns(*beta_slow));
+    if *truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    let span = if high > low { high - low } else { 0.001 };
+    base.iter()
+        .enumerate()
+        .map(|(pair, freq)| {
+            let interpolate = ((pair as f32 - low) / span).clamp(0.0, 1.0);
+            freq / factor * interpolate + freq * (1.0 - interpolate)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Rope {
+        Rope::new(&RopeConfig { dim: 8, theta: 10_000.0, scaling }, 4096)
+    }
+
+    #[test]
+    fn plain_frequencies_are_powers_of_theta() {
+        assert_eq!(rope(RopeScaling::None).inv_freq, [1.0, 0.1, 0.01, 0.001]);
+        let (cos, sin) = rope(RopeScaling::None).angles(&[0, 2]);
+        assert_eq!((cos[0], sin[0]), (1.0, 0.0));
+        assert!((cos[4] - 2f32.cos()).abs() < 1e-6 && (sin[5] - 0.2f32.sin()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn long_rope_takes_its_set_by_the_context_and_scales_the_magnitude() {
+        let scaling = |original_context| RopeScaling::LongRope {
+            short: vec![1.0; 4],
+            long: vec![2.0; 4],
+            original_context,
+            attention_factor: 1.5,
+        };
+        assert_eq!(rope(scaling(4096)).inv_freq[1], 0.1);
+        assert_eq!(rope(scaling(2048)).inv_freq[1], 0.05);
+        assert_eq!(rope(scaling(2048)).angles(&[0]).0[0], 1.5);
+    }
+
+    #[test]
+    fn llama3_keeps_fast_pairs_and_divides_slow_ones() {
+        let scaled = rope(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 512,
+        });
+        assert_eq!((scaled.inv_freq[0], scaled.inv_freq[3]), (1.0, 0.001 / 8.0));
+    }
+
+    #[test]
+    fn yarn_leaves_fast_pairs_alone_and_interpolates_slow_ones() {
+        let scaled = rope(RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_context: 512,
+            attention_factor: None,
+            truncate: true,
+        });
+        assert_eq!((scaled.inv_freq[0], scaled.inv_freq[3]), (1.0, 0.001 / 4.0));
+        assert!((scaled.magnitude - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-7);
+    }
+}

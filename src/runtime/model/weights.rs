@@ -1,0 +1,230 @@
+//! Finding a decoder's tensors in a file: names, shapes, and the few rearrangements that published forms need.
+//!
+//! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here, against the
+//! description, so that the decoder never meets a wrong one.
+
+use super::config::Naming;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::{Dtype, quant};
+use crate::runtime::tensor::{HostTensor, TensorSource};
+
+/// The tensors of one model, found by role.
+pub struct WeightFile<'a> {
+    source: &'a dyn TensorSource,
+    naming: &'a Naming,
+    /// What Hugging Face names begin with: `model.`, or longer for the text part of a multimodal model.
+    prefix: String,
+}
+
+/// Where Hugging Face checkpoints keep the text decoder, most common first.
+const PREFIXES: [&str; 4] = ["model.", "model.language_model.", "language_model.model.", ""];
+
+impl<'a> WeightFile<'a> {
+    pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
+        let prefix = match naming.gguf {
+            true => String::new(),
+            false => PREFIXES
+                .iter()
+                .find(|prefix| source.describe(&format!("{prefix}embed_tokens.weight")).is_some())
+                .ok_or_else(|| missing("model.embed_tokens.weight"))?
+                .to_string(),
+        };
+        Ok(Self { source, naming, prefix })
+    }
+
+    /// Names, shapes and types of the text decoder's tensors, whatever else the file holds (vision, audio, prediction heads).
+    pub fn decoder_tensors(&self) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
+        let names = self.source.names();
+        let ours =
+            |name: &str| self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+        names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
+            let (shape, dtype) = self.source.describe(&name)?;
+            Some((name.into_owned(), shape, dtype))
+        })
+    }
+
+    /// The name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
+    fn global_name(&self, hf: &str, gguf: &str) -> String {
+        if self.naming.gguf { gguf.to_owned() } else { format!("{}{hf}", self.prefix) }
+    }
+
+    fn layer_name(&self, layer: usize, hf: &str, gguf: &str) -> String {
+        if self.naming.gguf {
+            format!("blk.{layer}.{gguf}")
+        } else {
+            format!("{}layers.{layer}.{hf}", self.prefix)
+        }
+    }
+
+    fn find(&self, name: &str, shape: &[usize]) -> Result<Option<HostTensor>, LoadError> {
+        let Some(tensor) = self.source.tensor(name)? else { return Ok(None) };
+        if tensor.shape != shape {
+            let message =
+                format!("has shape {:?}, but the model's description needs {shape:?}", tensor.shape);
+            return Err(LoadError::Tensor { tensor: name.to_owned(), message });
+        }
+        Ok(Some(tensor))
+    }
+
+    /// The embedding table, `[vocab, hidden]`.
+    pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
+        let name = self.global_name("embed_tokens.weight", "token_embd.weight");
+        let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
+        Ok(Linear { name, weight, bias: None })
+    }
+
+    /// The output matrix, `[vocab, hidden]`; `None` when it is the embedding table.
+    pub fn head(&self, vocab: usize, hidden: usize) -> Result<Option<Linear>, LoadError> {
+        if self.naming.tied == Some(true) {
+            return Ok(None);
+        }
+        let names: &[&str] = match self.naming.gguf {
+            true => &["output.weight"],
+            false => &["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"],
+        };
+        for name in names {
+            if let Some(weight) = self.find(name, &[vocab, hidden])? {
+                return Ok(Some(Linear { name: (*name).to_owned(), weight, bias: None }));
+            }
+        }
+        if self.naming.tied == Some(false) { Err(missing(names[0])) } else { Ok(None) }
+    }
+
+    pub fn final_norm(&self, hidden: usize) -> Result<Vec<f32>, LoadError> {
+        let name = self.global_name("norm.weight", "output_norm.weight");
+        self.norm(&name, hidden)
+    }
+
+    /// A layer's norm weights in f32, with Gemma's offset of 1 added where the file stores them without.
+    pub fn layer_norm(&self, layer: usize, hf: &str, gguf: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        self.norm(&self.layer_name(layer, hf, gguf), len)
+    }
+
+    fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let tensor = self.find(name, &[len])?.ok_or_else(|| missing(name))?;
+        let mut values = to_f32(&tensor);
+        if self.naming.norm_offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += self.naming.norm_offset);
+        }
+        Ok(values)
+    }
+
+    /// A projection and its bias, if it has one.
+    pub fn linear(
+        &self,
+        layer: usize,
+        [hf, gguf]: [&str; 2],
+        [rows, cols]: [usize; 2],
+    ) -> Result<Linear, LoadError> {
+        let name = self.layer_name(layer, hf, gguf);
+        self.optional_linear(&name, [rows, cols])?.ok_or_else(|| missing(&format!("{name}.weight")))
+    }
+
+    fn optional_linear(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Option<Linear>, LoadError> {
+        let Some(weight) = self.find(&format!("{name}.weight"), &[rows, cols])? else { return Ok(None) };
+        let bias = self.find(&format!("{name}.bias"), &[rows])?.map(|bias| to_f32(&bias));
+        Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
+    }
+
+    /// Projections stored one by one, or together as consecutive rows of one matrix (Phi-3).
+    pub fn linears<const N: usize>(
+        &self,
+        layer: usize,
+        separate: [[&str; 2]; N],
+        fused: [&str; 2],
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Linear; N], LoadError> {
+        let fused_name = self.layer_name(layer, fused[0], fused[1]);
+        let total = rows.iter().sum();
+        // GGUF calls Phi-3's fused gate and up by the name of up alone: the separate gate decides.
+        let first = self.layer_name(layer, separate[0][0], separate[0][1]);
+        if self.source.describe(&format!("{first}.weight")).is_none()
+            && let Some(whole) = self.optional_linear(&fused_name, [total, cols])?
+        {
+            let mut start = 0;
+            return Ok(rows.map(|count| {
+                start += count;
+                whole.slice_rows(start - count, start)
+            }));
+        }
+        let mut parts = Vec::with_capacity(N);
+        for (names, rows) in separate.into_iter().zip(rows) {
+            parts.push(self.linear(layer, names, [rows, cols])?);
+        }
+        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("N parts were pushed")))
+    }
+
+    /// Rotary divisors that not every GGUF has.
+    pub fn divisors(&self, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
+        Ok(self.find(name, &[pairs])?.map(|tensor| to_f32(&tensor)))
+    }
+}
+
+/// A matrix `[out, in]` with an optional bias.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    /// The tensor it came from.
+    pub name: String,
+    pub weight: HostTensor,
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    fn slice_rows(&self, start: usize, end: usize) -> Linear {
+        let bias = self.bias.as_ref().map(|bias| bias[start..end].to_vec());
+        Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
+    }
+
+    /// Puts rows that a GGUF converter interleaved (pairs side by side) back into half-split order.
+    ///
+    /// llama.cpp's converter stores q and k of the llama family so that rotary pairs are (2i, 2i+1); undoing it lets every
+    /// family use one rotation, and makes GGUF and safetensors of one model the same matrix.
+    pub fn deinterleave(self, head_dim: usize) -> Linear {
+        let (rows, cols) = self.weight.rows_cols();
+        let row_bytes =
+            self.weight.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+        let source_row = |row: usize| {
+            let (head, within) = (row / head_dim, row % head_dim);
+            let (part, pair) = (within / (head_dim / 2), within % (head_dim / 2));
+            head * head_dim + 2 * pair + part
+        };
+        let mut bytes = Vec::with_capacity(rows * row_bytes);
+        for row in 0..rows {
+            let at = source_row(row) * row_bytes;
+            bytes.extend_from_slice(&self.weight.bytes[at..at + row_bytes]);
+        }
+        let weight = HostTensor { dtype: self.weight.dtype, shape: self.weight.shape, bytes: bytes.into() };
+        let bias = self.bias.map(|bias| (0..rows).map(|row| bias[source_row(row)]).collect());
+        Linear { name: self.name, weight, bias }
+    }
+}
+
+/// A small tensor's values as f32.
+pub fn to_f32(tensor: &HostTensor) -> Vec<f32> {
+    let (rows, cols) = tensor.rows_cols();
+    let mut values = vec![0.0; rows * cols];
+    quant::dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
+    values
+}
+
+fn missing(name: &str) -> LoadError {
+    LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deinterleave_undoes_the_converters_permutation() {
+        // Two heads of four rows, one value per row: the converter stores rows 0 2 1 3 of each head.
+        let stored = [0.0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
+        let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let weight = HostTensor { dtype: Dtype::F32, shape: vec![8, 1], bytes: bytes.into() };
+        let linear = Linear { name: "q".into(), weight, bias: Some(stored.to_vec()) }.deinterleave(4);
+        let expected: Vec<f32> = (0..8).map(|row| row as f32).collect();
+        assert_eq!(to_f32(&linear.weight), expected);
+        assert_eq!(linear.bias, Some(expected));
+    }
+}
