@@ -115,7 +115,7 @@ pub fn run(
             config.check()?;
             let settings = settings(config, places, command, &|name| std::env::var_os(name))?;
             match args.output {
-                ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)?),
+                ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)),
                 ReportFormat::Json => print_json(&to_json(&settings, config)),
             }
         }
@@ -270,10 +270,11 @@ fn to_toml(
     config: &Config,
     places: &Places,
     origin: bool,
-) -> Result<String, CommandError> {
+) -> String {
     let mut text = String::new();
     let mut table = None;
-    for setting in settings {
+    // Unset keys are of interest to who asks where things come from.
+    for setting in settings.iter().filter(|setting| origin || setting.value.is_some()) {
         if setting.table != table {
             table.clone_from(&setting.table);
             text += &format!("\n[{}]\n", table.as_deref().unwrap_or_default());
@@ -293,7 +294,10 @@ fn to_toml(
         let line = format!("{} = {}", quoted(&alias.name), quoted(&alias.reference));
         push_line(&mut text, &line, origin.then(|| format!("{}:{}", places.shorten(&file.path), alias.line)));
     }
-    Ok(text)
+    if text.is_empty() {
+        text += "# nothing is set: what the model recommends and built-in defaults apply (--origin lists all keys)\n";
+    }
+    text
 }
 
 fn push_line(text: &mut String, line: &str, origin: Option<String>) {
