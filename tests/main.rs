@@ -3,6 +3,8 @@
 mod common;
 
 mod architecture;
+mod cli;
 mod hub;
 mod loading;
 mod parity_table;
+mod templates;

@@ -265,12 +265,7 @@ fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
     }
 }
 
-fn to_toml(
-    settings: &[Setting],
-    config: &Config,
-    places: &Places,
-    origin: bool,
-) -> String {
+fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool) -> String {
     let mut text = String::new();
     let mut table = None;
     // Unset keys are of interest to who asks where things come from.
