@@ -6,3 +6,4 @@ mod architecture;
 mod hub;
 mod loading;
 mod parity_table;
+mod templates;
