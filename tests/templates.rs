@@ -43,7 +43,12 @@ fn check(expected: &Expected<'_>, got: &Result<String, TemplateError>) -> Result
     Err(match (expected, got) {
         (Expected::Text(text), Ok(got)) => {
             let at = text.bytes().zip(got.bytes()).take_while(|(a, b)| a == b).count();
-            let from = |s: &str| String::from_utf8_lossy(&s.as_bytes()[at.saturating_sub(20)..]).chars().take(90).collect::<String>();
+            let from = |s: &str| {
+                String::from_utf8_lossy(&s.as_bytes()[at.saturating_sub(20)..])
+                    .chars()
+                    .take(90)
+                    .collect::<String>()
+            };
             format!("differs at byte {at}:\n    want {:?}\n    got  {:?}", from(text), from(got))
         }
         (Expected::Text(_), Err(error)) => format!("want text, got {error}"),
@@ -63,7 +68,8 @@ fn jinja2_goldens() {
     let Some(root) = fixtures() else { return };
     let folder = root.join("vectors/chat-templates");
     let contexts = read_json(&folder.join("jinja2-goldens.contexts.json"));
-    let rows = std::fs::read_to_string(folder.join("jinja2-goldens.jsonl")).expect("goldens beside their contexts");
+    let rows =
+        std::fs::read_to_string(folder.join("jinja2-goldens.jsonl")).expect("goldens beside their contexts");
     let mut total = 0;
     let mut failures = BTreeMap::new();
     for row in rows.lines() {
@@ -77,7 +83,9 @@ fn jinja2_goldens() {
             }
             let expected = match (expected["ok"].as_str(), expected["error"].as_str()) {
                 (Some(text), _) => Expected::Text(text),
-                (_, Some(error)) => error.strip_prefix("TemplateError: ").map_or(Expected::Error, Expected::Raised),
+                (_, Some(error)) => {
+                    error.strip_prefix("TemplateError: ").map_or(Expected::Error, Expected::Raised)
+                }
                 _ => panic!("{file} {name}: neither ok nor error"),
             };
             total += 1;
@@ -105,7 +113,8 @@ fn huggingface_js_syntax() {
         total += 1;
         let source = case["template"].as_str().expect("a template");
         if let Err(why) = check(&expected, &render(source, variables)) {
-            failures.insert(case["name"].as_str().unwrap_or_default().to_owned(), format!("{source:?} {why}"));
+            failures
+                .insert(case["name"].as_str().unwrap_or_default().to_owned(), format!("{source:?} {why}"));
         }
     }
     report("huggingface.js syntax", total, &failures);

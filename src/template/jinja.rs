@@ -93,7 +93,11 @@ impl ChatTemplate {
     /// # Errors
     /// `Raised` when the template refuses the conversation, `Render` when it fails on it, `TooExpensive` when it hits
     /// a bound.
-    pub fn render(&self, conversation: &Conversation, options: &RenderOptions) -> Result<String, TemplateError> {
+    pub fn render(
+        &self,
+        conversation: &Conversation,
+        options: &RenderOptions,
+    ) -> Result<String, TemplateError> {
         let mut variables = conversation_variables(conversation);
         let prompt = (options.add_generation_prompt || options.response_prefix.is_some())
             && !options.continue_final_message;
@@ -110,7 +114,11 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As [`Self::render`].
-    pub fn render_variables(&self, variables: &Map<String, Json>, now: DateTime) -> Result<String, TemplateError> {
+    pub fn render_variables(
+        &self,
+        variables: &Map<String, Json>,
+        now: DateTime,
+    ) -> Result<String, TemplateError> {
         let mut all = self.inner.specials.clone();
         all.extend(variables.iter().map(|(name, value)| (name.clone(), value.clone())));
         run(&self.inner.env, &all, now)
@@ -132,7 +140,8 @@ pub(super) fn compile(
     env.set_recursion_limit(MAX_SCOPES);
     env.set_fuel(Some(FUEL));
     python::install(&mut env);
-    let added = guarded(|| env.add_template_owned(NAME, prepared).map_err(|error| source::syntax_error(&error)));
+    let added =
+        guarded(|| env.add_template_owned(NAME, prepared).map_err(|error| source::syntax_error(&error)));
     added?;
     link_check(&env)?;
     Ok(env)
@@ -182,7 +191,9 @@ fn json_bytes(value: &Json) -> u64 {
     match value {
         Json::String(text) => text.len() as u64,
         Json::Array(items) => items.iter().map(json_bytes).sum::<u64>() + 8,
-        Json::Object(members) => members.iter().map(|(name, value)| name.len() as u64 + json_bytes(value)).sum(),
+        Json::Object(members) => {
+            members.iter().map(|(name, value)| name.len() as u64 + json_bytes(value)).sum()
+        }
         _ => 8,
     }
 }
@@ -191,7 +202,10 @@ fn json_bytes(value: &Json) -> u64 {
 /// it becomes an error. Nothing that it could leave half-changed outlives the call.
 fn guarded<T>(work: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(TemplateError::Render { line: 1, message: "the template engine failed on this template".to_owned() })
+        Err(TemplateError::Render {
+            line: 1,
+            message: "the template engine failed on this template".to_owned(),
+        })
     })
 }
 
@@ -301,7 +315,8 @@ fn cut_behind_final_message(text: &mut String, conversation: &Conversation) -> R
     let wanted = content.trim();
     let found = if wanted.is_empty() { None } else { text.rfind(wanted) };
     let Some(at) = found else {
-        let message = "the last message cannot be continued: its content is not in the rendered text".to_owned();
+        let message =
+            "the last message cannot be continued: its content is not in the rendered text".to_owned();
         return Err(TemplateError::Render { line: 1, message });
     };
     let end = at + wanted.len();

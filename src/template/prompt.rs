@@ -60,14 +60,16 @@ impl PromptTemplate {
     pub fn render(&self, vars: &BTreeMap<String, String>) -> Result<RenderedPrompt, TemplateError> {
         let given: Map<String, Json> =
             vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
-        let text = jinja::run(&self.env, &given, DateTime::utc_now()).map_err(|error| self.explain(error, vars))?;
+        let text =
+            jinja::run(&self.env, &given, DateTime::utc_now()).map_err(|error| self.explain(error, vars))?;
         let unused = vars.keys().filter(|name| !self.variables.contains(*name)).cloned().collect();
         Ok(RenderedPrompt { text, unused })
     }
 
     /// A failure while variables are missing is taken to be theirs: strict mode fails on nothing else that is plain.
     fn explain(&self, error: TemplateError, vars: &BTreeMap<String, String>) -> TemplateError {
-        let missing: Vec<String> = self.variables.iter().filter(|name| !vars.contains_key(*name)).cloned().collect();
+        let missing: Vec<String> =
+            self.variables.iter().filter(|name| !vars.contains_key(*name)).cloned().collect();
         match error {
             TemplateError::Render { .. } if !missing.is_empty() => {
                 TemplateError::UndefinedVariables { missing, known: vars.keys().cloned().collect() }

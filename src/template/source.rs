@@ -32,7 +32,8 @@ pub(super) fn prompt_syntax() -> Result<SyntaxConfig, TemplateError> {
 }
 
 fn syntax(chat: bool) -> Result<SyntaxConfig, TemplateError> {
-    let config = SyntaxConfig::builder().trim_blocks(chat).lstrip_blocks(chat).keep_trailing_newline(!chat).build();
+    let config =
+        SyntaxConfig::builder().trim_blocks(chat).lstrip_blocks(chat).keep_trailing_newline(!chat).build();
     config.map_err(|error| TemplateError::Syntax { line: 1, message: error.to_string() })
 }
 
@@ -91,7 +92,12 @@ struct Folding {
 }
 
 impl Scan {
-    fn see(&mut self, token: &Token<'_>, range: std::ops::Range<usize>, line: usize) -> Result<(), TemplateError> {
+    fn see(
+        &mut self,
+        token: &Token<'_>,
+        range: std::ops::Range<usize>,
+        line: usize,
+    ) -> Result<(), TemplateError> {
         match token {
             Token::BlockStart | Token::VariableStart => {
                 self.tag_tokens = 0;
@@ -156,9 +162,10 @@ impl Folding {
 
 fn ends_operand(token: &Token<'_>) -> bool {
     match token {
-        Token::Ident(word) => {
-            !matches!(*word, "and" | "or" | "not" | "in" | "is" | "if" | "else" | "elif" | "set" | "for" | "recursive")
-        }
+        Token::Ident(word) => !matches!(
+            *word,
+            "and" | "or" | "not" | "in" | "is" | "if" | "else" | "elif" | "set" | "for" | "recursive"
+        ),
         Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => true,
         Token::BracketClose | Token::ParenClose | Token::BraceClose => true,
         _ => false,

@@ -20,8 +20,8 @@ mod text;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-pub(super) use object::{Dict, adopt, from_json};
 use object::Seq;
+pub(super) use object::{Dict, adopt, from_json};
 use object::{Generator, Method, Namespace, SeqKind};
 
 /// Deepest nesting of containers. JSON parsers stop at 128; Python's own limit is near 1000.
