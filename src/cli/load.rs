@@ -3,6 +3,7 @@
 //! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins tokenizer,
 //! chat template and engine into the [`Llm`] that the commands speak to.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::{self, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
+use super::output::visible;
 use super::places::Places;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
@@ -31,23 +33,26 @@ use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, Speci
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 
 /// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
+///
+/// # Errors
+/// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
 pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
-    let bar = LoadBar::new(terminal);
+    let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load::load(&resolved, &options(args, terminal)?, &mut |done, total| bar.show(done, total));
     bar.clear();
     let loaded = loaded?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
     let context_tokens = loaded.model.spec().context_length;
-    let speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
+    let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
     let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
     let (model, vocabulary) = (loaded.model, speech.texts.tokenizer.clone());
     let handle = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
-    let mut speech = speech;
     speech.info.vocab_size = handle.spec().vocab_size();
     speech.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", speech.info.load_time.as_secs_f32());
     Ok(Box::new(LoadedLlm { speech, handle }))
 }
 
@@ -75,6 +80,7 @@ fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandErr
     };
     let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
     let path = resolved.source.path();
+    tracing::info!("{reference} is {}", path.display());
     // What the user typed as a path needs no explanation.
     if path != Path::new(reference) {
         terminal.note(&format!("model {} ({})", resolved.name, path.display()));
@@ -150,11 +156,11 @@ struct LoadBar {
 }
 
 impl LoadBar {
-    fn new(terminal: &Terminal) -> Self {
-        let style = ProgressStyle::with_template("loading {bar:30} {pos}/{len} layers")
+    fn new(terminal: &Terminal, name: &str) -> Self {
+        let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
             .expect("the template is constant and valid");
-        let bar = terminal.shows_progress().then(|| ProgressBar::hidden().with_style(style));
-        Self { start: Instant::now(), bar }
+        let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
+        Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
     }
 
     fn show(&self, done: usize, total: usize) {
@@ -179,6 +185,8 @@ struct Speech {
     texts: ModelTexts,
     /// The template in force; `Err` is why the source does not compile, said when it is needed.
     template: Option<Result<ChatTemplate, TemplateError>>,
+    /// One clock per run, so that every row of a batch sees the same date.
+    now: OnceCell<DateTime>,
 }
 
 impl Speech {
@@ -199,7 +207,7 @@ impl Speech {
             has_chat_template: template.is_some(),
             ..ModelInfo::default()
         };
-        Self { info, texts, template }
+        Self { info, texts, template, now: OnceCell::new() }
     }
 }
 
@@ -210,13 +218,10 @@ impl Texts for Speech {
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
         let template = self.template.as_ref().unwrap_or(&Err(TemplateError::Missing)).as_ref();
-        let template = template.map_err(|error| template_error(error.clone()))?;
-        let options = RenderOptions {
-            add_generation_prompt: true,
-            now: DateTime::utc_now(),
-            ..RenderOptions::default()
-        };
-        template.render(conversation, &options).map_err(template_error)
+        let template = template.map_err(TemplateError::clone)?;
+        let now = *self.now.get_or_init(DateTime::utc_now);
+        let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
+        Ok(template.render(conversation, &options)?)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
@@ -228,15 +233,20 @@ impl Texts for Speech {
     }
 }
 
-fn template_error(error: TemplateError) -> CommandError {
-    let hint = match &error {
-        TemplateError::Missing => {
-            "complete plain text with --raw, or give a template with --chat-template FILE"
-        }
-        TemplateError::Raised(_) => "change the conversation, or complete plain text with --raw",
-        _ => "give another template with --chat-template FILE, or complete plain text with --raw",
-    };
-    CommandError::new(Kind::BadData, error).context("rendering the prompt").hint(hint)
+impl From<TemplateError> for CommandError {
+    fn from(error: TemplateError) -> Self {
+        let hint = match &error {
+            TemplateError::Missing => {
+                "complete plain text with --raw, or give a template with --chat-template FILE"
+            }
+            TemplateError::Raised(_) => {
+                "change the messages, or give another template with --chat-template FILE"
+            }
+            TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",
+            _ => "give another template with --chat-template FILE, or complete plain text with --raw",
+        };
+        CommandError::new(Kind::BadData, error).hint(hint)
+    }
 }
 
 /// A loaded model and its engine.

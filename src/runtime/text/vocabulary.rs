@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::Tokenizer;
+use super::tokenizer::Tokenizer;
 
 /// Token ids as text. Tests run the engine with toy vocabularies through this.
 pub trait Vocabulary: Send + Sync {
