@@ -145,6 +145,12 @@ fn fill(
 ) -> Result<String, CommandError> {
     let broken = |error: TemplateError| CommandError::bad_data(error).context(name.to_owned());
     let template = PromptTemplate::new(text).map_err(broken)?;
+    // Before what is missing: the two together are a misspelt name.
+    if let Some(unused) = variables.keys().find(|key| !template.variables().any(|known| known == *key)) {
+        let known = template.variables().collect::<Vec<_>>().join(", ");
+        let message = format!("{name} has no variable {unused:?}");
+        return Err(CommandError::usage(message).hint(format!("it has: {known}")));
+    }
     let wants_input = template.variables().any(|variable| variable == "input");
     let mut rest = None;
     if variables.contains_key("input") || !wants_input {
@@ -155,16 +161,12 @@ fn fill(
         let hint = "pipe it in, or give it as an argument or with --var input=@FILE";
         return Err(CommandError::usage(format!("{name} needs an input")).hint(hint));
     }
-    let known = || format!("it has: {}", template.variables().collect::<Vec<_>>().join(", "));
     let rendered = template.render(&variables).map_err(|error| match error {
         TemplateError::UndefinedVariables { .. } => {
             CommandError::usage(error).context(name.to_owned()).hint("fill it with --var KEY=VALUE")
         }
         error => broken(error),
     })?;
-    if let Some(unused) = rendered.unused.first() {
-        return Err(CommandError::usage(format!("{name} has no variable {unused:?}")).hint(known()));
-    }
     Ok(join([Some(rendered.text), rest]).unwrap_or_default())
 }
 
