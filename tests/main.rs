@@ -4,6 +4,8 @@ mod common;
 
 mod architecture;
 mod hub;
+mod load_options;
 mod loading;
 mod parity_table;
+mod real_models;
 mod templates;
