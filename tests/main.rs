@@ -2,6 +2,9 @@
 
 mod architecture;
 mod common;
+mod engine;
+mod engine_thread;
 
 mod hub;
 mod parity;
+mod session;

@@ -300,3 +300,324 @@ fn exp_nonpositive(x: f64) -> f64 {
     let power = f64::from_bits(((1023 + n as i64) as u64) << 52);
     series * power
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None };
+
+    fn sample(logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
+        Sampler::default().sample(logits, sampling, turn)
+    }
+
+    /// The ids of `count` draws, each with the index it would have in one long turn.
+    fn draws(logits: &[f32], sampling: &Sampling, seed: u64, count: usize) -> Vec<u32> {
+        let tokens = vec![0; count];
+        let mut sampler = Sampler::default();
+        let turn = |index| Turn { tokens: &tokens[..index], generated_from: 0, seed, logprobs: None };
+        (0..count)
+            .map(|index| sampler.sample(logits, sampling, &turn(index)).expect("finite logits").id)
+            .collect()
+    }
+
+    fn at_temperature(temperature: f32) -> Sampling {
+        Sampling { temperature, ..Sampling::default() }
+    }
+
+    #[test]
+    fn the_generator_gives_the_published_sequence() {
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ];
+        assert_eq!([0, 1, 2, 3, 4].map(|index| split_mix(1_234_567, index)), expected);
+        assert_eq!(split_mix(u64::MAX, u64::MAX), split_mix(u64::MAX, u64::MAX), "wraps, never overflows");
+        assert!((0..10_000).map(|index| uniform(3, index)).all(|u| (0.0..1.0).contains(&u)));
+    }
+
+    #[test]
+    fn exp_agrees_with_the_library_and_underflows_to_zero() {
+        assert_eq!(exp_nonpositive(0.0), 1.0);
+        assert_eq!(exp_nonpositive(-0.0), 1.0);
+        for step in 0..70_000 {
+            let x = -f64::from(step) * 0.01;
+            let (ours, library) = (exp_nonpositive(x), x.exp());
+            assert!((ours - library).abs() <= 4e-16 * library, "exp({x}) = {ours}, not {library}");
+        }
+        assert_eq!((exp_nonpositive(-1e9), exp_nonpositive(f64::NEG_INFINITY)), (0.0, 0.0));
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_equals() {
+        let greedy = Sampling::default();
+        assert_eq!(sample(&[1.0, 3.0, 3.0, -2.0], &greedy, &FIRST).expect("finite").id, 1);
+        assert_eq!(sample(&[-0.0, 0.0], &greedy, &FIRST).expect("finite").id, 0);
+        let only_best = Sampling { top_k: Some(1), ..at_temperature(2.0) };
+        assert_eq!(sample(&[1.0, 3.0, 3.0, -2.0], &only_best, &FIRST).expect("finite").id, 1);
+    }
+
+    #[test]
+    fn broken_logits_are_errors_on_every_path() {
+        let nan_last = [0.0, 1.0, f32::NAN];
+        let nan_first = [f32::NAN, 1.0, 0.0];
+        let masked = [f32::NEG_INFINITY; 3];
+        let infinite = [0.0, f32::INFINITY, 0.0];
+        let edited = Sampling { logit_bias: BTreeMap::from([(0, 1.0)]), ..at_temperature(1.0) };
+        for sampling in [Sampling::default(), at_temperature(1.0), edited] {
+            for logits in [nan_first, nan_last, masked, infinite] {
+                let result = sample(&logits, &sampling, &FIRST);
+                assert!(matches!(result, Err(Error::Backend(_))), "{logits:?} {sampling:?}: {result:?}");
+            }
+        }
+        assert!(sample(&[], &Sampling::default(), &FIRST).is_err());
+    }
+
+    #[test]
+    fn masked_tokens_are_never_drawn() {
+        let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0];
+        assert!(draws(&logits, &at_temperature(2.0), 1, 500).iter().all(|id| id % 2 == 1));
+    }
+
+    /// The logits after penalties and bias, as the sampler sees them.
+    fn edited(logits: &[f32], sampling: &Sampling, tokens: &[u32], generated_from: usize) -> Vec<f32> {
+        let mut sampler = Sampler::default();
+        sampler.edit(logits, sampling, &Turn { tokens, generated_from, seed: 0, logprobs: None });
+        assert!(sampler.counts.iter().all(|&count| count == 0), "counts are left clean");
+        sampler.edited
+    }
+
+    #[test]
+    fn repetition_counts_prompt_and_answer_once_and_the_others_the_answer_only() {
+        let logits = [4.0, -4.0, 2.0, 1.0];
+        let repetition = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        assert_eq!(edited(&logits, &repetition, &[0, 1, 1, 0], 3), [2.0, -8.0, 2.0, 1.0]);
+        let presence = Sampling { presence_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(edited(&logits, &presence, &[0, 1, 2, 2], 2), [4.0, -4.0, 1.5, 1.0]);
+        let frequency = Sampling { frequency_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(edited(&logits, &frequency, &[0, 2, 2, 3], 1), [4.0, -4.0, 1.0, 0.5]);
+        let bias = Sampling { logit_bias: BTreeMap::from([(3, 100.0), (0, -100.0)]), ..Sampling::default() };
+        assert_eq!(edited(&logits, &bias, &[], 0), [-96.0, -4.0, 2.0, 101.0]);
+    }
+
+    #[test]
+    fn penalties_come_in_the_documented_order_and_survive_extremes() {
+        let all = Sampling {
+            repetition_penalty: 2.0,
+            presence_penalty: 1.0,
+            frequency_penalty: 0.5,
+            logit_bias: BTreeMap::from([(0, 3.0)]),
+            ..Sampling::default()
+        };
+        assert_eq!(edited(&[8.0, 0.0], &all, &[0, 0], 0), [8.0 / 2.0 - 1.0 - 0.5 * 2.0 + 3.0, 0.0]);
+        let tiny = Sampling { repetition_penalty: f32::MIN_POSITIVE, ..Sampling::default() };
+        assert_eq!(edited(&[8.0, f32::NEG_INFINITY], &tiny, &[0, 1], 2), [f32::MAX, f32::NEG_INFINITY]);
+        assert_eq!(edited(&[1.0, 2.0], &all, &[99, 1, u32::MAX], 0), [4.0, 2.0 / 2.0 - 1.5], "foreign ids");
+    }
+
+    #[test]
+    fn no_processing_copies_nothing() {
+        let mut sampler = Sampler::default();
+        assert!(!sampler.edit(&[1.0, 2.0], &at_temperature(1.0), &FIRST));
+    }
+
+    /// Chi-square of `count` draws against `expected` probabilities.
+    fn chi_square(drawn: &[u32], expected: &[f64]) -> f64 {
+        let count_of = |id: usize| drawn.iter().filter(|&&drawn| drawn as usize == id).count() as f64;
+        let term = |(id, &p): (usize, &f64)| {
+            let wanted = p * drawn.len() as f64;
+            (count_of(id) - wanted).powi(2) / wanted
+        };
+        expected.iter().enumerate().filter(|(_, p)| **p > 0.0).map(term).sum()
+    }
+
+    /// Draws follow `expected`; ids of probability 0 never occur. 27.9 is the 0.1% point at 9 degrees of freedom, more
+    /// than any case here has.
+    fn check_distribution(logits: &[f32], sampling: &Sampling, expected: &[f64]) {
+        for seed in [1, 2, u64::MAX] {
+            let drawn = draws(logits, sampling, seed, 20_000);
+            assert!(drawn.iter().all(|&id| expected[id as usize] > 0.0), "{sampling:?}");
+            let deviation = chi_square(&drawn, expected);
+            assert!(deviation < 27.9, "{sampling:?}: chi-square {deviation}");
+        }
+    }
+
+    fn logs(probabilities: &[f64]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln() as f32).collect()
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let p = [0.1, 0.4, 0.05, 0.25, 0.2];
+        let plain = at_temperature(1.0);
+        check_distribution(&logs(&p), &plain, &p);
+        let squares: Vec<f64> = p.iter().map(|p| p * p / 0.275).collect(); // 0.275 = sum of squares
+        check_distribution(&logs(&p), &at_temperature(0.5), &squares);
+        let top_k = Sampling { top_k: Some(3), ..plain.clone() };
+        check_distribution(&logs(&p), &top_k, &[0.0, 0.4 / 0.85, 0.0, 0.25 / 0.85, 0.2 / 0.85]);
+        let top_p = Sampling { top_p: 0.6, ..plain.clone() };
+        check_distribution(&logs(&p), &top_p, &[0.0, 0.4 / 0.65, 0.0, 0.25 / 0.65, 0.0]);
+        let min_p = Sampling { min_p: 0.4, ..plain.clone() };
+        check_distribution(&logs(&p), &min_p, &[0.0, 0.4 / 0.85, 0.0, 0.25 / 0.85, 0.2 / 0.85]);
+        // top_p is taken of what top_k left: 0.4 / 0.65 already reaches 0.61, as 0.4 of the whole does not.
+        let both = Sampling { top_k: Some(2), top_p: 0.61, ..plain };
+        check_distribution(&logs(&p), &both, &[0.0, 1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn equal_logits_are_cut_by_id() {
+        let flat = [1.0; 6];
+        let top_k = Sampling { top_k: Some(2), ..at_temperature(1.0) };
+        check_distribution(&flat, &top_k, &[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]);
+        let top_p = Sampling { top_p: 0.4, ..at_temperature(1.0) };
+        let third = 1.0 / 3.0;
+        check_distribution(&flat, &top_p, &[third, third, third, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_coldest_and_hottest_temperatures_work() {
+        let logits = [1.0, 1.1, -50.0, 0.9];
+        assert!(draws(&logits, &at_temperature(1e-3), 5, 300).iter().all(|&id| id == 1));
+        assert!(draws(&logits, &at_temperature(f32::MIN_POSITIVE), 5, 300).iter().all(|&id| id == 1));
+        assert_eq!(draws(&[3.0e38, -3.0e38], &at_temperature(2.0), 5, 3), [0, 0, 0]);
+        let tiny_top_p = Sampling { top_p: f32::MIN_POSITIVE, ..at_temperature(2.0) };
+        assert!(draws(&logits, &tiny_top_p, 5, 300).iter().all(|&id| id == 1));
+    }
+
+    #[test]
+    fn a_seed_fixes_the_draws_and_index_and_seed_change_them() {
+        let logits = [0.0; 64];
+        let plain = at_temperature(1.0);
+        // Pinned: these ids must never change, or printed seeds lose their meaning.
+        assert_eq!(draws(&logits, &plain, 42, 8), [47, 10, 17, 22, 2, 55, 13, 51]);
+        assert_ne!(draws(&logits, &plain, 43, 8), draws(&logits, &plain, 42, 8));
+        let replayed = Turn { tokens: &[5, 9, 0, 0, 0], generated_from: 2, seed: 42, logprobs: None };
+        assert_eq!(sample(&logits, &plain, &replayed).expect("finite").id, 22, "draw 3, wherever it happens");
+    }
+
+    #[test]
+    fn drawn_seeds_differ_and_are_exact_as_doubles() {
+        let seeds: Vec<u64> = (0..32).map(|_| draw_seed()).collect();
+        assert!(seeds.iter().all(|&seed| seed < 1 << 53));
+        assert!(seeds.windows(2).any(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn logprobs_are_of_the_model_after_penalties_and_before_temperature() {
+        let p = [0.1, 0.4, 0.05, 0.25, 0.2];
+        let turn = Turn { logprobs: Some(3), ..FIRST };
+        let sampling = Sampling { top_k: Some(1), ..at_temperature(0.1) };
+        let logprob = sample(&logs(&p), &sampling, &turn).expect("finite").logprob.expect("asked for");
+        let close = |ours: f32, p: f64| (f64::from(ours) - p.ln()).abs() < 1e-6;
+        assert!(close(logprob.logprob, 0.4));
+        assert_eq!(logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 4]);
+        assert!(logprob.top.iter().zip([0.4, 0.25, 0.2]).all(|(&(_, ours), p)| close(ours, p)));
+        let biased = Sampling { logit_bias: BTreeMap::from([(2, 100.0)]), ..Sampling::default() };
+        let token = sample(&logs(&p), &biased, &turn).expect("finite");
+        assert_eq!((token.id, token.logprob.expect("asked for").logprob), (2, 0.0));
+    }
+
+    #[test]
+    fn logprobs_of_masked_and_small_vocabularies() {
+        let turn = Turn { logprobs: Some(20), ..FIRST };
+        let logits = [0.0, f32::NEG_INFINITY, 0.0];
+        let logprob =
+            sample(&logits, &Sampling::default(), &turn).expect("finite").logprob.expect("asked for");
+        let half = -std::f32::consts::LN_2;
+        assert_eq!(logprob.top, [(0, half), (2, half)], "only tokens that can occur");
+        let none =
+            sample(&logits, &Sampling::default(), &Turn { logprobs: Some(0), ..FIRST }).expect("finite");
+        assert_eq!(none.logprob.expect("asked for"), Logprob { logprob: half, top: Vec::new() });
+        assert_eq!(sample(&logits, &Sampling::default(), &FIRST).expect("finite").logprob, None);
+    }
+
+    #[test]
+    fn scratch_is_allocated_once() {
+        let logits: Vec<f32> = (0..50_000).map(|id| ((id * 7919) % 1000) as f32 * 0.01).collect();
+        let sampling = Sampling {
+            top_p: 0.9,
+            top_k: Some(1000),
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.1,
+            ..at_temperature(0.8)
+        };
+        let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None };
+        let mut sampler = Sampler::default();
+        let places =
+            |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.candidates.as_ptr(), s.ranked.as_ptr());
+        let first = sampler.sample(&logits, &sampling, &turn).expect("finite");
+        let before = places(&sampler);
+        assert_eq!(sampler.sample(&logits, &sampling, &turn).expect("finite"), first);
+        assert_eq!(places(&sampler), before);
+    }
+
+    /// The same choice by sorting everything.
+    fn reference(logits: &[f32], sampling: &Sampling, at: f64) -> u32 {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        order.truncate(sampling.top_k.unwrap_or(logits.len()));
+        let best = f64::from(logits[order[0]]);
+        let weight =
+            |id: usize| exp_nonpositive((f64::from(logits[id]) - best) / f64::from(sampling.temperature));
+        if sampling.top_p < 1.0 {
+            let mut in_id_order = order.clone();
+            in_id_order.sort_unstable();
+            let target = f64::from(sampling.top_p) * in_id_order.iter().map(|&id| weight(id)).sum::<f64>();
+            let mut sum = 0.0;
+            let reached = order.iter().position(|&id| {
+                sum += weight(id);
+                sum >= target
+            });
+            order.truncate(reached.map_or(order.len(), |last| last + 1));
+        }
+        order.retain(|&id| weight(id) >= f64::from(sampling.min_p));
+        order.sort_unstable();
+        let point = at * order.iter().map(|&id| weight(id)).sum::<f64>();
+        let mut sum = 0.0;
+        let chosen = order.iter().find(|&&id| {
+            sum += weight(id);
+            sum > point
+        });
+        *chosen.unwrap_or(&order[order.len() - 1]) as u32
+    }
+
+    proptest! {
+        #[test]
+        fn partial_selection_equals_sorting_everything(
+            logits in prop::collection::vec((-80i32..80).prop_map(|x| x as f32 * 0.1), 1..700),
+            temperature in 0.05f32..2.0,
+            top_k in prop::option::of(1usize..400),
+            top_p in prop_oneof![Just(1.0f32), 0.01f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+            seed in any::<u64>(),
+        ) {
+            let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None };
+            let token = sample(&logits, &sampling, &turn).expect("finite");
+            prop_assert_eq!(token.id, reference(&logits, &sampling, uniform(seed, 0)));
+        }
+
+        #[test]
+        fn used_scratch_changes_nothing(
+            first in prop::collection::vec(-5f32..5.0, 1..80), second in prop::collection::vec(-5f32..5.0, 1..80),
+            tokens in prop::collection::vec(0u32..80, 0..30), seed in any::<u64>(),
+        ) {
+            let sampling = Sampling {
+                top_p: 0.8, repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: -0.3,
+                ..at_temperature(0.9)
+            };
+            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4) };
+            let mut sampler = Sampler::default();
+            sampler.sample(&first, &sampling, &turn).expect("finite");
+            let reused = sampler.sample(&second, &sampling, &turn).expect("finite");
+            prop_assert_eq!(reused, sample(&second, &sampling, &turn).expect("finite"));
+        }
+    }
+}

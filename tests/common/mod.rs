@@ -1,5 +1,7 @@
 //! What several test modules share.
 
+pub mod toy;
+
 use std::path::{Path, PathBuf};
 
 /// The folder of shared fixtures; says so and gives `None` where there is none.
