@@ -1,10 +1,12 @@
 //! The one integration test binary: one module per promise.
 
-mod architecture;
 mod common;
+
+mod architecture;
 mod engine;
 mod engine_thread;
-
 mod hub;
-mod parity;
+mod loading;
+mod parity_table;
 mod session;
+mod templates;

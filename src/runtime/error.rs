@@ -108,6 +108,14 @@ pub enum LoadError {
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
 
+    /// A context beyond what the model was made for.
+    #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
+    ContextTooLong { asked: usize, most: usize },
+
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(String),
+
     #[error("tokenizer: {0}")]
     Tokenizer(String),
 }

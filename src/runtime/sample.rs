@@ -6,7 +6,7 @@
 //!
 //! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its turn, and of
 //! nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of a draw uses IEEE
-//! basic operations only (its own `exp`, its own generator, sums in id order), so it is the same on every platform.
+//! basic operations only (its own `exp`, its own generator, sums in a fixed order), so it is the same on every platform.
 //! Nothing is allocated per token in steady state; logits that are NaN or all masked are errors, not panics.
 
 use std::cmp::Ordering;
@@ -33,9 +33,9 @@ pub struct Sampler {
     edited: Vec<f32>,
     /// Occurrences by token id; all zero between calls.
     counts: Vec<u32>,
-    /// Tokens still in the running, in id order.
-    candidates: Vec<Candidate>,
-    /// Candidates being ordered, wholly or in part.
+    /// By token id, proportional to its probability; the best token has 1.
+    weights: Vec<f32>,
+    /// Tokens still in the running, best first.
     ranked: Vec<Candidate>,
 }
 
@@ -43,8 +43,7 @@ pub struct Sampler {
 struct Candidate {
     id: u32,
     logit: f32,
-    /// Proportional to its probability; the best candidate has 1.
-    weight: f64,
+    weight: f32,
 }
 
 impl Sampler {
@@ -115,72 +114,69 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
-        let best = argmax(logits)?;
+        let (best_id, best) = best(logits)?;
         if sampling.temperature == 0.0 || sampling.top_k == Some(1) {
-            return Ok(best);
+            return Ok(best_id);
         }
-        let index = turn.tokens.len().saturating_sub(turn.generated_from) as u64;
-        self.gather(logits, sampling.top_k);
-        self.weigh(f64::from(logits[best as usize]), f64::from(sampling.temperature));
-        if sampling.top_p < 1.0 {
-            self.keep_nucleus(f64::from(sampling.top_p));
-        }
-        if sampling.min_p > 0.0 {
-            let least = f64::from(sampling.min_p);
-            self.candidates.retain(|candidate| candidate.weight >= least);
-        }
-        Ok(pick(&self.candidates, uniform(turn.seed, index)).unwrap_or(best))
+        let at = uniform(turn.seed, turn.tokens.len().saturating_sub(turn.generated_from) as u64);
+        let top_k = sampling.top_k.filter(|&k| k < logits.len());
+        let chosen = if top_k.is_some() || sampling.top_p < 1.0 {
+            self.rank(logits, best, top_k, sampling);
+            let kept = self.ranked.iter().take_while(|candidate| candidate.weight >= sampling.min_p);
+            pick(kept.map(|candidate| (candidate.id, candidate.weight)), at)
+        } else {
+            self.weigh(logits, best, sampling.temperature);
+            for weight in &mut self.weights {
+                *weight = if *weight >= sampling.min_p { *weight } else { 0.0 };
+            }
+            pick((0u32..).zip(self.weights.iter().copied()), at)
+        };
+        Ok(chosen.unwrap_or(best_id))
     }
 
-    /// Fills `candidates` with the unmasked tokens, or with the `top_k` best of them, in id order.
-    fn gather(&mut self, logits: &[f32], top_k: Option<usize>) {
-        let unmasked = |&(_, &logit): &(usize, &f32)| logit != f32::NEG_INFINITY;
-        let candidate = |(id, &logit): (usize, &f32)| Candidate { id: id as u32, logit, weight: 0.0 };
-        self.candidates.clear();
-        self.candidates.extend(logits.iter().enumerate().filter(unmasked).map(candidate));
-        if let Some(k) = top_k.filter(|&k| k > 0 && k < self.candidates.len()) {
-            self.ranked.clear();
-            self.ranked.extend_from_slice(&self.candidates);
-            let (_, &mut last, _) = self.ranked.select_nth_unstable_by(k - 1, best_first);
-            self.candidates.retain(|candidate| best_first(candidate, &last) != Ordering::Greater);
+    /// Fills `ranked` with what `top_k` and `top_p` leave.
+    fn rank(&mut self, logits: &[f32], best: f32, top_k: Option<usize>, sampling: &Sampling) {
+        let top_p = f64::from(sampling.top_p);
+        match top_k {
+            Some(k) => {
+                keep_best(&mut self.ranked, logits, k);
+                for candidate in &mut self.ranked {
+                    candidate.weight = exp_nonpositive((candidate.logit - best) / sampling.temperature);
+                }
+                if top_p < 1.0 {
+                    let total: f64 = self.ranked.iter().map(|candidate| f64::from(candidate.weight)).sum();
+                    keep_nucleus(&mut self.ranked, top_p * total);
+                }
+            }
+            None => {
+                self.weigh(logits, best, sampling.temperature);
+                let total = sum(&self.weights);
+                // Tokens lighter than this weigh less than 1 - top_p together, so the nucleus is complete
+                // without them; of a large vocabulary that leaves few to order.
+                let lightest = (1.0 - top_p) * total / logits.len() as f64;
+                let weighed = (0u32..).zip(logits.iter().zip(&self.weights));
+                let heavy = weighed.filter(|(_, (_, weight))| f64::from(**weight) >= lightest);
+                self.ranked.clear();
+                self.ranked.extend(heavy.map(|(id, (&logit, &weight))| Candidate { id, logit, weight }));
+                keep_nucleus(&mut self.ranked, top_p * total);
+            }
         }
     }
 
-    fn weigh(&mut self, best: f64, temperature: f64) {
-        for candidate in &mut self.candidates {
-            candidate.weight = exp_nonpositive((f64::from(candidate.logit) - best) / temperature);
-        }
+    fn weigh(&mut self, logits: &[f32], best: f32, temperature: f32) {
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|logit| exp_nonpositive((logit - best) / temperature)));
     }
 
-    /// Keeps the smallest best-first set whose share of the weight reaches `top_p`.
-    fn keep_nucleus(&mut self, top_p: f64) {
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
-        // Candidates lighter than this weigh less than 1 - top_p together, so the nucleus is complete without
-        // them; in a large vocabulary that leaves few to order.
-        let lightest = (1.0 - top_p) * total / self.candidates.len() as f64;
-        self.ranked.clear();
-        self.ranked.extend(self.candidates.iter().filter(|candidate| candidate.weight >= lightest));
-        if let Some(last) = nucleus_end(&mut self.ranked, top_p * total) {
-            self.candidates.retain(|candidate| best_first(candidate, &last) != Ordering::Greater);
-        }
-    }
-
-    /// `logits` hold a finite maximum: [`Sampler::choose`] has checked.
+    /// Natural-log probabilities of `logits`, whose highest is finite.
     fn logprob(&mut self, logits: &[f32], id: u32, num_alternatives: usize) -> Logprob {
-        self.gather(logits, None);
-        let best =
-            self.candidates.iter().fold(f32::NEG_INFINITY, |best, candidate| best.max(candidate.logit));
-        self.weigh(f64::from(best), 1.0);
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
-        let log_total = f64::from(best) + total.ln();
+        keep_best(&mut self.ranked, logits, num_alternatives.max(1));
+        let best = self.ranked.first().map_or(0.0, |candidate| candidate.logit);
+        self.weigh(logits, best, 1.0);
+        let log_total = f64::from(best) + sum(&self.weights).ln();
         let log_of = |logit: f32| (f64::from(logit) - log_total) as f32;
-        let wanted = num_alternatives.min(self.candidates.len());
-        if wanted > 0 && wanted < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(wanted - 1, best_first);
-        }
-        let top = &mut self.candidates[..wanted];
-        top.sort_unstable_by(best_first);
-        let top = top.iter().map(|candidate| (candidate.id, log_of(candidate.logit))).collect();
+        let top = self.ranked.iter().take(num_alternatives);
+        let top = top.map(|candidate| (candidate.id, log_of(candidate.logit))).collect();
         Logprob { logprob: log_of(logits[id as usize]), top }
     }
 }
@@ -190,60 +186,96 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
-/// The first index of the highest logit.
-fn argmax(logits: &[f32]) -> Result<u32> {
-    let mut best = (0, f32::NEG_INFINITY);
-    let mut has_nan = false;
-    for (id, &logit) in logits.iter().enumerate() {
-        has_nan |= logit.is_nan();
-        if logit > best.1 {
-            best = (id, logit);
+/// The highest logit and its first index.
+fn best(logits: &[f32]) -> Result<(u32, f32)> {
+    // Independent lanes, because one running maximum would wait for itself at every step.
+    let (mut highest, mut has_nan) = ([f32::NEG_INFINITY; 16], [false; 16]);
+    let (blocks, rest) = logits.as_chunks::<16>();
+    for block in blocks {
+        for lane in 0..16 {
+            highest[lane] = if block[lane] > highest[lane] { block[lane] } else { highest[lane] };
+            has_nan[lane] |= block[lane].is_nan();
         }
     }
-    match best {
-        _ if has_nan => Err(Error::Backend("the model's logits hold NaN".to_owned())),
-        (_, f32::INFINITY) => Err(Error::Backend("the model's logits hold infinity".to_owned())),
-        (_, f32::NEG_INFINITY) => Err(Error::Backend("every token is masked".to_owned())),
-        (id, _) => Ok(id as u32),
+    let highest = highest.iter().chain(rest).fold(f32::NEG_INFINITY, |highest, &logit| highest.max(logit));
+    if has_nan.contains(&true) || rest.iter().any(|logit| logit.is_nan()) {
+        return Err(Error::Backend("the model's logits hold NaN".to_owned()));
+    }
+    match logits.iter().position(|&logit| logit == highest) {
+        _ if highest == f32::INFINITY => Err(Error::Backend("the model's logits hold infinity".to_owned())),
+        Some(index) if highest > f32::NEG_INFINITY => Ok((index as u32, highest)),
+        _ => Err(Error::Backend("every token is masked".to_owned())),
     }
 }
 
-/// The last member of the smallest best-first set that weighs at least `target`. Orders only as much as it needs.
-fn nucleus_end(ranked: &mut [Candidate], target: f64) -> Option<Candidate> {
+/// Fills `ranked` with the `k` best unmasked tokens, in order, weights unset. One pass; the bar rises as it goes.
+fn keep_best(ranked: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    ranked.clear();
+    let mut bar = f32::NEG_INFINITY;
+    for (id, &logit) in (0u32..).zip(logits) {
+        // An equal logit does not pass: it has a higher id than those that set the bar.
+        if logit > bar {
+            ranked.push(Candidate { id, logit, weight: 0.0 });
+            if ranked.len() == k.saturating_mul(2) {
+                let (_, last, _) = ranked.select_nth_unstable_by(k - 1, best_first);
+                bar = last.logit;
+                ranked.truncate(k);
+            }
+        }
+    }
+    if k < ranked.len() {
+        ranked.select_nth_unstable_by(k - 1, best_first);
+        ranked.truncate(k);
+    }
+    ranked.sort_unstable_by(best_first);
+}
+
+/// Keeps the smallest best-first set that weighs at least `target`, in order. Orders only as much as it needs.
+fn keep_nucleus(ranked: &mut Vec<Candidate>, target: f64) {
     let mut weight = 0.0;
-    let mut rest = ranked;
+    let mut start = 0;
     let mut block = 64;
-    let mut last = None;
-    while !rest.is_empty() {
+    while start < ranked.len() {
+        let rest = &mut ranked[start..];
         let count = block.min(rest.len());
         if count < rest.len() {
             rest.select_nth_unstable_by(count - 1, best_first);
         }
-        let (head, tail) = rest.split_at_mut(count);
-        head.sort_unstable_by(best_first);
-        for candidate in head.iter() {
-            weight += candidate.weight;
-            last = Some(*candidate);
+        rest[..count].sort_unstable_by(best_first);
+        for index in start..start + count {
+            weight += f64::from(ranked[index].weight);
             if weight >= target {
-                return last;
+                ranked.truncate(index + 1);
+                return;
             }
         }
-        rest = tail;
+        start += count;
         block *= 4;
     }
-    last
 }
 
-/// The candidate in whose stretch of the total weight the point `at` in [0, 1) falls.
-fn pick(candidates: &[Candidate], at: f64) -> Option<u32> {
-    let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
+/// In fixed lanes: the same result everywhere, and no addition waits for the one before.
+fn sum(weights: &[f32]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let (blocks, rest) = weights.as_chunks::<8>();
+    for block in blocks {
+        for lane in 0..8 {
+            lanes[lane] += f64::from(block[lane]);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
+}
+
+/// The token in whose stretch of the total weight the point `at` in [0, 1) falls.
+fn pick(weighed: impl Iterator<Item = (u32, f32)> + Clone, at: f64) -> Option<u32> {
+    let total: f64 = weighed.clone().map(|(_, weight)| f64::from(weight)).sum();
     let point = at * total;
-    let mut weight = 0.0;
+    let mut sum = 0.0;
     let mut last = None;
-    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
-        weight += candidate.weight;
-        last = Some(candidate.id);
-        if weight > point {
+    for (id, weight) in weighed.filter(|(_, weight)| *weight > 0.0) {
+        sum += f64::from(weight);
+        last = Some(id);
+        if sum > point {
             break;
         }
     }
@@ -273,32 +305,24 @@ pub fn draw_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 11
 }
 
-/// e^x for x <= 0, to about 1 ulp: 2^n * e^r with |r| <= ln(2)/2 and the Taylor series for e^r.
+/// e^x for x <= 0, to within 2 units in the last place: 2^n * e^r with |r| <= ln(2)/2 and the Taylor series for e^r.
+/// Below e^-87 it is 0.
 ///
-/// libm's `exp` differs in its last bit between platforms, which would move a draw that falls on an edge.
-fn exp_nonpositive(x: f64) -> f64 {
+/// libm's `exp` differs in its last bits between platforms, which would move a draw that falls on an edge. Without
+/// branches, so that a loop over a vocabulary vectorises.
+fn exp_nonpositive(x: f32) -> f32 {
     /// ln(2) in two parts, the first with trailing zeros so that n * LN2_HIGH is exact (Cody and Waite).
-    const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
-    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    /// Adding and subtracting 1.5 * 2^52 rounds to an integer.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
-    const TAYLOR: [f64; 14] = {
-        let mut terms = [1.0; 14];
-        let mut k = 1;
-        while k < 14 {
-            terms[k] = terms[k - 1] / k as f64;
-            k += 1;
-        }
-        terms
-    };
-    if x < -700.0 {
-        return 0.0; // below the normal range of the exponent arithmetic, and of no weight
-    }
-    let n = (x * std::f64::consts::LOG2_E + ROUND) - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    let series = TAYLOR.iter().rev().fold(0.0, |sum, term| sum * r + term);
-    let power = f64::from_bits(((1023 + n as i64) as u64) << 52);
-    series * power
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    /// Adding and subtracting 1.5 * 2^23 rounds to an integer.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
+    let high = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0))));
+    let series = 1.0 + r * (1.0 + r * (0.5 + r * high));
+    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
+    if x > -87.0 { series * power } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -345,14 +369,16 @@ mod tests {
 
     #[test]
     fn exp_agrees_with_the_library_and_underflows_to_zero() {
-        assert_eq!(exp_nonpositive(0.0), 1.0);
-        assert_eq!(exp_nonpositive(-0.0), 1.0);
-        for step in 0..70_000 {
-            let x = -f64::from(step) * 0.01;
-            let (ours, library) = (exp_nonpositive(x), x.exp());
-            assert!((ours - library).abs() <= 4e-16 * library, "exp({x}) = {ours}, not {library}");
+        assert_eq!((exp_nonpositive(0.0), exp_nonpositive(-0.0)), (1.0, 1.0));
+        for step in 0..86_900 {
+            let x = -(step as f32) * 0.001;
+            let (ours, exact) = (f64::from(exp_nonpositive(x)), f64::from(x).exp());
+            assert!(
+                (ours - exact).abs() <= 2.0 * f64::from(f32::EPSILON) * exact,
+                "exp({x}) = {ours}, not {exact}"
+            );
         }
-        assert_eq!((exp_nonpositive(-1e9), exp_nonpositive(f64::NEG_INFINITY)), (0.0, 0.0));
+        assert_eq!((exp_nonpositive(-87.1), exp_nonpositive(f32::NEG_INFINITY)), (0.0, 0.0));
     }
 
     #[test]
@@ -551,7 +577,7 @@ mod tests {
         let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None };
         let mut sampler = Sampler::default();
         let places =
-            |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.candidates.as_ptr(), s.ranked.as_ptr());
+            |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.weights.as_ptr(), s.ranked.as_ptr());
         let first = sampler.sample(&logits, &sampling, &turn).expect("finite");
         let before = places(&sampler);
         assert_eq!(sampler.sample(&logits, &sampling, &turn).expect("finite"), first);
@@ -562,26 +588,27 @@ mod tests {
     fn reference(logits: &[f32], sampling: &Sampling, at: f64) -> u32 {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        order.truncate(sampling.top_k.unwrap_or(logits.len()));
-        let best = f64::from(logits[order[0]]);
-        let weight =
-            |id: usize| exp_nonpositive((f64::from(logits[id]) - best) / f64::from(sampling.temperature));
+        let top_k = sampling.top_k.filter(|&k| k < logits.len());
+        order.truncate(top_k.unwrap_or(logits.len()));
+        let best = logits[order[0]];
+        let weight = |id: usize| exp_nonpositive((logits[id] - best) / sampling.temperature);
+        let weight = |id: &usize| f64::from(weight(*id));
         if sampling.top_p < 1.0 {
-            let mut in_id_order = order.clone();
-            in_id_order.sort_unstable();
-            let target = f64::from(sampling.top_p) * in_id_order.iter().map(|&id| weight(id)).sum::<f64>();
+            let target = f64::from(sampling.top_p) * order.iter().map(weight).sum::<f64>();
             let mut sum = 0.0;
-            let reached = order.iter().position(|&id| {
+            let reached = order.iter().position(|id| {
                 sum += weight(id);
                 sum >= target
             });
             order.truncate(reached.map_or(order.len(), |last| last + 1));
         }
-        order.retain(|&id| weight(id) >= f64::from(sampling.min_p));
-        order.sort_unstable();
-        let point = at * order.iter().map(|&id| weight(id)).sum::<f64>();
+        order.retain(|id| weight(id) >= f64::from(sampling.min_p));
+        if top_k.is_none() && sampling.top_p == 1.0 {
+            order.sort_unstable(); // what is not ranked is drawn in id order
+        }
+        let point = at * order.iter().map(weight).sum::<f64>();
         let mut sum = 0.0;
-        let chosen = order.iter().find(|&&id| {
+        let chosen = order.iter().find(|id| {
             sum += weight(id);
             sum > point
         });

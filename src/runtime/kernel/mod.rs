@@ -14,3 +14,4 @@ pub mod quant;
 
 pub use dtype::Dtype;
 pub use isa::Isa;
+pub use quant::dequantize_row;

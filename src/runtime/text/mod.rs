@@ -9,6 +9,6 @@ pub mod utf8;
 pub mod vocabulary;
 
 pub use stop::StopMatcher;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Encode, HfSettings, TokenKind, Tokenizer, VocabSpec};
 pub use utf8::Utf8Stream;
 pub use vocabulary::Vocabulary;

@@ -1,0 +1,290 @@
+//! Conversion of weights on load: `--dtype` and `--quantize`.
+//!
+//! [`converted_dtype`] decides what becomes of a tensor (memory can be computed from it before anything is loaded),
+//! [`convert`] does it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
+//! candle's quantisers do the arithmetic of the block types, but for Q4_K (see `q4_k`). Values that the target cannot hold are an error, never
+//! an infinity that shows up later.
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::q4_k;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::{Dtype, dequantize_row};
+use crate::runtime::tensor::{Bytes, HostTensor, byte_len};
+
+/// Values converted at a time by one thread: enough to outweigh the bookkeeping, few enough to stay in its cache.
+const CHUNK_VALUES: usize = 1 << 16;
+
+/// The type that [`convert`] gives a tensor of this shape and type when asked for `target`.
+///
+/// Vectors keep their type. Rows that are no whole number of the target's blocks become Q8_0 instead if their length
+/// allows it, and else keep their type; weights that are quantised already are never brought to that substitute.
+pub fn converted_dtype(shape: &[usize], source: Dtype, target: Dtype) -> Dtype {
+    let fits = |dtype: Dtype| shape.last().is_some_and(|cols| cols.is_multiple_of(dtype.block_len()));
+    match shape.len() {
+        0 | 1 => source,
+        _ if fits(target) => target,
+        _ if fits(Dtype::Q8_0) && !source.is_quantized() => Dtype::Q8_0,
+        _ => source,
+    }
+}
+
+/// The tensor in the type that [`converted_dtype`] names; shares the bytes when that is the type it has.
+///
+/// `name` is only for errors. Compare the result's type with `target` to learn of a substitute.
+///
+/// # Errors
+/// [`LoadError::Tensor`] when a value is not finite or too large for the target, or candle cannot quantise to it.
+pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTensor, LoadError> {
+    let dtype = converted_dtype(&tensor.shape, tensor.dtype, target);
+    if dtype == tensor.dtype {
+        return Ok(tensor.clone());
+    }
+    let error = |message: String| LoadError::Tensor { tensor: name.into(), message };
+    let mut out = vec![0; byte_len(dtype, &tensor.shape).map_err(error)?];
+    let (_, cols) = tensor.rows_cols();
+    let row_bytes =
+        |dtype: Dtype| dtype.row_bytes(cols).ok_or_else(|| error("rows are no whole blocks".into()));
+    let rows_at_once = (CHUNK_VALUES / cols).max(1);
+    let from = rows_at_once * row_bytes(tensor.dtype)?;
+    let to = rows_at_once * row_bytes(dtype)?;
+    tensor
+        .bytes
+        .par_chunks(from)
+        .zip(out.par_chunks_mut(to))
+        .try_for_each_init(Vec::new, |values, (bytes, out)| {
+            let count = bytes.len() / tensor.dtype.block_bytes() * tensor.dtype.block_len();
+            values.resize(count, 0.0);
+            dequantize_row(tensor.dtype, bytes, values);
+            write_values(dtype, values, out)
+        })
+        .map_err(error)?;
+    HostTensor::new(dtype, tensor.shape.clone(), Bytes::from(out)).map_err(error)
+}
+
+/// Stores values as `dtype`; `out` has exactly the bytes they take.
+fn write_values(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
+    match dtype {
+        Dtype::F32 => write_floats(values, out, f32::to_le_bytes),
+        Dtype::Bf16 => write_floats(values, out, |value| bf16::from_f32(value).to_le_bytes()),
+        Dtype::F16 => {
+            check_range(dtype, values.iter().filter(|value| value.is_finite()))?;
+            write_floats(values, out, |value| f16::from_f32(value).to_le_bytes());
+        }
+        _ => {
+            check_range(dtype, values.iter())?;
+            quantize(dtype, values, out)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_floats<const BYTES: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; BYTES]) {
+    for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *out = bytes(value);
+    }
+}
+
+/// Scales of block types are half-precision, so their range is that of f16.
+fn check_range<'a>(dtype: Dtype, mut values: impl Iterator<Item = &'a f32>) -> Result<(), String> {
+    let range = f16::MIN.to_f32()..=f16::MAX.to_f32();
+    match values.find(|value| !range.contains(*value)) {
+        Some(value) => Err(format!("the value {value} cannot be stored as {}", dtype.name())),
+        None => Ok(()),
+    }
+}
+
+fn quantize(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
+    if dtype == Dtype::Q4K {
+        q4_k::quantize(values, out);
+        return Ok(());
+    }
+    let name = ggml_dtype(dtype).ok_or_else(|| format!("weights cannot be converted to {}", dtype.name()))?;
+    let blocks = Tensor::from_slice(values, values.len(), &Device::Cpu)
+        .and_then(|tensor| QTensor::quantize(&tensor, name))
+        .map_err(|error| error.to_string())?;
+    let bytes = blocks.data().map_err(|error| error.to_string())?;
+    if bytes.len() != out.len() {
+        return Err(format!("{} blocks took {} bytes instead of {}", dtype.name(), bytes.len(), out.len()));
+    }
+    out.copy_from_slice(&bytes);
+    Ok(())
+}
+
+fn ggml_dtype(dtype: Dtype) -> Option<GgmlDType> {
+    Some(match dtype {
+        Dtype::Q4_0 => GgmlDType::Q4_0,
+        Dtype::Q4_1 => GgmlDType::Q4_1,
+        Dtype::Q5_0 => GgmlDType::Q5_0,
+        Dtype::Q5_1 => GgmlDType::Q5_1,
+        Dtype::Q8_0 => GgmlDType::Q8_0,
+        Dtype::Q2K => GgmlDType::Q2K,
+        Dtype::Q3K => GgmlDType::Q3K,
+        Dtype::Q4K => GgmlDType::Q4K,
+        Dtype::Q5K => GgmlDType::Q5K,
+        Dtype::Q6K => GgmlDType::Q6K,
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values spread like weights: a sum of uniform numbers, scaled to a standard deviation of about 0.02.
+    fn weights(count: usize) -> Vec<f32> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut uniform = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        };
+        (0..count).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 0.028).collect()
+    }
+
+    fn tensor(dtype: Dtype, shape: &[usize], values: &[f32]) -> HostTensor {
+        let bytes = match dtype {
+            Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>(),
+            Dtype::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            other => panic!("no writer for {}", other.name()),
+        };
+        HostTensor::new(dtype, shape.to_vec(), Bytes::from(bytes)).unwrap()
+    }
+
+    fn values(tensor: &HostTensor) -> Vec<f32> {
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
+        values
+    }
+
+    fn relative_error(before: &[f32], after: &[f32]) -> f32 {
+        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+        let difference = square(&mut before.iter().zip(after).map(|(a, b)| a - b));
+        (difference / square(&mut before.iter().copied())).sqrt()
+    }
+
+    #[test]
+    fn each_type_loses_no_more_than_its_bits_allow() {
+        let before = weights(301 * 512);
+        let source = tensor(Dtype::F32, &[301, 512], &before);
+        for (target, bound) in [
+            (Dtype::F32, 0.0),
+            (Dtype::Bf16, 0.002),
+            (Dtype::F16, 0.0003),
+            (Dtype::Q8_0, 0.006),
+            (Dtype::Q6K, 0.02),
+            (Dtype::Q4K, 0.08),
+            (Dtype::Q4_0, 0.1),
+        ] {
+            let converted = convert("w", &source, target).unwrap();
+            assert_eq!((converted.dtype, &converted.shape), (target, &source.shape));
+            let error = relative_error(&before, &values(&converted));
+            assert!(error <= bound, "{}: {error} > {bound}", target.name());
+            assert!(
+                error > bound / 10.0 || bound == 0.0,
+                "{}: {error} is too good to be true",
+                target.name()
+            );
+        }
+    }
+
+    #[test]
+    fn widening_is_exact_and_the_same_type_shares_its_bytes() {
+        for source in [Dtype::Bf16, Dtype::F16] {
+            let narrow = tensor(source, &[3, 40], &weights(120));
+            let wide = convert("w", &narrow, Dtype::F32).unwrap();
+            assert_eq!(wide.dtype, Dtype::F32);
+            assert_eq!(values(&wide), values(&narrow));
+            let same = convert("w", &narrow, source).unwrap();
+            assert!(std::ptr::eq(same.bytes.as_ptr(), narrow.bytes.as_ptr()));
+        }
+    }
+
+    #[test]
+    fn the_result_does_not_depend_on_the_chunks_it_is_made_in() {
+        let before = weights(700 * 256);
+        let whole = convert("w", &tensor(Dtype::F32, &[700, 256], &before), Dtype::Q4K).unwrap();
+        for row in [0, 255, 256, 257, 699] {
+            let alone = tensor(Dtype::F32, &[1, 256], &before[row * 256..(row + 1) * 256]);
+            let alone = convert("w", &alone, Dtype::Q4K).unwrap();
+            assert_eq!(*alone.bytes, *whole.slice_rows(row, row + 1).bytes, "row {row}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_blocks_gets_a_substitute_or_stays() {
+        let bf16 = Dtype::Bf16;
+        for (shape, source, target, expected) in [
+            (&[4, 512][..], bf16, Dtype::Q4K, Dtype::Q4K),
+            (&[4, 96], bf16, Dtype::Q4K, Dtype::Q8_0),
+            (&[4, 96], bf16, Dtype::Q6K, Dtype::Q8_0),
+            (&[4, 96], Dtype::Q4_0, Dtype::Q6K, Dtype::Q4_0),
+            (&[4, 40], bf16, Dtype::Q4K, bf16),
+            (&[4, 40], bf16, Dtype::Q4_0, bf16),
+            (&[512], bf16, Dtype::Q8_0, bf16),
+            (&[512], bf16, Dtype::F32, bf16),
+            (&[2, 4, 256], bf16, Dtype::Q4K, Dtype::Q4K),
+            (&[4, 40], bf16, Dtype::F16, Dtype::F16),
+        ] {
+            assert_eq!(converted_dtype(shape, source, target), expected, "{shape:?} {}", target.name());
+            if source == bf16 {
+                let source = tensor(bf16, shape, &weights(shape.iter().product()));
+                assert_eq!(convert("w", &source, target).unwrap().dtype, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_a_type_cannot_hold_are_refused_by_name() {
+        for (bad, target) in [
+            (f32::NAN, Dtype::Q8_0),
+            (f32::INFINITY, Dtype::Q4K),
+            (1e6, Dtype::Q6K),
+            (-1e6, Dtype::F16),
+            (1e6, Dtype::Q4_0),
+        ] {
+            let mut before = weights(512);
+            before[300] = bad;
+            let error = convert("blk.0.ffn_up", &tensor(Dtype::F32, &[2, 256], &before), target)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("blk.0.ffn_up") && error.contains(target.name()), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_of_zeros_stay_zeros() {
+        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+            let zeros = convert("w", &tensor(Dtype::F32, &[2, 256], &[0.0; 512]), target).unwrap();
+            assert!(values(&zeros).iter().all(|&value| value == 0.0), "{}", target.name());
+        }
+    }
+
+    #[test]
+    fn q4_k_is_no_worse_than_candles() {
+        let before = weights(64 * 256);
+        let ours = values(&convert("w", &tensor(Dtype::F32, &[64, 256], &before), Dtype::Q4K).unwrap());
+        let candle = Tensor::from_slice(&before, before.len(), &Device::Cpu).unwrap();
+        let candle = QTensor::quantize(&candle, GgmlDType::Q4K).unwrap().dequantize(&Device::Cpu).unwrap();
+        let candle: Vec<f32> = candle.to_vec1().unwrap();
+        let (ours, candle) = (relative_error(&before, &ours), relative_error(&before, &candle));
+        assert!(ours <= candle, "{ours} against {candle}");
+    }
+
+    /// Regression: candle 0.11 turns a constant group of 32 into zeros.
+    #[test]
+    fn constant_blocks_keep_their_value() {
+        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+            for constant in [0.5, -0.25, 0.02, 6e4] {
+                let same = convert("w", &tensor(Dtype::F32, &[1, 256], &[constant; 256]), target).unwrap();
+                let error = relative_error(&[constant; 256], &values(&same));
+                assert!(error < 0.02, "{} {constant}: {:?}", target.name(), &values(&same)[..2]);
+            }
+        }
+    }
+}
