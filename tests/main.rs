@@ -3,9 +3,12 @@
 mod common;
 
 mod architecture;
+mod engine;
+mod engine_thread;
 mod hub;
 mod load_options;
 mod loading;
 mod parity_table;
 mod real_models;
+mod session;
 mod templates;

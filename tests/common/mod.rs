@@ -1,8 +1,9 @@
-//! What several test modules share: fixtures, writers of small model files.
+//! What several test modules share: fixtures, writers of small model files, toy models.
 
 pub mod alloc;
 pub mod gguf;
 pub mod golden;
+pub mod toy;
 
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {
