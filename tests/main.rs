@@ -12,3 +12,4 @@ mod parity_table;
 mod real_models;
 mod session;
 mod templates;
+mod tokenizers;

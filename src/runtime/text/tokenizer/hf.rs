@@ -3,6 +3,8 @@
 //! The crate's own loader is not used because it hides the post-processor's effect and the declared ids, and keeps
 //! truncation and padding, which have no place here. Format: the tokenizers crate's serialisation, version 1.0.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
@@ -69,10 +71,11 @@ impl TokenizerJson {
     /// before the declared one, as in the crate.
     pub fn added(&self, settings: &HfSettings) -> Vec<Added> {
         let mut added: Vec<Added> = Vec::new();
+        let mut known = HashSet::from([String::new()]); // an empty token could match nothing
         let mut add = |id: Option<u32>, token: &AddedToken| {
             let id = self.model.token_to_id(&token.content).or(id);
-            let known = added.iter().any(|added| added.token.content == token.content);
-            if let (Some(id), false, false) = (id, known, token.content.is_empty()) {
+            if let (Some(id), false) = (id, known.contains(&token.content)) {
+                known.insert(token.content.clone());
                 added.push(Added { id, token: token.clone() });
             }
         };
