@@ -3,5 +3,6 @@
 mod common;
 
 mod architecture;
+mod config;
 mod hub;
 mod parity_table;
