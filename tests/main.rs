@@ -5,4 +5,6 @@ mod common;
 mod architecture;
 mod config;
 mod hub;
+mod loading;
 mod parity_table;
+mod templates;

@@ -12,6 +12,7 @@ pub mod hf;
 pub mod hub;
 pub mod inspect;
 pub mod metadata;
+mod q4_k;
 pub mod quantize;
 pub mod safetensors;
 pub mod tokenizer;
