@@ -3,6 +3,7 @@
 mod common;
 
 mod architecture;
+mod config;
 mod engine;
 mod engine_thread;
 mod hub;

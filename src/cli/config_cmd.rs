@@ -115,7 +115,7 @@ pub fn run(
             config.check()?;
             let settings = settings(config, places, command, &|name| std::env::var_os(name))?;
             match args.output {
-                ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)?),
+                ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)),
                 ReportFormat::Json => print_json(&to_json(&settings, config)),
             }
         }
@@ -158,13 +158,20 @@ fn settings(
     variables: &Variables<'_>,
 ) -> Result<Vec<Setting>, CommandError> {
     let mut settings: Vec<Setting> = Vec::new();
-    let scopes = std::iter::once((None, command))
-        .chain(command.get_subcommands().map(|sub| (Some(sub.get_name()), sub)));
-    for (scope, command) in scopes {
-        for setting in command_settings(config, places, command, scope, variables)? {
+    let root = command;
+    let scopes = root.get_subcommands().map(|sub| (Some(sub.get_name()), sub));
+    for (scope, command) in std::iter::once((None, root)).chain(scopes) {
+        let mut found = command_settings(config, places, command, scope, variables)?;
+        if scope.is_some() {
+            // A global flag may be set in a subcommand's table too.
+            let global = command_settings(config, places, root, scope, variables)?;
+            let is_own = |s: &Setting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
+            found.extend(global.into_iter().filter(is_own));
+        }
+        for setting in found {
+            let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
             let unset_helper =
                 setting.origin == Origin::BuiltIn && scope.is_some_and(|name| HELPERS.contains(&name));
-            let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
             if !known && !unset_helper {
                 settings.push(setting);
             }
@@ -265,15 +272,11 @@ fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
     }
 }
 
-fn to_toml(
-    settings: &[Setting],
-    config: &Config,
-    places: &Places,
-    origin: bool,
-) -> Result<String, CommandError> {
+fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool) -> String {
     let mut text = String::new();
     let mut table = None;
-    for setting in settings {
+    // Unset keys are of interest to who asks where things come from.
+    for setting in settings.iter().filter(|setting| origin || setting.value.is_some()) {
         if setting.table != table {
             table.clone_from(&setting.table);
             text += &format!("\n[{}]\n", table.as_deref().unwrap_or_default());
@@ -293,7 +296,10 @@ fn to_toml(
         let line = format!("{} = {}", quoted(&alias.name), quoted(&alias.reference));
         push_line(&mut text, &line, origin.then(|| format!("{}:{}", places.shorten(&file.path), alias.line)));
     }
-    Ok(text)
+    if text.is_empty() {
+        text += "# nothing is set: what the model recommends and built-in defaults apply (--origin lists all keys)\n";
+    }
+    text
 }
 
 fn push_line(text: &mut String, line: &str, origin: Option<String>) {

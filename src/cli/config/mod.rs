@@ -239,10 +239,13 @@ fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> 
 
 /// Ids of the arguments that the command line or a variable sets.
 fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
+    // clap hands global arguments of a subcommand up to its parent, and then does not know them there.
+    let is_known = |id: &str| matches.try_contains_id(id).is_ok();
     let is_explicit = |id: &str| {
         matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     };
-    matches.ids().map(|id| id.as_str()).filter(|id| is_explicit(id)).map(str::to_owned).collect()
+    let ids = matches.ids().map(|id| id.as_str());
+    ids.filter(|id| is_known(id) && is_explicit(id)).map(str::to_owned).collect()
 }
 
 /// Whether clap would refuse both together on the command line.
@@ -281,7 +284,9 @@ mod tests {
             .arg(Arg::new("dtype").long("dtype").conflicts_with("quantize"))
             .arg(Arg::new("quantize").long("quantize"))
             .arg(Arg::new("stop").long("stop").action(ArgAction::Append))
-            .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue));
+            .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue))
+            .arg(Arg::new("inner").long("inner").global(true))
+            .subcommand(Command::new("show"));
         Command::new("llmctl")
             .arg(
                 Arg::new("quiet")
@@ -344,6 +349,13 @@ mod tests {
         assert_eq!(matches.get_count("verbose"), 2);
         let run = matches.subcommand_matches("run").expect("run");
         assert!(run.get_flag("raw") && run.get_count("verbose") == 2);
+    }
+
+    #[test]
+    fn a_subcommands_own_global_flag_is_no_stumbling_block() {
+        let matches = parse(&["quiet = true"], &["show", "--inner", "x"]).expect("no conflict");
+        assert!(matches.get_flag("quiet"));
+        assert_eq!(text(&["inner = \"y\""], &["show"], "inner"), ["y"]);
     }
 
     #[test]
