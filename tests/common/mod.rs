@@ -1,5 +1,8 @@
 //! What several test modules share.
 
+pub mod decoder;
+pub mod golden;
+
 use std::path::{Path, PathBuf};
 
 /// The folder of shared fixtures; says so and gives `None` where there is none.

@@ -108,7 +108,8 @@ fn texts(metadata: &Metadata, key: &str) -> Result<Option<Vec<String>>, LoadErro
 fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
     let numbers: Vec<u32> = metadata.get("tokenizer.ggml.token_type")?.unwrap_or_default();
     let kind = |number| {
-        let unknown = || LoadError::Tokenizer(format!("tokenizer.ggml.token_type: {number} is no token type"));
+        let unknown =
+            || LoadError::Tokenizer(format!("tokenizer.ggml.token_type: {number} is no token type"));
         TokenKind::from_number(number).ok_or_else(unknown)
     };
     numbers.into_iter().map(kind).collect()

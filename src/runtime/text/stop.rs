@@ -109,7 +109,8 @@ mod tests {
 
     /// The shortest tail that must be held after `seen`: from the first place where a stop string may still start.
     fn tail_needed(seen: &str, stops: &[String]) -> String {
-        let may_start = |rest: &str| stops.iter().any(|stop| stop.len() > rest.len() && stop.starts_with(rest));
+        let may_start =
+            |rest: &str| stops.iter().any(|stop| stop.len() > rest.len() && stop.starts_with(rest));
         let tail = seen.char_indices().map(|(start, _)| &seen[start..]).find(|rest| may_start(rest));
         tail.unwrap_or_default().to_owned()
     }

@@ -31,9 +31,8 @@ pub(super) struct Parts {
 pub(super) fn byte_level(spec: &VocabSpec) -> Result<Parts, String> {
     let rule = PreRule::named(spec.pre.as_deref().unwrap_or("default"))?;
     let (vocab, merges) = vocab_and_merges(spec)?;
-    let model = guarded(|| {
-        BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rule.ignore_merges).build()
-    })?;
+    let model =
+        guarded(|| BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rule.ignore_merges).build())?;
     Ok(Parts {
         normalizer: rule.normalizer(),
         pre_tokenizer: Some(rule.pre_tokenizer()?),

@@ -183,8 +183,10 @@ impl Tokenizer {
     }
 
     fn surround(&self, body: Vec<u32>) -> Vec<u32> {
-        let double_bos = self.bos.filter(|&bos| body.first() == Some(&bos) && self.prefix.last() == Some(&bos));
-        let double_eos = self.eos.filter(|&eos| body.last() == Some(&eos) && self.suffix.first() == Some(&eos));
+        let double_bos =
+            self.bos.filter(|&bos| body.first() == Some(&bos) && self.prefix.last() == Some(&bos));
+        let double_eos =
+            self.eos.filter(|&eos| body.last() == Some(&eos) && self.suffix.first() == Some(&eos));
         let prefix = &self.prefix[..self.prefix.len() - usize::from(double_bos.is_some())];
         let suffix = &self.suffix[usize::from(double_eos.is_some())..];
         [prefix, &body, suffix].concat()

@@ -99,11 +99,7 @@ const RULES: &[PreRule] = &[
         adds_bos: true,
         ..PLAIN
     },
-    PreRule {
-        names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"],
-        cuts: &[Regex(CL100K), Bytes],
-        ..PLAIN
-    },
+    PreRule { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], cuts: &[Regex(CL100K), Bytes], ..PLAIN },
     PreRule {
         names: &["minicpm5"],
         cuts: &[Regex(r"\p{N}{1,3}"), Regex(CL100K), Bytes],

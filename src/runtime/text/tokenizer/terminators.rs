@@ -46,7 +46,8 @@ mod tests {
 
     fn check(special: &[&str], expected: &[&str]) {
         let numbered = (0u32..).zip(special.iter().copied());
-        let found: Vec<&str> = turn_terminators(numbered).into_iter().map(|id| special[id as usize]).collect();
+        let found: Vec<&str> =
+            turn_terminators(numbered).into_iter().map(|id| special[id as usize]).collect();
         assert_eq!(found, expected);
     }
 
