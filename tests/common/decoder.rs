@@ -15,9 +15,20 @@ use llmctl::runtime::model::arch::{Facts, describe};
 use llmctl::runtime::model::decoder::{Decoder, Parts};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::TensorSource;
+use serde_json::Value;
 
 pub fn from_folder<B: Backend>(backend: B, folder: &Path, kv_type: KvType) -> Result<Decoder<B>, LoadError> {
-    let facts = Facts::hugging_face(folder.join("config.json"), hf::config(folder)?);
+    from_config(backend, folder, hf::config(folder)?, kv_type)
+}
+
+/// A folder's weights under another config than its own.
+pub fn from_config<B: Backend>(
+    backend: B,
+    folder: &Path,
+    config: Value,
+    kv_type: KvType,
+) -> Result<Decoder<B>, LoadError> {
+    let facts = Facts::hugging_face(folder.join("config.json"), config);
     decoder(backend, &facts, &Safetensors::open(folder)?, kv_type, None)
 }
 
