@@ -3,12 +3,14 @@
 mod common;
 
 mod architecture;
+mod candle_backend;
 mod config;
 mod engine;
 mod engine_thread;
 mod hub;
 mod load_options;
 mod loading;
+mod oracle;
 mod parity_table;
 mod real_models;
 mod session;

@@ -1,6 +1,8 @@
 //! What several test modules share: fixtures, writers of small model files, toy models.
 
 pub mod alloc;
+pub mod checkpoints;
+pub mod decoder;
 pub mod gguf;
 pub mod golden;
 pub mod toy;
