@@ -4,6 +4,7 @@ mod common;
 
 mod architecture;
 mod candle_backend;
+mod cli;
 mod config;
 mod engine;
 mod engine_thread;

@@ -128,6 +128,11 @@ impl CommandError {
         self
     }
 
+    /// The engine's own error, if it is one.
+    pub fn runtime(&self) -> Option<&Error> {
+        self.error.downcast_ref()
+    }
+
     pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }

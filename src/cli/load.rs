@@ -1,4 +1,7 @@
 //! From the model flags to a model that answers: the one way for every subcommand.
+//!
+//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins tokenizer,
+//! chat template and engine into the [`Llm`] that the commands speak to.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -6,174 +9,216 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, ModelArgs, SamplingArgs};
+use super::args::{self, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
+use super::output::visible;
 use super::places::Places;
-use super::run::llm::{Events, Llm, ModelInfo};
+use super::run::llm::{Events, Llm, ModelInfo, Texts};
+use super::run::prompt::read_file;
 use super::terminal::Terminal;
-use crate::runtime::backend::KvType;
-use crate::runtime::backend::candle::DeviceKind;
-use crate::runtime::engine::Engine;
+use crate::runtime::backend;
+use crate::runtime::backend::candle::{DeviceKind, open_device};
 use crate::runtime::kernel::Dtype;
-use crate::runtime::load::{self, Device, LoadOptions, ModelTexts};
-use crate::runtime::machine;
+use crate::runtime::load::hub::Resolved;
+use crate::runtime::load::{self, Device, LoadOptions, ModelFiles, ModelTexts};
+use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
-use crate::runtime::spec::EngineConfig;
-use crate::runtime::thread::{EngineHandle, EventStream};
-use crate::runtime::{Error, Event, Request, Sampling};
+use crate::runtime::{
+    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling,
+};
 use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+
+/// Loading below this is not worth a bar that flashes up.
+const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 
 /// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
 ///
 /// # Errors
 /// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
 pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, CommandError> {
-    let reference = args.model.as_deref().ok_or_else(no_model)?;
-    let started = Instant::now();
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let bar = LoadBar::new(terminal, &resolved.name);
+    let loaded = load::load(&resolved, &options(args, terminal)?, &mut |done, total| bar.show(done, total));
+    bar.clear();
+    let loaded = loaded?;
+    loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    let context_tokens = loaded.model.spec().context_length;
+    let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
+    let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
+    let (model, vocabulary) = (loaded.model, speech.texts.tokenizer.clone());
+    let handle = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
+    speech.info.vocab_size = handle.spec().vocab_size();
+    speech.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", speech.info.load_time.as_secs_f32());
+    Ok(Box::new(LoadedLlm { speech, handle }))
+}
+
+/// As [`load`], without the weights: enough to render and to count tokens.
+pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts>, CommandError> {
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let facts = load::inspect(&resolved.source)?.decoder?;
+    if let Some(asked) = args.ctx.filter(|&asked| asked > facts.context_length) {
+        return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
+    }
+    let texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
+    let mut speech = Speech::new(resolved.name, texts, template, args.ctx.unwrap_or(facts.context_length));
+    speech.info.vocab_size = facts.vocab_size;
+    speech.info.load_time = start.elapsed();
+    Ok(Box::new(speech))
+}
+
+fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
+    let Some(reference) = &args.model else {
+        let hint = "--model REF, LLMCTL_MODEL, or `model = \"REF\"` in the configuration; \
+                    `llmctl models` lists those in the cache";
+        return Err(CommandError::usage("no model is given").hint(hint));
+    };
     let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
-    tracing::info!("{reference} is {}", resolved.source.path().display());
-    let options = options(args)?;
-    let bar = LayerBar::new(terminal, &resolved.name);
-    let mut model = load::load(&resolved, &options, &mut |done, total| bar.set(done, total))?;
-    bar.finish();
-    model.notices.iter().for_each(|notice| terminal.note(notice));
-    let template = chat_template(args.chat_template.as_deref(), &model.texts)?;
-    let context_tokens = model.model.spec().context_length;
-    let vocab_size = model.model.spec().vocab_size;
-    let config = EngineConfig::new(context_tokens, std::mem::take(&mut model.texts.end_of_generation));
-    let (weights, vocabulary) = (model.model, model.texts.tokenizer.clone());
-    let engine = EngineHandle::spawn(move || Engine::new(weights, vocabulary, config))?;
-    let info = ModelInfo {
-        name: model.name,
-        context_tokens,
-        vocab_size,
-        defaults: model.texts.defaults.clone(),
-        defaults_source: model.texts.defaults_source.to_owned(),
-        has_chat_template: template.is_some(),
-        load_time: started.elapsed(),
-    };
-    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", info.load_time.as_secs_f32());
-    Ok(Box::new(Loaded { info, engine, texts: model.texts, template, now: OnceCell::new() }))
+    let path = resolved.source.path();
+    tracing::info!("{reference} is {}", path.display());
+    // What the user typed as a path needs no explanation.
+    if path != Path::new(reference) {
+        terminal.note(&format!("model {} ({})", resolved.name, path.display()));
+    }
+    Ok(resolved)
 }
 
-fn no_model() -> CommandError {
-    CommandError::usage("no model is named")
-        .hint("give --model, set LLMCTL_MODEL, or put `model` in a config file")
+fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
+    args.chat_template.as_deref().map(read_file).transpose()
 }
 
-/// The flags as the loader takes them.
-fn options(args: &ModelArgs) -> Result<LoadOptions, CommandError> {
-    let dtype = args.dtype.map(|dtype| match dtype {
-        args::WeightDtype::F32 => Dtype::F32,
-        args::WeightDtype::Bf16 => Dtype::Bf16,
-        args::WeightDtype::F16 => Dtype::F16,
-    });
-    let quantize = args.quantize.map(|quantize| match quantize {
-        args::Quantize::Q8_0 => Dtype::Q8_0,
-        args::Quantize::Q4_0 => Dtype::Q4_0,
-        args::Quantize::Q4K => Dtype::Q4K,
-        args::Quantize::Q6K => Dtype::Q6K,
-    });
-    let kv_type = args.kv_type.map_or(KvType::default(), |kv_type| match kv_type {
-        args::KvType::F32 => KvType::F32,
-        args::KvType::F16 => KvType::F16,
-    });
-    let threads = args.threads.unwrap_or_else(machine::default_threads);
-    let device = match args.device.unwrap_or_default() {
-        args::Device::Auto if cfg!(feature = "cuda") => Device::Candle(DeviceKind::Cuda(0)),
-        args::Device::Auto if cfg!(feature = "metal") => Device::Candle(DeviceKind::Metal(0)),
-        args::Device::Auto | args::Device::Cpu => Device::Cpu { threads },
-        args::Device::Cuda => Device::Candle(DeviceKind::Cuda(0)),
-        args::Device::Metal => Device::Candle(DeviceKind::Metal(0)),
-    };
+fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
     let available_memory = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
-    Ok(LoadOptions { device, dtype, quantize, context: args.ctx, kv_type, available_memory })
+    Ok(LoadOptions {
+        device: device(args, terminal)?,
+        dtype: args.dtype.map(|dtype| match dtype {
+            WeightDtype::F32 => Dtype::F32,
+            WeightDtype::Bf16 => Dtype::Bf16,
+            WeightDtype::F16 => Dtype::F16,
+        }),
+        quantize: args.quantize.map(|quantize| match quantize {
+            Quantize::Q8_0 => Dtype::Q8_0,
+            Quantize::Q4_0 => Dtype::Q4_0,
+            Quantize::Q4K => Dtype::Q4K,
+            Quantize::Q6K => Dtype::Q6K,
+        }),
+        context: args.ctx,
+        kv_type: args.kv_type.map_or_else(backend::KvType::default, |kv_type| match kv_type {
+            KvType::F32 => backend::KvType::F32,
+            KvType::F16 => backend::KvType::F16,
+        }),
+        available_memory,
+    })
 }
 
-/// `--chat-template`, else the model's own.
-fn chat_template(file: Option<&Path>, texts: &ModelTexts) -> Result<Option<ChatTemplate>, CommandError> {
-    let source = match file {
-        Some(path) => Some(super::run::prompt::read_file(path)?),
-        None => texts.chat_templates.default.clone(),
+/// `auto` takes a GPU that this build can drive and that answers, else the CPU.
+fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    let cpu = || {
+        let threads = args.threads.unwrap_or_else(default_threads);
+        tracing::info!(threads, "computing on the CPU");
+        Device::Cpu { threads }
     };
-    let Some(source) = source else { return Ok(None) };
-    let text = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
-    let specials = SpecialTokens {
-        bos: text(texts.tokenizer.bos()),
-        eos: text(texts.tokenizer.eos()),
-        ..SpecialTokens::default()
+    let gpu = |kind, is_built: bool, name: &str| match is_built {
+        true => Ok(Device::Candle(kind)),
+        false => {
+            let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
+            Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
+        }
     };
-    let place = file.map_or("the model's chat template".to_owned(), |path| path.display().to_string());
-    let template = ChatTemplate::new(&source, specials);
-    template.map(Some).map_err(|error| CommandError::from(error).context(place))
-}
-
-impl From<TemplateError> for CommandError {
-    fn from(error: TemplateError) -> Self {
-        let hint = match &error {
-            TemplateError::Missing => {
-                "complete plain text with --raw, or give a template with --chat-template FILE"
+    let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
+    match args.device.unwrap_or_default() {
+        args::Device::Cpu => Ok(cpu()),
+        args::Device::Cuda => gpu(DeviceKind::Cuda(0), cuda, "cuda"),
+        args::Device::Metal => gpu(DeviceKind::Metal(0), metal, "metal"),
+        args::Device::Auto if cuda || metal => {
+            let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
+            match open_device(kind) {
+                Ok(_) => Ok(Device::Candle(kind)),
+                Err(error) => {
+                    terminal.note(&format!("no GPU ({error}): computing on the CPU"));
+                    Ok(cpu())
+                }
             }
-            TemplateError::Raised(_) => {
-                "change the messages, or give another template with --chat-template FILE"
-            }
-            TemplateError::UndefinedVariables { .. } => "give each with --var NAME=VALUE",
-            _ => "give another template with --chat-template FILE, or complete plain text with --raw",
-        };
-        CommandError::new(Kind::BadData, error).hint(hint)
+        }
+        args::Device::Auto => Ok(cpu()),
     }
 }
 
-/// Layers loaded, drawn when it takes long enough to be worth it.
-struct LayerBar<'a> {
+/// The progress of loading, if it takes long enough to be watched.
+struct LoadBar {
+    start: Instant,
     bar: Option<ProgressBar>,
-    name: &'a str,
-    since: Instant,
 }
 
-impl<'a> LayerBar<'a> {
-    fn new(terminal: &Terminal, name: &'a str) -> Self {
-        let bar = terminal.shows_progress().then(ProgressBar::hidden);
-        Self { bar, name, since: Instant::now() }
+impl LoadBar {
+    fn new(terminal: &Terminal, name: &str) -> Self {
+        let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
+            .expect("the template is constant and valid");
+        let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
+        Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
     }
 
-    fn set(&self, done: usize, total: usize) {
+    fn show(&self, done: usize, total: usize) {
         let Some(bar) = &self.bar else { return };
-        if bar.is_hidden() && self.since.elapsed() > Duration::from_millis(300) {
-            let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_message(self.name.to_owned());
+        if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
             bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
         }
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     }
 
-    fn finish(&self) {
+    fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 }
 
-/// A loaded model behind its engine.
-struct Loaded {
+/// A model without its weights: text in, tokens out, and back.
+struct Speech {
     info: ModelInfo,
-    engine: EngineHandle,
     texts: ModelTexts,
-    template: Option<ChatTemplate>,
+    /// The template in force; `Err` is why the source does not compile, said when it is needed.
+    template: Option<Result<ChatTemplate, TemplateError>>,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
 
-impl Llm for Loaded {
+impl Speech {
+    fn new(name: String, texts: ModelTexts, template: Option<String>, context_tokens: usize) -> Self {
+        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
+        let specials = SpecialTokens {
+            bos: token(texts.tokenizer.bos()),
+            eos: token(texts.tokenizer.eos()),
+            ..SpecialTokens::default()
+        };
+        let source = template.as_ref().or(texts.chat_templates.default.as_ref());
+        let template = source.map(|source| ChatTemplate::new(source, specials));
+        let info = ModelInfo {
+            name,
+            context_tokens,
+            defaults: texts.defaults.clone(),
+            defaults_source: texts.defaults_source.to_owned(),
+            has_chat_template: template.is_some(),
+            ..ModelInfo::default()
+        };
+        Self { info, texts, template, now: OnceCell::new() }
+    }
+}
+
+impl Texts for Speech {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        let template = self.template.as_ref().ok_or(TemplateError::Missing)?;
+        let template = self.template.as_ref().unwrap_or(&Err(TemplateError::Missing)).as_ref();
+        let template = template.map_err(TemplateError::clone)?;
         let now = *self.now.get_or_init(DateTime::utc_now);
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
         Ok(template.render(conversation, &options)?)
@@ -186,25 +231,65 @@ impl Llm for Loaded {
     fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.texts.tokenizer.token_bytes(id).unwrap_or_default().into_owned()
     }
+}
 
-    fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
-        Ok(Box::new(Stream(self.engine.submit(request)?)))
+impl From<TemplateError> for CommandError {
+    fn from(error: TemplateError) -> Self {
+        let hint = match &error {
+            TemplateError::Missing => {
+                "complete plain text with --raw, or give a template with --chat-template FILE"
+            }
+            TemplateError::Raised(_) => {
+                "change the messages, or give another template with --chat-template FILE"
+            }
+            TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",
+            _ => "give another template with --chat-template FILE, or complete plain text with --raw",
+        };
+        CommandError::new(Kind::BadData, error).hint(hint)
     }
 }
 
-struct Stream(EventStream);
+/// A loaded model and its engine.
+struct LoadedLlm {
+    speech: Speech,
+    handle: EngineHandle,
+}
 
-impl Events for Stream {
+impl Texts for LoadedLlm {
+    fn info(&self) -> &ModelInfo {
+        &self.speech.info
+    }
+
+    fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
+        self.speech.render(conversation)
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
+        self.speech.encode(text)
+    }
+
+    fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.speech.token_bytes(id)
+    }
+}
+
+impl Llm for LoadedLlm {
+    fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
+        Ok(Box::new(self.handle.submit(request)?))
+    }
+}
+
+impl Events for EventStream {
     fn next(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
-        match self.0.next_timeout(timeout) {
+        match self.next_timeout(timeout) {
             Ok(Some(event)) => Ok(Some(event)),
             Ok(None) => Err(Error::EngineGone),
-            Err(_not_yet) => Ok(None),
+            Err(NotYet) => Ok(None),
         }
     }
 
     fn cancel(&mut self) {
-        self.0.cancel();
+        EventStream::cancel(self);
     }
 }
 

@@ -26,14 +26,14 @@ pub struct ModelInfo {
     pub load_time: Duration,
 }
 
-/// A model that answers.
-pub trait Llm {
+/// A model's text side: all that needs no weights.
+pub trait Texts {
     fn info(&self) -> &ModelInfo;
 
     /// The conversation in the model's own chat template, ready for the answer.
     ///
     /// # Errors
-    /// The template's refusal or breakage; `Usage` when the model has none.
+    /// The template's refusal or breakage, or that there is none.
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError>;
 
     /// Token ids, special tokens recognised, with the beginning-of-sequence token the model wants, once.
@@ -41,7 +41,14 @@ pub trait Llm {
 
     /// The bytes a token stands for; they need not be whole characters.
     fn token_bytes(&self, id: u32) -> Vec<u8>;
+}
 
+/// A model that answers.
+pub trait Llm: Texts {
+    /// Starts a request.
+    ///
+    /// # Errors
+    /// What is wrong with the request itself; [`Error::EngineGone`].
     fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error>;
 }
 
@@ -76,8 +83,8 @@ pub struct Rendered {
 /// Text and tokens of what is asked, the beginning of the answer included.
 ///
 /// # Errors
-/// Those of [`Llm::render`] and [`Llm::encode`].
-pub fn render(llm: &dyn Llm, ask: &Ask, prefill: &str) -> Result<Rendered, CommandError> {
+/// Those of [`Texts::render`] and [`Texts::encode`].
+pub fn render(llm: &(impl Texts + ?Sized), ask: &Ask, prefill: &str) -> Result<Rendered, CommandError> {
     let prompt = match ask {
         Ask::Text(text) => text.clone(),
         Ask::Chat(conversation) => llm.render(conversation)?,
@@ -142,7 +149,7 @@ pub mod script {
         events
     }
 
-    impl Llm for Script {
+    impl Texts for Script {
         fn info(&self) -> &ModelInfo {
             &self.info
         }
@@ -166,7 +173,9 @@ pub mod script {
         fn token_bytes(&self, id: u32) -> Vec<u8> {
             vec![id as u8]
         }
+    }
 
+    impl Llm for Script {
         fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
             request.sampling.validate(self.info.vocab_size)?;
             let prompt_tokens = request.prompt.len();

@@ -24,7 +24,7 @@ use crate::runtime::load::GenerationDefaults;
 use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request};
 use crate::template::{Conversation, Message};
 use answer::{Ending, generate};
-use llm::{Ask, Llm, Rendered, render};
+use llm::{Ask, Llm, ModelInfo, Rendered, render};
 use report::{Form, Report};
 
 /// Answer one prompt, or a file of them
@@ -225,14 +225,16 @@ pub fn run(args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     }
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
-    let llm = load::load(&args.model, terminal)?;
-    let ask = ask(llm.as_ref(), &args.prompt, text, system, terminal)?;
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
-    let rendered = render(llm.as_ref(), &ask, prefill)?;
-    match args.prompt.dry_run {
-        true => dry_run(llm.as_ref(), &rendered, args.output.output.unwrap_or_default(), terminal),
-        false => answer(llm.as_ref(), rendered, &args, Output::stdout(), terminal),
+    if args.prompt.dry_run {
+        let texts = load::load_texts(&args.model, terminal)?;
+        let rendered =
+            render(texts.as_ref(), &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
+        return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
+    let llm = load::load(&args.model, terminal)?;
+    let rendered = render(llm.as_ref(), &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
+    answer(llm.as_ref(), rendered, &args, Output::stdout(), terminal)
 }
 
 /// What can be known to be wrong before anything is read or loaded.
@@ -273,23 +275,22 @@ pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> 
 
 /// A conversation of one turn, or plain text where the user or the model has no template for it.
 fn ask(
-    llm: &dyn Llm,
+    info: &ModelInfo,
     args: &PromptArgs,
     text: String,
     system: Option<String>,
     terminal: &Terminal,
-) -> Result<Ask, CommandError> {
-    let info = llm.info();
+) -> Ask {
     if args.raw {
-        return Ok(Ask::Text(text));
+        return Ask::Text(text);
     }
     if !info.has_chat_template && system.is_none() {
         terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
-        return Ok(Ask::Text(text));
+        return Ask::Text(text);
     }
     let system = system.map(Message::system);
     let messages = system.into_iter().chain([Message::user(text)]).collect();
-    Ok(Ask::Chat(Conversation { messages, ..Conversation::default() }))
+    Ask::Chat(Conversation { messages, ..Conversation::default() })
 }
 
 fn answer(
@@ -349,16 +350,16 @@ fn conclude(llm: &dyn Llm, outcome: &Outcome, args: &OutputArgs, terminal: &Term
 
 /// `--dry-run`: the prompt as the model would get it.
 fn dry_run(
-    llm: &dyn Llm,
+    info: &ModelInfo,
     rendered: &Rendered,
     format: OutputFormat,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let (count, context) = (rendered.tokens.len(), llm.info().context_tokens);
+    let (count, context) = (rendered.tokens.len(), info.context_tokens);
     let mut output = Output::stdout();
     let object = json!({
         "schema": "llmctl.dry-run.v1",
-        "model": llm.info().name,
+        "model": info.name,
         "prompt": rendered.text,
         "prompt_tokens": count,
         "tokens": rendered.tokens,

@@ -11,11 +11,10 @@ use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use minijinja::{Environment, UndefinedBehavior};
-
 use super::PromptArgs;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::terminal::Terminal;
+use crate::template::{PromptTemplate, TemplateError};
 
 /// More text than any context holds; a bound for /dev/zero and wrong files.
 const MAX_PROMPT_BYTES: u64 = 64 << 20;
@@ -68,11 +67,11 @@ impl StoredPrompt {
 
 /// Everything a prompt is made of, read but not yet put together.
 #[derive(Debug, Default)]
-struct Parts<'a> {
+struct Parts {
     /// The file or stored prompt, and what to call it in messages.
     body: Option<(String, String)>,
     is_template: bool,
-    variables: BTreeMap<&'a str, String>,
+    variables: BTreeMap<String, String>,
     argument: Option<String>,
     stdin: Option<String>,
 }
@@ -93,13 +92,11 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     }
     let skip_stdin = from_stdin || args.no_stdin || io::stdin().is_terminal();
     let stdin = if skip_stdin { None } else { read_stdin(terminal)? };
+    let variables = args.var.iter().map(|(key, value)| Ok((key.clone(), variable_value(value)?)));
+    let variables = variables.collect::<Result<_, CommandError>>()?;
     let parts = Parts {
         is_template: args.name.is_some() || !args.var.is_empty(),
-        variables: args
-            .var
-            .iter()
-            .map(|(key, value)| Ok((key.as_str(), variable_value(value)?)))
-            .collect::<Result<_, CommandError>>()?,
+        variables,
         argument: (!words.is_empty()).then(|| words.join(" ")),
         stdin,
         body,
@@ -114,7 +111,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     assemble(parts)
 }
 
-fn assemble(parts: Parts<'_>) -> Result<String, CommandError> {
+fn assemble(parts: Parts) -> Result<String, CommandError> {
     let input = join([parts.argument, parts.stdin]);
     match parts.body {
         None => input.ok_or_else(|| {
@@ -143,50 +140,32 @@ fn join(texts: impl IntoIterator<Item = Option<String>>) -> Option<String> {
 fn fill(
     name: &str,
     text: &str,
-    mut variables: BTreeMap<&str, String>,
+    mut variables: BTreeMap<String, String>,
     input: Option<String>,
 ) -> Result<String, CommandError> {
-    let mut environment = Environment::new();
-    environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    let broken =
-        |error: minijinja::Error| CommandError::bad_data(format!("{error:#}")).context(name.to_owned());
-    let template = environment.template_from_str(text).map_err(broken)?;
-    let known = template.undeclared_variables(false);
-    if let Some(unused) = variables.keys().find(|key| !known.contains(**key)) {
-        let mut known: Vec<_> = known.into_iter().collect();
-        known.sort();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        let message = format!("{name} has no variable {unused:?}");
-        return Err(CommandError::usage(message).hint(format!("it has: {known}")));
-    }
+    let broken = |error: TemplateError| CommandError::bad_data(error).context(name.to_owned());
+    let template = PromptTemplate::new(text).map_err(broken)?;
+    let wants_input = template.variables().any(|variable| variable == "input");
     let mut rest = None;
-    if variables.contains_key("input") || !known.contains("input") {
+    if variables.contains_key("input") || !wants_input {
         rest = input;
     } else if let Some(input) = input {
-        variables.insert("input", input);
+        variables.insert("input".to_owned(), input);
     } else {
         let hint = "pipe it in, or give it as an argument or with --var input=@FILE";
         return Err(CommandError::usage(format!("{name} needs an input")).hint(hint));
     }
-    let rendered = template.render(&variables).map_err(|error| match error.kind() {
-        minijinja::ErrorKind::UndefinedError => missing(name, &known, &variables, error),
-        _ => broken(error),
+    let known = || format!("it has: {}", template.variables().collect::<Vec<_>>().join(", "));
+    let rendered = template.render(&variables).map_err(|error| match error {
+        TemplateError::UndefinedVariables { .. } => {
+            CommandError::usage(error).context(name.to_owned()).hint("fill it with --var KEY=VALUE")
+        }
+        error => broken(error),
     })?;
-    Ok(join([Some(rendered), rest]).unwrap_or_default())
-}
-
-fn missing(
-    name: &str,
-    known: &std::collections::HashSet<String>,
-    given: &BTreeMap<&str, String>,
-    error: minijinja::Error,
-) -> CommandError {
-    let mut absent: Vec<_> = known.iter().filter(|key| !given.contains_key(key.as_str())).cloned().collect();
-    absent.sort();
-    let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
-    CommandError::usage(format!("{name} needs a variable that was not given{line}"))
-        .hint(format!("not given: {}; fill one with --var KEY=VALUE", absent.join(", ")))
+    if let Some(unused) = rendered.unused.first() {
+        return Err(CommandError::usage(format!("{name} has no variable {unused:?}")).hint(known()));
+    }
+    Ok(join([Some(rendered.text), rest]).unwrap_or_default())
 }
 
 fn variable_value(value: &str) -> Result<String, CommandError> {
@@ -311,7 +290,8 @@ mod tests {
         variables: &[(&'static str, &str)],
         input: Option<&str>,
     ) -> Result<String, CommandError> {
-        let variables = variables.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+        let variables =
+            variables.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         fill("test.md", text, variables, input.map(str::to_owned))
     }
 
@@ -326,7 +306,7 @@ mod tests {
     fn variables_are_neither_missing_nor_unused() {
         let error = filled("to {{ language }}", &[], None).unwrap_err();
         assert_eq!(error.kind, Kind::Usage);
-        assert!(error.hint_text().unwrap().contains("language"), "{:?}", error.hint_text());
+        assert!(error.to_string().contains("language"), "{error}");
         let error = filled("to {{ language }}", &[("langauge", "x")], None).unwrap_err();
         assert!(error.to_string().contains("langauge") && error.hint_text().unwrap().contains("language"));
         let error = filled("<{{ input }}>", &[], None).unwrap_err();
@@ -341,7 +321,7 @@ mod tests {
             let needed = ["language", "fields"]
                 .into_iter()
                 .filter(|key| prompt.description().contains(&format!("{key} (required)")));
-            let variables = needed.map(|key| (key, "X1".to_owned())).collect::<BTreeMap<_, _>>();
+            let variables = needed.map(|key| (key.to_owned(), "X1".to_owned())).collect::<BTreeMap<_, _>>();
             let text = fill(prompt.name, prompt.text, variables, some("THE INPUT")).expect(prompt.name);
             assert!(text.contains("THE INPUT") && !text.starts_with('\n') && !text.contains("{#"), "{text}");
         }
