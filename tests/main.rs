@@ -1,9 +1,11 @@
 //! The one integration test binary: one module per promise.
 
-mod architecture;
-mod candle_backend;
 mod common;
 
+mod architecture;
+mod candle_backend;
 mod hub;
+mod loading;
 mod oracle;
-mod parity;
+mod parity_table;
+mod templates;

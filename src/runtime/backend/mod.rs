@@ -10,8 +10,15 @@ use std::ops::Range;
 
 use super::error::{LoadError, Result};
 use super::kernel::attention::ScoreRule;
-use super::kv::{PAGE_TOKENS, PageId};
+pub use super::kernel::math::Activation;
 use super::tensor::HostTensor;
+
+/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
+/// blocking, and so its rounding, is the same everywhere.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Index of a KV page in a backend's storage.
+pub type PageId = u32;
 
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,9 +78,6 @@ impl Span {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
     }
 }
-
-/// An element-wise activation of the gate.
-pub use super::model::config::Activation;
 
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {

@@ -27,8 +27,8 @@ pub struct Parts<'a> {
     pub progress: &'a mut dyn FnMut(usize, usize),
 }
 
-/// Told what a matrix is for, gives it back in the type it is to be kept in.
-pub type Convert<'a> = &'a (dyn Fn(Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+/// Told a matrix's name and what it is for, gives it back in the type it is to be kept in.
+pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
 
 /// What a matrix is for: the table of tokens is more sensitive to rounding than the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,11 +123,11 @@ impl<B: Backend> Decoder<B> {
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = backend.weight(&convert(Matrix::Vocabulary, file.embedding(vocab, hidden)?)?)?;
-        let head = match file.head(vocab, hidden)? {
-            Some(head) => Some(backend.weight(&convert(Matrix::Vocabulary, head)?)?),
-            None => None,
+        let vocabulary = |table: Linear| -> Result<B::Weight, LoadError> {
+            backend.weight(&convert(&table.name, Matrix::Vocabulary, table.weight)?)
         };
+        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
+        let head = file.head(vocab, hidden)?.map(vocabulary).transpose()?;
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for (index, layer) in config.layers.iter().enumerate() {
@@ -430,7 +430,8 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        let weight = self.backend.weight(&(self.convert)(Matrix::Projection, linear.weight)?)?;
+        let weight =
+            self.backend.weight(&(self.convert)(&linear.name, Matrix::Projection, linear.weight)?)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(Projection { weight, bias })
     }

@@ -6,7 +6,9 @@
 pub mod stop;
 pub mod tokenizer;
 pub mod utf8;
+pub mod vocabulary;
 
 pub use stop::StopMatcher;
 pub use tokenizer::{Encode, HfSettings, TokenKind, Tokenizer, VocabSpec};
 pub use utf8::Utf8Stream;
+pub use vocabulary::Vocabulary;

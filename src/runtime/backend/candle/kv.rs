@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::step::StepIndex;
 use super::{KvShape, KvType, Span};
-use crate::runtime::kv::PAGE_TOKENS;
+use crate::runtime::backend::PAGE_TOKENS;
 
 /// Pages that storage grows by at least.
 const MIN_GROWTH: usize = 8;

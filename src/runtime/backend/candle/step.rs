@@ -18,7 +18,7 @@ use std::sync::Arc;
 use candle_core::{Device, Result, Tensor};
 
 use super::Span;
-use crate::runtime::kv::PAGE_TOKENS;
+use crate::runtime::backend::PAGE_TOKENS;
 
 /// Most values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
 const GROUP_VALUES: usize = 1 << 26;

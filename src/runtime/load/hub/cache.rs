@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::ModelSource;
 use super::quant_tag::{GgufFile, group_shards};
 use super::reference::{Form, ModelRef};
 
@@ -218,6 +219,38 @@ fn models_in(repo: &Repo, snapshot: &Snapshot) -> Vec<CachedModel> {
         missing: file.missing_part().map(|part| snapshot.dir.join(part)),
     }));
     models
+}
+
+/// What a model's files say by their names and sizes alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    pub kind: ModelKind,
+    /// The file name's tag, or config.json's dtype.
+    pub quantization: Option<String>,
+    /// Size of the weights on disk, all parts.
+    pub bytes: u64,
+}
+
+/// Summarises files that [`super::resolve`] found.
+pub fn summary(source: &ModelSource) -> Summary {
+    match source {
+        ModelSource::Folder(dir) => Summary {
+            kind: ModelKind::Safetensors,
+            quantization: checkpoint_dtype(dir),
+            bytes: checkpoint_bytes(dir),
+        },
+        ModelSource::Gguf(path) => {
+            let dir = path.parent().unwrap_or(Path::new("."));
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let group = group_shards(&gguf_names(dir, 0)).into_iter().find(|file| file.first == name);
+            let parts = group.as_ref().map_or(vec![name.clone()], |file| file.parts.clone());
+            Summary {
+                kind: ModelKind::Gguf,
+                quantization: group.and_then(|file| file.tag),
+                bytes: parts.iter().map(|part| size(&dir.join(part))).sum(),
+            }
+        }
+    }
 }
 
 /// By tag where that says which file, else by file.
