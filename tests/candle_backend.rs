@@ -2,21 +2,24 @@
 //! models against the reference's logits. Run on candle's CPU device, which shares all of our code with its GPUs.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use candle_core::Device;
-use llmctl::runtime::backend::candle::Candle;
+use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
 use llmctl::runtime::kv::{PagePool, PageTable};
 use llmctl::runtime::load::quantize::convert;
+use llmctl::runtime::load::{self, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
-use crate::common::decoder::{from_folder, from_gguf, logits};
-use crate::common::fixtures;
-use crate::common::golden::{Golden, Prompt, deviation, goldens};
+use crate::common::golden::{
+    Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder, parity_gguf,
+    worst_difference,
+};
 
 /// Families that the decoder runs, of those in the parity fixtures.
 const DENSE: [&str; 11] = [
@@ -51,23 +54,24 @@ fn cpu() -> Cpu {
     Cpu::new(1).unwrap()
 }
 
-fn dense() -> Option<Vec<Golden>> {
-    let all = goldens()?;
-    let dense: Vec<Golden> = all.into_iter().filter(|golden| DENSE.contains(&golden.name.as_str())).collect();
-    assert_eq!(dense.iter().map(|golden| golden.name.as_str()).collect::<Vec<_>>(), DENSE);
-    Some(dense)
+/// Loads through candle on the CPU; matrices in f32 or as the file has them.
+fn load_candle(path: &Path, dtype: Option<Dtype>) -> Box<dyn Model> {
+    let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), dtype, ..exact() };
+    load_model(path, &options).unwrap_or_else(|error| panic!("{}: {error}", path.display())).model
 }
 
 #[test]
 fn candle_reproduces_the_reference_in_any_chunks() {
-    for golden in dense().into_iter().flatten() {
-        let mut model = from_folder(candle(), &golden.folder, KvType::F32).unwrap();
-        let mut line = format!("{:<13}", golden.name);
-        for prompt in &golden.prompts {
+    for family in DENSE {
+        let folder = parity_folder().join(family);
+        let mut model = load_candle(&folder, Some(Dtype::F32));
+        let mut line = format!("{family:<13}");
+        for prompt in golden_prompts(&folder) {
             for chunk in [usize::MAX, 1, 7, 64] {
-                let worst = prompt.deviation(&logits(&mut model, &prompt.tokens, chunk));
+                let logits = Fed::new(&mut *model).feed(&prompt.tokens, chunk);
+                let worst = worst_difference(&prompt, &logits);
                 let _ = write!(line, " {worst:.1e}");
-                assert!(worst <= LOGITS, "{} {} in chunks of {chunk}: {worst:e}", golden.name, prompt.name);
+                assert!(worst <= LOGITS, "{family} {} in chunks of {chunk}: {worst:e}", prompt.name);
             }
         }
         eprintln!("{line}");
@@ -78,76 +82,74 @@ fn candle_reproduces_the_reference_in_any_chunks() {
 /// lies in consecutive pages.
 #[test]
 fn candle_keeps_the_sequences_of_a_batch_apart() {
-    const CHUNKS: [usize; 6] = [13, 1, 1, 32, 1, 5];
-    for golden in dense().into_iter().flatten() {
-        let mut model = from_folder(candle(), &golden.folder, KvType::F32).unwrap();
-        let pool = PagePool::new(64);
-        let prompts: Vec<&Prompt> = [2, 1, 0, 2, 2].map(|index| &golden.prompts[index]).into();
-        let mut tables: Vec<PageTable> = prompts.iter().map(|_| PageTable::new(&pool)).collect();
-        let mut all = vec![Vec::new(); prompts.len()];
-        for step in 0.. {
-            let mut rows = Vec::new();
-            for (sequence, (prompt, table)) in prompts.iter().zip(&mut tables).enumerate() {
-                let start = table.len();
-                let end = prompt.tokens.len().min(start + CHUNKS[(step + sequence) % CHUNKS.len()]);
-                table.extend(end - start).unwrap();
-                let row = |position| {
-                    let token = prompt.tokens[position];
-                    Row { token, position, sequence, wants_logits: true }
-                };
-                rows.extend((start..end).map(row));
-            }
-            if rows.is_empty() {
-                break;
-            }
-            let tables: Vec<&PageTable> = tables.iter().collect();
-            let logits = model.forward(&Batch { rows: &rows, tables: &tables }).unwrap();
-            for (index, row) in rows.iter().enumerate() {
-                all[row.sequence].extend_from_slice(logits.row(index));
-            }
-        }
-        for (prompt, logits) in prompts.iter().zip(&all) {
-            let worst = prompt.deviation(logits);
-            assert!(worst <= LOGITS, "{} {}: {worst:e}", golden.name, prompt.name);
+    for family in DENSE {
+        let folder = parity_folder().join(family);
+        let mut model = load_candle(&folder, Some(Dtype::F32));
+        let prompts = golden_prompts(&folder);
+        let prompts = [2, 1, 0, 2, 2].map(|index| &prompts[index]);
+        for (prompt, logits) in prompts.iter().zip(feed_together(&mut *model, &prompts)) {
+            let worst = worst_difference(prompt, &logits);
+            assert!(worst <= LOGITS, "{family} {}: {worst:e}", prompt.name);
         }
     }
+}
+
+/// Logits of all positions of each prompt, all of them computed in the same steps.
+fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f32>> {
+    const CHUNKS: [usize; 6] = [13, 1, 1, 32, 1, 5];
+    let pool = PagePool::new(64);
+    let mut tables: Vec<PageTable> = prompts.iter().map(|_| PageTable::new(&pool)).collect();
+    let mut all = vec![Vec::new(); prompts.len()];
+    for step in 0.. {
+        let mut rows = Vec::new();
+        for (sequence, (prompt, table)) in prompts.iter().zip(&mut tables).enumerate() {
+            let start = table.len();
+            let end = prompt.tokens.len().min(start + CHUNKS[(step + sequence) % CHUNKS.len()]);
+            table.extend(end - start).unwrap();
+            let row =
+                |position| Row { token: prompt.tokens[position], position, sequence, wants_logits: true };
+            rows.extend((start..end).map(row));
+        }
+        if rows.is_empty() {
+            break;
+        }
+        let tables: Vec<&PageTable> = tables.iter().collect();
+        let logits = model.forward(&Batch { rows: &rows, tables: &tables }).unwrap();
+        for (index, row) in rows.iter().enumerate() {
+            all[row.sequence].extend_from_slice(logits.row(index));
+        }
+    }
+    all
 }
 
 /// The blocks mean the same to both, as widening them on load shows; multiplied as they are, candle's rounding of the
 /// activations comes on top.
 #[test]
 fn candle_reads_gguf_as_the_cpu_backend_does() {
-    let Some(folder) = fixtures().map(|fixtures| fixtures.join("parity-gguf")) else { return };
     let mut seen = Vec::new();
-    for golden in dense().into_iter().flatten() {
-        for dtype in ["f32", "q8_0", "q4_0"] {
-            let path = folder.join(format!("{}-{dtype}.gguf", golden.name));
-            if !path.exists() {
-                continue;
-            }
-            let mut line = format!("{:<13} {dtype:<4}", golden.name);
-            let mut expected = from_gguf(cpu(), &path, KvType::F32, None).unwrap();
-            let mut widened = from_gguf(candle(), &path, KvType::F32, Some(Dtype::F32)).unwrap();
-            let mut model = from_gguf(candle(), &path, KvType::F32, None).unwrap();
-            for prompt in &golden.prompts {
-                let expected = logits(&mut expected, &prompt.tokens, usize::MAX);
-                let exact = deviation(&logits(&mut widened, &prompt.tokens, 7), &expected);
-                let rounded = distance(&logits(&mut model, &prompt.tokens, 7), &expected);
-                let _ = write!(line, "  {exact:.1e} {rounded:.1e}");
-                assert!(exact <= LOGITS, "{} {dtype} {}: {exact:e}", golden.name, prompt.name);
-                assert!(rounded <= BLOCK_LOGITS, "{} {dtype} {}: {rounded:e}", golden.name, prompt.name);
-            }
-            eprintln!("{line}");
-            seen.push(dtype);
+    for (family, dtype) in
+        DENSE.iter().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
+    {
+        let Some(path) = parity_gguf(&format!("{family}-{dtype}.gguf")) else { continue };
+        seen.push(dtype);
+        let mut line = format!("{family:<13} {dtype:<4}");
+        let mut expected = load_model(&path, &LoadOptions { dtype: None, ..exact() }).unwrap().model;
+        let (mut widened, mut model) = (load_candle(&path, Some(Dtype::F32)), load_candle(&path, None));
+        for prompt in golden_prompts(&parity_folder().join(family)) {
+            let expected = Fed::new(&mut *expected).feed(&prompt.tokens, usize::MAX);
+            let exact = largest_difference(&Fed::new(&mut *widened).feed(&prompt.tokens, 7), &expected);
+            let rounded = relative_distance(&Fed::new(&mut *model).feed(&prompt.tokens, 7), &expected);
+            let _ = write!(line, "  {exact:.1e} {rounded:.1e}");
+            assert!(exact <= LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
+            assert!(rounded <= BLOCK_LOGITS, "{family} {dtype} {}: {rounded:e}", prompt.name);
         }
+        eprintln!("{line}");
     }
-    if !seen.is_empty() {
-        assert!(["f32", "q8_0", "q4_0"].iter().all(|dtype| seen.contains(dtype)), "{seen:?}");
-    }
+    assert!(["f32", "q8_0", "q4_0"].iter().all(|dtype| seen.contains(dtype)), "{seen:?}");
 }
 
 /// Root mean square of the difference, relative to that of what was expected.
-fn distance(got: &[f32], expected: &[f32]) -> f32 {
+fn relative_distance(got: &[f32], expected: &[f32]) -> f32 {
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
     assert_eq!(got.len(), expected.len());
     let difference = squares(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
@@ -322,7 +324,7 @@ fn every_operation_of_candle_agrees_with_the_cpu_backend() {
     assert_eq!(expected.len(), got.len());
     let mut wrong = Vec::new();
     for (expected, got) in expected.iter().zip(&got) {
-        let relative = deviation(&got.values, &expected.values) / largest(&expected.values);
+        let relative = largest_difference(&got.values, &expected.values) / largest(&expected.values);
         eprintln!("{:<50} {relative:.1e}", expected.what);
         if relative > expected.tolerance {
             wrong.push(format!("{}: {relative:e} above {:e}", expected.what, expected.tolerance));
@@ -346,7 +348,7 @@ fn weights_kept_in_f16_cost_their_rounding_and_no_more() {
         bench.outputs
     };
     let (wide, kept) = (outputs(&candle()), outputs(&candle().keep_halves(true)));
-    let product = deviation(&kept[0].values, &wide[0].values) / largest(&wide[0].values);
+    let product = largest_difference(&kept[0].values, &wide[0].values) / largest(&wide[0].values);
     assert!((1e-6..2e-3).contains(&product), "{product:e}");
     assert_eq!(kept[1].values, wide[1].values);
 }

@@ -10,7 +10,7 @@ use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::common::checkpoints::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
+use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
 use crate::common::fixtures;
 
 fn checkpoint(name: &str) -> std::path::PathBuf {

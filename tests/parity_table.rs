@@ -1,7 +1,7 @@
 //! The parity table: every family reproduces the logits of its reference implementation (transformers 5.23, float32, eager
 //! attention), however its prompt is cut, and the same weights as GGUF give the same logits.
 
-use crate::common::checkpoints::{
+use crate::common::golden::{
     Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf, top_two, worst_difference,
 };
 

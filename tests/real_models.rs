@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::checkpoints::{Fed, exact, load_model, top_two};
+use crate::common::golden::{Fed, exact, load_model, top_two};
 use crate::common::fixtures;
 
 const MODELS: [&str; 2] = ["stories260K", "babyllama-361"];

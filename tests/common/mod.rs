@@ -1,11 +1,8 @@
-//! What several test modules share: fixtures, writers of small model files, toy models.
+//! What several test modules share: fixtures, writers of small model files.
 
 pub mod alloc;
-pub mod checkpoints;
-pub mod decoder;
 pub mod gguf;
 pub mod golden;
-pub mod toy;
 
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {
