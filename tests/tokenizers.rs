@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::tokenizer::{from_folder, from_gguf, hf_settings};
+use llmctl::runtime::load::tokenizer::{end_of_generation, from_folder, from_gguf, hf_settings};
 use llmctl::runtime::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
 use serde_json::Value;
 
@@ -259,15 +259,15 @@ fn pair(root: &Path, name: &str) -> &'static Pair {
     pairs(root).iter().find(|pair| pair.name == name).expect("a known name")
 }
 
-/// Stretches of each corpus at fixed places, cut at line ends as text arrives.
+/// Three stretches of each corpus, at fixed places.
 fn corpus_slices(root: &Path, bytes: usize) -> Vec<String> {
     let files = ["tinyshakespeare.txt", "war-and-peace.txt", "wikitext-2/test.txt", "wikitext-2/valid.txt"];
     let slices = files.iter().flat_map(|file| {
         let text = fs::read_to_string(root.join("corpora").join(file)).unwrap();
+        let boundary = |at: usize| (at..).find(|&at| text.is_char_boundary(at)).expect("the end is one");
         let slice = |part: usize| {
-            let start = text.ceil_char_boundary(text.len() / 3 * part);
-            let end = text.floor_char_boundary(start + bytes);
-            text[start..end].to_owned()
+            let start = boundary(text.len() / 3 * part);
+            text[start..boundary(start + bytes)].to_owned()
         };
         (0..3).map(slice).collect::<Vec<_>>()
     });
@@ -631,6 +631,8 @@ fn phi3_special_tokens_swallow_white_space_in_both_files() {
     check("phi-3", gguf, text, PARSE, &expected);
     let swallowed = "<|user|> Hi there <|end|><|assistant|> Yes.<|endoftext|>  <s>  x</s> y";
     assert_eq!(json.decode(&expected, false), swallowed);
+    // Here the two files disagree: Microsoft turned the BOS off later than the GGUF was made.
+    assert_eq!((json.adds_bos(), gguf.adds_bos()), (false, true));
 }
 
 #[test]
@@ -648,6 +650,15 @@ fn streamed_tokens_are_the_decoded_text() {
         let expected = json.decode(&ids, false);
         assert_eq!(streamed.strip_prefix(' ').unwrap_or(&streamed), expected, "{}", name);
     }
+}
+
+#[test]
+fn end_of_generation_from_metadata() {
+    let Some(root) = fixtures() else { return };
+    let file = Gguf::open(root.join("tokenizers/gguf-vocab-assembled/vocab-llama3.2.gguf")).unwrap();
+    let tokenizer = from_gguf(file.metadata()).unwrap();
+    let ids = end_of_generation(file.metadata(), &tokenizer).unwrap();
+    assert_eq!(ids, [128_001, 128_008, 128_009]);
 }
 
 #[test]
