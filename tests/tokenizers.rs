@@ -288,7 +288,7 @@ fn naughty_texts(root: &Path) -> Vec<String> {
 #[test]
 fn both_files_of_a_model_agree() {
     let Some(root) = fixtures() else { return };
-    let corpora = corpus_slices(&root, 24 * 1024);
+    let corpora = corpus_slices(&root, 64 * 1024);
     let naughty = naughty_texts(&root);
     for Pair { name, json, gguf } in pairs(&root) {
         for text in naughty.iter().chain(&corpora) {
@@ -593,6 +593,24 @@ fn special_tokens_are_text_unless_asked_for() {
             tokenizer.special_tokens().map(|(id, text)| format!("{id} {text}")).collect()
         };
         assert_eq!(names(json), names(gguf), "{}", name);
+    }
+}
+
+/// As in a rendered conversation: special tokens at the ends, next to each other, before and after spaces.
+#[test]
+fn special_tokens_amid_text() {
+    let Some(root) = fixtures() else { return };
+    for Pair { name, json, gguf } in pairs(&root) {
+        let special: Vec<&str> = json.special_tokens().map(|(_, text)| text).take(8).collect();
+        let (first, last) = (special[0], special[special.len() - 1]);
+        let mut text = format!("{first}[INST] Hello [/INST] Hi {last}{first}[INST] how");
+        special.iter().for_each(|token| text.push_str(&format!("{token}are{token} you\n{token}")));
+        let expected = json.encode(&text, PARSE).unwrap();
+        assert!(
+            expected.iter().filter(|&&id| json.is_special(id)).count() == 3 + 3 * special.len(),
+            "{name}"
+        );
+        check(name, gguf, &text, PARSE, &expected);
     }
 }
 
