@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::tokenizer::{from_folder, from_gguf, hf_settings};
+use llmctl::runtime::load::tokenizer::{end_of_generation, from_folder, from_gguf, hf_settings};
 use llmctl::runtime::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
 use serde_json::Value;
 
@@ -259,15 +259,15 @@ fn pair(root: &Path, name: &str) -> &'static Pair {
     pairs(root).iter().find(|pair| pair.name == name).expect("a known name")
 }
 
-/// Stretches of each corpus at fixed places, cut at line ends as text arrives.
+/// Three stretches of each corpus, at fixed places.
 fn corpus_slices(root: &Path, bytes: usize) -> Vec<String> {
     let files = ["tinyshakespeare.txt", "war-and-peace.txt", "wikitext-2/test.txt", "wikitext-2/valid.txt"];
     let slices = files.iter().flat_map(|file| {
         let text = fs::read_to_string(root.join("corpora").join(file)).unwrap();
+        let boundary = |at: usize| (at..).find(|&at| text.is_char_boundary(at)).expect("the end is one");
         let slice = |part: usize| {
-            let start = text.ceil_char_boundary(text.len() / 3 * part);
-            let end = text.floor_char_boundary(start + bytes);
-            text[start..end].to_owned()
+            let start = boundary(text.len() / 3 * part);
+            text[start..boundary(start + bytes)].to_owned()
         };
         (0..3).map(slice).collect::<Vec<_>>()
     });
@@ -288,7 +288,7 @@ fn naughty_texts(root: &Path) -> Vec<String> {
 #[test]
 fn both_files_of_a_model_agree() {
     let Some(root) = fixtures() else { return };
-    let corpora = corpus_slices(&root, 24 * 1024);
+    let corpora = corpus_slices(&root, 64 * 1024);
     let naughty = naughty_texts(&root);
     for Pair { name, json, gguf } in pairs(&root) {
         for text in naughty.iter().chain(&corpora) {
@@ -596,6 +596,24 @@ fn special_tokens_are_text_unless_asked_for() {
     }
 }
 
+/// As in a rendered conversation: special tokens at the ends, next to each other, before and after spaces.
+#[test]
+fn special_tokens_amid_text() {
+    let Some(root) = fixtures() else { return };
+    for Pair { name, json, gguf } in pairs(&root) {
+        let special: Vec<&str> = json.special_tokens().map(|(_, text)| text).take(8).collect();
+        let (first, last) = (special[0], special[special.len() - 1]);
+        let mut text = format!("{first}[INST] Hello [/INST] Hi {last}{first}[INST] how");
+        special.iter().for_each(|token| text.push_str(&format!("{token}are{token} you\n{token}")));
+        let expected = json.encode(&text, PARSE).unwrap();
+        assert!(
+            expected.iter().filter(|&&id| json.is_special(id)).count() == 3 + 3 * special.len(),
+            "{name}"
+        );
+        check(name, gguf, &text, PARSE, &expected);
+    }
+}
+
 #[test]
 fn turn_terminators_of_known_models() {
     let Some(root) = fixtures() else { return };
@@ -631,6 +649,8 @@ fn phi3_special_tokens_swallow_white_space_in_both_files() {
     check("phi-3", gguf, text, PARSE, &expected);
     let swallowed = "<|user|> Hi there <|end|><|assistant|> Yes.<|endoftext|>  <s>  x</s> y";
     assert_eq!(json.decode(&expected, false), swallowed);
+    // Here the two files disagree: Microsoft turned the BOS off later than the GGUF was made.
+    assert_eq!((json.adds_bos(), gguf.adds_bos()), (false, true));
 }
 
 #[test]
@@ -648,6 +668,15 @@ fn streamed_tokens_are_the_decoded_text() {
         let expected = json.decode(&ids, false);
         assert_eq!(streamed.strip_prefix(' ').unwrap_or(&streamed), expected, "{}", name);
     }
+}
+
+#[test]
+fn end_of_generation_from_metadata() {
+    let Some(root) = fixtures() else { return };
+    let file = Gguf::open(root.join("tokenizers/gguf-vocab-assembled/vocab-llama3.2.gguf")).unwrap();
+    let tokenizer = from_gguf(file.metadata()).unwrap();
+    let ids = end_of_generation(file.metadata(), &tokenizer).unwrap();
+    assert_eq!(ids, [128_001, 128_008, 128_009]);
 }
 
 #[test]

@@ -76,7 +76,11 @@ impl TokenizerJson {
             let id = self.model.token_to_id(&token.content).or(id);
             if let (Some(id), false) = (id, known.contains(&token.content)) {
                 known.insert(token.content.clone());
-                added.push(Added { id, token: token.clone() });
+                // Llama 2's file has its special tokens matched after normalising, which puts '▁' before the text:
+                // "<s>" would then be found only after a space, and a second turn's never. sentencepiece, GGUF
+                // and later revisions of the file match the text as it stands.
+                let normalized = token.normalized && !token.special;
+                added.push(Added { id, token: token.clone().normalized(normalized) });
             }
         };
         self.added_tokens.iter().for_each(|entry| add(Some(entry.id), &entry.token));

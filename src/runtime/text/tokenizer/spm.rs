@@ -78,17 +78,14 @@ impl Spm {
         let mut neighbours = HashSet::new();
         let mut bytes = [None; 256];
         for (id, text) in (0u32..).zip(&spec.tokens) {
-            match spec.kind(id) {
-                TokenKind::Normal | TokenKind::UserDefined => {
+            match (spec.kind(id), fallback_byte(text)) {
+                // By its spelling: converters have registered byte tokens as normal ones.
+                (TokenKind::Normal | TokenKind::Byte, Some(byte)) => bytes[usize::from(byte)] = Some(id),
+                (TokenKind::Normal | TokenKind::UserDefined, _) => {
                     ids.insert(text.as_str().into(), id);
                     neighbours.extend(text.chars().zip(text.chars().skip(1)));
                 }
-                TokenKind::Byte => {
-                    if let Some(byte) = fallback_byte(text) {
-                        bytes[usize::from(byte)] = Some(id);
-                    }
-                }
-                TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => {}
+                _ => {}
             }
         }
         let bytes: Option<Vec<u32>> = bytes.into_iter().collect();
@@ -222,6 +219,8 @@ fn join(symbols: &mut [Symbol], left: usize, right: usize) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Later tokens are worse, as in a trained vocabulary.
@@ -251,6 +250,37 @@ mod tests {
     fn stale_pairs_are_skipped() {
         let spm = spm(&normal(&["ab", "bc", "cd", "abcd", "a", "b", "c", "d"]));
         assert_eq!(spm.encode("abcd").unwrap(), [3]);
+    }
+
+    /// The definition, without cuts or queues: join the best (leftmost of equals) pair until none is left.
+    fn reference(spm: &Spm, text: &str) -> Vec<u32> {
+        let mut parts: Vec<String> = text.chars().map(String::from).collect();
+        let score = |pair: &[String]| spm.ids.get(pair.concat().as_str()).map(|&id| spm.scores[id as usize]);
+        loop {
+            let scored = parts.windows(2).enumerate().filter_map(|(at, pair)| Some((at, score(pair)?)));
+            let best = scored.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
+            let Some((at, _)) = best else { break };
+            let right = parts.remove(at + 1);
+            parts[at].push_str(&right);
+        }
+        parts.iter().map(|part| spm.ids[part.as_str()]).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        #[test]
+        fn cuts_and_queues_change_nothing(
+            tokens in prop::collection::vec("[abc▁]{2,5}", 0..24),
+            scores in prop::collection::vec(0u8..6, 28),
+            text in "[abc▁]{0,24}",
+        ) {
+            let mut spec = VocabSpec { add_space_prefix: Some(false), ..VocabSpec::default() };
+            spec.tokens = ["a", "b", "c", "▁"].map(str::to_owned).into_iter().chain(tokens).collect();
+            spec.scores = scores[..spec.tokens.len()].iter().map(|&score| f32::from(score)).collect();
+            let spm = Spm::new(&spec);
+            prop_assert_eq!(spm.encode(&text).unwrap(), reference(&spm, &text));
+        }
     }
 
     #[test]
