@@ -10,8 +10,8 @@ use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
 use crate::common::fixtures;
+use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
 
 fn checkpoint(name: &str) -> std::path::PathBuf {
     parity_folder().join(name)

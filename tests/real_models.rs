@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::golden::{Fed, exact, load_model, top_two};
 use crate::common::fixtures;
+use crate::common::golden::{Fed, exact, load_model, top_two};
 
 const MODELS: [&str; 2] = ["stories260K", "babyllama-361"];
 
