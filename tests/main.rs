@@ -3,8 +3,17 @@
 mod common;
 
 mod architecture;
+mod candle_backend;
 mod cli;
+mod config;
+mod engine;
+mod engine_thread;
 mod hub;
+mod load_options;
 mod loading;
+mod oracle;
 mod parity_table;
+mod real_models;
+mod session;
 mod templates;
+mod tokenizers;

@@ -158,13 +158,20 @@ fn settings(
     variables: &Variables<'_>,
 ) -> Result<Vec<Setting>, CommandError> {
     let mut settings: Vec<Setting> = Vec::new();
-    let scopes = std::iter::once((None, command))
-        .chain(command.get_subcommands().map(|sub| (Some(sub.get_name()), sub)));
-    for (scope, command) in scopes {
-        for setting in command_settings(config, places, command, scope, variables)? {
+    let root = command;
+    let scopes = root.get_subcommands().map(|sub| (Some(sub.get_name()), sub));
+    for (scope, command) in std::iter::once((None, root)).chain(scopes) {
+        let mut found = command_settings(config, places, command, scope, variables)?;
+        if scope.is_some() {
+            // A global flag may be set in a subcommand's table too.
+            let global = command_settings(config, places, root, scope, variables)?;
+            let is_own = |s: &Setting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
+            found.extend(global.into_iter().filter(is_own));
+        }
+        for setting in found {
+            let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
             let unset_helper =
                 setting.origin == Origin::BuiltIn && scope.is_some_and(|name| HELPERS.contains(&name));
-            let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
             if !known && !unset_helper {
                 settings.push(setting);
             }

@@ -61,7 +61,7 @@ pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
-    let facts = load::inspect(&resolved.source)?.decoder?;
+    let facts = load::model_facts(&resolved.source)?.decoder?;
     if let Some(asked) = args.ctx.filter(|&asked| asked > facts.context_length) {
         return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
     }

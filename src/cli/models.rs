@@ -10,7 +10,7 @@ use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
 use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, Resolved};
-use crate::runtime::load::inspect;
+use crate::runtime::load::model_facts;
 
 /// List the models in the Hugging Face cache, and the aliases
 #[derive(Debug, Clone, Args)]
@@ -166,7 +166,7 @@ fn show(
 
 /// What the files say, in the order of printing.
 fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError> {
-    let facts = inspect(&resolved.source)?;
+    let facts = model_facts(&resolved.source)?;
     let mut list: Vec<(&'static str, Value)> = vec![
         ("kind", facts.kind.name().into()),
         ("architecture", facts.architecture.into()),

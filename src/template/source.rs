@@ -38,7 +38,7 @@ fn syntax(chat: bool) -> Result<SyntaxConfig, TemplateError> {
 }
 
 /// Checks a source against the bounds and rewrites what minijinja does not know: `{% generation %}` blocks become
-/// `{% with %}` (a scope, as in Hugging Face's extension), a unary `+` goes, newlines become `\n`.
+/// `{% with %}` (a scope, as in Hugging Face's extension), a unary `+` becomes a double minus, newlines become `\n`.
 ///
 /// # Errors
 /// `TooExpensive` beyond a bound, `Syntax` when the source has no tokens.
@@ -115,7 +115,7 @@ impl Scan {
             self.see_keyword(token, range.clone())?;
         }
         if matches!(token, Token::Plus) && !self.after_operand {
-            self.edits.push((range, " "));
+            self.edits.push((range, "--")); // which also makes a number of a bool
         }
         self.after_operand = ends_operand(token);
         self.tag.see(token);

@@ -120,7 +120,20 @@ pub fn worst_difference(prompt: &GoldenPrompt, logits: &[f32]) -> f32 {
     let rows = prompt.positions.iter().zip(prompt.logits.chunks(vocab));
     rows.flat_map(|(&position, stored)| logits[position * vocab..].iter().zip(stored))
         .map(|(computed, stored)| (computed - stored).abs())
-        .fold(0.0, f32::max)
+        .fold(0.0, larger)
+}
+
+/// The largest difference between values that should be the same; infinite when there are more of one.
+pub fn largest_difference(left: &[f32], right: &[f32]) -> f32 {
+    if left.len() != right.len() {
+        return f32::INFINITY;
+    }
+    left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, larger)
+}
+
+/// `f32::max`, except that what is not a number is the largest of all, where `f32::max` would drop it.
+fn larger(worst: f32, difference: f32) -> f32 {
+    if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
 }
 
 /// The most likely token and by how much it leads.

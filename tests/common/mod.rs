@@ -3,6 +3,7 @@
 pub mod alloc;
 pub mod gguf;
 pub mod golden;
+pub mod toy;
 
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {

@@ -74,6 +74,9 @@ pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, V
         Ok(table) => reader.top(table.get_ref()),
         Err(error) => reader.problem(error.span().unwrap_or(0..0), error.message().to_owned()),
     }
+    // toml's tables are sorted by key; people read by line.
+    reader.file.entries.sort_by_key(|entry| entry.line);
+    reader.file.aliases.sort_by_key(|alias| alias.line);
     reader.problems.sort_by_key(|problem| (problem.line, problem.column));
     if reader.problems.is_empty() { Ok(reader.file) } else { Err(reader.problems) }
 }

@@ -44,7 +44,7 @@ pub struct DecoderFacts {
 ///
 /// # Errors
 /// [`LoadError`] naming the file and the key or tensor at fault.
-pub fn inspect(source: &ModelSource) -> Result<ModelFacts, LoadError> {
+pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
     let files = ModelFiles::open(source)?;
     let tensors = files.tensors();
     let mut values: BTreeMap<&'static str, u64> = BTreeMap::new();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub use files::ModelFiles;
 pub use hf::ChatTemplates;
-pub use inspect::{DecoderFacts, ModelFacts, inspect};
+pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 
 use super::backend::KvType;
 use super::backend::candle::{Candle, DeviceKind, open_device};

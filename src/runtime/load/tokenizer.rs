@@ -24,6 +24,27 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
     Tokenizer::from_vocab(&vocab_spec(metadata)?)
 }
 
+/// Every id that ends a generation, as far as GGUF metadata and the tokenizer know: EOS, end of turn and end of
+/// message, and the turn terminators among the special tokens. Ascending.
+///
+/// # Errors
+/// [`LoadError::Malformed`] for a mistyped key, [`LoadError::Tokenizer`] for an id out of range.
+pub fn end_of_generation(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Vec<u32>, LoadError> {
+    let mut ids = tokenizer.turn_terminators().to_vec();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        let key = format!("tokenizer.ggml.{key}");
+        let Some(id) = metadata.get::<u32>(&key)? else { continue };
+        if id as usize >= tokenizer.vocab_size() {
+            let message = format!("{key} is {id}, but there are {} tokens", tokenizer.vocab_size());
+            return Err(LoadError::Tokenizer(message));
+        }
+        ids.push(id);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
 /// GGUF metadata as plain data, with llama.cpp's defaults for what older converters left out.
 ///
 /// # Errors
@@ -195,5 +216,56 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(LoadError::Io { path: path.to_owned(), message: error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(files: &[(&str, &str)]) -> Result<HfSettings, LoadError> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            fs::write(folder.path().join(name), content).unwrap();
+        }
+        hf_settings(folder.path())
+    }
+
+    #[test]
+    fn names_of_tokens_in_all_their_forms() {
+        let config = r#"{"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>", "add_bos_token": true}"#;
+        let map = r#"{"bos_token": "<other>", "eos_token": {"content": "<end>"}}"#;
+        let both = settings(&[("tokenizer_config.json", config), ("special_tokens_map.json", map)]).unwrap();
+        assert_eq!((both.bos.as_deref(), both.eos.as_deref()), (Some("<s>"), Some("</s>")));
+        assert_eq!((both.add_bos, both.add_eos), (Some(true), None));
+        let map_only = settings(&[("special_tokens_map.json", map)]).unwrap();
+        assert_eq!((map_only.bos.as_deref(), map_only.eos.as_deref()), (Some("<other>"), Some("<end>")));
+        let null = settings(&[("tokenizer_config.json", r#"{"bos_token": null}"#)]).unwrap();
+        assert_eq!((null.bos, null.eos), (None, None));
+        assert!(settings(&[]).unwrap().added.is_empty());
+    }
+
+    #[test]
+    fn added_tokens_that_only_the_settings_know() {
+        let config = r#"{"added_tokens_decoder": {"7": {"content": "<x>", "lstrip": false, "normalized": false,
+            "rstrip": false, "single_word": false, "special": true}, "eight": {}, "9": {"content": 1}}}"#;
+        let added = settings(&[("tokenizer_config.json", config)]).unwrap().added;
+        assert_eq!(added.len(), 1, "broken entries are left out");
+        assert_eq!((added[0].0, added[0].1.content.as_str(), added[0].1.special), (7, "<x>", true));
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let message = settings(&[("tokenizer_config.json", "{")]).unwrap_err().to_string();
+        assert!(message.contains("tokenizer_config.json"), "{message}");
+        let folder = tempfile::tempdir().unwrap();
+        let missing = from_folder(folder.path()).unwrap_err();
+        assert!(
+            matches!(&missing, LoadError::NotFound(path) if path.ends_with("tokenizer.json")),
+            "{missing}"
+        );
+        fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        let message = from_folder(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("tokenizer.json: missing field `model`"), "{message}");
     }
 }

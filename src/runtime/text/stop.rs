@@ -11,6 +11,15 @@
 //! ```
 
 /// Looks for stop strings in a stream of text.
+///
+/// ```
+/// use llmctl::runtime::text::StopMatcher;
+///
+/// let mut stop = StopMatcher::new(["END"]);
+/// assert_eq!(stop.push("some text E"), "some text "); // "E" may begin a stop string
+/// assert_eq!(stop.push("ND and more"), "");
+/// assert_eq!(stop.hit(), Some("END"));
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
     /// No empty strings.

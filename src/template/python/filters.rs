@@ -6,8 +6,8 @@ use super::json::{self, Layout};
 use super::methods::{self, is_space};
 use super::object::{Generator, Seq, SeqKind};
 use super::{
-    Args, Native, Py, Result, budget, int_of, int_value, items_of, list, ops, percent, py, str_arg, string,
-    text, truthy, type_error, type_name, undefined_error,
+    Args, Native, Py, Result, budget, int_of, int_value, items_of, list, markup, ops, percent, py, str_arg,
+    string, text, truthy, type_error, type_name, undefined_error,
 };
 
 const FILTERS: &[(&str, Native)] = &[
@@ -24,7 +24,7 @@ const FILTERS: &[(&str, Native)] = &[
     ("escape", escape),
     ("first", first),
     ("float", float),
-    ("forceescape", escape),
+    ("forceescape", force_escape),
     ("format", |state, mut args| {
         let spec = text::str_of(&take_input(&mut args))?;
         percent::printf(state, &spec, args)
@@ -59,7 +59,11 @@ const FILTERS: &[(&str, Native)] = &[
     }),
     ("reverse", reverse),
     ("round", round),
-    ("safe", |_, mut args| Ok(Value::from(text::str_of(&take_input(&mut args))?))),
+    ("safe", |state, mut args| {
+        let input = take_input(&mut args);
+        budget::spend(state, ops::weight(&input))?;
+        text::str_of(&input).map(Value::from_safe_string)
+    }),
     ("select", |state, args| select(state, args, false, true)),
     ("selectattr", |state, args| select(state, args, true, true)),
     ("slice", slice),
@@ -67,7 +71,7 @@ const FILTERS: &[(&str, Native)] = &[
     ("string", |state, mut args| {
         let input = take_input(&mut args);
         budget::spend(state, ops::weight(&input))?;
-        text::str_of(&input).map(Value::from)
+        text::str_of(&input).map(|text| ops::same_safety(&input, text))
     }),
     ("striptags", |state, args| on_text(state, args, "striptags", strip_tags)),
     ("sum", sum),
@@ -107,9 +111,15 @@ fn flag(value: Option<Value>) -> bool {
 }
 
 fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> String) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
+    let input = take_input(&mut args);
     let [] = args.bind(name, [])?;
-    string(state, map(&input))
+    budget::spend(state, ops::weight(&input))?;
+    let mapped = map(&text::str_of(&input)?);
+    Ok(if name == "upper" || name == "lower" {
+        ops::same_safety(&input, mapped)
+    } else {
+        Value::from(mapped)
+    })
 }
 
 fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
@@ -203,16 +213,17 @@ fn reverse(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn trim(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
+    let input = take_input(&mut args);
+    budget::spend(state, ops::weight(&input))?;
+    let printed = text::str_of(&input)?;
     let [chars] = args.bind("trim", ["chars"])?;
-    let trimmed = match chars.filter(|chars| !chars.is_none()) {
-        None => input.trim_matches(is_space),
+    Ok(match chars.filter(|chars| !chars.is_none()) {
+        None => ops::same_safety(&input, printed.trim_matches(is_space)),
         Some(chars) => {
             let chars: Vec<char> = str_arg("trim", &chars)?.chars().take(4096).collect();
-            return string(state, input.trim_matches(&chars[..]));
+            ops::same_safety(&input, printed.trim_matches(&chars[..]))
         }
-    };
-    string(state, trimmed)
+    })
 }
 
 /// Upper-cases what follows a space, dash or opening bracket, and lower-cases the rest.
@@ -247,19 +258,13 @@ fn strip_tags(input: &str) -> String {
 }
 
 fn escape(state: &mut State, mut args: Args) -> Result<Value> {
+    let input = take_input(&mut args);
+    markup::escaped(state, &input).map(Value::from_safe_string)
+}
+
+fn force_escape(state: &mut State, mut args: Args) -> Result<Value> {
     let input = text::str_of(&take_input(&mut args))?;
-    let mut out = String::with_capacity(input.len());
-    for c in input.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&#34;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    string(state, out)
+    markup::escaped(state, &Value::from(input)).map(Value::from_safe_string)
 }
 
 fn urlencode(state: &mut State, mut args: Args) -> Result<Value> {
@@ -591,7 +596,7 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
         return Err(type_error("map requires a filter argument"));
     }
     let filter = take_input(&mut args);
-    for item in items_of(state, &input)? {
+    for item in items_unless_false(state, &input)? {
         mapped.push(match &attribute {
             Some(attribute) => {
                 ops::or_else(path(&item, attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false)
@@ -609,6 +614,11 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
     Generator::build(state, mapped)
 }
 
+/// `map` and `select` take anything false, also None, for empty.
+fn items_unless_false(state: &mut State, input: &Value) -> Result<Vec<Value>> {
+    if truthy(input) { items_of(state, input) } else { Ok(Vec::new()) }
+}
+
 /// The name of a filter or test that a template hands over as text; our operators are not reachable this way.
 fn filter_name(name: &Value) -> Result<String> {
     let name = str_arg("filter name", name)?.replace(is_space, "");
@@ -623,7 +633,7 @@ fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> 
     }
     let test = if args.positional.is_empty() { None } else { Some(filter_name(&take_input(&mut args))?) };
     let mut kept = Vec::new();
-    for item in items_of(state, &input)? {
+    for item in items_unless_false(state, &input)? {
         let subject =
             attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
         let passes = match &test {

@@ -5,8 +5,8 @@ use minijinja::{State, Value};
 
 use super::object::{Dict, Seq, SeqKind};
 use super::{
-    Args, Py, Result, budget, int_of, items_of, list, ops, percent, py, str_arg, string, truthy, tuple,
-    type_error, type_name, undefined_error,
+    Args, Py, Result, budget, int_of, items_of, list, markup, ops, percent, py, str_arg, string, truthy,
+    tuple, type_error, type_name, undefined_error,
 };
 
 const STR: &[&str] = &[
@@ -84,6 +84,11 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
 pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) -> Result<Value> {
     if has(receiver, name) {
         return match py(receiver) {
+            Py::Str(text) if receiver.is_safe() => {
+                let args = markup::escape_args(state, name, args)?;
+                let result = str_method(state, text, name, args)?;
+                markup::mark(state, result)
+            }
             Py::Str(text) => str_method(state, text, name, args),
             Py::Seq(seq) => seq_method(state, receiver, seq, name, args),
             Py::Dict(dict) => dict_method(state, receiver, dict, name, args),
@@ -469,8 +474,7 @@ fn split_space(text: &str, limit: usize) -> Vec<&str> {
     while !rest.is_empty() {
         let end = rest.find(is_space).filter(|_| parts.len() < limit);
         let Some(end) = end else {
-            let last = if parts.len() < limit { rest } else { rest.trim_end_matches(is_space) };
-            parts.push(last);
+            parts.push(rest); // with its trailing white space, as in Python
             break;
         };
         parts.push(&rest[..end]);
@@ -487,7 +491,7 @@ fn split_space_right(text: &str, limit: usize) -> Vec<&str> {
         let last_space =
             rest.char_indices().rev().find(|(_, c)| is_space(*c)).filter(|_| parts.len() < limit);
         let Some((at, c)) = last_space else {
-            parts.push(if parts.len() < limit { rest } else { rest.trim_start_matches(is_space) });
+            parts.push(rest);
             break;
         };
         parts.push(&rest[at + c.len_utf8()..]);

@@ -10,6 +10,7 @@ pub(super) mod budget;
 mod filters;
 mod functions;
 mod json;
+mod markup;
 mod methods;
 mod object;
 pub(super) mod ops;

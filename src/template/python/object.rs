@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{State, Value};
 
 use super::{Args, MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, methods, ops, py, text, type_error};
@@ -27,8 +27,11 @@ impl Cost {
             Py::Dict(dict) => dict.cost,
             Py::Generator(generator) => generator.cost,
             Py::Method(method) => Cost { depth: method.depth, weight: 64 },
-            // A namespace can change after it was stored, which would make the recorded depth a lie.
-            Py::Namespace(_) => return Err(type_error("a namespace cannot be stored in another value")),
+            Py::Namespace(namespace) => Cost { depth: namespace.hold(), weight: 40 },
+            // The loop object holds its items, with a depth that nobody counts.
+            Py::Other if !value.get_attr("depth0").unwrap_or_default().is_undefined() => {
+                return Err(type_error("the loop object cannot be stored in another value"));
+            }
             _ => Cost { depth: 0, weight: 40 },
         })
     }
@@ -272,9 +275,24 @@ impl Object for Generator {
 }
 
 /// `namespace(...)`: the only value whose members a template can assign.
+///
+/// Once it is part of another value it takes flat values only. So the depth that its holder counted stays true, and
+/// no cycle can be built.
+#[derive(Default)]
 pub(super) struct Namespace {
-    members: Mutex<Vec<(String, Value)>>,
+    state: Mutex<NamespaceState>,
 }
+
+#[derive(Default)]
+struct NamespaceState {
+    members: Vec<(String, Value)>,
+    /// Deepest nesting ever assigned.
+    depth: u32,
+    held: bool,
+}
+
+/// Members are searched linearly.
+const MAX_MEMBERS: usize = 1000;
 
 impl fmt::Debug for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -282,34 +300,48 @@ impl fmt::Debug for Namespace {
     }
 }
 
-/// Members are searched linearly.
-const MAX_MEMBERS: usize = 1000;
-
 impl Namespace {
     pub fn value(members: Vec<(String, Value)>) -> Result<Value> {
-        let namespace = Namespace { members: Mutex::default() };
+        let namespace = Namespace::default();
         for (name, value) in members {
             namespace.set(&name, value)?;
         }
         Ok(Value::from_object(namespace))
     }
 
+    fn lock(&self) -> std::sync::MutexGuard<'_, NamespaceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that another value holds this one; gives its depth.
+    fn hold(&self) -> u32 {
+        let mut state = self.lock();
+        state.held = true;
+        state.depth + 1
+    }
+
     pub fn set(&self, name: &str, value: Value) -> Result<()> {
-        Cost::of(&value)?;
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        match members.iter().position(|(known, _)| known == name) {
-            Some(at) => members[at].1 = value,
-            None if members.len() >= MAX_MEMBERS => {
+        let depth = Cost::of(&value)?.depth; // before the lock: the value may be this very namespace
+        let mut state = self.lock();
+        if state.held && depth > 0 {
+            return Err(type_error("a namespace inside another value takes only plain values"));
+        }
+        if depth >= MAX_DEPTH {
+            return Err(budget::exhausted("its values nest too deeply"));
+        }
+        state.depth = state.depth.max(depth);
+        match state.members.iter().position(|(known, _)| known == name) {
+            Some(at) => state.members[at].1 = value,
+            None if state.members.len() >= MAX_MEMBERS => {
                 return Err(budget::exhausted("a namespace has too many members"));
             }
-            None => members.push((name.to_owned(), value)),
+            None => state.members.push((name.to_owned(), value)),
         }
         Ok(())
     }
 
     pub fn get(&self, name: &str) -> Option<Value> {
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+        self.lock().members.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     }
 }
 
@@ -404,12 +436,12 @@ pub(in super::super) fn adopt(value: &Value) -> Result<Value> {
         return Ok(value.clone());
     }
     match value.kind() {
-        minijinja::value::ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let kind = if value.is_tuple() { SeqKind::Tuple } else { SeqKind::List };
             let items = value.try_iter()?.map(|item| adopt(&item)).collect::<Result<_>>()?;
             Seq::value(kind, items)
         }
-        minijinja::value::ValueKind::Map => {
+        ValueKind::Map => {
             let pairs = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
             Dict::value(pairs.map(|(key, item)| Ok((key, adopt(&item)?))).collect::<Result<_>>()?)
         }

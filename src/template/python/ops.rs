@@ -9,8 +9,8 @@ use minijinja::{Environment, State, Value};
 
 use super::object::{Dict, Method, Namespace, Seq, SeqKind};
 use super::{
-    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, methods, object, percent, py,
-    string, text, truthy, type_error, type_name, undefined_error,
+    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, methods, object,
+    percent, py, string, text, truthy, type_error, type_name, undefined_error,
 };
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -84,6 +84,10 @@ fn unsupported(op: &str, left: &Value, right: &Value) -> minijinja::Error {
 
 fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     match (py(left), py(right)) {
+        (Py::Str(_), Py::Str(_)) if left.is_safe() || right.is_safe() => {
+            let joined = markup::escaped(state, left)? + &markup::escaped(state, right)?;
+            Ok(Value::from_safe_string(joined))
+        }
         (Py::Str(a), Py::Str(b)) => {
             budget::spend(state, a.len() + b.len())?;
             Ok(Value::from([a, b].concat()))
@@ -110,7 +114,7 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     match py(repeated) {
         Py::Str(text) => {
             budget::spend(state, text.len().saturating_mul(times))?;
-            Ok(Value::from(text.repeat(times)))
+            Ok(same_safety(repeated, text.repeat(times)))
         }
         Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
             budget::spend(state, (seq.items().len() * size_of::<Value>()).saturating_mul(times))?;
@@ -124,9 +128,26 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
 
 fn remainder(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     match py(left) {
+        Py::Str(format) if left.is_safe() => {
+            let escaped = match py(right) {
+                Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
+                    let items = seq.items().iter().map(|item| markup::escape_one(state, item));
+                    let items = items.collect::<Result<_>>()?;
+                    super::tuple(state, items)?
+                }
+                _ => markup::escape_one(state, right)?,
+            };
+            let formatted = percent::format(state, format, &escaped)?;
+            markup::mark(state, formatted)
+        }
         Py::Str(format) => percent::format(state, format, right),
         _ => arithmetic("%", left, right),
     }
+}
+
+/// A text made of another one, safe if that was.
+pub(super) fn same_safety(of: &Value, text: impl Into<String>) -> Value {
+    if of.is_safe() { Value::from_safe_string(text.into()) } else { Value::from(text.into()) }
 }
 
 /// `~`: both sides as `str()`.
@@ -345,7 +366,9 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
         (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind().is_view() => {
             position(int_of(key)?, seq.items().len()).map(|at| seq.items()[at].clone())
         }
-        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => char_at(text, int_of(key)?).map(Value::from),
+        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => {
+            char_at(text, int_of(key)?).map(|c| same_safety(value, c))
+        }
         _ => None,
     };
     match (found, key.as_str()) {
@@ -426,7 +449,8 @@ fn slice(state: &mut State, args: &[Value]) -> Result<Value> {
         Py::Str(text) => {
             let chars: Vec<char> = text.chars().collect();
             let picked: String = selected(args, chars.len())?.into_iter().map(|at| chars[at]).collect();
-            string(state, picked)
+            budget::spend(state, picked.len())?;
+            Ok(same_safety(&args[0], picked))
         }
         Py::Seq(seq) if !seq.kind().is_view() => {
             let picked = selected(args, seq.items().len())?.into_iter().map(|at| seq.items()[at].clone());

@@ -279,7 +279,12 @@ fn checkpoint_dtype(dir: &Path) -> Option<String> {
     let config: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let at = |value: &serde_json::Value| {
         let dtype = value.get("dtype").or_else(|| value.get("torch_dtype"))?.as_str()?;
-        Some(dtype.trim_start_matches("torch.").to_owned())
+        Some(match dtype.trim_start_matches("torch.") {
+            "float32" => "f32".to_owned(),
+            "bfloat16" => "bf16".to_owned(),
+            "float16" => "f16".to_owned(),
+            other => other.to_owned(),
+        })
     };
     at(&config).or_else(|| at(config.get("text_config")?))
 }

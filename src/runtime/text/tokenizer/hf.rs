@@ -3,6 +3,8 @@
 //! The crate's own loader is not used because it hides the post-processor's effect and the declared ids, and keeps
 //! truncation and padding, which have no place here. Format: the tokenizers crate's serialisation, version 1.0.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
@@ -69,11 +71,16 @@ impl TokenizerJson {
     /// before the declared one, as in the crate.
     pub fn added(&self, settings: &HfSettings) -> Vec<Added> {
         let mut added: Vec<Added> = Vec::new();
+        let mut known = HashSet::from([String::new()]); // an empty token could match nothing
         let mut add = |id: Option<u32>, token: &AddedToken| {
             let id = self.model.token_to_id(&token.content).or(id);
-            let known = added.iter().any(|added| added.token.content == token.content);
-            if let (Some(id), false, false) = (id, known, token.content.is_empty()) {
-                added.push(Added { id, token: token.clone() });
+            if let (Some(id), false) = (id, known.contains(&token.content)) {
+                known.insert(token.content.clone());
+                // Llama 2's file has its special tokens matched after normalising, which puts '▁' before the text:
+                // "<s>" would then be found only after a space, and a second turn's never. sentencepiece, GGUF
+                // and later revisions of the file match the text as it stands.
+                let normalized = token.normalized && !token.special;
+                added.push(Added { id, token: token.clone().normalized(normalized) });
             }
         };
         self.added_tokens.iter().for_each(|entry| add(Some(entry.id), &entry.token));

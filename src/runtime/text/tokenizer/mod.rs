@@ -295,3 +295,130 @@ fn added_tokens(spec: &VocabSpec) -> Vec<Added> {
     };
     (0u32..).zip(&spec.tokens).filter_map(added).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|&text| text.to_owned()).collect()
+    }
+
+    fn refused(json: &str) -> String {
+        match Tokenizer::from_json(json.as_bytes(), &HfSettings::default()) {
+            Err(LoadError::Tokenizer(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bpe_json(model: &str, rest: &str) -> String {
+        format!(r#"{{"model": {{"type": "BPE", {model}}}{rest}}}"#)
+    }
+
+    #[test]
+    fn a_tokenizer_is_shared_by_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Tokenizer>();
+    }
+
+    #[test]
+    fn broken_tokenizer_json_is_an_error() {
+        assert!(refused("").contains("EOF"));
+        assert!(refused("[]").contains("invalid"));
+        // The joined token is longer than every entry: the crate's own loader indexes out of its buffer.
+        refused(&bpe_json(r#""vocab": {"aa": 0, "bb": 1}, "merges": ["aa bb"]"#, ""));
+        // Shorter than the prefix that is cut off it: the same.
+        let prefix = r#""continuing_subword_prefix": "@@@@", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]"#;
+        refused(&bpe_json(prefix, ""));
+        let huge = bpe_json(r#""vocab": {"a": 4294967295}, "merges": []"#, "");
+        assert!(refused(&huge).contains("token id 4294967295 in a vocabulary of 1"), "{}", refused(&huge));
+        let regex = r#", "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}"#;
+        refused(&bpe_json(r#""vocab": {"a": 0}, "merges": []"#, regex));
+        refused(&bpe_json(r#""vocab": {"a": 0}, "merges": []"#, r#", "added_tokens": [{"id": -1}]"#));
+    }
+
+    #[test]
+    fn a_regular_expression_over_its_limit_fails_the_request_only() {
+        let regex = r#", "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": false}"#;
+        let json = bpe_json(r#""vocab": {"x": 0}, "merges": []"#, regex);
+        let tokenizer = Tokenizer::from_json(json.as_bytes(), &HfSettings::default()).unwrap();
+        let error = tokenizer.encode(&"x".repeat(200), Encode::default()).unwrap_err();
+        assert!(matches!(error, Error::InvalidParameter { name: "prompt", .. }), "{error}");
+        assert_eq!(tokenizer.encode("xx", Encode::default()).unwrap(), [0, 0]);
+    }
+
+    /// `add_bos_token` of tokenizer_config.json goes before the post-processor, in both directions.
+    #[test]
+    fn settings_override_the_post_processor() {
+        let json = bpe_json(
+            r#""vocab": {"a": 0, "<s>": 1, "</s>": 2}, "merges": []"#,
+            r#", "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}"#,
+        );
+        let full = Encode { add_special: true, parse_special: true };
+        let encode = |add_bos, add_eos| {
+            let (bos, eos) = (Some("<s>".to_owned()), Some("</s>".to_owned()));
+            let settings = HfSettings { bos, eos, add_bos, add_eos, ..HfSettings::default() };
+            let tokenizer = Tokenizer::from_json(json.as_bytes(), &settings).unwrap();
+            assert!(tokenizer.is_special(1) && tokenizer.is_special(2), "named by the settings");
+            assert_eq!(tokenizer.num_added_tokens(), tokenizer.encode("a", full).unwrap().len() - 1);
+            (tokenizer.encode("a", full).unwrap(), tokenizer.encode("<s>a</s>", full).unwrap())
+        };
+        assert_eq!(encode(None, None), (vec![1, 0], vec![1, 0, 2]));
+        assert_eq!(encode(Some(false), None), (vec![0], vec![1, 0, 2]));
+        assert_eq!(encode(Some(true), Some(true)), (vec![1, 0, 2], vec![1, 0, 2]));
+    }
+
+    #[test]
+    fn a_gguf_vocabulary_that_lies_is_an_error() {
+        let spec = |change: fn(&mut VocabSpec)| {
+            let mut spec = VocabSpec {
+                model: "gpt2".to_owned(),
+                tokens: owned(&["a", "b", "ab"]),
+                merges: owned(&["a b"]),
+                ..VocabSpec::default()
+            };
+            change(&mut spec);
+            Tokenizer::from_vocab(&spec).map_err(|error| error.to_string())
+        };
+        assert_eq!(spec(|_| ()).unwrap().encode("ab", Encode::default()).unwrap(), [2]);
+        let message = |change| spec(change).unwrap_err();
+        assert!(message(|spec| spec.pre = Some("???".to_owned())).contains("unknown pre-tokenizer \"???\""));
+        assert!(message(|spec| spec.model = "rwkv".to_owned()).contains("not supported"));
+        assert!(message(|spec| spec.bos = Some(3)).contains("bos_token_id is 3"));
+        assert!(message(|spec| spec.merges = owned(&["b a"])).contains("merges: entry 0"));
+    }
+
+    /// Gemma 4's kind: SentencePiece spelling with a merge list. No real vocabulary of it is at hand.
+    #[test]
+    fn sentencepiece_spelling_with_merges() {
+        let spec = VocabSpec {
+            model: "gemma4".to_owned(),
+            tokens: owned(&["<unk>", "<bos>", "a", "▁", "▁a", "\n", "\n\n", "<0xC3>", "<0xA9>"]),
+            kinds: vec![
+                TokenKind::Unknown,
+                TokenKind::Control,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Byte,
+                TokenKind::Byte,
+            ],
+            merges: owned(&["▁ a"]),
+            bos: Some(1),
+            unk: Some(0),
+            ..VocabSpec::default()
+        };
+        let tokenizer = Tokenizer::from_vocab(&spec).unwrap();
+        let ids = tokenizer.encode("a a\n\né", Encode::default()).unwrap();
+        assert_eq!(ids, [2, 4, 6, 7, 8], "newlines whole, é by bytes, no space before the text");
+        assert_eq!(tokenizer.decode(&ids, false), "a a\n\né");
+        assert_eq!(
+            tokenizer.encode("<bos>x", Encode { add_special: true, parse_special: true }).unwrap(),
+            [1, 0]
+        );
+    }
+}

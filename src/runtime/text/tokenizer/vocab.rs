@@ -61,9 +61,15 @@ pub struct VocabSpec {
 
 impl VocabSpec {
     /// The kind of a token; padding that a converter wrote as `[PAD<id>]` is a hole, whatever it is registered as.
+    /// Where the file lists no kinds, the tokens it names by id are special.
     pub(super) fn kind(&self, id: u32) -> TokenKind {
         let index = id as usize;
-        let kind = self.kinds.get(index).copied().unwrap_or_default();
+        let kind = match self.kinds.get(index) {
+            Some(&kind) => kind,
+            None if self.unk == Some(id) => TokenKind::Unknown,
+            None if [self.bos, self.eos].contains(&Some(id)) => TokenKind::Control,
+            None => TokenKind::Normal,
+        };
         let number = self.tokens.get(index).and_then(|text| text.strip_prefix("[PAD")?.strip_suffix(']'));
         if number.is_some_and(|number| number == id.to_string()) { TokenKind::Unused } else { kind }
     }
@@ -127,6 +133,14 @@ mod tests {
         let spec = VocabSpec { tokens, kinds: vec![TokenKind::UserDefined; 3], ..VocabSpec::default() };
         assert_eq!(spec.kind(1), TokenKind::Unused);
         assert_eq!(spec.kind(2), TokenKind::UserDefined, "the number must be its own");
+    }
+
+    #[test]
+    fn without_kinds_the_named_tokens_are_special() {
+        let tokens = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
+        let spec = VocabSpec { tokens, bos: Some(1), eos: Some(2), unk: Some(3), ..VocabSpec::default() };
+        let kinds = [0, 1, 2, 3].map(|id| spec.kind(id));
+        assert_eq!(kinds, [TokenKind::Normal, TokenKind::Control, TokenKind::Control, TokenKind::Unknown]);
     }
 
     #[test]
