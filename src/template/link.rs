@@ -45,9 +45,11 @@ fn replace<'s>(instruction: &Instruction<'s>, line: usize) -> Result<Vec<Instruc
     let text = |name: &str| Instruction::LoadConst(Value::from(name));
     Ok(match instruction {
         Instruction::EmitRaw(raw) => vec![text(raw), Instruction::Emit],
-        Instruction::LoadConst(value) => vec![Instruction::LoadConst(adopt(value).map_err(|error| {
-            TemplateError::TooExpensive(format!("a constant in line {line}: {error}"))
-        })?)],
+        Instruction::LoadConst(value) => {
+            vec![Instruction::LoadConst(adopt(value).map_err(|error| {
+                TemplateError::TooExpensive(format!("a constant in line {line}: {error}"))
+            })?)]
+        }
         Instruction::GetAttr(name) => vec![text(name), python("py:attr", 2)],
         Instruction::SetAttr(name) => vec![text(name), python("py:setattr", 3), Instruction::DiscardTop],
         Instruction::GetItem => vec![python("py:item", 2)],
@@ -65,7 +67,10 @@ fn replace<'s>(instruction: &Instruction<'s>, line: usize) -> Result<Vec<Instruc
         }
         // `loop.cycle()` without items divides by zero inside minijinja.
         Instruction::CallMethod("cycle", Some(1) | None) => {
-            return Err(TemplateError::Syntax { line, message: "cycle() needs at least one item".to_owned() });
+            return Err(TemplateError::Syntax {
+                line,
+                message: "cycle() needs at least one item".to_owned(),
+            });
         }
         Instruction::Include(_) | Instruction::LoadBlocks => vec![python("py:no_loader", 1)],
         other => vec![operator(other).map_or_else(|| other.clone(), |name| python(name, 2))],
@@ -77,8 +82,10 @@ fn python<'s>(name: &'static str, args: u16) -> Instruction<'s> {
 }
 
 fn literal(count: usize, line: usize) -> Result<u16, TemplateError> {
-    u16::try_from(count)
-        .map_err(|_| TemplateError::Syntax { line, message: format!("a literal with {count} items is too long") })
+    u16::try_from(count).map_err(|_| TemplateError::Syntax {
+        line,
+        message: format!("a literal with {count} items is too long"),
+    })
 }
 
 fn operator(instruction: &Instruction<'_>) -> Option<&'static str> {

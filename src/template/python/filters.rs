@@ -6,8 +6,8 @@ use super::json::{self, Layout};
 use super::methods::{self, is_space};
 use super::object::{Generator, Seq, SeqKind};
 use super::{
-    Args, Native, Py, Result, budget, int_of, int_value, items_of, list, markup, ops, percent, py, str_arg, string, text,
-    truthy, type_error, type_name, undefined_error,
+    Args, Native, Py, Result, budget, int_of, int_value, items_of, list, markup, ops, percent, py, str_arg,
+    string, text, truthy, type_error, type_name, undefined_error,
 };
 
 const FILTERS: &[(&str, Native)] = &[
@@ -115,7 +115,11 @@ fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> 
     let [] = args.bind(name, [])?;
     budget::spend(state, ops::weight(&input))?;
     let mapped = map(&text::str_of(&input)?);
-    Ok(if name == "upper" || name == "lower" { ops::same_safety(&input, mapped) } else { Value::from(mapped) })
+    Ok(if name == "upper" || name == "lower" {
+        ops::same_safety(&input, mapped)
+    } else {
+        Value::from(mapped)
+    })
 }
 
 fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
@@ -227,7 +231,11 @@ fn title(input: &str) -> String {
     let mut out = String::with_capacity(input.len());
     let mut begins = true;
     for c in input.chars() {
-        if begins { out.extend(c.to_uppercase()) } else { out.extend(c.to_lowercase()) }
+        if begins {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
+        }
         begins = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     }
     out
@@ -264,7 +272,9 @@ fn urlencode(state: &mut State, mut args: Args) -> Result<Value> {
     let mut out = String::with_capacity(input.len());
     for byte in input.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => out.push(byte.into()),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => {
+                out.push(byte.into())
+            }
             byte => out.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -280,7 +290,8 @@ fn center(state: &mut State, mut args: Args) -> Result<Value> {
 
 fn truncate(state: &mut State, mut args: Args) -> Result<Value> {
     let input = text::str_of(&take_input(&mut args))?;
-    let [length, kill_words, end, leeway] = args.bind("truncate", ["length", "killwords", "end", "leeway"])?;
+    let [length, kill_words, end, leeway] =
+        args.bind("truncate", ["length", "killwords", "end", "leeway"])?;
     let number = |value: Option<Value>, default: i128| value.map_or(Ok(default), |value| int_of(&value));
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = end.map_or(Ok("...".to_owned()), |end| text::str_of(&end))?;
@@ -455,7 +466,8 @@ fn keyed(
 
 fn sort(state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
-    let [reverse, case_sensitive, attribute] = args.bind("sort", ["reverse", "case_sensitive", "attribute"])?;
+    let [reverse, case_sensitive, attribute] =
+        args.bind("sort", ["reverse", "case_sensitive", "attribute"])?;
     let mut items = keyed(state, &input, attribute.as_ref(), flag(case_sensitive))?;
     let reverse = flag(reverse);
     if reverse {
@@ -537,12 +549,14 @@ fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
 
 fn groupby(state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
-    let [attribute, fallback, case_sensitive] = args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
+    let [attribute, fallback, case_sensitive] =
+        args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
     let attribute = attribute.ok_or_else(|| type_error("groupby() needs an attribute"))?;
     let case_sensitive = flag(case_sensitive);
     let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
     for item in items_of(state, &input)? {
-        let value = ops::or_else(path(&item, &attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false);
+        let value =
+            ops::or_else(path(&item, &attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false);
         let key = sort_key(&value, None, case_sensitive)?;
         budget::spend(state, groups.len() * 16)?;
         match groups.iter_mut().find(|(known, ..)| ops::equal(known, &key)) {
@@ -620,7 +634,8 @@ fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> 
     let test = if args.positional.is_empty() { None } else { Some(filter_name(&take_input(&mut args))?) };
     let mut kept = Vec::new();
     for item in items_unless_false(state, &input)? {
-        let subject = attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
+        let subject =
+            attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
         let passes = match &test {
             None => truthy(&subject),
             Some(test) => {

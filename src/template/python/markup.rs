@@ -47,7 +47,19 @@ pub(super) fn mark(state: &mut State, value: Value) -> Result<Value> {
 
 /// The arguments of a method of safe text: what ends up in its result is escaped.
 pub(super) fn escape_args(state: &mut State, method: &str, mut args: Args) -> Result<Args> {
-    let searches = ["count", "endswith", "find", "index", "partition", "rfind", "rindex", "rpartition", "rsplit", "split", "startswith"];
+    let searches = [
+        "count",
+        "endswith",
+        "find",
+        "index",
+        "partition",
+        "rfind",
+        "rindex",
+        "rpartition",
+        "rsplit",
+        "split",
+        "startswith",
+    ];
     if searches.contains(&method) {
         return Ok(args);
     }

@@ -5,21 +5,68 @@ use minijinja::{State, Value};
 
 use super::object::{Dict, Seq, SeqKind};
 use super::{
-    Args, Py, Result, budget, int_of, items_of, list, markup, ops, percent, py, str_arg, string, truthy, tuple, type_error,
-    type_name, undefined_error,
+    Args, Py, Result, budget, int_of, items_of, list, markup, ops, percent, py, str_arg, string, truthy,
+    tuple, type_error, type_name, undefined_error,
 };
 
 const STR: &[&str] = &[
-    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "index", "isalnum",
-    "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isspace", "istitle", "isupper",
-    "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex",
-    "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title",
-    "upper", "zfill",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "zfill",
 ];
 const SEQ: &[&str] = &["copy", "count", "index"];
 const DICT: &[&str] = &["copy", "get", "items", "keys", "values"];
 const MUTATING: &[&str] = &[
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
 ];
 
 /// Whether Python would find a method of this name before it looks for a member.
@@ -87,7 +134,9 @@ fn dict_method(state: &mut State, receiver: &Value, dict: &Dict, name: &str, arg
         }
         "copy" => Ok(receiver.clone()), // nothing can change either of them
         "keys" => view(state, SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
-        "values" => view(state, SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect()),
+        "values" => {
+            view(state, SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect())
+        }
         _ => {
             let pairs = pairs(state, dict)?;
             view(state, SeqKind::Items, pairs)
@@ -105,13 +154,16 @@ fn seq_method(state: &mut State, receiver: &Value, seq: &Seq, name: &str, args: 
         return Ok(receiver.clone());
     }
     let args = args.no_names(name)?;
-    let wanted = args.first().ok_or_else(|| type_error(format!("{name}() takes exactly one argument (0 given)")))?;
+    let wanted =
+        args.first().ok_or_else(|| type_error(format!("{name}() takes exactly one argument (0 given)")))?;
     budget::spend(state, ops::weight(receiver))?;
     if name == "count" {
         return Ok(Value::from(seq.items().iter().filter(|item| ops::equal(item, wanted)).count()));
     }
     let found = seq.items().iter().position(|item| ops::equal(item, wanted));
-    found.map(Value::from).ok_or_else(|| type_error(format!("{} is not in list", super::object::brief(wanted))))
+    found
+        .map(Value::from)
+        .ok_or_else(|| type_error(format!("{} is not in list", super::object::brief(wanted))))
 }
 
 fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<Value> {
@@ -126,7 +178,11 @@ fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<V
         }
         "join" => {
             let [items] = args.bind(name, ["iterable"])?;
-            join(state, text, &items.ok_or_else(|| type_error("join() takes exactly one argument (0 given)"))?)
+            join(
+                state,
+                text,
+                &items.ok_or_else(|| type_error("join() takes exactly one argument (0 given)"))?,
+            )
         }
         _ => {
             let args = args.no_names(&format!("str.{name}"))?;
@@ -209,7 +265,11 @@ fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
-        if inside { out.extend(c.to_lowercase()) } else { out.extend(c.to_uppercase()) }
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
         inside = is_cased(c);
     }
     out
@@ -275,7 +335,9 @@ fn window<'t>(text: &'t str, args: &[Value]) -> Result<(&'t str, usize)> {
     let bound = |at: usize, default: i128| match args.get(at) {
         None => Ok(default),
         Some(none) if none.is_none() => Ok(default),
-        Some(value) => int_of(value).map(|index| if index < 0 { (index + len).max(0) } else { index.min(len) }),
+        Some(value) => {
+            int_of(value).map(|index| if index < 0 { (index + len).max(0) } else { index.min(len) })
+        }
     };
     let (start, end) = (bound(1, 0)?, bound(2, len)?);
     let byte = |index: i128| text.char_indices().nth(index as usize).map_or(text.len(), |(at, _)| at);
@@ -284,7 +346,8 @@ fn window<'t>(text: &'t str, args: &[Value]) -> Result<(&'t str, usize)> {
 
 fn affix(text: &str, name: &str, args: &[Value]) -> Result<Value> {
     let (text, _) = window(text, args)?;
-    let test = |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
+    let test =
+        |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
     let wrong = |value: &Value| {
         let kind = type_name(value);
         type_error(format!("{name} first arg must be str or a tuple of str, not {kind}"))
@@ -352,7 +415,13 @@ fn pad(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Valu
     let width = usize::try_from(int_of(&args[0])?.max(0)).unwrap_or(usize::MAX);
     let fill = match args.get(1) {
         Some(fill) => str_arg(name, fill)?.chars().next().unwrap_or(' '),
-        None => if name == "zfill" { '0' } else { ' ' },
+        None => {
+            if name == "zfill" {
+                '0'
+            } else {
+                ' '
+            }
+        }
     };
     let gap = width.saturating_sub(text.chars().count());
     budget::spend(state, gap.saturating_mul(4))?;
@@ -419,7 +488,8 @@ fn split_space_right(text: &str, limit: usize) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_end_matches(is_space);
     while !rest.is_empty() {
-        let last_space = rest.char_indices().rev().find(|(_, c)| is_space(*c)).filter(|_| parts.len() < limit);
+        let last_space =
+            rest.char_indices().rev().find(|(_, c)| is_space(*c)).filter(|_| parts.len() < limit);
         let Some((at, c)) = last_space else {
             parts.push(rest);
             break;
@@ -436,7 +506,10 @@ pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut start = 0;
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
-        if !matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}') {
+        if !matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        ) {
             continue;
         }
         let mut end = at + c.len_utf8();

@@ -409,9 +409,9 @@ fn from_json_at(json: &serde_json::Value, depth: u32) -> Result<Value> {
             Seq::value(SeqKind::List, items)?
         }
         serde_json::Value::Object(members) => {
-            let pairs = members.iter().map(|(key, value)| {
-                Ok((Value::from(key.as_str()), from_json_at(value, depth + 1)?))
-            });
+            let pairs = members
+                .iter()
+                .map(|(key, value)| Ok((Value::from(key.as_str()), from_json_at(value, depth + 1)?)));
             Dict::value(pairs.collect::<Result<_>>()?)?
         }
     })

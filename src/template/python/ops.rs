@@ -9,8 +9,8 @@ use minijinja::{Environment, State, Value};
 
 use super::object::{Dict, Method, Namespace, Seq, SeqKind};
 use super::{
-    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, methods, object, percent, py, string,
-    text, truthy, type_error, type_name, undefined_error,
+    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, methods, object,
+    percent, py, string, text, truthy, type_error, type_name, undefined_error,
 };
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -92,7 +92,9 @@ fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
             budget::spend(state, a.len() + b.len())?;
             Ok(Value::from([a, b].concat()))
         }
-        (Py::Seq(a), Py::Seq(b)) if a.kind() == b.kind() && matches!(a.kind(), SeqKind::List | SeqKind::Tuple) => {
+        (Py::Seq(a), Py::Seq(b))
+            if a.kind() == b.kind() && matches!(a.kind(), SeqKind::List | SeqKind::Tuple) =>
+        {
             let items = [a.items(), b.items()].concat();
             Seq::build(state, a.kind(), items)
         }
@@ -115,7 +117,7 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
             Ok(same_safety(repeated, text.repeat(times)))
         }
         Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
-            budget::spend(state, (seq.items().len() * size_of::<Value>()).saturating_mul(times))?;
+            budget::spend(state, size_of_val(seq.items()).saturating_mul(times))?;
             let times = if seq.items().is_empty() { 0 } else { times };
             let items = std::iter::repeat_n(seq.items(), times).flatten().cloned();
             Seq::build(state, seq.kind(), items.collect())
@@ -186,9 +188,9 @@ fn arithmetic(op: &str, left: &Value, right: &Value) -> Result<Value> {
         return Err(type_error("division by zero"));
     }
     match (&a, &b) {
-        (Num::Int(a), Num::Int(b)) if op != "/" && !(op == "**" && *b < 0) => int_arithmetic(op, *a, *b)
-            .map(int_value)
-            .ok_or_else(|| type_error("an integer is too large")),
+        (Num::Int(a), Num::Int(b)) if op != "/" && !(op == "**" && *b < 0) => {
+            int_arithmetic(op, *a, *b).map(int_value).ok_or_else(|| type_error("an integer is too large"))
+        }
         _ => Ok(Value::from(float_arithmetic(op, a.float(), b.float()))),
     }
 }
@@ -228,7 +230,9 @@ fn float_arithmetic(op: &str, a: f64, b: f64) -> f64 {
 
 fn negate(value: &Value) -> Result<Value> {
     match num(value) {
-        Some(Num::Int(int)) => Ok(int_value(int.checked_neg().ok_or_else(|| type_error("an integer is too large"))?)),
+        Some(Num::Int(int)) => {
+            Ok(int_value(int.checked_neg().ok_or_else(|| type_error("an integer is too large"))?))
+        }
         Some(Num::Float(float)) => Ok(Value::from(-float)),
         None if value.is_undefined() => Err(undefined_error("the operand of `-` is undefined")),
         None => Err(type_error(format!("bad operand type for unary -: '{}'", type_name(value)))),
@@ -362,7 +366,9 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
         (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind().is_view() => {
             position(int_of(key)?, seq.items().len()).map(|at| seq.items()[at].clone())
         }
-        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => char_at(text, int_of(key)?).map(|c| same_safety(value, c)),
+        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => {
+            char_at(text, int_of(key)?).map(|c| same_safety(value, c))
+        }
         _ => None,
     };
     match (found, key.as_str()) {
@@ -418,9 +424,7 @@ fn scalar(state: &mut State, value: &Value) -> Result<Value> {
 fn selected(args: &[Value], len: usize) -> Result<Vec<usize>> {
     let part = |at: usize| match &args[at] {
         none if none.is_none() => Ok(None),
-        value => int_of(value)
-            .map(Some)
-            .map_err(|_| type_error("slice indices must be integers or None")),
+        value => int_of(value).map(Some).map_err(|_| type_error("slice indices must be integers or None")),
     };
     let (start, stop, step) = (part(1)?, part(2)?, part(3)?.unwrap_or(1));
     if step == 0 {

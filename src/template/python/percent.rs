@@ -40,7 +40,8 @@ fn run(state: &mut State, style: FormatStyle, spec: &str, args: Args) -> Result<
             return Err(budget::exhausted("a format string asks for a very wide field"));
         }
     }
-    let largest = args.positional.iter().chain(args.named.iter().map(|(_, value)| value)).map(ops::weight).max();
+    let largest =
+        args.positional.iter().chain(args.named.iter().map(|(_, value)| value)).map(ops::weight).max();
     let directives = spec.matches(['%', '{']).count();
     let width = 10_usize.pow(MAX_WIDTH_DIGITS as u32);
     budget::spend(state, spec.len() + directives.saturating_mul(largest.unwrap_or(0).saturating_add(width)))?;
