@@ -176,8 +176,23 @@ pub(super) fn run(
         let mut output = make_string_output(&mut text);
         let done = eval(env, &instructions, root, &blocks, &mut output, AutoEscape::None).map(drop);
         drop(output);
-        done.map(|()| text).map_err(|error| failure(&error))
+        done.map(|()| text).map_err(|error| match failure(&error) {
+            TemplateError::Render { line, message } if error.kind() == ErrorKind::UndefinedError => {
+                let missing = missing_variables(env, variables);
+                TemplateError::Render { line, message: message + &missing }
+            }
+            other => other,
+        })
     })
+}
+
+/// Names what a template reads and was not given, for the message of an error that an undefined value caused.
+fn missing_variables(env: &Environment<'static>, given: &Map<String, Json>) -> String {
+    let Ok(template) = env.get_template(NAME) else { return String::new() };
+    let mut missing: Vec<String> = template.undeclared_variables(false).into_iter().collect();
+    missing.retain(|name| !given.contains_key(name) && !env.globals().any(|(known, _)| known == name));
+    missing.sort();
+    if missing.is_empty() { String::new() } else { format!(" (not given: {})", missing.join(", ")) }
 }
 
 /// The variables of a rendering with its bounds among them.
@@ -545,6 +560,9 @@ mod tests {
     #[test]
     fn steps_are_bounded() {
         too_expensive("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}");
+        too_expensive(
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% macro m() %}{{ j }}{% endmacro %}{% endfor %}{% endfor %}",
+        );
         too_expensive("{{ range(10 ** 12) }}");
         too_expensive(
             "{% set l = range(99999) | list %}{% for i in l %}{% if 5.5 in l %}{% endif %}{% endfor %}",
