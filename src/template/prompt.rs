@@ -86,3 +86,72 @@ impl PromptTemplate {
 pub fn render_prompt(text: &str, vars: &BTreeMap<String, String>) -> Result<RenderedPrompt, TemplateError> {
     PromptTemplate::new(text)?.render(vars)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn text_is_kept_and_variables_are_filled() {
+        let rendered = render_prompt(
+            "Translate to {{ lang }}:\n  <{{ text }}>\n",
+            &vars(&[("lang", "fr"), ("text", "a & b")]),
+        );
+        assert_eq!(rendered.map(|prompt| prompt.text).as_deref(), Ok("Translate to fr:\n  <a & b>\n"));
+        assert_eq!(
+            render_prompt("plain\n\n", &vars(&[])).map(|prompt| prompt.text).as_deref(),
+            Ok("plain\n\n")
+        );
+        assert_eq!(render_prompt("", &vars(&[])).map(|prompt| prompt.text).as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn a_missing_variable_is_named_with_what_was_given() {
+        let error =
+            render_prompt("{{ a }}{{ b }}", &vars(&[("b", "1"), ("c", "2")])).expect_err("a is missing");
+        let wanted = TemplateError::UndefinedVariables {
+            missing: vec!["a".to_owned()],
+            known: vec!["b".to_owned(), "c".to_owned()],
+        };
+        assert_eq!(error, wanted);
+        assert_eq!(error.to_string(), "undefined variable `a` (given: `b`, `c`)");
+    }
+
+    #[test]
+    fn a_missing_variable_is_an_error_wherever_it_is_used() {
+        for source in [
+            "{{ a | upper }}",
+            "{% if a %}x{% endif %}",
+            "{{ 'x' ~ a }}",
+            "{% for i in a %}{% endfor %}",
+            "{{ a == 'x' }}",
+            "{{ a.b }}",
+        ] {
+            assert!(render_prompt(source, &vars(&[])).is_err(), "{source}");
+        }
+        for source in ["{{ a | default('x') }}", "{% if a is defined %}{{ a }}{% else %}x{% endif %}"] {
+            assert_eq!(
+                render_prompt(source, &vars(&[])).map(|prompt| prompt.text).as_deref(),
+                Ok("x"),
+                "{source}"
+            );
+        }
+    }
+
+    #[test]
+    fn unused_variables_are_reported() {
+        let rendered = render_prompt("{{ a }}", &vars(&[("a", "1"), ("b", "2")])).expect("a is given");
+        assert_eq!(rendered.unused, ["b"]);
+    }
+
+    #[test]
+    fn needed_variables_are_listed_without_functions() {
+        let template = PromptTemplate::new("{% for i in range(n | int) %}{{ i }}{{ text }}{% endfor %}")
+            .expect("a template");
+        assert_eq!(template.variables().collect::<Vec<_>>(), ["n", "text"]);
+    }
+}

@@ -79,6 +79,7 @@ struct Scan {
     /// A token that ends an operand was just read, so `+` is binary.
     after_operand: bool,
     tag: Folding,
+    blocks: Blocks,
     edits: Vec<(std::ops::Range<usize>, &'static str)>,
 }
 
@@ -105,7 +106,11 @@ impl Scan {
                 self.tag = Folding { factor: 1, ..Folding::default() };
                 return Ok(());
             }
-            Token::TemplateData(_) | Token::BlockEnd | Token::VariableEnd => return Ok(()),
+            Token::BlockEnd => {
+                self.blocks.end_tag();
+                return Ok(());
+            }
+            Token::TemplateData(_) | Token::VariableEnd => return Ok(()),
             _ => self.tag_tokens += 1,
         }
         if self.tag_tokens > MAX_TAG_TOKENS {
@@ -113,6 +118,9 @@ impl Scan {
         }
         if self.tag_tokens == 1 {
             self.see_keyword(token, range.clone())?;
+            self.blocks.see_keyword(token, line)?;
+        } else {
+            self.blocks.see(token);
         }
         if matches!(token, Token::Plus) && !self.after_operand {
             self.edits.push((range, "--")); // which also makes a number of a bool
@@ -135,6 +143,52 @@ impl Scan {
         match self.elifs > MAX_ELIFS {
             true => Err(too_long(format!("it has more than {MAX_ELIFS} elif branches"))),
             false => Ok(()),
+        }
+    }
+}
+
+/// The open blocks that have a frame of their own in minijinja, innermost last: true is a loop.
+#[derive(Debug, Default)]
+struct Blocks {
+    open: Vec<bool>,
+    /// Inside a `set` tag that has shown no `=` outside of parentheses, so that it opens a block.
+    set_block: bool,
+    parens: usize,
+}
+
+impl Blocks {
+    fn see_keyword(&mut self, token: &Token<'_>, line: usize) -> Result<(), TemplateError> {
+        let Token::Ident(word) = token else { return Ok(()) };
+        (self.set_block, self.parens) = (*word == "set", 0);
+        match *word {
+            "for" => self.open.push(true),
+            "with" | "generation" | "filter" | "autoescape" | "call" | "macro" | "block" => {
+                self.open.push(false)
+            }
+            "endfor" | "endwith" | "endgeneration" | "endfilter" | "endautoescape" | "endcall"
+            | "endmacro" | "endblock" | "endset" => drop(self.open.pop()),
+            // minijinja would leave the inner frame on its stack and fail on it later.
+            "break" | "continue" if self.open.last() == Some(&false) => {
+                let message = format!("`{word}` cannot leave the block around it");
+                return Err(TemplateError::Syntax { line, message });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn see(&mut self, token: &Token<'_>) {
+        match token {
+            Token::ParenOpen => self.parens += 1,
+            Token::ParenClose => self.parens = self.parens.saturating_sub(1),
+            Token::Assign if self.parens == 0 => self.set_block = false,
+            _ => {}
+        }
+    }
+
+    fn end_tag(&mut self) {
+        if std::mem::take(&mut self.set_block) {
+            self.open.push(false);
         }
     }
 }
@@ -169,5 +223,57 @@ fn ends_operand(token: &Token<'_>) -> bool {
         Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => true,
         Token::BracketClose | Token::ParenClose | Token::BraceClose => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepared(source: &str) -> Result<String, TemplateError> {
+        prepare(source, &chat_syntax()?)
+    }
+
+    #[test]
+    fn generation_blocks_become_scopes_but_only_as_tags() {
+        let source = "{%- generation -%}a{% endgeneration %}{# generation #}{{ 'generation' }}{% raw %}{% generation %}{% endraw %}";
+        let wanted = "{%- with -%}a{% endwith %}{# generation #}{{ 'generation' }}{% raw %}{% generation %}{% endraw %}";
+        assert_eq!(prepared(source).as_deref(), Ok(wanted));
+    }
+
+    #[test]
+    fn only_a_unary_plus_is_rewritten() {
+        assert_eq!(
+            prepared("{{ a + b }}{{ +a }}{{ [1, +2] }}").as_deref(),
+            Ok("{{ a + b }}{{ --a }}{{ [1, --2] }}")
+        );
+    }
+
+    #[test]
+    fn newlines_are_normalised() {
+        assert_eq!(prepared("a\r\nb\rc").as_deref(), Ok("a\nb\nc"));
+    }
+
+    #[test]
+    fn sources_beyond_a_bound_are_refused() {
+        let refused = |source: String| matches!(prepared(&source), Err(TemplateError::TooExpensive(_)));
+        assert!(refused("x".repeat(MAX_SOURCE_BYTES + 1)));
+        assert!(refused(format!("{{{{ 1{} }}}}", "+1".repeat(MAX_TAG_TOKENS))));
+        assert!(refused(format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(MAX_ELIFS + 1))));
+        assert!(refused("{{ 'abc' * 1000 * 1000 }}".to_owned()));
+        assert!(refused("{{ [1] * 10 ** 8 }}".to_owned()));
+        assert!(!refused("{{ '-' * 80 }}{{ 1000 * 1000 * 1000 * 1000 }}".to_owned()));
+    }
+
+    #[test]
+    fn leaving_a_scope_by_break_is_a_syntax_error() {
+        for block in ["with", "set x", "filter upper"] {
+            let name = block.split(' ').next().unwrap_or_default();
+            let source =
+                format!("{{% for i in a %}}\n{{% {block} %}}{{% break %}}{{% end{name} %}}{{% endfor %}}");
+            assert!(matches!(prepared(&source), Err(TemplateError::Syntax { line: 2, .. })), "{source}");
+        }
+        let fine = "{% for i in a %}{% set x = 1 %}{% if x %}{% break %}{% endif %}{% endfor %}";
+        assert_eq!(prepared(fine).as_deref(), Ok(fine));
     }
 }

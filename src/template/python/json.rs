@@ -17,6 +17,18 @@ pub(super) struct Layout {
     pub ensure_ascii: bool,
 }
 
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            indent: None,
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            sort_keys: false,
+            ensure_ascii: false,
+        }
+    }
+}
+
 pub(super) fn dumps(value: &Value, layout: &Layout) -> Result<String> {
     let mut out = String::new();
     write(&mut out, value, layout, 0)?;

@@ -19,7 +19,7 @@ mod predicates;
 mod text;
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
 use object::Seq;
 pub(super) use object::{Dict, adopt, from_json};
@@ -50,9 +50,20 @@ pub(super) fn install(env: &mut Environment<'static>) {
     });
 }
 
+/// JSON as Python's `json.dumps(value, ensure_ascii=False)` prints it.
+pub(super) fn dumps(value: &serde_json::Value) -> Result<String> {
+    json::dumps(&from_json(value)?, &json::Layout::default())
+}
+
 fn add_filter(env: &mut Environment<'static>, name: &'static str, native: Native) {
     env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-        native(state, Args::new(args.into_values()))
+        let args = Args::new(args.into_values());
+        // Prompt files are strict: nothing but `default` takes what is not there.
+        let strict = state.env().undefined_behavior() == UndefinedBehavior::Strict;
+        if strict && !matches!(name, "default" | "d") && args.positional.iter().any(Value::is_undefined) {
+            return Err(undefined_error("an undefined value is used"));
+        }
+        native(state, args)
     });
 }
 
@@ -133,10 +144,10 @@ fn py(value: &Value) -> Py<'_> {
 }
 
 fn number<'v>(value: &Value) -> Py<'v> {
-    if value.is_integer() {
-        if let Ok(int) = i128::try_from(value.clone()) {
-            return Py::Int(int);
-        }
+    if value.is_integer()
+        && let Ok(int) = i128::try_from(value.clone())
+    {
+        return Py::Int(int);
     }
     f64::try_from(value.clone()).map_or(Py::Other, Py::Float)
 }

@@ -117,7 +117,7 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
             Ok(same_safety(repeated, text.repeat(times)))
         }
         Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
-            budget::spend(state, (seq.items().len() * size_of::<Value>()).saturating_mul(times))?;
+            budget::spend(state, size_of_val(seq.items()).saturating_mul(times))?;
             let times = if seq.items().is_empty() { 0 } else { times };
             let items = std::iter::repeat_n(seq.items(), times).flatten().cloned();
             Seq::build(state, seq.kind(), items.collect())

@@ -47,7 +47,10 @@ const TESTS: &[(&str, Test)] = &[
 
 const EQUAL: [&str; 3] = ["eq", "equalto", "=="];
 const NOT_EQUAL: [&str; 2] = ["ne", "!="];
-const ORDERS: &[(&str, &str, fn(std::cmp::Ordering) -> bool)] = &[
+/// Name of the test, operator in its messages, orders for which it holds.
+type Order = (&'static str, &'static str, fn(std::cmp::Ordering) -> bool);
+
+const ORDERS: &[Order] = &[
     ("lt", "<", std::cmp::Ordering::is_lt),
     ("lessthan", "<", std::cmp::Ordering::is_lt),
     ("<", "<", std::cmp::Ordering::is_lt),
@@ -67,7 +70,7 @@ pub(super) fn install(env: &mut Environment<'static>) {
         add(env, name, *test);
     }
     for name in EQUAL {
-        add(env, name, |state, value, args| equal(state, value, args));
+        add(env, name, equal);
     }
     for name in NOT_EQUAL {
         add(env, name, |state, value, args| equal(state, value, args).map(|same| !same));
