@@ -6,8 +6,11 @@
 
 mod facts;
 pub mod gguf;
+pub mod hf;
 pub mod hub;
 pub mod metadata;
+pub mod quantize;
+pub mod safetensors;
 
 use std::sync::Arc;
 

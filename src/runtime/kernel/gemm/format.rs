@@ -31,6 +31,8 @@ pub const GROUP_BYTES: usize = ROWS * 4;
 /// Codes of one tile, a byte each.
 pub type Tile = [[u8; GROUP_BYTES]; GROUPS];
 
+pub const EMPTY_TILE: Tile = [[0; GROUP_BYTES]; GROUPS];
+
 /// How a unit's scales lie. `f16[16]` is one number per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scales {

@@ -7,7 +7,7 @@ use std::io;
 
 use half::f16;
 
-use super::format::{BLOCK, Format, ROWS, RowBlock, Scales, Tile, with_format};
+use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
 use super::memory::Memory;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::kernel::pool::Pool;
@@ -103,7 +103,7 @@ fn pack_panel<F: Format>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let tiles_per_block = F::DTYPE.block_len() / BLOCK;
     let mut row_block = RowBlock::default();
     for (index, unit) in panel.chunks_exact_mut(F::UNIT_BYTES).enumerate() {
-        let mut tiles = [Tile::default(); 8];
+        let mut tiles = [EMPTY_TILE; 8];
         for (row, bytes) in source.chunks_exact(row_bytes).enumerate() {
             for first in (0..F::TILES).step_by(tiles_per_block) {
                 let at = (index * F::TILES + first) / tiles_per_block * block_bytes;
@@ -183,9 +183,10 @@ fn f16_at(unit: &[u8], at: usize, row: usize) -> f32 {
 }
 
 /// Scale and minimum of a row of a tile; `half` is 0 unless the format has a scale for each half.
+/// Where there is no minimum it is -0, the number that changes nothing when it is added.
 pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row: usize) -> [f32; 2] {
     match scales {
-        Scales::Block => [f16_at(unit, 32 * tile, row), 0.0],
+        Scales::Block => [f16_at(unit, 32 * tile, row), -0.0],
         Scales::BlockMin => [f16_at(unit, 32 * tile, row), f16_at(unit, 64 + 32 * tile, row)],
         Scales::Super32 => {
             let [scale, min] = [64, 192].map(|at| f32::from(unit[at + 16 * tile + row]));
@@ -193,7 +194,7 @@ pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row:
         }
         Scales::Super16 => {
             let scale = unit[64 + 16 * (2 * tile + half) + row].cast_signed();
-            [f16_at(unit, 0, row) * f32::from(scale), 0.0]
+            [f16_at(unit, 0, row) * f32::from(scale), -0.0]
         }
         Scales::Super16Min => {
             let both = unit[64 + 16 * (2 * tile + half) + row];
@@ -253,5 +254,46 @@ fn unpack_row<F: Format>(panel: &[u8], row: usize, out: &mut [f32]) {
                 *out = scale * value as f32 + min;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::ALL;
+    use super::super::tests::random_weights;
+    use super::*;
+    use crate::runtime::kernel::quant::dequantize_row;
+
+    #[test]
+    fn a_row_comes_back_as_the_file_has_it() {
+        let pool = Pool::new(2).unwrap();
+        for dtype in ALL {
+            let lens: &[usize] = if dtype.block_len() == 32 { &[32, 64, 96] } else { &[256, 512] };
+            for &cols in lens {
+                for rows in [1, 15, 16, 17, 35] {
+                    let bytes = random_weights(dtype, rows * cols, rows as u64);
+                    let packed = Packed::pack(dtype, [rows, cols], &bytes, &pool).unwrap().unwrap();
+                    let row_bytes = dtype.row_bytes(cols).unwrap();
+                    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+                        let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
+                        packed.unpack_row(row, &mut got);
+                        dequantize_row(dtype, bytes, &mut expected);
+                        let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{dtype:?} {rows} x {cols}, row {row}: {got:?} {expected:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn floats_have_no_packed_form_and_packing_ignores_the_number_of_threads() {
+        let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
+        assert!(Packed::pack(Dtype::F32, [1, 1], &[0; 4], &pools[0]).unwrap().is_none());
+        let (rows, cols) = (if cfg!(miri) { 40 } else { 4000 }, 256);
+        let bytes = random_weights(Dtype::Q5K, rows * cols, 3);
+        let [one, three] =
+            pools.map(|pool| Packed::pack(Dtype::Q5K, [rows, cols], &bytes, &pool).unwrap().unwrap());
+        assert!(*one.memory == *three.memory);
     }
 }

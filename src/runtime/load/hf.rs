@@ -1,0 +1,280 @@
+//! The plain files of a Hugging Face model folder: configuration, generation defaults, chat templates.
+//!
+//! Every file is read whole, up to [`MAX_FILE_BYTES`], and every error names the file and the key or the position.
+//! A key that is `null` counts as absent, as in Python. What the configuration means is not known here
+//! (`model::arch` reads it), nor what the tokenizer's files mean (`tokenizer`).
+
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::GenerationDefaults;
+use crate::runtime::error::{Error, LoadError};
+use crate::runtime::request::Sampling;
+
+/// Largest configuration file that is read; real ones stay below a megabyte, an index of a huge model below ten.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Reads a file of at most `limit` bytes, or `None` when there is none.
+///
+/// # Errors
+/// [`LoadError::Io`] when it cannot be read, or is no regular file; [`LoadError::Malformed`] when it is longer.
+pub fn read_optional(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, LoadError> {
+    // Asked before opening: opening a pipe would wait for a writer.
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(LoadError::io(path, &error)),
+        Ok(_) => {}
+    }
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| LoadError::io(path, &error))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| LoadError::io(path, &error))?;
+    if bytes.len() as u64 > limit {
+        return Err(LoadError::malformed(path, "size", format!("the file is longer than {limit} bytes")));
+    }
+    Ok(Some(bytes))
+}
+
+/// Reads a JSON file, or `None` when there is none.
+///
+/// # Errors
+/// As [`read_optional`]; [`LoadError::Malformed`] with line and column when it is not JSON.
+pub fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
+    let Some(bytes) = read_optional(path, MAX_FILE_BYTES)? else { return Ok(None) };
+    // Editors on Windows leave a byte order mark, which JSON does not allow but Python's readers forgive.
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    serde_json::from_slice(text)
+        .map(Some)
+        .map_err(|error| LoadError::malformed(path, "JSON", error.to_string()))
+}
+
+/// Reads a JSON file that must be there.
+///
+/// # Errors
+/// As [`optional_json`], and [`LoadError::NotFound`].
+pub fn require_json(path: &Path) -> Result<Value, LoadError> {
+    optional_json(path)?.ok_or_else(|| LoadError::NotFound(path.into()))
+}
+
+/// `config.json` of a model folder: an object.
+///
+/// # Errors
+/// [`LoadError::NotFound`], [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
+pub fn config(folder: &Path) -> Result<Value, LoadError> {
+    let path = folder.join("config.json");
+    let value = require_json(&path)?;
+    object(&path, &value)?;
+    Ok(value)
+}
+
+/// `tokenizer_config.json` of a model folder, if there is one: an object.
+///
+/// # Errors
+/// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
+pub fn tokenizer_config(folder: &Path) -> Result<Option<Value>, LoadError> {
+    optional_object(&folder.join("tokenizer_config.json"))
+}
+
+/// `special_tokens_map.json` of a model folder, if there is one: an object.
+///
+/// # Errors
+/// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
+pub fn special_tokens_map(folder: &Path) -> Result<Option<Value>, LoadError> {
+    optional_object(&folder.join("special_tokens_map.json"))
+}
+
+fn optional_object(path: &Path) -> Result<Option<Value>, LoadError> {
+    let value = optional_json(path)?;
+    value.iter().try_for_each(|value| object(path, value).map(drop))?;
+    Ok(value)
+}
+
+fn object<'a>(path: &Path, value: &'a Value) -> Result<&'a Map<String, Value>, LoadError> {
+    value.as_object().ok_or_else(|| LoadError::malformed(path, "JSON", "is not an object"))
+}
+
+/// What `generation_config.json` recommends.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GenerationConfig {
+    pub defaults: GenerationDefaults,
+    /// Token ids that end a generation; empty where the file is silent.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// `generation_config.json` of a model folder, if there is one.
+///
+/// `"do_sample": false` means greedy, as in transformers: temperature 0, and the values that only matter to sampling
+/// are not used. Where the key is absent but a temperature or the like is given, that is used: transformers would
+/// decode greedily and warn, but servers (vLLM, SGLang) and the publishers of such files take it as meant.
+/// `top_k` of 0 or -1 keeps all tokens, like no `top_k` at all.
+///
+/// # Errors
+/// [`LoadError::Malformed`] naming the key, when a value is of the wrong type or out of the range that
+/// [`Sampling::validate`] allows.
+pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
+    let path = folder.join("generation_config.json");
+    let Some(value) = optional_json(&path)? else { return Ok(None) };
+    let keys = Keys { path: &path, object: object(&path, &value)? };
+    let eos_token_ids = keys.ids("eos_token_id")?;
+    let greedy = keys.bool("do_sample")? == Some(false);
+    let read = GenerationDefaults {
+        temperature: keys.f32("temperature")?,
+        top_k: keys.top_k()?,
+        top_p: keys.f32("top_p")?,
+        min_p: keys.f32("min_p")?,
+        repetition_penalty: keys.f32("repetition_penalty")?,
+    };
+    check_ranges(&path, &read)?;
+    let defaults = if greedy {
+        // The repetition penalty changes which token is the most likely one, so it stays.
+        let repetition_penalty = read.repetition_penalty;
+        GenerationDefaults { temperature: Some(0.0), repetition_penalty, ..GenerationDefaults::default() }
+    } else {
+        read
+    };
+    Ok(Some(GenerationConfig { defaults, eos_token_ids }))
+}
+
+/// The one validator of sampling ranges decides here too; its parameter names are the file's keys.
+fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadError> {
+    let off = Sampling::default();
+    let sampling = Sampling {
+        temperature: defaults.temperature.unwrap_or(off.temperature),
+        top_k: defaults.top_k,
+        top_p: defaults.top_p.unwrap_or(off.top_p),
+        min_p: defaults.min_p.unwrap_or(off.min_p),
+        repetition_penalty: defaults.repetition_penalty.unwrap_or(off.repetition_penalty),
+        ..off
+    };
+    sampling.validate(usize::MAX).map_err(|error| match error {
+        Error::InvalidParameter { name, message } => {
+            LoadError::malformed(path, format!("key {name:?}"), message)
+        }
+        other => LoadError::malformed(path, "sampling defaults", other.to_string()),
+    })
+}
+
+/// Typed access to the keys of an object; `null` counts as absent.
+struct Keys<'a> {
+    path: &'a Path,
+    object: &'a Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    fn value(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    fn get<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
+        let wrong = |value| {
+            let shown: String = format!("{value}").chars().take(40).collect();
+            LoadError::malformed(self.path, format!("key {key:?}"), format!("{shown} is not {wanted}"))
+        };
+        self.value(key).map(|value| read(value).ok_or_else(|| wrong(value))).transpose()
+    }
+
+    fn f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        self.get(key, "a number", |value| value.as_f64().map(|number| number as f32))
+    }
+
+    fn bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        self.get(key, "true or false", Value::as_bool)
+    }
+
+    fn top_k(&self) -> Result<Option<usize>, LoadError> {
+        let read = |value: &Value| value.as_i64().filter(|&k| k >= -1);
+        let top_k = self.get("top_k", "a whole number of at least -1", read)?;
+        Ok(top_k.and_then(|k| usize::try_from(k).ok()).filter(|&k| k > 0))
+    }
+
+    /// One token id or a list of them.
+    fn ids(&self, key: &str) -> Result<Vec<u32>, LoadError> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = self.get(key, "a token id or a list of them", |value| match value {
+            Value::Array(values) => values.iter().map(id).collect(),
+            value => id(value).map(|id| vec![id]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+}
+
+/// The Jinja sources that a model folder brings.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChatTemplates {
+    /// The template to use, if the folder has one.
+    pub default: Option<String>,
+    /// Others by name (e.g. `tool_use`, `rag`), in file order.
+    pub others: Vec<(String, String)>,
+}
+
+impl ChatTemplates {
+    /// A sentence for the user, when the folder has templates that are not used.
+    pub fn notice(&self) -> Option<String> {
+        let names: Vec<&str> = self.others.iter().map(|(name, _)| name.as_str()).collect();
+        (!names.is_empty()).then(|| {
+            let used = if self.default.is_some() {
+                "the default one is used"
+            } else {
+                "none is marked as the default"
+            };
+            format!("the model has more chat templates ({}); {used}", names.join(", "))
+        })
+    }
+}
+
+/// The chat templates of a model folder: `chat_template.jinja`, else `chat_template.json`, else the key
+/// `chat_template` of `tokenizer_config.json`. Python's readers prefer them in this order.
+///
+/// # Errors
+/// [`LoadError::Io`], or [`LoadError::Malformed`] naming the file, when a template is not text.
+pub fn chat_templates(folder: &Path, tokenizer_config: Option<&Value>) -> Result<ChatTemplates, LoadError> {
+    let path = folder.join("chat_template.jinja");
+    if let Some(bytes) = read_optional(&path, MAX_FILE_BYTES)? {
+        let text = String::from_utf8(bytes)
+            .map_err(|error| LoadError::malformed(&path, "template", format!("is not UTF-8: {error}")))?;
+        return Ok(ChatTemplates { default: Some(text), others: vec![] });
+    }
+    let path = folder.join("chat_template.json");
+    if let Some(value) = optional_json(&path)? {
+        object(&path, &value)?;
+        return templates_of(&path, value.get("chat_template"));
+    }
+    let path = folder.join("tokenizer_config.json");
+    templates_of(&path, tokenizer_config.and_then(|config| config.get("chat_template")))
+}
+
+/// Reads the key `chat_template`: a string, or a list of `{"name", "template"}`.
+fn templates_of(path: &Path, value: Option<&Value>) -> Result<ChatTemplates, LoadError> {
+    let wrong = |message: &str| LoadError::malformed(path, "key \"chat_template\"", message);
+    let list = match value {
+        None | Some(Value::Null) => return Ok(ChatTemplates::default()),
+        Some(Value::String(text)) => {
+            return Ok(ChatTemplates { default: Some(text.clone()), others: vec![] });
+        }
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(wrong("is neither text nor a list")),
+    };
+    let mut templates = ChatTemplates::default();
+    for entry in list {
+        let text = |key| entry.get(key).and_then(Value::as_str);
+        match (text("name"), text("template")) {
+            (Some("default"), Some(template)) => templates.default = Some(template.into()),
+            (Some(name), Some(template)) => templates.others.push((name.into(), template.into())),
+            _ => return Err(wrong("has an entry without the texts \"name\" and \"template\"")),
+        }
+    }
+    // A single template needs no name to be the one that is meant.
+    if templates.default.is_none() && templates.others.len() == 1 {
+        templates.default = templates.others.pop().map(|(_, template)| template);
+    }
+    Ok(templates)
+}

@@ -1,0 +1,252 @@
+//! Safetensors files, single or sharded by an index: tensors over mapped bytes.
+//!
+//! The `safetensors` crate checks each header (offsets gapless, sizes equal to shape times type); this file checks
+//! the header against the file's length with its own overflow-safe arithmetic, and the index against the shards.
+//! The format does not promise alignment: a tensor that starts at an odd address is copied when it is asked for (see
+//! [`HostTensor::new`]), all others stay in the map. Knows nothing of architectures or of tensor names.
+//! Format: <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use safetensors::Dtype as FileDtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use super::hf;
+use super::metadata::shortened;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::tensor::{Bytes, HostTensor, TensorSource};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The format's own limit on its JSON header.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// An open safetensors model.
+#[derive(Debug)]
+pub struct Safetensors {
+    shards: Vec<Shard>,
+    tensors: Vec<Entry>,
+    by_name: HashMap<Box<str>, usize>,
+}
+
+/// One mapped file.
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+/// A tensor's place in its shard, checked.
+#[derive(Debug)]
+struct Entry {
+    name: Box<str>,
+    dtype: FileDtype,
+    shape: Vec<usize>,
+    shard: usize,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Safetensors {
+    /// Maps a model: a folder (its `model.safetensors`, else its index), one file, or an index file.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the tensor or the
+    /// part of the file at fault.
+    pub fn open(path: impl AsRef<Path>) -> Result<Safetensors, LoadError> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            let index = path.join(INDEX);
+            let single = path.join(SINGLE);
+            return if index.is_file() && !single.is_file() {
+                Safetensors::open_sharded(&index)
+            } else {
+                Safetensors::open_single(&single)
+            };
+        }
+        match path.extension() {
+            Some(extension) if extension == "json" => Safetensors::open_sharded(path),
+            _ => Safetensors::open_single(path),
+        }
+    }
+
+    /// Reads one safetensors file from memory; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`LoadError::Malformed`] as for [`Safetensors::open`].
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Safetensors, LoadError> {
+        let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
+        model.add_shard(path.as_ref(), bytes.into())?;
+        Ok(model)
+    }
+
+    /// The weight files, in the order in which they were first named.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
+    fn open_single(path: &Path) -> Result<Safetensors, LoadError> {
+        Safetensors::from_bytes(path, Bytes::map_file(path)?)
+    }
+
+    fn open_sharded(index_path: &Path) -> Result<Safetensors, LoadError> {
+        let index = read_index(index_path)?;
+        let folder = index_path.parent().unwrap_or(Path::new(""));
+        let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        for (tensor, file) in &index.weight_map {
+            if numbers.contains_key(file.as_str()) {
+                continue;
+            }
+            if !is_plain_name(file) {
+                let message = format!("shard {:?} is not a plain file name", shortened(file));
+                return Err(malformed_tensor(index_path, tensor, message));
+            }
+            numbers.insert(file, model.shards.len());
+            let path = folder.join(file);
+            model.add_shard(&path, Bytes::map_file(&path)?)?;
+        }
+        model.check_against(index_path, &index, &numbers)?;
+        Ok(model)
+    }
+
+    fn add_shard(&mut self, path: &Path, bytes: Bytes) -> Result<(), LoadError> {
+        let (metadata, data_start) = read_header(path, &bytes)?;
+        for name in metadata.offset_keys() {
+            // `offset_keys` lists the names of the very map that `info` looks into.
+            let Some(info) = metadata.info(&name) else { continue };
+            let (start, end) = info.data_offsets;
+            let entry = Entry {
+                name: name.into(),
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                shard: self.shards.len(),
+                start: data_start + start,
+                len: end - start,
+            };
+            if self.by_name.insert(entry.name.clone(), self.tensors.len()).is_some() {
+                return Err(malformed_tensor(path, &entry.name, "is in two shards".into()));
+            }
+            self.tensors.push(entry);
+        }
+        self.shards.push(Shard { path: path.into(), bytes });
+        Ok(())
+    }
+
+    /// The index must name exactly the tensors of the shards, each in its shard.
+    fn check_against(
+        &self,
+        path: &Path,
+        index: &Index,
+        numbers: &BTreeMap<&str, usize>,
+    ) -> Result<(), LoadError> {
+        for (tensor, file) in &index.weight_map {
+            let found = self.by_name.get(tensor.as_str()).map(|&at| self.tensors[at].shard);
+            if found != numbers.get(file.as_str()).copied() {
+                let message =
+                    format!("the index says it is in {:?}, which does not have it", shortened(file));
+                return Err(malformed_tensor(path, tensor, message));
+            }
+        }
+        match self.tensors.iter().find(|entry| !index.weight_map.contains_key(&*entry.name)) {
+            Some(entry) => {
+                let message =
+                    format!("is in {} but not in the index", self.shards[entry.shard].path.display());
+                Err(malformed_tensor(path, &entry.name, message))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl TensorSource for Safetensors {
+    fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
+        let Some(&index) = self.by_name.get(name) else { return Ok(None) };
+        let entry = &self.tensors[index];
+        let error = |message| LoadError::Tensor { tensor: name.into(), message };
+        let dtype = dtype(entry.dtype).ok_or_else(|| {
+            error(format!("is of type {}, which is not supported (F32, F16, BF16 are)", entry.dtype))
+        })?;
+        let bytes = self.shards[entry.shard].bytes.slice(entry.start, entry.len);
+        HostTensor::new(dtype, entry.shape.clone(), bytes).map(Some).map_err(error)
+    }
+
+    fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)> {
+        let entry = &self.tensors[*self.by_name.get(name)?];
+        Some((entry.shape.clone(), dtype(entry.dtype)?))
+    }
+
+    fn names(&self) -> Vec<Cow<'_, str>> {
+        self.tensors.iter().map(|entry| Cow::Borrowed(&*entry.name)).collect()
+    }
+}
+
+/// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns where they begin.
+fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError> {
+    const LENGTH_BYTES: usize = 8;
+    let error = |message: String| LoadError::malformed(path, "header", message);
+    let Some(length) = bytes.first_chunk::<LENGTH_BYTES>().map(|raw| u64::from_le_bytes(*raw)) else {
+        return Err(error(format!("a file of {} bytes is too short", bytes.len())));
+    };
+    let most = (bytes.len() - LENGTH_BYTES) as u64;
+    if length > most.min(MAX_HEADER_BYTES) {
+        return Err(error(format!("claims {length} bytes, but only {most} follow")));
+    }
+    let data_start = LENGTH_BYTES + length as usize;
+    let metadata: Metadata = serde_json::from_slice(&bytes[LENGTH_BYTES..data_start])
+        .map_err(|json_error| error(format!("is damaged: {json_error}")))?;
+    // Offsets are gapless from 0, so the last one bounds them all. Compared by subtraction: a sum could wrap.
+    let (described, present) = (metadata.data_len(), bytes.len() - data_start);
+    if described == present {
+        return Ok((metadata, data_start));
+    }
+    if described < present {
+        let message = format!("{} bytes follow the data that the header describes", present - described);
+        return Err(LoadError::malformed(path, "end of file", message));
+    }
+    let outside = metadata
+        .offset_keys()
+        .into_iter()
+        .find(|name| metadata.info(name).is_some_and(|info| info.data_offsets.1 > present));
+    let message =
+        format!("ends at byte {described} of the data, but only {present} follow (is the file truncated?)");
+    Err(malformed_tensor(path, &outside.unwrap_or_default(), message))
+}
+
+fn read_index(path: &Path) -> Result<Index, LoadError> {
+    let value = hf::require_json(path)?;
+    let index: Index = serde_json::from_value(value)
+        .map_err(|error| LoadError::malformed(path, "key \"weight_map\"", error.to_string()))?;
+    if index.weight_map.is_empty() {
+        return Err(LoadError::malformed(path, "key \"weight_map\"", "names no tensors"));
+    }
+    Ok(index)
+}
+
+/// Whether a shard's name stays inside the folder it is joined to.
+fn is_plain_name(file: &str) -> bool {
+    let mut components = Path::new(file).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file)
+}
+
+fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
+    LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
+}
+
+fn dtype(dtype: FileDtype) -> Option<Dtype> {
+    match dtype {
+        FileDtype::F32 => Some(Dtype::F32),
+        FileDtype::F16 => Some(Dtype::F16),
+        FileDtype::BF16 => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
