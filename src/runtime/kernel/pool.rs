@@ -293,7 +293,9 @@ mod tests {
             assert_eq!(message, format!("worker {guilty}"));
         }
         let count = AtomicUsize::new(0);
-        pool.for_each(10, |_| drop(count.fetch_add(1, Ordering::Relaxed)));
+        pool.for_each(10, |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
         assert_eq!(count.into_inner(), 10);
     }
 }

@@ -123,10 +123,14 @@ impl<B: Backend> Decoder<B> {
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = backend.weight(&convert(Matrix::Vocabulary, file.embedding(vocab, hidden)?)?)?;
-        let head = match file.head(vocab, hidden)? {
-            Some(head) => Some(backend.weight(&convert(Matrix::Vocabulary, head)?)?),
-            None => None,
+        let embedding = convert(Matrix::Vocabulary, file.embedding(vocab, hidden)?)?;
+        // Without a head of its own the model multiplies with the embedding table: one copy serves both.
+        let (embedding, head) = match file.head(vocab, hidden)? {
+            Some(head) => {
+                let head = convert(Matrix::Vocabulary, head)?;
+                (backend.table(&embedding)?, Some(backend.weight(&head)?))
+            }
+            None => (backend.weight(&embedding)?, None),
         };
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
         let mut layers = Vec::with_capacity(config.layers.len());

@@ -234,14 +234,12 @@ fn load_bits(bytes: &[u8], bits: usize, to: usize, out: &mut Tile) {
 fn unpack_row<F: Format>(panel: &[u8], row: usize, out: &mut [f32]) {
     let code = |unit: &[u8], tile: usize, k: usize| {
         let part = |at: usize, bits: usize| {
-            if bits == 0 {
-                return 0;
-            }
             let (group, per_byte) = (k / 4, 8 / bits);
             let byte = unit[at + group / per_byte * (4 * ROWS) + 4 * row + k % 4];
             byte >> (bits * (group % per_byte)) & (255u16 >> (8 - bits)) as u8
         };
-        part(F::low_at(tile), F::LOW) | part(F::high_at(tile), F::HIGH) << F::LOW
+        let low = part(F::low_at(tile), F::LOW);
+        if F::HIGH == 0 { low } else { low | part(F::high_at(tile), F::HIGH) << F::LOW }
     };
     let half_len = BLOCK / F::SCALES.per_tile();
     let units = panel.chunks_exact(F::UNIT_BYTES);
