@@ -1,11 +1,12 @@
 //! How near the matrix products come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N]`.
 //!
 //! Every figure is a median over rounds; a round measures the limits and all kernels one after the other, so that a
-//! busy minute meets all of them. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.
+//! busy minute meets all of them; with one thread it is processor time. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.
 //! `f32` is the path without integer arithmetic: dequantise 16 rows, multiply in f32.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use llmctl::runtime::kernel::gemm::{self, Activations, Packed};
@@ -56,10 +57,24 @@ fn options() -> Options {
     options
 }
 
+/// Time of the calling thread alone: with `threads=1`, what other processes do shows only through caches and memory.
+static PROCESSOR_TIME: AtomicBool = AtomicBool::new(false);
+
+fn processor_time() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 fn seconds(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+    let (start, processor_start) = (Instant::now(), processor_time());
     work();
-    start.elapsed().as_secs_f64()
+    if PROCESSOR_TIME.load(Ordering::Relaxed) {
+        processor_time() - processor_start
+    } else {
+        start.elapsed().as_secs_f64()
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -165,46 +180,72 @@ impl Subject {
         let copies = SWEEP_BYTES.div_ceil(file.len());
         let mut pack_gb = Vec::new();
         let pack = || {
-            let start = Instant::now();
-            let packed = Packed::pack(dtype, [n, k], &file, pool).expect("memory").expect("quantised");
-            pack_gb.push(file.len() as f64 / start.elapsed().as_secs_f64() / 1e9);
-            packed
+            let mut packed = None;
+            let time = seconds(|| packed = Packed::pack(dtype, [n, k], &file, pool).expect("memory"));
+            pack_gb.push(file.len() as f64 / time / 1e9);
+            packed.expect("a quantised type")
         };
         let packed = std::iter::repeat_with(pack).take(copies).collect();
         let [gemm, gemm_f32, gemv, gemv_f32] = [const { Vec::new() }; 4];
-        Subject { dtype, file, packed, pack_gb, gemm, gemm_f32, gemv, gemv_f32, few: [const { Vec::new() }; 3] }
+        Subject {
+            dtype,
+            file,
+            packed,
+            pack_gb,
+            gemm,
+            gemm_f32,
+            gemv,
+            gemv_f32,
+            few: [const { Vec::new() }; 3],
+        }
     }
 
     fn measure(&mut self, isa: Isa, [m, n, k]: [usize; 3], x: &[f32], pool: &Pool) {
         let mut quantized = Activations::default();
         let mut out = vec![0.0; m * n];
         let ops = 2.0 * (m * n * k) as f64 / 1e9;
-        self.gemm.push(ops / seconds(|| {
-            quantized.quantize(isa, x, k, pool);
-            gemm::matmul(isa, &self.packed[0], &quantized, &mut out, pool);
-        }));
-        self.gemm_f32.push(ops / seconds(|| f32_product(isa, self.dtype, &self.file, [m, k], x, &mut out, pool)));
+        self.gemm.push(
+            ops / seconds(|| {
+                quantized.quantize(isa, x, k, pool);
+                gemm::matmul(isa, &self.packed[0], &quantized, &mut out, pool);
+            }),
+        );
+        self.gemm_f32
+            .push(ops / seconds(|| f32_product(isa, self.dtype, &self.file, [m, k], x, &mut out, pool)));
         let bytes = self.packed.iter().map(Packed::bytes).sum::<usize>() as f64 / 1e9;
         let mut sweep = |rows: usize| {
-            bytes / seconds(|| {
-                for packed in &self.packed {
-                    quantized.quantize(isa, &x[..rows * k], k, pool);
-                    gemm::matmul(isa, packed, &quantized, &mut out[..rows * n], pool);
-                }
-            })
+            bytes
+                / seconds(|| {
+                    for packed in &self.packed {
+                        quantized.quantize(isa, &x[..rows * k], k, pool);
+                        gemm::matmul(isa, packed, &quantized, &mut out[..rows * n], pool);
+                    }
+                })
         };
         self.gemv.push(sweep(1));
         for (rows, times) in FEW.into_iter().zip(&mut self.few) {
             times.push(sweep(rows));
         }
         // The same bytes for every matrix would sit in the cache: that is in this path's favour.
-        self.gemv_f32.push(self.file.len() as f64 / 1e9 / seconds(|| {
-            f32_product(isa, self.dtype, &self.file, [1, k], &x[..k], &mut out[..n], pool);
-        }));
+        self.gemv_f32.push(
+            self.file.len() as f64
+                / 1e9
+                / seconds(|| {
+                    f32_product(isa, self.dtype, &self.file, [1, k], &x[..k], &mut out[..n], pool);
+                }),
+        );
     }
 }
 
-fn f32_product(isa: Isa, dtype: Dtype, file: &[u8], [m, k]: [usize; 2], x: &[f32], out: &mut [f32], pool: &Pool) {
+fn f32_product(
+    isa: Isa,
+    dtype: Dtype,
+    file: &[u8],
+    [m, k]: [usize; 2],
+    x: &[f32],
+    out: &mut [f32],
+    pool: &Pool,
+) {
     let row_bytes = dtype.row_bytes(k).expect("whole blocks");
     pool.chunks_mut(out, 16 * m, |task, out| {
         let rows = out.len() / m;
@@ -217,6 +258,7 @@ fn f32_product(isa: Isa, dtype: Dtype, file: &[u8], [m, k]: [usize; 2], x: &[f32
 fn main() {
     let Options { types, threads, rounds, shape } = options();
     let isa = isa::isa();
+    PROCESSOR_TIME.store(threads == 1, Ordering::Relaxed);
     let pool = Pool::new(threads).expect("threads");
     let [m, _, k] = shape;
     let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -234,8 +276,13 @@ fn main() {
 }
 
 fn report(subjects: &[Subject], bandwidth: f64, peak: f64, threads: usize, shape: [usize; 3]) {
-    println!("{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s", isa::isa().name());
-    println!("type   gemm GOP/s  % peak   x f32 | gemv GB/s  % read   x f32 | GB/s with 2, 4, 8 rows | pack GB/s");
+    println!(
+        "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s",
+        isa::isa().name()
+    );
+    println!(
+        "type   gemm GOP/s  % peak   x f32 | gemv GB/s  % read   x f32 | GB/s with 2, 4, 8 rows | pack GB/s"
+    );
     for subject in subjects {
         let [gemm, gemm_f32, gemv, gemv_f32, pack] =
             [&subject.gemm, &subject.gemm_f32, &subject.gemv, &subject.gemv_f32, &subject.pack_gb]

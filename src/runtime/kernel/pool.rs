@@ -201,12 +201,7 @@ impl Pool {
     }
 
     /// Calls `task(index, chunk)` for every chunk of `values`, as [`slice::chunks_mut`] cuts them.
-    pub fn chunks_mut<T: Send>(
-        &self,
-        values: &mut [T],
-        chunk: usize,
-        task: impl Fn(usize, &mut [T]) + Sync,
-    ) {
+    pub fn chunks_mut<T: Send>(&self, values: &mut [T], chunk: usize, task: impl Fn(usize, &mut [T]) + Sync) {
         let len = values.len();
         let base = AtomicPtr::new(values.as_mut_ptr());
         self.for_each(len.div_ceil(chunk), |index| {
@@ -214,9 +209,8 @@ impl Pool {
             let count = chunk.min(len - start);
             // SAFETY: within `values`, which is borrowed mutably until the region ends; every index is given out
             // once, so the chunks do not overlap.
-            let chunk = unsafe {
-                std::slice::from_raw_parts_mut(base.load(Ordering::Relaxed).add(start), count)
-            };
+            let chunk =
+                unsafe { std::slice::from_raw_parts_mut(base.load(Ordering::Relaxed).add(start), count) };
             task(index, chunk);
         });
     }

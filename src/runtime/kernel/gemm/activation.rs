@@ -99,10 +99,10 @@ fn quantize_block(x: &[f32; BLOCK], block: &mut Block) {
         max_bits = max_bits.max(x.to_bits() & 0x7fff_ffff);
     }
     let max = f32::from_bits(max_bits);
-    let (inverse, scale) = if max >= TINY && max < f32::INFINITY {
-        (127.0 / max, max / 127.0)
-    } else if max < TINY {
+    let (inverse, scale) = if max < TINY {
         (0.0, 0.0)
+    } else if max < f32::INFINITY {
+        (127.0 / max, max / 127.0)
     } else {
         (0.0, f32::NAN)
     };

@@ -117,8 +117,7 @@ unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
         let moved = shift(bytes, (F::LOW * (group % low_per_byte)) as isize);
         codes[group] = if F::LOW == 8 { bytes } else { _mm512_and_si512(moved, low_mask) };
     }
-    if F::HIGH > 0 {
-        let per_byte = 8 / F::HIGH;
+    if let Some(per_byte) = 8usize.checked_div(F::HIGH) {
         let mask = _mm512_set1_epi8((((1 << F::HIGH) - 1) << F::LOW) as i8);
         for group in 0..GROUPS {
             // SAFETY: within the unit's high part.

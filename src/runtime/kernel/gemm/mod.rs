@@ -15,6 +15,8 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
 mod memory;
@@ -111,33 +113,72 @@ thread_local! {
     static PANEL: RefCell<Panel> = RefCell::default();
 }
 
-/// The variants that exist; several instruction sets may share one.
+/// The variants that exist; an instruction set decides the best one of those within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
 }
 
 impl Variant {
-    /// The best variant within an instruction set. Panics when this processor does not have it.
-    fn of(isa: Isa) -> Variant {
+    /// All variants within an instruction set, the best one last. Panics when this processor does not have the set.
+    fn within(isa: Isa) -> impl Iterator<Item = Variant> {
         assert!(isa <= isa::detected(), "instruction set not available");
         #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-            return Variant::Avx512Vnni;
-        }
-        Variant::Scalar
+        let more = [
+            (isa >= Isa::Avx2, Variant::Avx2),
+            (isa >= Isa::Avx2 && is_x86_feature_detected!("avxvnni"), Variant::Avx2Vnni),
+            (isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni"), Variant::Avx512Vnni),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let more = [];
+        let more = more.into_iter().filter(|(available, _)| *available).map(|(_, variant)| variant);
+        std::iter::once(Variant::Scalar).chain(more)
     }
+
+    fn best(isa: Isa) -> Variant {
+        Variant::within(isa).last().expect("the scalar one at least")
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Variant::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2Vnni => "avx2-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512Vnni => "avx512-vnni",
+        }
+    }
+}
+
+/// The integer kernels that an instruction set uses on this machine: `scalar`, `avx2`, `avx2-vnni`, `avx512-vnni`.
+pub fn kernels_name(isa: Isa) -> &'static str {
+    Variant::best(isa).name()
 }
 
 /// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
 pub fn matmul(isa: Isa, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
+    matmul_by(Variant::best(isa), w, x, out, pool);
+}
+
+/// `variant` comes from [`Variant::within`], so the processor has its instructions.
+fn matmul_by(variant: Variant, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
     assert_eq!(out.len(), x.rows() * w.rows(), "an output for every pair of rows");
     assert!(x.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
     let product = Product { w, x, out: Output::new(out, w.rows()), pool };
-    match Variant::of(isa) {
+    match variant {
         Variant::Scalar => product.compute::<scalar::Scalar>(),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2 => product.compute::<avx2::Avx2<false>>(),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2Vnni => product.compute::<avx2::Avx2<true>>(),
         #[cfg(target_arch = "x86_64")]
         Variant::Avx512Vnni => product.compute::<avx512::Avx512Vnni>(),
     }
@@ -190,7 +231,7 @@ fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out:
     let kept = (w.rows() - index * ROWS).min(ROWS);
     for first in (0..x.rows()).step_by(DIRECT_ROWS) {
         let sums = &mut sums[..DIRECT_ROWS.min(x.rows() - first)];
-        // SAFETY: `Variant::of` saw that the processor has the instruction set of `K`.
+        // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
         unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {
             out.store(first + token, index * ROWS, &sums[..kept]);
@@ -199,7 +240,13 @@ fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out:
 }
 
 /// All activation rows with `K::WIDTH` packed panels from `index` on, unpacked into `panel`.
-fn by_panel<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, panel: &mut Panel, out: &Output) {
+fn by_panel<K: Kernels, F: Format>(
+    w: &Packed,
+    x: &Activations,
+    index: usize,
+    panel: &mut Panel,
+    out: &Output,
+) {
     // A second panel that does not exist is the first one again; its sums are not kept.
     let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
     let kept = (w.rows() - index * ROWS).min(K::WIDTH * ROWS);
@@ -208,7 +255,7 @@ fn by_panel<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, pa
     for start in (0..blocks).step_by(PANEL_BLOCKS) {
         let end = blocks.min(start + PANEL_BLOCKS);
         panel.resize::<F>(K::WIDTH, end - start);
-        // SAFETY: `Variant::of` saw that the processor has the instruction set of `K`.
+        // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
         unsafe { K::unpack::<F>(panels, start..end, panel) };
         for call in 0..calls {
             // Rows are spread evenly: a call with few of them would waste the panel's bandwidth.

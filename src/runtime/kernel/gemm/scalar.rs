@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Kernels, MAX_WIDTH, Panel, PanelSums};
 use super::activation::{Activations, Block};
 use super::format::{EMPTY_TILE, Format, ROWS, Tile};
 use super::pack::{scale_and_min, unpack_tile};
+use super::{Kernels, MAX_WIDTH, Panel, PanelSums};
 
 pub struct Scalar;
 

@@ -3,7 +3,6 @@
 use super::format::ALL;
 use super::*;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::isa::available;
 use crate::runtime::kernel::quant::dequantize_row;
 
 /// xorshift64*
@@ -37,8 +36,7 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
         Dtype::Q6K => &[208],
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("quantised types only"),
     };
-    let mut bytes: Vec<u8> =
-        (0..dtype.row_bytes(values).unwrap()).map(|_| random.next() as u8).collect();
+    let mut bytes: Vec<u8> = (0..dtype.row_bytes(values).unwrap()).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &at in scales {
             let scale = (random.next() % 1000) as f32 / 50_000.0 - 0.008;
@@ -61,13 +59,13 @@ impl Case {
         Case { dtype, shape: [n, k], weights, x: random.values(m * k) }
     }
 
-    fn product(&self, isa: Isa, rows: std::ops::Range<usize>, pool: &Pool) -> Vec<f32> {
+    fn product(&self, variant: Variant, rows: std::ops::Range<usize>, pool: &Pool) -> Vec<f32> {
         let [n, k] = self.shape;
         let packed = Packed::pack(self.dtype, self.shape, &self.weights, pool).unwrap().unwrap();
         let mut x = Activations::default();
-        x.quantize(isa, &self.x[rows.start * k..rows.end * k], k, pool);
+        x.quantize(isa::detected(), &self.x[rows.start * k..rows.end * k], k, pool);
         let mut out = vec![f32::NAN; n * rows.len()];
-        matmul(isa, &packed, &x, &mut out, pool);
+        matmul_by(variant, &packed, &x, &mut out, pool);
         out
     }
 }
@@ -91,7 +89,7 @@ fn the_scalar_twin_agrees_with_double_precision() {
     for dtype in ALL {
         for &k in lengths(dtype) {
             let case = Case::new(dtype, [19, k], 3, &mut random);
-            let out = case.product(Isa::Scalar, 0..3, &pool);
+            let out = case.product(Variant::Scalar, 0..3, &pool);
             let mut w = vec![0.0; 19 * k];
             dequantize_row(dtype, &case.weights, &mut w);
             let mut x = Activations::default();
@@ -100,7 +98,8 @@ fn the_scalar_twin_agrees_with_double_precision() {
                 for token in 0..3 {
                     let blocks = x.row(token).iter();
                     let x = blocks.flat_map(|block| block.codes.map(|code| f32::from(code) * block.scale));
-                    let terms: Vec<f64> = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(x)).collect();
+                    let terms: Vec<f64> =
+                        w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(x)).collect();
                     let exact: f64 = terms.iter().sum();
                     let size: f64 = terms.iter().map(|term| term.abs()).sum();
                     let got = f64::from(out[token * 19 + row]);
@@ -111,18 +110,29 @@ fn the_scalar_twin_agrees_with_double_precision() {
     }
 }
 
-/// All instruction sets and thread counts against the twin, for all rows together, and each row alone.
+/// All variants and thread counts against the twin, for all rows together, and each row alone.
 fn check(case: &Case, m: usize, pools: &[Pool]) {
     let n = case.shape[0];
-    let expected = bits(&case.product(Isa::Scalar, 0..m, &pools[0]));
-    for isa in available() {
+    let expected = bits(&case.product(Variant::Scalar, 0..m, &pools[0]));
+    for variant in Variant::within(isa::detected()) {
         for pool in pools {
-            let got = bits(&case.product(isa, 0..m, pool));
-            assert!(got == expected, "{:?} {:?} m {m} {isa:?} {}", case.dtype, case.shape, pool.threads());
+            let got = bits(&case.product(variant, 0..m, pool));
+            assert!(
+                got == expected,
+                "{:?} {:?} m {m} {variant:?} {}",
+                case.dtype,
+                case.shape,
+                pool.threads()
+            );
         }
         for row in [0, m / 2, m - 1] {
-            let got = bits(&case.product(isa, row..row + 1, &pools[0]));
-            assert!(got == expected[row * n..(row + 1) * n], "{:?} {:?} alone {isa:?}", case.dtype, case.shape);
+            let got = bits(&case.product(variant, row..row + 1, &pools[0]));
+            assert!(
+                got == expected[row * n..(row + 1) * n],
+                "{:?} {:?} alone {variant:?}",
+                case.dtype,
+                case.shape
+            );
         }
     }
 }
@@ -168,10 +178,22 @@ fn a_broken_activation_spoils_its_own_row_only() {
     let pool = Pool::new(1).unwrap();
     let mut case = Case::new(Dtype::Q4K, [16, 256], 9, &mut Random(3));
     case.x[256 + 40] = f32::INFINITY;
-    for isa in available() {
-        let out = case.product(isa, 0..9, &pool);
+    for variant in Variant::within(isa::detected()) {
+        let out = case.product(variant, 0..9, &pool);
         for (row, out) in out.chunks(16).enumerate() {
-            assert!(out.iter().all(|value| value.is_nan() == (row == 1)), "{isa:?} row {row}");
+            assert!(out.iter().all(|value| value.is_nan() == (row == 1)), "{variant:?} row {row}");
         }
+    }
+}
+
+#[test]
+fn an_instruction_set_uses_nothing_beyond_itself() {
+    assert_eq!(kernels_name(Isa::Scalar), "scalar");
+    for isa in isa::available() {
+        assert!(kernels_name(isa).starts_with(match isa {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx",
+        }));
     }
 }
