@@ -1,4 +1,4 @@
-//! How near the matrix products come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N]`.
+//! How near the matrix products come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
 //!
 //! Every figure is a median over rounds; a round measures the limits and all kernels one after the other, so that a
 //! busy minute meets all of them; with one thread it is processor time. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.
@@ -34,16 +34,22 @@ struct Options {
     types: Vec<Dtype>,
     threads: usize,
     rounds: usize,
+    isa: Isa,
     shape: [usize; 3],
 }
 
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { types: Vec::new(), threads, rounds: 7, shape: [512, 3072, 1024] };
+    let mut options =
+        Options { types: Vec::new(), threads, rounds: 7, isa: isa::isa(), shape: [512, 3072, 1024] };
     for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
         match arg.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
             Some(("rounds", n)) => options.rounds = n.parse().expect("rounds=N"),
+            Some(("isa", name)) => {
+                let known = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+                options.isa = known.into_iter().find(|isa| isa.name() == name).expect("isa=NAME");
+            }
             Some(("shape", s)) => {
                 let mut parts = s.split('x').map(|n| n.parse().expect("shape=MxNxK"));
                 options.shape = std::array::from_fn(|_| parts.next().expect("three numbers"));
@@ -256,8 +262,7 @@ fn f32_product(
 }
 
 fn main() {
-    let Options { types, threads, rounds, shape } = options();
-    let isa = isa::isa();
+    let Options { types, threads, rounds, isa, shape } = options();
     PROCESSOR_TIME.store(threads == 1, Ordering::Relaxed);
     let pool = Pool::new(threads).expect("threads");
     let [m, _, k] = shape;
@@ -272,14 +277,15 @@ fn main() {
             subject.measure(isa, shape, &x, &pool);
         }
     }
-    report(&subjects, median(bandwidth), median(peak), threads, shape);
-}
-
-fn report(subjects: &[Subject], bandwidth: f64, peak: f64, threads: usize, shape: [usize; 3]) {
+    let (bandwidth, peak) = (median(bandwidth), median(peak));
     println!(
         "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s",
-        isa::isa().name()
+        gemm::kernels_name(isa)
     );
+    report(&subjects, bandwidth, peak);
+}
+
+fn report(subjects: &[Subject], bandwidth: f64, peak: f64) {
     println!(
         "type   gemm GOP/s  % peak   x f32 | gemv GB/s  % read   x f32 | GB/s with 2, 4, 8 rows | pack GB/s"
     );
