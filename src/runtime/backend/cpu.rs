@@ -1,17 +1,20 @@
-//! The CPU backend: our kernels over f32 activations; weights stay as they lie in the file and are widened row by row.
+//! The CPU backend: our kernels over f32 activations, on a pool of threads.
 //!
+//! Quantised matrices are packed once, when they are loaded, and multiplied with activations quantised to 8 bits;
+//! plain floats stay as they lie in the file and are widened row by row, in f32 arithmetic throughout.
 //! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
 
 use std::cell::RefCell;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use rayon::prelude::*;
 
 use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
 use super::{PAGE_TOKENS, PageId};
 use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::gemm::{self, Activations, Packed};
 use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, attention, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
 
@@ -24,19 +27,26 @@ const SERIAL_LIMIT: usize = 1 << 15;
 /// The CPU backend with its own threads.
 pub struct Cpu {
     isa: Isa,
-    threads: rayon::ThreadPool,
+    pool: Pool,
+    scratch: RefCell<Scratch>,
+}
+
+/// Memory of operations, kept from step to step.
+#[derive(Default)]
+struct Scratch {
+    quantized: Activations,
+    /// Results in the order in which tasks write them.
+    reordered: Vec<f32>,
 }
 
 impl Cpu {
+    /// A backend that computes on `num_threads` threads, the calling one included.
+    ///
     /// # Errors
     /// [`Error::Backend`] when the threads cannot be started.
     pub fn new(num_threads: usize) -> Result<Self> {
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(num_threads.max(1))
-            .thread_name(|index| format!("cpu-{index}"))
-            .build()
-            .map_err(|error| Error::Backend(error.to_string()))?;
-        Ok(Self { isa: isa::isa(), threads })
+        let pool = Pool::new(num_threads).map_err(|error| Error::Backend(error.to_string()))?;
+        Ok(Self { isa: isa::isa(), pool, scratch: RefCell::default() })
     }
 
     /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
@@ -47,11 +57,44 @@ impl Cpu {
         work: usize,
         task: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        if work < SERIAL_LIMIT || self.threads.current_num_threads() == 1 || out.len() <= chunk {
+        if work < SERIAL_LIMIT {
             out.chunks_mut(chunk).enumerate().for_each(|(index, out)| task(index, out));
         } else {
-            let chunks = out.par_chunks_mut(chunk).enumerate();
-            self.threads.install(|| chunks.for_each(|(index, out)| task(index, out)));
+            self.pool.chunks_mut(out, chunk, task);
+        }
+    }
+
+    /// `out = x . weight^T` in f32.
+    fn matmul_plain(&self, x: &CpuBuffer, weight: &HostTensor, out: &mut [f32]) {
+        let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
+        let task = |index: usize, out: &mut [f32]| {
+            let rows = out.len() / m;
+            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, &x.values, out);
+        };
+        if m == 1 {
+            return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
+        }
+        let transposed = &mut self.scratch.borrow_mut().reordered;
+        transposed.resize(n * m, 0.0);
+        self.for_chunks(transposed, ROWS_PER_TASK * m, n * k * m, task);
+        transpose(transposed, m, out);
+    }
+}
+
+/// A matrix `[out, in]`.
+pub enum CpuWeight {
+    /// Floats, or a table that only serves lookups: as in the file, mapped.
+    Plain(HostTensor),
+    /// Quantised, in the kernels' own layout; the file's bytes are not kept.
+    Packed(Packed),
+}
+
+impl CpuWeight {
+    /// Rows (outputs) and columns (inputs).
+    fn rows_cols(&self) -> (usize, usize) {
+        match self {
+            CpuWeight::Plain(tensor) => tensor.rows_cols(),
+            CpuWeight::Packed(packed) => (packed.rows(), packed.cols()),
         }
     }
 }
@@ -194,13 +237,25 @@ thread_local! {
 
 impl Backend for Cpu {
     type Buffer = CpuBuffer;
-    type Weight = HostTensor;
+    type Weight = CpuWeight;
     type Vector = Vec<f32>;
     type Angles = CpuAngles;
     type Kv = CpuKv;
 
-    fn weight(&self, tensor: &HostTensor) -> Result<HostTensor, LoadError> {
-        Ok(tensor.clone())
+    fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        let (rows, cols) = tensor.rows_cols();
+        match Packed::pack(tensor.dtype, [rows, cols], &tensor.bytes, &self.pool) {
+            Ok(Some(packed)) => Ok(CpuWeight::Packed(packed)),
+            Ok(None) => Ok(CpuWeight::Plain(tensor.clone())),
+            Err(error) => Err(LoadError::Tensor {
+                tensor: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
+                message: format!("no memory to pack it: {error}"),
+            }),
+        }
+    }
+
+    fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        Ok(CpuWeight::Plain(tensor.clone()))
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
@@ -224,14 +279,19 @@ impl Backend for Cpu {
         CpuBuffer::default()
     }
 
-    fn embed(&self, table: &HostTensor, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
+    fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
         for (out, &token) in out.values.chunks_exact_mut(width).zip(tokens) {
             if token as usize >= rows {
                 return Err(Error::Backend(format!("token id {token} has no embedding")));
             }
-            quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
+            match table {
+                CpuWeight::Plain(table) => {
+                    quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
+                }
+                CpuWeight::Packed(table) => table.unpack_row(token as usize, out),
+            }
             if scale != 1.0 {
                 out.iter_mut().for_each(|value| *value *= scale);
             }
@@ -241,10 +301,10 @@ impl Backend for Cpu {
 
     fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
         out.resize(x.num_rows(), x.width);
-        let len = weight.len();
+        let (len, isa) = (weight.len(), self.isa);
         self.for_chunks(&mut out.values, x.width, x.values.len(), |row, out| {
             for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
-                norm::rms_norm(self.isa, x, weight, eps, out);
+                norm::rms_norm(isa, x, weight, eps, out);
             }
         });
         Ok(())
@@ -253,7 +313,7 @@ impl Backend for Cpu {
     fn matmul(
         &self,
         x: &CpuBuffer,
-        weight: &HostTensor,
+        weight: &CpuWeight,
         bias: Option<&Vec<f32>>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
@@ -263,16 +323,13 @@ impl Backend for Cpu {
             return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
         }
         out.resize(m, n);
-        let task = |index: usize, out: &mut [f32]| {
-            let rows = out.len() / m;
-            weight_block(self.isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, &x.values, out);
-        };
-        if m == 1 {
-            self.for_chunks(&mut out.values, ROWS_PER_TASK, n * k, task);
-        } else {
-            let mut transposed = vec![0.0; n * m];
-            self.for_chunks(&mut transposed, ROWS_PER_TASK * m, n * k * m, task);
-            transpose(&transposed, m, &mut out.values);
+        match weight {
+            CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
+            CpuWeight::Packed(weight) => {
+                let quantized = &mut self.scratch.borrow_mut().quantized;
+                quantized.quantize(self.isa, &x.values, k, &self.pool);
+                gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+            }
         }
         if let Some(bias) = bias {
             for row in out.values.chunks_exact_mut(n) {
@@ -328,14 +385,15 @@ impl Backend for Cpu {
         let rows = q.num_rows();
         out.resize(rows, q.width);
         let KvShape { num_kv_heads, head_dim } = kv.layers[spec.layer].shape;
-        let group = spec.num_heads / num_kv_heads;
+        let (group, isa) = (spec.num_heads / num_kv_heads, self.isa);
         // Tasks write [kv_head][row][group * head_dim], which is then put in row order.
-        let mut by_head = vec![0.0; rows * q.width];
+        let by_head = &mut self.scratch.borrow_mut().reordered;
+        by_head.resize(rows * q.width, 0.0);
         let visible: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
-        self.for_chunks(&mut by_head, rows * group * head_dim, visible * q.width, |kv_head, out| {
+        self.for_chunks(by_head, rows * group * head_dim, visible * q.width, |kv_head, out| {
             for span in spans {
                 let place = HeadPlace { kv_head, group, head_dim };
-                attend_span(self.isa, kv, spec, place, q, span, out);
+                attend_span(isa, kv, spec, place, q, span, out);
             }
         });
         let piece = group * head_dim;
@@ -348,10 +406,10 @@ impl Backend for Cpu {
     }
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
-        let (width, work) = (gate.width, gate.values.len() * 8);
+        let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
         self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
-            Activation::Silu => math::silu_mul(self.isa, gate, up.row(row)),
-            Activation::GeluTanh => math::gelu_mul(self.isa, gate, up.row(row)),
+            Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
+            Activation::GeluTanh => math::gelu_mul(isa, gate, up.row(row)),
         });
         Ok(())
     }

@@ -93,6 +93,12 @@ pub trait Backend: Send + 'static {
     type Kv: Send;
 
     fn weight(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError>;
+
+    /// A matrix of which only rows are looked up, never a product: it may stay as it lies in the file.
+    fn table(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
+        self.weight(tensor)
+    }
+
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
     fn kv(&self, layers: &[KvShape], kv_type: KvType) -> Self::Kv;
     fn buffer(&self) -> Self::Buffer;

@@ -6,10 +6,12 @@
 pub mod attention;
 pub mod dot;
 pub mod dtype;
+pub mod gemm;
 pub mod isa;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+pub mod pool;
 pub mod quant;
 
 pub use dtype::Dtype;

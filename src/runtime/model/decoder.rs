@@ -123,11 +123,13 @@ impl<B: Backend> Decoder<B> {
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let vocabulary = |table: Linear| -> Result<B::Weight, LoadError> {
-            backend.weight(&convert(&table.name, Matrix::Vocabulary, table.weight)?)
-        };
+        let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
         let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
-        let head = file.head(vocab, hidden)?.map(vocabulary).transpose()?;
+        // Without a head of its own the model multiplies with the embedding table: one copy serves both.
+        let (embedding, head) = match file.head(vocab, hidden)? {
+            Some(head) => (backend.table(&embedding)?, Some(backend.weight(&vocabulary(head)?)?)),
+            None => (backend.weight(&embedding)?, None),
+        };
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for (index, layer) in config.layers.iter().enumerate() {

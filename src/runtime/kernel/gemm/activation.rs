@@ -1,0 +1,195 @@
+//! Activations as the integer kernels take them: signed bytes with one scale for each 32 values.
+//!
+//! `code = round(x * (127 / max|x|))`, ties to even, `scale = max|x| / 127`. Every block is converted by itself, by the
+//! same operations on every instruction set. A block that holds an infinity or NaN gets the scale NaN, so that a broken
+//! model shows; one below [`TINY`] becomes zero, because its scale could not be inverted.
+
+use super::format::BLOCK;
+use crate::runtime::kernel::isa::{Isa, dispatch};
+use crate::runtime::kernel::pool::Pool;
+
+/// 127 divided by anything smaller may be infinite.
+const TINY: f32 = 1e-30;
+
+/// Rows are padded with zero blocks to a multiple of this: a unit of the formats whose blocks are 32 long.
+const PADDING_BLOCKS: usize = 2;
+
+/// Values that are worth waking another thread for.
+const VALUES_PER_TASK: usize = 32 << 10;
+
+/// 32 quantised values with all that a kernel needs to know of them, in one cache line. Sums are over codes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C, align(64))]
+pub struct Block {
+    /// Within -127..=127.
+    pub codes: [i8; BLOCK],
+    pub scale: f32,
+    /// Minus the sum, for formats whose codes have a zero point; and of each half.
+    pub minus_sum: i32,
+    pub half_minus_sums: [i32; 2],
+    /// `scale * sum`, for formats that have a minimum; and of each half.
+    pub scaled_sum: f32,
+    pub half_scaled_sums: [f32; 2],
+}
+
+/// Rows of a step in quantised form; keeps its memory from call to call.
+#[derive(Debug, Default)]
+pub struct Activations {
+    rows: usize,
+    blocks_per_row: usize,
+    blocks: Vec<Block>,
+}
+
+impl Activations {
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Padding included.
+    pub fn blocks_per_row(&self) -> usize {
+        self.blocks_per_row
+    }
+
+    /// The blocks of a row.
+    pub fn row(&self, index: usize) -> &[Block] {
+        &self.blocks[index * self.blocks_per_row..][..self.blocks_per_row]
+    }
+
+    /// The blocks of all rows from `first` on, row by row.
+    pub fn rows_from(&self, first: usize) -> &[Block] {
+        &self.blocks[first * self.blocks_per_row..]
+    }
+
+    /// Takes the rows of `x`, `[rows, cols]`; `cols` is a multiple of 32 and not 0.
+    pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize, pool: &Pool) {
+        assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");
+        self.rows = x.len() / cols;
+        self.blocks_per_row = (cols / BLOCK).next_multiple_of(PADDING_BLOCKS);
+        self.blocks.resize(self.rows * self.blocks_per_row, Block::default());
+        let per_row = self.blocks_per_row;
+        let rows_per_task = VALUES_PER_TASK.div_ceil(cols);
+        pool.chunks_mut(&mut self.blocks, rows_per_task * per_row, |task, blocks| {
+            let x = x[task * rows_per_task * cols..].chunks_exact(cols);
+            for (blocks, x) in blocks.chunks_exact_mut(per_row).zip(x) {
+                let (blocks, padding) = blocks.split_at_mut(cols / BLOCK);
+                quantize_row(isa, x, blocks);
+                padding.fill(Block::default());
+            }
+        });
+    }
+}
+
+dispatch! {
+    /// Quantises a row of `32 * blocks.len()` values.
+    pub fn quantize_row(x: &[f32], blocks: &mut [Block]) = quantize_body
+}
+
+#[inline(always)]
+fn quantize_body(x: &[f32], blocks: &mut [Block]) {
+    for (x, block) in x.as_chunks::<BLOCK>().0.iter().zip(blocks) {
+        quantize_block(x, block);
+    }
+}
+
+#[inline(always)]
+fn quantize_block(x: &[f32; BLOCK], block: &mut Block) {
+    // The bits of magnitudes are ordered as the magnitudes are, NaN above infinity.
+    let mut max_bits = 0;
+    for x in x {
+        max_bits = max_bits.max(x.to_bits() & 0x7fff_ffff);
+    }
+    let max = f32::from_bits(max_bits);
+    let (inverse, scale) = if max < TINY {
+        (0.0, 0.0)
+    } else if max < f32::INFINITY {
+        (127.0 / max, max / 127.0)
+    } else {
+        (0.0, f32::NAN)
+    };
+    // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits as two's complement.
+    const ROUND: f32 = 12_582_912.0;
+    for (code, x) in block.codes.iter_mut().zip(x) {
+        *code = x.mul_add(inverse, ROUND).to_bits() as i8;
+    }
+    let mut sums = [0i32; 2];
+    for (sum, codes) in sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
+        *sum = codes.iter().map(|code| i32::from(*code)).sum();
+    }
+    block.scale = scale;
+    block.minus_sum = -(sums[0] + sums[1]);
+    block.half_minus_sums = sums.map(|sum| -sum);
+    block.scaled_sum = scale * (sums[0] + sums[1]) as f32;
+    block.half_scaled_sums = sums.map(|sum| scale * sum as f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::kernel::isa::available;
+
+    fn quantized(isa: Isa, x: &[f32]) -> Vec<Block> {
+        let mut blocks = vec![Block::default(); x.len() / BLOCK];
+        quantize_row(isa, x, &mut blocks);
+        blocks
+    }
+
+    #[test]
+    fn codes_are_the_nearest_and_sums_are_theirs() {
+        let x: Vec<f32> = (0..96).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.031).collect();
+        for isa in available() {
+            for (block, x) in quantized(isa, &x).iter().zip(x.chunks(BLOCK)) {
+                for (code, x) in block.codes.iter().zip(x) {
+                    assert!((f32::from(*code) * block.scale - x).abs() <= block.scale * 0.5001);
+                }
+                let sum: i32 = block.codes.iter().map(|code| i32::from(*code)).sum();
+                assert_eq!(block.minus_sum, -sum);
+                assert_eq!(block.half_minus_sums.iter().sum::<i32>(), -sum);
+                assert_eq!(block.scaled_sum, block.scale * sum as f32);
+            }
+            assert_eq!(quantized(isa, &x), quantized(Isa::Scalar, &x), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even_and_the_largest_is_127() {
+        let mut x = [0.0; BLOCK];
+        x[..5].copy_from_slice(&[127.0, 0.5, 1.5, -2.5, -127.0]);
+        for isa in available() {
+            assert_eq!(quantized(isa, &x)[0].codes[..5], [127, 0, 2, -2, -127], "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn zeros_tiny_and_broken_values_have_a_defined_result() {
+        for isa in available() {
+            for tiny in [0.0, -0.0, 1e-31, f32::MIN_POSITIVE, 1e-45] {
+                let block = quantized(isa, &[tiny; BLOCK])[0];
+                assert_eq!(block, Block { scaled_sum: 0.0, ..Block::default() }, "{tiny}");
+            }
+            for broken in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                let mut x = [1.0; BLOCK];
+                x[7] = broken;
+                assert!(quantized(isa, &x)[0].scale.is_nan(), "{broken}");
+            }
+            let huge = quantized(isa, &[f32::MAX; BLOCK])[0];
+            assert!(huge.scale.is_finite() && huge.codes == [127; BLOCK]);
+        }
+    }
+
+    #[test]
+    fn rows_are_padded_and_do_not_depend_on_threads() {
+        let (rows, cols) = (if cfg!(miri) { 3 } else { 700 }, 96);
+        let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+        let mut kept = Vec::new();
+        for threads in [1, 3] {
+            let pool = Pool::new(threads).unwrap();
+            let mut activations = Activations::default();
+            activations.quantize(Isa::Scalar, &x, cols, &pool);
+            assert_eq!((activations.rows(), activations.blocks_per_row()), (rows, 4));
+            assert_eq!(activations.row(2)[3], Block::default());
+            assert_eq!(activations.row(2)[..3], quantized(Isa::Scalar, &x[2 * cols..3 * cols]));
+            kept.push(activations.blocks);
+        }
+        assert!(kept[0] == kept[1]);
+    }
+}

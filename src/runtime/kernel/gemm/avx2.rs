@@ -1,0 +1,425 @@
+//! AVX2, with and without VNNI instructions for 256-bit registers.
+//!
+//! Without, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates, so only as
+//! many are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of 8-bit codes, which are made
+//! magnitudes first. The integers are exact in every case, and the f32 part follows [`gemm`](super)'s order.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::activation::{Activations, Block};
+use super::format::{Format, GROUPS, ROWS, Scales};
+use super::{Kernels, MAX_WIDTH, PANEL_ROWS, Panel, PanelSums};
+
+/// Rows of one register of i32 or f32.
+const SIDE: usize = 8;
+
+/// avx2, fma, f16c; with `VNNI` also avxvnni.
+pub struct Avx2<const VNNI: bool>;
+
+impl<const VNNI: bool> Kernels for Avx2<VNNI> {
+    const WIDTH: usize = 1;
+
+    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+        assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
+        // SAFETY: the features by this function's contract; the lengths by the assertion and `Activations::row`.
+        unsafe {
+            match (VNNI, out.len()) {
+                (true, 1) => direct_vnni::<F, 1>(panel, x, first, out),
+                (true, 2) => direct_vnni::<F, 2>(panel, x, first, out),
+                (true, 3) => direct_vnni::<F, 3>(panel, x, first, out),
+                (true, _) => direct_vnni::<F, 4>(panel, x, first, out),
+                (false, 1) => direct_plain::<F, 1>(panel, x, first, out),
+                (false, 2) => direct_plain::<F, 2>(panel, x, first, out),
+                (false, 3) => direct_plain::<F, 3>(panel, x, first, out),
+                (false, _) => direct_plain::<F, 4>(panel, x, first, out),
+            }
+        }
+    }
+
+    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+        // SAFETY: the features by this function's contract.
+        unsafe { unpack::<F, VNNI>(panels[0], blocks, out) }
+    }
+
+    unsafe fn multiply<F: Format>(
+        panel: &Panel,
+        x: &Activations,
+        [first, start]: [usize; 2],
+        sums: &mut [PanelSums],
+    ) {
+        assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
+        // SAFETY: the features by this function's contract; the lengths by the assertion.
+        unsafe {
+            match (VNNI, sums.len()) {
+                (true, ..=2) => multiply_vnni::<F, 2>(panel, x, [first, start], sums),
+                (true, 3..=4) => multiply_vnni::<F, 4>(panel, x, [first, start], sums),
+                (true, _) => multiply_vnni::<F, PANEL_ROWS>(panel, x, [first, start], sums),
+                (false, ..=2) => multiply_plain::<F, 2>(panel, x, [first, start], sums),
+                (false, 3..=4) => multiply_plain::<F, 4>(panel, x, [first, start], sums),
+                (false, _) => multiply_plain::<F, PANEL_ROWS>(panel, x, [first, start], sums),
+            }
+        }
+    }
+}
+
+/// Bits of a code.
+const fn bits<F: Format>() -> usize {
+    F::LOW + F::HIGH
+}
+
+/// Groups whose products fit the sum of one `vpmaddubsw` lane: two products each of a code and at most 127.
+const fn fits<F: Format>() -> usize {
+    let largest = if bits::<F>() == 8 { 128 } else { (1 << bits::<F>()) - 1 };
+    let groups = i16::MAX as usize / (2 * 127 * largest);
+    if groups < GROUPS { groups } else { GROUPS }
+}
+
+/// Whether codes are kept as signed numbers without a zero point: 8-bit codes for `vpmaddubsw`.
+const fn signed<F: Format, const VNNI: bool>() -> bool {
+    bits::<F>() == 8 && !VNNI
+}
+
+/// # Safety
+/// 32 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load(from: *const u8) -> __m256i {
+    // SAFETY: by this function's contract.
+    unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+/// # Safety
+/// 16 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn load_f16(from: *const u8) -> __m256 {
+    // SAFETY: by this function's contract.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })
+}
+
+/// # Safety
+/// 8 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_8(from: *const u8) -> __m128i {
+    // SAFETY: by this function's contract.
+    unsafe { _mm_loadl_epi64(from.cast()) }
+}
+
+/// Four activation codes in every 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn broadcast_group(block: &Block, group: usize) -> __m256i {
+    let codes = &block.codes[4 * group..4 * group + 4];
+    _mm256_set1_epi32(i32::from_le_bytes([codes[0] as u8, codes[1] as u8, codes[2] as u8, codes[3] as u8]))
+}
+
+/// `v` with every byte's bits moved right (or left) by `by`; bits of the neighbour byte come in and must be masked.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shift(v: __m256i, by: isize) -> __m256i {
+    let count = _mm_cvtsi32_si128(by.unsigned_abs() as i32);
+    if by >= 0 { _mm256_srl_epi16(v, count) } else { _mm256_sll_epi16(v, count) }
+}
+
+/// The codes of rows `8 * side..` of a tile.
+///
+/// # Safety
+/// `unit` points at a unit of `F`, `tile` is below `F::TILES`, `side` below 2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn codes<F: Format, const VNNI: bool>(unit: *const u8, tile: usize, side: usize) -> [__m256i; GROUPS] {
+    let (low_per_byte, low_mask) = (8 / F::LOW, _mm256_set1_epi8((0xff >> (8 - F::LOW)) as i8));
+    let mut codes = [_mm256_setzero_si256(); GROUPS];
+    for group in 0..GROUPS {
+        // SAFETY: within the unit's low part.
+        let bytes = unsafe { load(unit.add(F::low_at(tile) + 64 * (group / low_per_byte) + 32 * side)) };
+        let moved = shift(bytes, (F::LOW * (group % low_per_byte)) as isize);
+        codes[group] = if F::LOW == 8 { bytes } else { _mm256_and_si256(moved, low_mask) };
+        if signed::<F, VNNI>() {
+            codes[group] = _mm256_xor_si256(codes[group], _mm256_set1_epi8(F::ZERO as u8 as i8));
+        }
+    }
+    if let Some(per_byte) = 8usize.checked_div(F::HIGH) {
+        let mask = _mm256_set1_epi8((((1 << F::HIGH) - 1) << F::LOW) as i8);
+        for group in 0..GROUPS {
+            // SAFETY: within the unit's high part.
+            let bytes = unsafe { load(unit.add(F::high_at(tile) + 64 * (group / per_byte) + 32 * side)) };
+            let moved = shift(bytes, (F::HIGH * (group % per_byte)) as isize - F::LOW as isize);
+            codes[group] = _mm256_or_si256(codes[group], _mm256_and_si256(moved, mask));
+        }
+    }
+    codes
+}
+
+/// Scales and minima of rows `8 * side..` of a tile.
+///
+/// # Safety
+/// As [`codes`]; `part` is below the scales per tile.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize, side: usize) -> [__m256; 2] {
+    let (halves, bytes) = (16 * side, 8 * side);
+    let sub = 64 + 16 * (2 * tile + part) + bytes;
+    // SAFETY: all within the unit's scales.
+    unsafe {
+        match F::SCALES {
+            Scales::Block => [load_f16(unit.add(32 * tile + halves)), _mm256_setzero_ps()],
+            Scales::BlockMin => {
+                [load_f16(unit.add(32 * tile + halves)), load_f16(unit.add(64 + 32 * tile + halves))]
+            }
+            Scales::Super32 => {
+                let scale = _mm256_cvtepu8_epi32(load_8(unit.add(64 + 16 * tile + bytes)));
+                let min = _mm256_cvtepu8_epi32(load_8(unit.add(192 + 16 * tile + bytes)));
+                times_f16(unit.add(halves), scale, min)
+            }
+            Scales::Super16 => {
+                let scale = _mm256_cvtepi8_epi32(load_8(unit.add(sub)));
+                let scale = _mm256_mul_ps(load_f16(unit.add(halves)), _mm256_cvtepi32_ps(scale));
+                [scale, _mm256_setzero_ps()]
+            }
+            Scales::Super16Min => {
+                let both = _mm256_cvtepu8_epi32(load_8(unit.add(sub)));
+                let scale = _mm256_and_si256(both, _mm256_set1_epi32(15));
+                times_f16(unit.add(halves), scale, _mm256_srli_epi32::<4>(both))
+            }
+        }
+    }
+}
+
+/// The f16 vectors at `d` and 32 bytes later times two vectors of integers.
+///
+/// # Safety
+/// 48 bytes can be read from `d`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn times_f16(d: *const u8, scale: __m256i, min: __m256i) -> [__m256; 2] {
+    // SAFETY: by this function's contract.
+    let [d, dmin] = unsafe { [load_f16(d), load_f16(d.add(32))] };
+    [_mm256_mul_ps(d, _mm256_cvtepi32_ps(scale)), _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(min))]
+}
+
+/// Exact dot products of `groups` with a block; `codes(group)` gives their codes.
+///
+/// # Safety
+/// The features of [`Avx2`].
+#[inline(always)]
+unsafe fn dot<F: Format, const VNNI: bool>(
+    groups: Range<usize>,
+    codes: impl Fn(usize) -> __m256i,
+    block: &Block,
+    minus_sum: i32,
+) -> __m256i {
+    // SAFETY: the features by this function's contract.
+    unsafe {
+        let mut sum = _mm256_set1_epi32(if signed::<F, VNNI>() { 0 } else { F::ZERO * minus_sum });
+        if VNNI {
+            for group in groups {
+                sum = _mm256_dpbusd_avx_epi32(sum, codes(group), broadcast_group(block, group));
+            }
+            return sum;
+        }
+        let mut start = groups.start;
+        while start < groups.end {
+            let end = groups.end.min(start + fits::<F>());
+            let mut pairs = _mm256_setzero_si256();
+            for group in start..end {
+                let (w, x) = (codes(group), broadcast_group(block, group));
+                let product = match signed::<F, VNNI>() {
+                    true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+                    false => _mm256_maddubs_epi16(w, x),
+                };
+                pairs = _mm256_add_epi16(pairs, product);
+            }
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            start = end;
+        }
+        sum
+    }
+}
+
+/// The f32 part of [`gemm`](super)'s definition, for one scale of a tile.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add<F: Format>(
+    sums: __m256,
+    dots: __m256i,
+    block: &Block,
+    part: usize,
+    [scale, min]: [__m256; 2],
+) -> __m256 {
+    let scale = _mm256_mul_ps(scale, _mm256_set1_ps(block.scale));
+    let sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sums);
+    if !F::SCALES.has_min() {
+        return sums;
+    }
+    let scaled_sum = match F::SCALES.per_tile() {
+        1 => block.scaled_sum,
+        _ => block.half_scaled_sums[part],
+    };
+    _mm256_fmadd_ps(min, _mm256_set1_ps(scaled_sum), sums)
+}
+
+#[inline(always)]
+fn minus_sum<F: Format>(block: &Block, part: usize) -> i32 {
+    match F::SCALES.per_tile() {
+        1 => block.minus_sum,
+        _ => block.half_minus_sums[part],
+    }
+}
+
+/// Declares a function that runs `$body::<F, R, VNNI>` compiled with VNNI instructions and one without.
+macro_rules! compiled_twice {
+    ($plain:ident, $vnni:ident, $body:ident($($arg:ident: $ty:ty),*)) => {
+        /// # Safety
+        /// That of the body, and avx2, fma, f16c.
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $plain<F: Format, const R: usize>($($arg: $ty),*) {
+            // SAFETY: by this function's contract.
+            unsafe { $body::<F, R, false>($($arg),*) }
+        }
+
+        /// # Safety
+        /// That of the body, and avx2, fma, f16c, avxvnni.
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        unsafe fn $vnni<F: Format, const R: usize>($($arg: $ty),*) {
+            // SAFETY: by this function's contract.
+            unsafe { $body::<F, R, true>($($arg),*) }
+        }
+    };
+}
+
+compiled_twice!(direct_plain, direct_vnni, direct_body(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]));
+compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &Panel, x: &Activations, first: [usize; 2], sums: &mut [PanelSums]));
+
+/// # Safety
+/// The features of [`Avx2`]; `out` has `R` rows and `x` as many from `first` on, each with the panel's blocks.
+#[inline(always)]
+unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
+    panel: &[u8],
+    x: &Activations,
+    first: usize,
+    out: &mut [[f32; ROWS]],
+) {
+    let rows: [&[Block]; R] = std::array::from_fn(|row| x.row(first + row));
+    let groups = GROUPS / F::SCALES.per_tile();
+    for side in 0..2 {
+        // SAFETY: the features by this function's contract; tiles of units of the panel.
+        unsafe {
+            let mut sums = [_mm256_setzero_ps(); R];
+            for (index, unit) in panel.chunks_exact(F::UNIT_BYTES).enumerate() {
+                for tile in 0..F::TILES {
+                    let codes = codes::<F, VNNI>(unit.as_ptr(), tile, side);
+                    for part in 0..F::SCALES.per_tile() {
+                        let scales = scales::<F>(unit.as_ptr(), tile, part, side);
+                        let range = part * groups..(part + 1) * groups;
+                        for row in 0..R {
+                            let block = &rows[row][index * F::TILES + tile];
+                            let minus_sum = minus_sum::<F>(block, part);
+                            let dots = dot::<F, VNNI>(range.clone(), |group| codes[group], block, minus_sum);
+                            sums[row] = add::<F>(sums[row], dots, block, part, scales);
+                        }
+                    }
+                }
+            }
+            for (out, sums) in out.iter_mut().zip(sums) {
+                _mm256_storeu_ps(out[SIDE * side..].as_mut_ptr(), sums);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Only the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack<F: Format, const VNNI: bool>(panel: &[u8], blocks: Range<usize>, out: &mut Panel) {
+    let per_tile = F::SCALES.per_tile();
+    for (at, block) in blocks.enumerate() {
+        let (index, tile) = (block / F::TILES, block % F::TILES);
+        let unit = panel[index * F::UNIT_BYTES..][..F::UNIT_BYTES].as_ptr();
+        for side in 0..2 {
+            // SAFETY: a tile of a unit of the panel.
+            let codes = unsafe { codes::<F, VNNI>(unit, tile, side) };
+            for (group, codes) in codes.into_iter().enumerate() {
+                let half_line = &mut out.codes[at * GROUPS + group].0[32 * side..32 * side + 32];
+                // SAFETY: 32 bytes.
+                unsafe { _mm256_storeu_si256(half_line.as_mut_ptr().cast(), codes) };
+            }
+            for part in 0..per_tile {
+                // SAFETY: as above.
+                let [scale, min] = unsafe { scales::<F>(unit, tile, part, side) };
+                let place = (at * per_tile + part) * ROWS + SIDE * side;
+                // SAFETY: the slices are 8 numbers long.
+                unsafe {
+                    _mm256_storeu_ps(out.scales[place..][..SIDE].as_mut_ptr(), scale);
+                    if F::SCALES.has_min() {
+                        _mm256_storeu_ps(out.mins[place..][..SIDE].as_mut_ptr(), min);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows past the last of `sums` are the last one again, and not kept.
+///
+/// # Safety
+/// The features of [`Avx2`]; `x` has `sums.len()` rows, 1 to `R`, from `first` on, each with `panel.blocks` blocks from
+/// `start` on.
+#[inline(always)]
+unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
+    panel: &Panel,
+    x: &Activations,
+    [first, start]: [usize; 2],
+    sums: &mut [PanelSums],
+) {
+    let per_tile = F::SCALES.per_tile();
+    let groups = GROUPS / per_tile;
+    let last = sums.len() - 1;
+    let rows: [&[Block]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
+    for side in 0..2 {
+        // SAFETY: the features by this function's contract; the slices are as long as what is read from them.
+        unsafe {
+            let mut acc = [_mm256_setzero_ps(); R];
+            for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
+                *acc = _mm256_loadu_ps(sums[SIDE * side..].as_ptr());
+            }
+            for index in 0..panel.blocks * per_tile {
+                let (at, part) = (index / per_tile, index % per_tile);
+                let lines = &panel.codes[at * GROUPS..(at + 1) * GROUPS];
+                let place = index * ROWS + SIDE * side;
+                let scale = _mm256_loadu_ps(panel.scales[place..][..SIDE].as_ptr());
+                let min = match F::SCALES.has_min() {
+                    true => _mm256_loadu_ps(panel.mins[place..][..SIDE].as_ptr()),
+                    false => _mm256_setzero_ps(),
+                };
+                for row in 0..R {
+                    let block = &rows[row][at];
+                    let codes = |group: usize| load(lines[group].0[32 * side..].as_ptr());
+                    let range = part * groups..(part + 1) * groups;
+                    let dots = dot::<F, VNNI>(range, codes, block, minus_sum::<F>(block, part));
+                    acc[row] = add::<F>(acc[row], dots, block, part, [scale, min]);
+                }
+            }
+            for (sums, acc) in sums.iter_mut().zip(acc) {
+                _mm256_storeu_ps(sums[SIDE * side..].as_mut_ptr(), acc);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::with_format;
+    use super::*;
+    use crate::runtime::kernel::Dtype;
+
+    #[test]
+    fn sums_of_pairs_fit_sixteen_bits() {
+        let groups = |dtype| with_format!(dtype, F => fits::<F>(), unreachable!());
+        for (dtype, expected) in [(Dtype::Q4_0, 8), (Dtype::Q5_1, 4), (Dtype::Q6K, 2), (Dtype::Q8_0, 1)] {
+            assert_eq!(groups(dtype), expected, "{dtype:?}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Products of quantised weights with quantised activations: integer dot products, f32 sums.
+//!
+//! Invariant, the definition of every output `w . x`, whatever the number of rows, threads, tiles or the instruction set:
+//!
+//! ```text
+//! sum = 0
+//! for each block of 32 along K, in ascending order (for each half of it, where the format has a scale for each 16):
+//!     dot = sum of (code - zero) * x_code           exact, in i32
+//!     sum = fma(dot as f32, scale * x_scale, sum)
+//!     sum = fma(min, x_scale * sum of x_codes, sum)  only in formats that have a minimum
+//! ```
+//!
+//! Few activation rows take the *direct* path, which unpacks weights in registers; many take panels of weights that are
+//! unpacked once into the cache and multiplied with all rows. Both follow the order above.
+
+mod activation;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod format;
+mod memory;
+mod pack;
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+pub use activation::Activations;
+use format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS, with_format};
+pub use pack::Packed;
+
+use super::isa::{self, Isa};
+use super::pool::Pool;
+
+/// Activation rows of one call of the direct path.
+const DIRECT_ROWS: usize = 4;
+
+/// Up to this many activation rows the direct path is the faster one.
+const MAX_DIRECT: usize = 8;
+
+/// Activation rows of one call of the panel path.
+const PANEL_ROWS: usize = 6;
+
+/// Packed panels (of 16 rows) that are unpacked together, at most.
+const MAX_WIDTH: usize = 2;
+
+/// Blocks along K that are unpacked together: 4,096 values, so that a panel stays in the second-level cache.
+const PANEL_BLOCKS: usize = 128;
+
+/// Weight bytes that one task of the direct path reads, at least.
+const TASK_BYTES: usize = 32 << 10;
+
+/// Below this many multiplications a product is not worth waking other threads for.
+const SERIAL_LIMIT: usize = 1 << 17;
+
+/// The kernels of one instruction set.
+trait Kernels {
+    /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
+    const WIDTH: usize;
+
+    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`DIRECT_ROWS`].
+    ///
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]);
+
+    /// Unpacks `blocks.len()` blocks of each of [`Self::WIDTH`] panels.
+    ///
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: std::ops::Range<usize>, out: &mut Panel);
+
+    /// Adds the product of the panel's blocks, the first of which is number `first_block` of a row, with each row
+    /// of `tile`.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`.
+    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, first: [usize; 2], sums: &mut [PanelSums]);
+}
+
+/// Sums of one activation row with the rows of a panel.
+type PanelSums = [f32; MAX_WIDTH * ROWS];
+
+/// A cache line of codes.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; GROUP_BYTES]);
+
+/// Unpacked weights of `width * 16` rows: codes `[block][group][width]` as in a tile, scales and minima
+/// `[block][part][width][16]` with a part for each scale of a tile.
+#[derive(Default)]
+struct Panel {
+    blocks: usize,
+    codes: Vec<Line>,
+    scales: Vec<f32>,
+    mins: Vec<f32>,
+}
+
+impl Panel {
+    fn resize<F: Format>(&mut self, width: usize, blocks: usize) {
+        let scales = blocks * F::SCALES.per_tile() * width * ROWS;
+        self.blocks = blocks;
+        self.codes.resize(blocks * GROUPS * width, Line([0; GROUP_BYTES]));
+        self.scales.resize(scales, 0.0);
+        self.mins.resize(if F::SCALES.has_min() { scales } else { 0 }, 0.0);
+    }
+}
+
+thread_local! {
+    static PANEL: RefCell<Panel> = RefCell::default();
+}
+
+/// The variants that exist; an instruction set decides the best one of those within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+impl Variant {
+    /// All variants within an instruction set, the best one last. Panics when this processor does not have the set.
+    fn within(isa: Isa) -> impl Iterator<Item = Variant> {
+        assert!(isa <= isa::detected(), "instruction set not available");
+        #[cfg(target_arch = "x86_64")]
+        let more = [
+            (isa >= Isa::Avx2, Variant::Avx2),
+            (isa >= Isa::Avx2 && is_x86_feature_detected!("avxvnni"), Variant::Avx2Vnni),
+            (isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni"), Variant::Avx512Vnni),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let more = [];
+        let more = more.into_iter().filter(|(available, _)| *available).map(|(_, variant)| variant);
+        std::iter::once(Variant::Scalar).chain(more)
+    }
+
+    fn best(isa: Isa) -> Variant {
+        Variant::within(isa).last().expect("the scalar one at least")
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Variant::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2Vnni => "avx2-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512Vnni => "avx512-vnni",
+        }
+    }
+}
+
+/// The integer kernels that an instruction set uses on this machine: `scalar`, `avx2`, `avx2-vnni`, `avx512-vnni`.
+pub fn kernels_name(isa: Isa) -> &'static str {
+    Variant::best(isa).name()
+}
+
+/// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
+pub fn matmul(isa: Isa, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
+    matmul_by(Variant::best(isa), w, x, out, pool);
+}
+
+/// `variant` comes from [`Variant::within`], so the processor has its instructions.
+fn matmul_by(variant: Variant, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
+    assert_eq!(out.len(), x.rows() * w.rows(), "an output for every pair of rows");
+    assert!(x.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
+    let product = Product { w, x, out: Output::new(out, w.rows()), pool };
+    match variant {
+        Variant::Scalar => product.compute::<scalar::Scalar>(),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2 => product.compute::<avx2::Avx2<false>>(),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2Vnni => product.compute::<avx2::Avx2<true>>(),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx512Vnni => product.compute::<avx512::Avx512Vnni>(),
+    }
+}
+
+/// One product and where it goes.
+struct Product<'a> {
+    w: &'a Packed,
+    x: &'a Activations,
+    out: Output,
+    pool: &'a Pool,
+}
+
+impl Product<'_> {
+    fn compute<K: Kernels>(&self) {
+        with_format!(self.w.dtype(), F => self.compute_format::<K, F>(), unreachable!("floats are not packed"));
+    }
+
+    fn compute_format<K: Kernels, F: Format>(&self) {
+        let rows = self.x.rows();
+        if K::WIDTH == 0 || rows <= MAX_DIRECT {
+            let (w, x, out) = (self.w, self.x, &self.out);
+            let per_task = TASK_BYTES.div_ceil(w.panel_bytes());
+            self.for_each(w.panels().div_ceil(per_task), |task| {
+                for index in task * per_task..w.panels().min((task + 1) * per_task) {
+                    direct::<K, F>(w, x, index, out);
+                }
+            });
+        } else {
+            let (w, x, out) = (self.w, self.x, &self.out);
+            self.for_each(w.panels().div_ceil(K::WIDTH), |task| {
+                PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, task * K::WIDTH, panel, out));
+            });
+        }
+    }
+
+    fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        if self.w.rows() * self.w.cols() * self.x.rows() < SERIAL_LIMIT {
+            (0..tasks).for_each(task);
+        } else {
+            self.pool.for_each(tasks, task);
+        }
+    }
+}
+
+/// All activation rows with one packed panel, unpacked in registers.
+fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output) {
+    let panel = w.panel(index);
+    let mut sums = [[0.0; ROWS]; DIRECT_ROWS];
+    let kept = (w.rows() - index * ROWS).min(ROWS);
+    for first in (0..x.rows()).step_by(DIRECT_ROWS) {
+        let sums = &mut sums[..DIRECT_ROWS.min(x.rows() - first)];
+        // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
+        unsafe { K::direct::<F>(panel, x, first, sums) };
+        for (token, sums) in sums.iter().enumerate() {
+            out.store(first + token, index * ROWS, &sums[..kept]);
+        }
+    }
+}
+
+/// All activation rows with `K::WIDTH` packed panels from `index` on, unpacked into `panel`.
+fn by_panel<K: Kernels, F: Format>(
+    w: &Packed,
+    x: &Activations,
+    index: usize,
+    panel: &mut Panel,
+    out: &Output,
+) {
+    // A second panel that does not exist is the first one again; its sums are not kept.
+    let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
+    let kept = (w.rows() - index * ROWS).min(K::WIDTH * ROWS);
+    let blocks = w.panel_bytes() / F::UNIT_BYTES * F::TILES;
+    let calls = x.rows().div_ceil(PANEL_ROWS);
+    for start in (0..blocks).step_by(PANEL_BLOCKS) {
+        let end = blocks.min(start + PANEL_BLOCKS);
+        panel.resize::<F>(K::WIDTH, end - start);
+        // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
+        unsafe { K::unpack::<F>(panels, start..end, panel) };
+        for call in 0..calls {
+            // Rows are spread evenly: a call with few of them would waste the panel's bandwidth.
+            let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
+            let mut sums = [[0.0; MAX_WIDTH * ROWS]; PANEL_ROWS];
+            let sums = &mut sums[..last - first];
+            if start > 0 {
+                for (token, sums) in sums.iter_mut().enumerate() {
+                    out.load(first + token, index * ROWS, &mut sums[..kept]);
+                }
+            }
+            // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
+            unsafe { K::multiply::<F>(panel, x, [first, start], sums) };
+            for (token, sums) in sums.iter().enumerate() {
+                out.store(first + token, index * ROWS, &sums[..kept]);
+            }
+        }
+    }
+}
+
+/// The output matrix, written by many threads: every task has columns of its own.
+struct Output {
+    values: AtomicPtr<f32>,
+    len: usize,
+    cols: usize,
+}
+
+impl Output {
+    /// The pointer is valid as long as `values` stays borrowed: a [`Product`] lives within [`matmul`] only.
+    fn new(values: &mut [f32], cols: usize) -> Output {
+        Output { values: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), cols }
+    }
+
+    fn at(&self, row: usize, col: usize, count: usize) -> *mut f32 {
+        let start = row * self.cols + col;
+        assert!(col + count <= self.cols && start + count <= self.len, "within the output");
+        self.values.load(Ordering::Relaxed).wrapping_add(start)
+    }
+
+    fn store(&self, row: usize, col: usize, from: &[f32]) {
+        let to = self.at(row, col, from.len());
+        // SAFETY: in bounds by the assertion in `at`; `from` is a local array, and no other task has these columns.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    fn load(&self, row: usize, col: usize, to: &mut [f32]) {
+        let from = self.at(row, col, to.len());
+        // SAFETY: as in `store`.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+}

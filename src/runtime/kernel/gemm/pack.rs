@@ -1,0 +1,297 @@
+//! Weights packed once, when they are loaded: panels of 16 rows in the layout of [`format`](super::format).
+//!
+//! Rows past the last one have zero scales, and so have values past the end of K: they add an exact zero to the sums
+//! of real outputs, and their own outputs are not stored.
+
+use std::io;
+
+use half::f16;
+
+use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
+use super::memory::Memory;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::pool::Pool;
+
+/// Bytes that one task packs, at least.
+const TASK_BYTES: usize = 256 << 10;
+
+/// A quantised matrix `[rows, cols]` as the kernels read it.
+pub struct Packed {
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+    panel_bytes: usize,
+    memory: Memory,
+}
+
+impl Packed {
+    /// Packs rows as they lie in a file. `None` for plain floats, which have no packed form.
+    ///
+    /// `bytes` holds `rows` rows of `dtype.row_bytes(cols)` bytes.
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn pack(
+        dtype: Dtype,
+        [rows, cols]: [usize; 2],
+        bytes: &[u8],
+        pool: &Pool,
+    ) -> io::Result<Option<Packed>> {
+        let row_bytes = dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+        assert_eq!(bytes.len(), rows * row_bytes, "rows as the shape says");
+        let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return Ok(None));
+        let panels = rows.div_ceil(ROWS);
+        let mut memory = Memory::zeroed(panels * panel_bytes)?;
+        let per_task = TASK_BYTES.div_ceil(panel_bytes);
+        pool.chunks_mut(&mut memory, per_task * panel_bytes, |task, out| {
+            for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
+                let first = (task * per_task + index) * ROWS;
+                let last = rows.min(first + ROWS);
+                let source = &bytes[first * row_bytes..last * row_bytes];
+                with_format!(dtype, F => pack_panel::<F>(source, row_bytes, panel), unreachable!());
+            }
+        });
+        Ok(Some(Packed { dtype, rows, cols, panel_bytes, memory }))
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Memory it takes.
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Number of panels; the last may hold fewer than 16 rows.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
+
+    pub fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
+    /// The units of 16 rows, in the order of K.
+    pub fn panel(&self, index: usize) -> &[u8] {
+        &self.memory[index * self.panel_bytes..(index + 1) * self.panel_bytes]
+    }
+
+    /// Dequantises one row into `out`, which has `cols` values: the lookup of a token's embedding.
+    pub fn unpack_row(&self, row: usize, out: &mut [f32]) {
+        let panel = self.panel(row / ROWS);
+        with_format!(self.dtype, F => unpack_row::<F>(panel, row % ROWS, out), unreachable!());
+    }
+}
+
+/// Bytes of a panel of rows of `cols` values.
+fn panel_bytes<F: Format>(cols: usize) -> usize {
+    cols.div_ceil(F::TILES * BLOCK) * F::UNIT_BYTES
+}
+
+/// Packs up to 16 rows of `row_bytes` each into a zeroed panel.
+fn pack_panel<F: Format>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let block_bytes = F::DTYPE.block_bytes();
+    let tiles_per_block = F::DTYPE.block_len() / BLOCK;
+    let mut row_block = RowBlock::default();
+    for (index, unit) in panel.chunks_exact_mut(F::UNIT_BYTES).enumerate() {
+        let mut tiles = [EMPTY_TILE; 8];
+        for (row, bytes) in source.chunks_exact(row_bytes).enumerate() {
+            for first in (0..F::TILES).step_by(tiles_per_block) {
+                let at = (index * F::TILES + first) / tiles_per_block * block_bytes;
+                let Some(block) = bytes.get(at..at + block_bytes) else { break };
+                F::read(block, &mut row_block);
+                store_scales(F::SCALES, &row_block, first, row, unit);
+                for (tile, codes) in tiles[first..].iter_mut().zip(row_block.codes.chunks_exact(BLOCK)) {
+                    for (group, codes) in tile.iter_mut().zip(codes.chunks_exact(4)) {
+                        group[4 * row..4 * row + 4].copy_from_slice(codes);
+                    }
+                    if tiles_per_block == 1 {
+                        break;
+                    }
+                }
+            }
+        }
+        for (index, tile) in tiles[..F::TILES].iter().enumerate() {
+            store_bits(tile, 0, F::LOW, &mut unit[F::low_at(index)..][..F::LOW_BYTES]);
+            store_bits(tile, F::LOW, F::HIGH, &mut unit[F::high_at(index)..][..F::HIGH_BYTES]);
+        }
+    }
+}
+
+/// Puts `bits` bits of every code, from bit `from`, where [`format`](super::format) wants them.
+fn store_bits(tile: &Tile, from: usize, bits: usize, out: &mut [u8]) {
+    if bits == 0 {
+        return;
+    }
+    let mask = (255u16 >> (8 - bits)) as u8;
+    let per_byte = 8 / bits;
+    for (groups, out) in tile.chunks_exact(per_byte).zip(out.chunks_exact_mut(tile[0].len())) {
+        for (index, group) in groups.iter().enumerate() {
+            for (out, code) in out.iter_mut().zip(group) {
+                *out |= (code >> from & mask) << (bits * index);
+            }
+        }
+    }
+}
+
+/// Puts the scales of one row's block into its unit; `tile` is the block's first tile.
+fn store_scales(scales: Scales, block: &RowBlock, tile: usize, row: usize, unit: &mut [u8]) {
+    let mut put_f16 = |at: usize, bits: u16| {
+        unit[at + 2 * row..at + 2 * row + 2].copy_from_slice(&bits.to_le_bytes());
+    };
+    match scales {
+        Scales::Block => put_f16(32 * tile, block.d),
+        Scales::BlockMin => {
+            put_f16(32 * tile, block.d);
+            put_f16(64 + 32 * tile, block.min);
+        }
+        Scales::Super32 => {
+            put_f16(0, block.d);
+            put_f16(32, block.min);
+            for sub in 0..8 {
+                unit[64 + 16 * sub + row] = block.sub_scales[sub];
+                unit[192 + 16 * sub + row] = block.sub_mins[sub];
+            }
+        }
+        Scales::Super16 => {
+            put_f16(0, block.d);
+            for sub in 0..16 {
+                unit[64 + 16 * sub + row] = block.sub_scales[sub];
+            }
+        }
+        Scales::Super16Min => {
+            put_f16(0, block.d);
+            put_f16(32, block.min);
+            for sub in 0..16 {
+                unit[64 + 16 * sub + row] = block.sub_scales[sub] | block.sub_mins[sub] << 4;
+            }
+        }
+    }
+}
+
+fn f16_at(unit: &[u8], at: usize, row: usize) -> f32 {
+    f16::from_le_bytes([unit[at + 2 * row], unit[at + 2 * row + 1]]).to_f32()
+}
+
+/// Scale and minimum of a row of a tile; `half` is 0 unless the format has a scale for each half.
+/// Where there is no minimum it is -0, the number that changes nothing when it is added.
+pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row: usize) -> [f32; 2] {
+    match scales {
+        Scales::Block => [f16_at(unit, 32 * tile, row), -0.0],
+        Scales::BlockMin => [f16_at(unit, 32 * tile, row), f16_at(unit, 64 + 32 * tile, row)],
+        Scales::Super32 => {
+            let [scale, min] = [64, 192].map(|at| f32::from(unit[at + 16 * tile + row]));
+            [f16_at(unit, 0, row) * scale, f16_at(unit, 32, row) * min]
+        }
+        Scales::Super16 => {
+            let scale = unit[64 + 16 * (2 * tile + half) + row].cast_signed();
+            [f16_at(unit, 0, row) * f32::from(scale), -0.0]
+        }
+        Scales::Super16Min => {
+            let both = unit[64 + 16 * (2 * tile + half) + row];
+            let [scale, min] = [both & 15, both >> 4].map(f32::from);
+            [f16_at(unit, 0, row) * scale, f16_at(unit, 32, row) * min]
+        }
+    }
+}
+
+/// The codes of one tile of a unit, a byte each.
+pub fn unpack_tile<F: Format>(unit: &[u8], tile: usize, out: &mut Tile) {
+    let low = &unit[F::low_at(tile)..][..F::LOW_BYTES];
+    let high = &unit[F::high_at(tile)..][..F::HIGH_BYTES];
+    load_bits(low, F::LOW, 0, out);
+    load_bits(high, F::HIGH, F::LOW, out);
+}
+
+/// Undoes [`store_bits`]; the first part of a code overwrites, the second is added.
+fn load_bits(bytes: &[u8], bits: usize, to: usize, out: &mut Tile) {
+    if bits == 0 {
+        return;
+    }
+    let mask = (255u16 >> (8 - bits)) as u8;
+    let per_byte = 8 / bits;
+    let vectors = bytes.chunks_exact(out[0].len());
+    for (groups, bytes) in out.chunks_exact_mut(per_byte).zip(vectors) {
+        for (index, group) in groups.iter_mut().enumerate() {
+            for (code, byte) in group.iter_mut().zip(bytes) {
+                let part = (byte >> (bits * index) & mask) << to;
+                *code = if to == 0 { part } else { *code | part };
+            }
+        }
+    }
+}
+
+/// Only this row's bits are touched: a lookup reads a sixteenth of the panel's codes.
+fn unpack_row<F: Format>(panel: &[u8], row: usize, out: &mut [f32]) {
+    let code = |unit: &[u8], tile: usize, k: usize| {
+        let part = |at: usize, bits: usize| {
+            let (group, per_byte) = (k / 4, 8 / bits);
+            let byte = unit[at + group / per_byte * (4 * ROWS) + 4 * row + k % 4];
+            byte >> (bits * (group % per_byte)) & (255u16 >> (8 - bits)) as u8
+        };
+        let low = part(F::low_at(tile), F::LOW);
+        if F::HIGH == 0 { low } else { low | part(F::high_at(tile), F::HIGH) << F::LOW }
+    };
+    let half_len = BLOCK / F::SCALES.per_tile();
+    let units = panel.chunks_exact(F::UNIT_BYTES);
+    for (unit, out) in units.zip(out.chunks_mut(F::TILES * BLOCK)) {
+        for (index, out) in out.chunks_mut(half_len).enumerate() {
+            let (tile, half) = (index * half_len / BLOCK, index % F::SCALES.per_tile());
+            let [scale, min] = scale_and_min(F::SCALES, unit, tile, half, row);
+            for (k, out) in out.iter_mut().enumerate() {
+                let value = i32::from(code(unit, tile, half * half_len + k)) - F::ZERO;
+                *out = scale * value as f32 + min;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::ALL;
+    use super::super::tests::random_weights;
+    use super::*;
+    use crate::runtime::kernel::quant::dequantize_row;
+
+    #[test]
+    fn a_row_comes_back_as_the_file_has_it() {
+        let pool = Pool::new(2).unwrap();
+        for dtype in ALL {
+            let lens: &[usize] = if dtype.block_len() == 32 { &[32, 64, 96] } else { &[256, 512] };
+            for &cols in lens {
+                for rows in [1, 15, 16, 17, 35] {
+                    let bytes = random_weights(dtype, rows * cols, rows as u64);
+                    let packed = Packed::pack(dtype, [rows, cols], &bytes, &pool).unwrap().unwrap();
+                    let row_bytes = dtype.row_bytes(cols).unwrap();
+                    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+                        let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
+                        packed.unpack_row(row, &mut got);
+                        dequantize_row(dtype, bytes, &mut expected);
+                        let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{dtype:?} {rows} x {cols}, row {row}: {got:?} {expected:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn floats_have_no_packed_form_and_packing_ignores_the_number_of_threads() {
+        let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
+        assert!(Packed::pack(Dtype::F32, [1, 1], &[0; 4], &pools[0]).unwrap().is_none());
+        let (rows, cols) = (if cfg!(miri) { 40 } else { 4000 }, 256);
+        let bytes = random_weights(Dtype::Q5K, rows * cols, 3);
+        let [one, three] =
+            pools.map(|pool| Packed::pack(Dtype::Q5K, [rows, cols], &bytes, &pool).unwrap().unwrap());
+        assert!(*one.memory == *three.memory);
+    }
+}

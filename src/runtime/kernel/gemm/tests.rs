@@ -1,0 +1,199 @@
+//! Every variant against the scalar twin, bit for bit, and the twin against the definition.
+
+use super::format::ALL;
+use super::*;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::quant::dequantize_row;
+
+/// xorshift64*
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.next() as usize % end
+    }
+
+    fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| (self.next() % 20001) as f32 / 5000.0 - 2.0).collect()
+    }
+}
+
+/// Random codes, with scales of both signs near 0.01.
+pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random(seed + 1);
+    let scales: &[usize] = match dtype {
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
+        Dtype::Q2K => &[80, 82],
+        Dtype::Q3K => &[108],
+        Dtype::Q6K => &[208],
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("quantised types only"),
+    };
+    let mut bytes: Vec<u8> = (0..dtype.row_bytes(values).unwrap()).map(|_| random.next() as u8).collect();
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &at in scales {
+            let scale = (random.next() % 1000) as f32 / 50_000.0 - 0.008;
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+struct Case {
+    dtype: Dtype,
+    shape: [usize; 2],
+    weights: Vec<u8>,
+    x: Vec<f32>,
+}
+
+impl Case {
+    fn new(dtype: Dtype, [n, k]: [usize; 2], m: usize, random: &mut Random) -> Case {
+        let weights = random_weights(dtype, n * k, random.next());
+        Case { dtype, shape: [n, k], weights, x: random.values(m * k) }
+    }
+
+    fn product(&self, variant: Variant, rows: std::ops::Range<usize>, pool: &Pool) -> Vec<f32> {
+        let [n, k] = self.shape;
+        let packed = Packed::pack(self.dtype, self.shape, &self.weights, pool).unwrap().unwrap();
+        let mut x = Activations::default();
+        x.quantize(isa::detected(), &self.x[rows.start * k..rows.end * k], k, pool);
+        let mut out = vec![f32::NAN; n * rows.len()];
+        matmul_by(variant, &packed, &x, &mut out, pool);
+        out
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// K that a type can have: odd numbers of blocks too.
+fn lengths(dtype: Dtype) -> &'static [usize] {
+    match dtype.block_len() {
+        32 => &[32, 64, 96, 544],
+        _ => &[256, 768],
+    }
+}
+
+#[test]
+fn the_scalar_twin_agrees_with_double_precision() {
+    let pool = Pool::new(1).unwrap();
+    let mut random = Random(5);
+    for dtype in ALL {
+        for &k in lengths(dtype) {
+            let case = Case::new(dtype, [19, k], 3, &mut random);
+            let out = case.product(Variant::Scalar, 0..3, &pool);
+            let mut w = vec![0.0; 19 * k];
+            dequantize_row(dtype, &case.weights, &mut w);
+            let mut x = Activations::default();
+            x.quantize(Isa::Scalar, &case.x, k, &pool);
+            for (row, w) in w.chunks(k).enumerate() {
+                for token in 0..3 {
+                    let blocks = x.row(token).iter();
+                    let x = blocks.flat_map(|block| block.codes.map(|code| f32::from(code) * block.scale));
+                    let terms: Vec<f64> =
+                        w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(x)).collect();
+                    let exact: f64 = terms.iter().sum();
+                    let size: f64 = terms.iter().map(|term| term.abs()).sum();
+                    let got = f64::from(out[token * 19 + row]);
+                    assert!((got - exact).abs() < 1e-6 * size, "{dtype:?} {k}: {got} for {exact}");
+                }
+            }
+        }
+    }
+}
+
+/// All variants and thread counts against the twin, for all rows together, and each row alone.
+fn check(case: &Case, m: usize, pools: &[Pool]) {
+    let n = case.shape[0];
+    let expected = bits(&case.product(Variant::Scalar, 0..m, &pools[0]));
+    for variant in Variant::within(isa::detected()) {
+        for pool in pools {
+            let got = bits(&case.product(variant, 0..m, pool));
+            assert!(
+                got == expected,
+                "{:?} {:?} m {m} {variant:?} {}",
+                case.dtype,
+                case.shape,
+                pool.threads()
+            );
+        }
+        for row in [0, m / 2, m - 1] {
+            let got = bits(&case.product(variant, row..row + 1, &pools[0]));
+            assert!(
+                got == expected[row * n..(row + 1) * n],
+                "{:?} {:?} alone {variant:?}",
+                case.dtype,
+                case.shape
+            );
+        }
+    }
+}
+
+#[test]
+fn every_variant_gives_the_bits_of_the_scalar_twin() {
+    let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
+    let mut random = Random(77);
+    for dtype in ALL {
+        for &k in lengths(dtype) {
+            for n in [1, 16, 33, 50] {
+                if cfg!(miri) && (n > 33 || k > 256) {
+                    continue;
+                }
+                for m in if cfg!(miri) { vec![1, 5] } else { (1..=17).chain([64, 100]).collect() } {
+                    check(&Case::new(dtype, [n, k], m, &mut random), m, &pools);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_longer_than_a_panel_and_random_shapes_agree_too() {
+    if cfg!(miri) {
+        return;
+    }
+    let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
+    let mut random = Random(99);
+    for dtype in ALL {
+        let long = PANEL_BLOCKS * BLOCK + dtype.block_len();
+        check(&Case::new(dtype, [21, long], 11, &mut random), 11, &pools);
+        for _ in 0..3 {
+            let shape = [1 + random.below(130), dtype.block_len() * (1 + random.below(7))];
+            let m = 1 + random.below(40);
+            check(&Case::new(dtype, shape, m, &mut random), m, &pools);
+        }
+    }
+}
+
+#[test]
+fn a_broken_activation_spoils_its_own_row_only() {
+    let pool = Pool::new(1).unwrap();
+    let mut case = Case::new(Dtype::Q4K, [16, 256], 9, &mut Random(3));
+    case.x[256 + 40] = f32::INFINITY;
+    for variant in Variant::within(isa::detected()) {
+        let out = case.product(variant, 0..9, &pool);
+        for (row, out) in out.chunks(16).enumerate() {
+            assert!(out.iter().all(|value| value.is_nan() == (row == 1)), "{variant:?} row {row}");
+        }
+    }
+}
+
+#[test]
+fn an_instruction_set_uses_nothing_beyond_itself() {
+    assert_eq!(kernels_name(Isa::Scalar), "scalar");
+    for isa in isa::available() {
+        assert!(kernels_name(isa).starts_with(match isa {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx",
+        }));
+    }
+}

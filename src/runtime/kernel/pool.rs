@@ -1,0 +1,295 @@
+//! Persistent threads for parallel regions: one closure, called once by every worker, the caller among them.
+//!
+//! Invariants: a region ends when every worker has left it, so the closure may borrow from the caller's stack; a panic in
+//! a worker is raised again on the caller after that. Starting a region allocates nothing. Workers that find nothing to
+//! do spin for [`SPIN`], then sleep: an idle pool costs no processor time. One region runs at a time: the pool is not
+//! `Sync`, so a closure cannot start another.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a worker waits for the next region without sleeping: longer than the serial work between two
+/// regions of a decode step, shorter than anyone would notice.
+const SPIN: Duration = Duration::from_micros(100);
+
+type Task<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// A number of threads that share the work of a region.
+pub struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+struct Shared {
+    /// Counts regions; a worker takes part in a region when it sees the count change.
+    region: AtomicUsize,
+    /// The region's closure; written by the caller between regions, read by workers within.
+    task: UnsafeCell<Option<&'static Task<'static>>>,
+    /// Workers still in the region, the caller not counted.
+    running: AtomicUsize,
+    /// Set by the caller when it sleeps until `running` is 0.
+    caller_sleeps: AtomicBool,
+    caller: UnsafeCell<Option<Thread>>,
+    workers: Vec<Worker>,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+#[derive(Default)]
+struct Worker {
+    sleeps: AtomicBool,
+}
+
+// SAFETY: `task` and `caller` are written by the caller only while no worker is in a region (`running` is 0, seen
+// with Acquire), and read by workers only after they saw the new `region` (Acquire, paired with the caller's store).
+// The closure itself is `Sync`.
+unsafe impl Sync for Shared {}
+
+/// Waits until `done`, first spinning, then sleeping with `sleeps` set; whoever makes `done` true must look at
+/// `sleeps` afterwards and unpark this thread.
+fn wait(sleeps: &AtomicBool, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    loop {
+        for _ in 0..32 {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > SPIN {
+            break;
+        }
+    }
+    sleeps.store(true, Ordering::SeqCst);
+    while !done() {
+        std::thread::park();
+    }
+    sleeps.store(false, Ordering::Relaxed);
+}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            let me = &self.workers[worker - 1];
+            wait(&me.sleeps, || self.region.load(Ordering::SeqCst) != seen);
+            seen = self.region.load(Ordering::Acquire);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            // SAFETY: the caller wrote `task` before it changed `region` and leaves it until `running` is 0.
+            let task = unsafe { *self.task.get() }.expect("a region has a task");
+            self.call(task, worker);
+            // SAFETY: as above; cloned before `running` falls, because the caller may go on right after.
+            let caller = unsafe { (*self.caller.get()).clone() };
+            if self.running.fetch_sub(1, Ordering::SeqCst) == 1
+                && self.caller_sleeps.load(Ordering::SeqCst)
+                && let Some(caller) = caller
+            {
+                caller.unpark();
+            }
+        }
+    }
+
+    fn call(&self, task: &Task<'_>, worker: usize) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(worker))) {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+        }
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` workers, at least one; the caller of a region is one of them.
+    ///
+    /// # Errors
+    /// When the system does not give the threads.
+    pub fn new(threads: usize) -> std::io::Result<Pool> {
+        let others = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            region: AtomicUsize::new(0),
+            task: UnsafeCell::new(None),
+            running: AtomicUsize::new(0),
+            caller_sleeps: AtomicBool::new(false),
+            caller: UnsafeCell::new(None),
+            workers: (0..others).map(|_| Worker::default()).collect(),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        // Built first, so that an error below drops it and ends the threads that did start.
+        let mut pool = Pool { shared, handles: Vec::with_capacity(others), not_sync: PhantomData };
+        for worker in 1..=others {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("cpu-{worker}"));
+            pool.handles.push(builder.spawn(move || shared.work(worker))?);
+        }
+        Ok(pool)
+    }
+
+    /// Workers of a region.
+    pub fn threads(&self) -> usize {
+        self.handles.len() + 1
+    }
+
+    /// Calls `task(worker)` once for every worker `0..threads()`, the caller being worker 0, and returns when all are done.
+    ///
+    /// # Panics
+    /// With a worker's panic, when one panicked.
+    pub fn run(&self, task: &(dyn Fn(usize) + Sync)) {
+        if self.handles.is_empty() {
+            return task(0);
+        }
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes; `task` outlives the region, because this function does not return or
+        // unwind before `running` is 0, after which no worker touches it.
+        let task_static = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
+        // SAFETY: no region is running: the pool is not `Sync` and the last region was waited for.
+        unsafe { *shared.task.get() = Some(task_static) };
+        self.remember_caller();
+        shared.running.store(self.handles.len(), Ordering::Release);
+        self.announce();
+        shared.call(task, 0);
+        wait(&shared.caller_sleeps, || shared.running.load(Ordering::SeqCst) == 0);
+        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Keeps a handle of the calling thread for workers to wake; replaced when another thread uses the pool.
+    fn remember_caller(&self) {
+        // SAFETY: no region is running, see `run`.
+        let caller = unsafe { &mut *self.shared.caller.get() };
+        let current = std::thread::current();
+        if caller.as_ref().is_none_or(|caller| caller.id() != current.id()) {
+            *caller = Some(current);
+        }
+    }
+
+    /// Starts the next region: workers that spin see it, those that sleep are woken.
+    fn announce(&self) {
+        self.shared.region.fetch_add(1, Ordering::SeqCst);
+        for (worker, handle) in self.shared.workers.iter().zip(&self.handles) {
+            if worker.sleeps.load(Ordering::SeqCst) {
+                handle.thread().unpark();
+            }
+        }
+    }
+
+    /// Calls `task` for every index below `count`, each on some worker; who gets which does not show in a result
+    /// that depends on the index only.
+    pub fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
+        if self.handles.is_empty() || count < 2 {
+            return (0..count).for_each(task);
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|_| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    return;
+                }
+                task(index);
+            }
+        });
+    }
+
+    /// Calls `task(index, chunk)` for every chunk of `values`, as [`slice::chunks_mut`] cuts them.
+    pub fn chunks_mut<T: Send>(&self, values: &mut [T], chunk: usize, task: impl Fn(usize, &mut [T]) + Sync) {
+        let len = values.len();
+        let base = AtomicPtr::new(values.as_mut_ptr());
+        self.for_each(len.div_ceil(chunk), |index| {
+            let start = index * chunk;
+            let count = chunk.min(len - start);
+            // SAFETY: within `values`, which is borrowed mutably until the region ends; every index is given out
+            // once, so the chunks do not overlap.
+            let chunk =
+                unsafe { std::slice::from_raw_parts_mut(base.load(Ordering::Relaxed).add(start), count) };
+            task(index, chunk);
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.announce();
+        for handle in self.handles.drain(..) {
+            // A worker catches the panics of its tasks, so it has none of its own.
+            let _ = handle.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_is_called_once_per_region() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            let regions = if cfg!(miri) { 5 } else { 300 };
+            for _ in 0..regions {
+                pool.run(&|worker| {
+                    calls[worker].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == regions));
+        }
+    }
+
+    #[test]
+    fn sleeping_workers_are_woken_and_a_sleeping_caller_too() {
+        let pool = Pool::new(3).unwrap();
+        for _ in 0..3 {
+            std::thread::sleep(SPIN * 20);
+            let sum = AtomicUsize::new(0);
+            pool.run(&|worker| {
+                if worker > 0 {
+                    std::thread::sleep(SPIN * 20);
+                }
+                sum.fetch_add(worker, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice_without_overlap() {
+        let pool = Pool::new(3).unwrap();
+        for (len, chunk) in [(0, 4), (1, 4), (4, 4), (103, 10), (64, 1)] {
+            let mut values = vec![0usize; len];
+            pool.chunks_mut(&mut values, chunk, |index, values| {
+                for (at, value) in values.iter_mut().enumerate() {
+                    *value += index * chunk + at + 1;
+                }
+            });
+            assert!(values.iter().enumerate().all(|(at, value)| *value == at + 1), "{len} {chunk}");
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3).unwrap();
+        for guilty in 0..3 {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(&|worker| assert!(worker != guilty, "worker {worker}"));
+            }));
+            let message = *caught.unwrap_err().downcast::<String>().unwrap();
+            assert_eq!(message, format!("worker {guilty}"));
+        }
+        let count = AtomicUsize::new(0);
+        pool.for_each(10, |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 10);
+    }
+}
