@@ -123,6 +123,7 @@ fn huggingface_js_syntax() {
         let outcome = check(&expected, &render(source, variables));
         if name == KEYWORDS_AS_NAMES {
             assert!(outcome.is_err(), "{name} passes now: take it off the list");
+            total -= 1; // known, so neither equal nor a failure
         } else if let Err(why) = outcome {
             failures.insert(name, format!("{source:?} {why}"));
         }
