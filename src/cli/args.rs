@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::load::hub::Aliases;
-use crate::runtime::{Limits, Sampling};
+use crate::runtime::{Limits, Overflow, Sampling};
 
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -75,7 +75,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
-    /// Type of the KV cache (default: f32)
+    /// Type of the KV cache (default: f16)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub kv_type: Option<KvType>,
 
@@ -179,6 +179,10 @@ pub struct LimitArgs {
     #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_tokens: Option<usize>,
 
+    /// What to do when the prompt and --max-tokens together exceed the context (default: refuse)
+    #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
+    pub overflow: Option<OverflowPolicy>,
+
     /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
@@ -186,6 +190,16 @@ pub struct LimitArgs {
     /// Go on past the model's end-of-generation tokens
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
+}
+
+/// `--overflow`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OverflowPolicy {
+    /// Say so and exit with 65
+    #[default]
+    Refuse,
+    /// Generate as much as fits
+    Clamp,
 }
 
 /// `--top-k`: a number, or `all` to undo what the model's publisher recommends.
@@ -281,7 +295,10 @@ impl LimitArgs {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
-            ..Limits::default()
+            overflow: match self.overflow.unwrap_or_default() {
+                OverflowPolicy::Refuse => Overflow::Refuse,
+                OverflowPolicy::Clamp => Overflow::Clamp,
+            },
         }
     }
 }

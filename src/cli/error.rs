@@ -165,9 +165,12 @@ impl From<Error> for CommandError {
             Error::PromptTooLong { .. } => {
                 (Kind::BadData, Some("shorten the prompt, or give a larger --ctx if the model allows it"))
             }
-            Error::ContextExceeded { .. } => {
-                (Kind::BadData, Some("lower --max-tokens, shorten the prompt, or give a larger --ctx"))
-            }
+            Error::ContextExceeded { .. } => (
+                Kind::BadData,
+                Some(
+                    "lower --max-tokens, shorten the prompt, give a larger --ctx, or take what fits with --overflow clamp",
+                ),
+            ),
             Error::InvalidParameter { .. } | Error::NotSupported(_) => (Kind::Usage, None),
             Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
             Error::SessionNotFound(_) => (Kind::NotFound, None),

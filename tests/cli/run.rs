@@ -112,6 +112,8 @@ fn stop_strings_limits_and_their_exit_codes() {
     full.check(3, "the context of 32 tokens is full");
     run(&["--raw", ONCE, "--ctx", "4"]).expect("fixtures").check(65, "the prompt has");
     run(&["--raw", ONCE, "--ctx", "32", "-n", "64"]).expect("fixtures").check(65, "--max-tokens");
+    let clamped = run(&["--raw", ONCE, "--ctx", "32", "-n", "64", "--overflow", "clamp"]).expect("fixtures");
+    clamped.check(0, "the context of 32 tokens is full");
     run(&["--raw", ONCE, "--ctx", "100000"]).expect("fixtures").check(2, "100000");
     run(&["--raw", ONCE, "--logit-bias", "999999=1"]).expect("fixtures").check(2, "vocabulary");
 }

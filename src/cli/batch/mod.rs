@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
@@ -63,6 +63,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     };
     let progress = progress(total, terminal);
     let mut batch = Batch::new(llm.as_ref(), &defaults, results, earlier);
+    let start = Instant::now();
     let stopped = batch.answer_all(rows, &progress, terminal);
     progress.finish_and_clear();
     let counts = &batch.counts;
@@ -70,12 +71,27 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         "batch: {} answered, {} failed, {} skipped as finished before",
         counts.answered, counts.failed, counts.skipped
     ));
+    if args.output.stats {
+        terminal.report(&stats(counts, start.elapsed()));
+    }
     match stopped? {
         Stopped::Signal(number) => Ok(Exit::Signal(number)),
         Stopped::ReaderGone => Ok(Exit::Success),
         Stopped::End if counts.failed + batch.earlier.failed > 0 => Ok(Exit::FailedRows),
         Stopped::End => Ok(Exit::Success),
     }
+}
+
+/// `--stats`: the tokens of all rows of this run.
+fn stats(counts: &Counts, time: Duration) -> String {
+    let Usage { prompt_tokens, cached_tokens, completion_tokens } = counts.usage;
+    let rate = completion_tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
+    format!(
+        "prefill      {prompt_tokens} tokens, {cached_tokens} cached\n\
+         decode       {completion_tokens} tokens\n\
+         total        {:.1} s, {rate:.1} generated tok/s with everything",
+        time.as_secs_f64()
+    )
 }
 
 /// What a row may call the loaded model: its own name, or the reference that the user gave.
@@ -145,6 +161,15 @@ struct Counts {
     answered: usize,
     failed: usize,
     skipped: usize,
+    usage: Usage,
+}
+
+impl Counts {
+    fn add(&mut self, usage: &Usage) {
+        self.usage.prompt_tokens += usage.prompt_tokens;
+        self.usage.cached_tokens += usage.cached_tokens;
+        self.usage.completion_tokens += usage.completion_tokens;
+    }
 }
 
 /// A batch under way.
@@ -188,7 +213,10 @@ impl<'a> Batch<'a> {
                 continue;
             };
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
-                Ok(Answered::Body(body)) => Ok(body),
+                Ok(Answered::Body(body, usage)) => {
+                    self.counts.add(&usage);
+                    Ok(body)
+                }
                 Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
                 Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
                 Err(error) => Err(error),
@@ -244,10 +272,13 @@ impl<'a> Batch<'a> {
             Ok(Ending::Done { outcome, signal }) => {
                 match signal.filter(|_| outcome.finish == Finish::Cancelled) {
                     Some(signal) => Answered::Stopped(signal),
-                    None => Answered::Body(body(self.llm, row, &collected, &outcome)),
+                    None => Answered::Body(body(self.llm, row, &collected, &outcome), outcome.usage),
                 }
             }
-            Ok(Ending::ReaderGone { signal }) => Answered::Stopped(signal.unwrap_or_default()),
+            // Collecting in memory has no reader that could go.
+            Ok(Ending::ReaderGone { .. }) => {
+                Answered::Failed(CommandError::new(Kind::Bug, anyhow::anyhow!("an answer was not taken")))
+            }
         }
     }
 
@@ -274,7 +305,7 @@ impl<'a> Batch<'a> {
 }
 
 enum Answered {
-    Body(Value),
+    Body(Value, Usage),
     Failed(CommandError),
     Stopped(u8),
 }
@@ -454,7 +485,8 @@ not json
         let folder = tempfile::tempdir().expect("a folder");
         let (stopped, counts, rows) = batch(&Script::default(), INPUT, folder.path());
         assert_eq!(stopped.expect("no error"), Stopped::End);
-        assert_eq!(counts, Counts { answered: 2, failed: 3, skipped: 0 });
+        assert_eq!((counts.answered, counts.failed, counts.skipped), (2, 3, 0));
+        assert_eq!(counts.usage.completion_tokens, "onefive".len());
         assert_eq!(ids(&rows), ["a", "b", "line-4", "a", "line-6"]);
         let content = |row: &Value| row["response"]["body"]["choices"][0]["message"]["content"].clone();
         assert_eq!((content(&rows[0]), content(&rows[4])), (json!("one"), json!("five")));
@@ -526,7 +558,7 @@ not json
         let defaults = Defaults::default();
         let batch = Batch::new(&script, &defaults, Results::stdout(), Earlier::default());
         let both = [row(Form::Chat, "q"), row(Form::Completion, "q")].map(|row| {
-            let Answered::Body(mut body) = batch.answer(&row, &Graceful::begin()) else {
+            let Answered::Body(mut body, _) = batch.answer(&row, &Graceful::begin()) else {
                 panic!("an answer")
             };
             body["created"] = 0.into();

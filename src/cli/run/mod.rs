@@ -151,8 +151,8 @@ pub struct BatchArgs {
         long,
         value_name = "FILE",
         conflicts_with_all = [
-            "words", "name", "prompt_file", "var", "list_prompts", "dry_run", "prefill_response", "output",
-            "no_stream", "fail_on_length",
+            "words", "name", "prompt_file", "var", "list_prompts", "no_stdin", "dry_run", "prefill_response",
+            "output", "no_stream", "fail_on_length",
         ],
     )]
     pub batch: Option<PathBuf>,
@@ -180,31 +180,42 @@ Examples:
   llmctl run --batch questions.jsonl --out answers.jsonl --resume
 
 Output:
-  The text ends with a line end, added if the model wrote none. To a terminal, control characters that the model
-  writes are shown as symbols; pipes and files get them unchanged. json is one object, jsonl one event per line
-  (started, prefill, text, done), each with \"schema\": \"llmctl.run.v1\". With --prefill-response the answer
-  begins with that text.
+  The text ends with a line end, added if the model wrote none. To a terminal, control characters that the model \
+writes are shown as symbols; pipes and files get them unchanged.
+  json is one object, jsonl one event per line (started, prefill, text, done, error), each with \
+\"schema\": \"llmctl.run.v1\".
+  With --prefill-response the answer begins with that text.
 
 Standard input:
-  What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add
-  nothing. A pipe that another program holds open without writing (as some task runners do) would be waited
-  for; llmctl says so after two seconds. Give < /dev/null or --no-stdin to go without.
+  What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add \
+nothing.
+  A pipe that another program holds open without writing (as some task runners do) is waited for; llmctl says so \
+after two seconds. Give < /dev/null or --no-stdin to go without.
 
 Batch:
-  A row is OpenAI's batch form {\"custom_id\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\" or
-  \"/v1/completions\", \"body\": {...}}, or {\"prompt\" or \"messages\", \"custom_id\"?, max_tokens, temperature, ...}.
-  Flags are the defaults of the rows. A row without custom_id gets line-<N>. Results are in OpenAI's form, one
-  row each, synced as they finish; rows that fail are reported in their place, and the exit code is 4. Ctrl-C keeps
-  what has finished; --resume skips it.
+  A row is OpenAI's batch form {\"custom_id\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\" or \
+\"/v1/completions\", \"body\": {...}}, or {\"prompt\" or \"messages\", \"custom_id\", \"max_tokens\", \"temperature\", ...}.
+  Flags are the defaults of the rows; a parameter that is not supported is refused by name. A row without custom_id \
+gets line-N.
+  Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
+rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips it.
 
 Exit codes:
-  0 success, also when the reader of stdout went away
-  1 runtime failure    2 usage    3 cut (--fail-on-length)    4 failed rows in the batch
-  65 bad input: a damaged model file, a prompt that is empty, not UTF-8 or longer than the context
-  66 prompt or model not found    70 internal bug    74 input or output failed, e.g. the disk is full
-  75 not enough memory, or --out is in use    78 bad configuration    130 SIGINT    143 SIGTERM
+  0    success, also when the reader of stdout went away
+  1    runtime failure
+  2    usage
+  3    the answer was cut (--fail-on-length)
+  4    rows of the batch failed
+  65   bad input: a damaged model, a prompt that is empty, not UTF-8 or longer than the context
+  66   prompt or model not found
+  70   internal bug
+  74   input or output failed, e.g. the disk is full
+  75   not enough memory, or --out is in use
+  78   bad configuration
+  130  interrupted; a second Ctrl-C does not wait for the token under way
+  143  terminated
 
-Environment:
+Environment and files:
   LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.";
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {
