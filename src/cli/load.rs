@@ -17,11 +17,10 @@ use super::places::Places;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
-use crate::runtime::backend;
-use crate::runtime::backend::candle::{DeviceKind, open_device};
-use crate::runtime::kernel::Dtype;
 use crate::runtime::load::hub::Resolved;
-use crate::runtime::load::{self, Device, LoadOptions, ModelFiles, ModelTexts};
+use crate::runtime::load::{
+    self, Device, DeviceKind, Dtype, LoadOptions, ModelFiles, ModelTexts, open_device,
+};
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
@@ -108,9 +107,9 @@ fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, Command
             Quantize::Q6K => Dtype::Q6K,
         }),
         context: args.ctx,
-        kv_type: args.kv_type.map_or_else(backend::KvType::default, |kv_type| match kv_type {
-            KvType::F32 => backend::KvType::F32,
-            KvType::F16 => backend::KvType::F16,
+        kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
+            KvType::F32 => load::KvType::F32,
+            KvType::F16 => load::KvType::F16,
         }),
         available_memory,
     })

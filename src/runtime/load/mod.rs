@@ -21,15 +21,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use super::backend::KvType;
+pub use super::backend::candle::{DeviceKind, open_device};
+pub use super::kernel::Dtype;
 pub use files::ModelFiles;
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 
-use super::backend::KvType;
-use super::backend::candle::{Candle, DeviceKind, open_device};
+use super::backend::candle::Candle;
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
-use super::kernel::Dtype;
 use super::memory::{Demand, fit};
 use super::model::Model;
 use super::model::arch::{Description, describe};
