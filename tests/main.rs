@@ -7,6 +7,7 @@ mod candle_backend;
 mod cli;
 mod config;
 mod engine;
+mod engine_models;
 mod engine_thread;
 mod hub;
 mod load_options;
