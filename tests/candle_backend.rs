@@ -133,7 +133,7 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
         let Some(path) = parity_gguf(&format!("{family}-{dtype}.gguf")) else { continue };
         seen.push(dtype);
         let mut line = format!("{family:<13} {dtype:<4}");
-        let mut expected = load_model(&path, &LoadOptions { dtype: None, ..exact() }).unwrap().model;
+        let mut expected = load_model(&path, &exact()).unwrap().model;
         let (mut widened, mut model) = (load_candle(&path, Some(Dtype::F32)), load_candle(&path, None));
         for prompt in golden_prompts(&parity_folder().join(family)) {
             let expected = Fed::new(&mut *expected).feed(&prompt.tokens, usize::MAX);
