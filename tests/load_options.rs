@@ -5,7 +5,8 @@ use std::path::Path;
 
 use llmctl::runtime::LoadError;
 use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::{LoadOptions, LoadedModel};
+use llmctl::runtime::load::hub::ModelSource;
+use llmctl::runtime::load::{LoadOptions, LoadedModel, ModelFiles, load_texts};
 use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -124,6 +125,15 @@ fn end_of_generation_is_every_id_that_the_files_and_the_tokenizer_name() {
     for terminator in tokenizer.turn_terminators() {
         assert!(model.texts.end_of_generation.contains(terminator));
     }
+}
+
+#[test]
+fn a_ggufs_end_of_generation_ids_come_from_its_keys_and_its_special_tokens() {
+    let Some(fixtures) = fixtures() else { return };
+    let vocab = fixtures.join("tokenizers/gguf-vocab-assembled/vocab-llama3.2.gguf");
+    let files = ModelFiles::open(&ModelSource::Gguf(vocab)).expect("opens");
+    let texts = load_texts(&files).expect("a tokenizer and a template");
+    assert_eq!(texts.end_of_generation, [128_001, 128_008, 128_009]);
 }
 
 #[test]

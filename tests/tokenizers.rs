@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::tokenizer::{end_of_generation, from_folder, from_gguf, hf_settings};
+use llmctl::runtime::load::tokenizer::{from_folder, from_gguf, hf_settings};
 use llmctl::runtime::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
 use serde_json::Value;
 
@@ -668,15 +668,6 @@ fn streamed_tokens_are_the_decoded_text() {
         let expected = json.decode(&ids, false);
         assert_eq!(streamed.strip_prefix(' ').unwrap_or(&streamed), expected, "{}", name);
     }
-}
-
-#[test]
-fn end_of_generation_from_metadata() {
-    let Some(root) = fixtures() else { return };
-    let file = Gguf::open(root.join("tokenizers/gguf-vocab-assembled/vocab-llama3.2.gguf")).unwrap();
-    let tokenizer = from_gguf(file.metadata()).unwrap();
-    let ids = end_of_generation(file.metadata(), &tokenizer).unwrap();
-    assert_eq!(ids, [128_001, 128_008, 128_009]);
 }
 
 #[test]

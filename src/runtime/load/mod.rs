@@ -110,6 +110,11 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     end_of_generation.extend(tokenizer.turn_terminators());
     end_of_generation.sort_unstable();
     end_of_generation.dedup();
+    if let Some(id) = end_of_generation.last().filter(|id| **id as usize >= tokenizer.vocab_size()) {
+        let tokens = tokenizer.vocab_size();
+        let message = format!("the end-of-generation id {id} is beyond its {tokens} tokens");
+        return Err(LoadError::Tokenizer(message));
+    }
     Ok(ModelTexts {
         tokenizer: Arc::new(tokenizer),
         chat_templates: files.chat_templates()?,

@@ -24,27 +24,6 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
     Tokenizer::from_vocab(&vocab_spec(metadata)?)
 }
 
-/// Every id that ends a generation, as far as GGUF metadata and the tokenizer know: EOS, end of turn and end of
-/// message, and the turn terminators among the special tokens. Ascending.
-///
-/// # Errors
-/// [`LoadError::Malformed`] for a mistyped key, [`LoadError::Tokenizer`] for an id out of range.
-pub fn end_of_generation(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Vec<u32>, LoadError> {
-    let mut ids = tokenizer.turn_terminators().to_vec();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        let key = format!("tokenizer.ggml.{key}");
-        let Some(id) = metadata.get::<u32>(&key)? else { continue };
-        if id as usize >= tokenizer.vocab_size() {
-            let message = format!("{key} is {id}, but there are {} tokens", tokenizer.vocab_size());
-            return Err(LoadError::Tokenizer(message));
-        }
-        ids.push(id);
-    }
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
-}
-
 /// GGUF metadata as plain data, with llama.cpp's defaults for what older converters left out.
 ///
 /// # Errors
