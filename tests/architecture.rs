@@ -15,7 +15,10 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread"],
     &["engine"],
-    &["session", "schedule", "sequence"],
+    &["session", "generation", "schedule"],
+    &["step"],
+    &["sequence"],
+    &["spec"],
     &["load"],
     &["model", "sample"],
     &["text", "kv"],
@@ -35,6 +38,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "memory",
     "model",
     "request",
+    "spec",
     "tensor",
     "text",
     "thread",
@@ -499,6 +503,39 @@ fn every_test_file_is_wired() {
         .collect();
     assert!(files.contains(&"architecture.rs".to_owned()));
     assert_clean(check_wired(&fs::read_to_string(tests.join("main.rs")).expect("tests/main.rs"), &files));
+}
+
+/// The lines of the first `count` fenced shell blocks of a Markdown text.
+fn shell_commands(markdown: &str, count: usize) -> Vec<String> {
+    let blocks = markdown.split("```sh\n").skip(1).take(count);
+    let lines = blocks.flat_map(|block| block.split("```").next().unwrap_or_default().lines());
+    lines.map(str::to_owned).collect()
+}
+
+/// Commands that are not a line of their own in `script`, indented or not.
+fn check_commands(commands: &[String], script: &str) -> Vec<String> {
+    let is_run = |command: &&String| script.lines().any(|line| line.trim() == command.as_str());
+    commands.iter().filter(|command| !is_run(command)).cloned().collect()
+}
+
+#[test]
+fn the_readmes_commands_are_those_of_ci_and_justfile() {
+    let read = |name: &str| fs::read_to_string(repository().join(name)).expect(name);
+    let commands = shell_commands(&read("README.md"), 2);
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    assert!(commands[0].starts_with("cargo run") && commands[1].starts_with("cargo test"), "{commands:?}");
+    for script in [".ci/run", "justfile"] {
+        assert_clean(check_commands(&commands, &read(script)));
+    }
+}
+
+#[test]
+fn the_checker_finds_commands_that_are_not_run() {
+    let commands =
+        shell_commands("a\n```sh\nx --y\n```\n```toml\nno\n```\n```sh\nz\n```\n```sh\nlater\n```", 2);
+    assert_eq!(commands, ["x --y", "z"]);
+    assert_clean(check_commands(&commands, "  x --y\nz\n"));
+    assert_eq!(check_commands(&commands, "x --y 2\n# z\n"), ["x --y", "z"]);
 }
 
 /// A small tree that keeps every rule, with one file replaced or added.

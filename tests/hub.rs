@@ -332,10 +332,7 @@ fn the_list_names_each_model_so_that_it_is_found() {
             Err(error) => assert!(model.missing.is_some(), "{}: {error:?}", model.reference),
         }
     }
-    assert_eq!(
-        (models[0].kind, models[0].quantization.as_deref()),
-        (ModelKind::Safetensors, Some("bfloat16"))
-    );
+    assert_eq!((models[0].kind, models[0].quantization.as_deref()), (ModelKind::Safetensors, Some("bf16")));
     assert_eq!(models[2].bytes, "content of m-Q8_0.gguf".len() as u64);
 }
 

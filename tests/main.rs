@@ -1,7 +1,19 @@
 //! The one integration test binary: one module per promise.
 
-mod architecture;
 mod common;
 
+mod architecture;
+mod candle_backend;
+mod cli;
+mod config;
+mod engine;
+mod engine_thread;
 mod hub;
-mod parity;
+mod load_options;
+mod loading;
+mod oracle;
+mod parity_table;
+mod real_models;
+mod session;
+mod templates;
+mod tokenizers;

@@ -1,1 +1,277 @@
 //! Flags and the terminal live here and nowhere else.
+//!
+//! [`main`] parses, dispatches and turns the result into an exit code; each subcommand is one file with its
+//! arguments and one function. Nothing outside `cli` knows flags, environment variables, streams or exit codes.
+
+pub mod args;
+pub mod batch;
+pub mod completions;
+pub mod config;
+pub mod config_cmd;
+pub mod doctor;
+pub mod error;
+pub mod load;
+pub mod man;
+pub mod models;
+pub mod output;
+pub mod places;
+pub mod report;
+pub mod run;
+pub mod signal;
+pub mod terminal;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use args::{ColorWhen, GlobalArgs};
+use config::Config;
+use error::{CommandError, Exit, Kind};
+use places::Places;
+use terminal::Terminal;
+
+/// Run large language models from the terminal
+#[derive(Debug, Parser)]
+#[command(
+    name = "llmctl",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "`llmctl help COMMAND` has examples, exit codes, files and environment.",
+    after_long_help = LONG_HELP,
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: GlobalArgs,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Only what works is listed; the doc comment of each is its line in the help.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Run(Box<run::RunArgs>),
+    #[command(alias = "list")]
+    Models(models::ModelsArgs),
+    Config(config_cmd::ConfigArgs),
+    Doctor(doctor::DoctorArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl run --model ./model.gguf \"Why is the sky blue?\"
+  git diff --staged | llmctl run --prompt commit-message
+
+Exit codes:
+  0    success
+  1    runtime failure
+  2    usage: a flag or a value is wrong
+  3    the output was cut (with --fail-on-length)
+  4    the batch finished, but rows failed
+  65   bad input data
+  66   prompt, model or session not found
+  69   server or hub unreachable
+  70   internal bug
+  74   input or output failed, e.g. the disk is full
+  75   temporary: busy, a lock is held, not enough memory
+  77   not authorised
+  78   bad configuration
+  130  interrupted (SIGINT)
+  143  terminated (SIGTERM)
+
+Environment:
+  LLMCTL_<FLAG>    any flag, e.g. LLMCTL_MODEL or LLMCTL_MAX_TOKENS (the flag wins; empty is unset)
+  LLMCTL_LOG       filter of the log on stderr, e.g. llmctl::runtime=debug
+  HF_HUB_CACHE, HF_HOME    where models of the Hugging Face cache are
+  NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM=dumb    colours, where --color is auto
+
+Files:
+  $XDG_CONFIG_HOME/llmctl/config.toml    your defaults
+  ./llmctl.toml                          a project's defaults, before yours";
+
+/// The whole program: `args` includes the program's name.
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    let color = peek_color(&args);
+    let result = std::panic::catch_unwind(|| parse_and_run(args, color));
+    // The panic message itself has been printed by the hook.
+    let exit = result.unwrap_or_else(|_| {
+        let bug = CommandError::new(Kind::Bug, anyhow::anyhow!("llmctl stopped at a bug of its own"));
+        Terminal::new(color, 0, false)
+            .error(&bug.hint("please report it with the command and the lines above"));
+        Exit::from(Kind::Bug)
+    });
+    ExitCode::from(exit.code())
+}
+
+fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
+    let places = Places::from_environment();
+    let (cli, config) = match parse(args, color, &places) {
+        Ok(parsed) => parsed,
+        Err(verdict) => return print_clap(&verdict),
+    };
+    let global = &cli.global;
+    let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
+    terminal.start_log();
+    signal::install();
+    dispatch(cli.command, &terminal, &config, &places).unwrap_or_else(|error| {
+        terminal.error(&error);
+        Exit::from(error.kind)
+    })
+}
+
+fn dispatch(
+    command: Command,
+    terminal: &Terminal,
+    config: &Config,
+    places: &Places,
+) -> Result<Exit, CommandError> {
+    match command {
+        Command::Run(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            run::run(*args, terminal)
+        }
+        Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        // These help to repair a broken configuration, or have nothing to do with it.
+        Command::Config(args) => config_cmd::run(args, config, places, &self::command()),
+        Command::Doctor(args) => doctor::run(args, config, places, &self::command()),
+        Command::Completions(args) => completions::run(args, self::command()),
+        Command::Man(args) => man::run(args, self::command()),
+    }
+}
+
+/// The command line as clap sees it, with an `LLMCTL_<FLAG>` variable behind every flag of every subcommand.
+pub fn command() -> clap::Command {
+    with_variables(Cli::command())
+}
+
+/// Parses twice: what is given, then the same with the configuration files' values as defaults.
+fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<(Cli, Config), clap::Error> {
+    let base = command().color(match color {
+        ColorWhen::Auto => clap::ColorChoice::Auto,
+        ColorWhen::Always => clap::ColorChoice::Always,
+        ColorWhen::Never => clap::ColorChoice::Never,
+    });
+    let mut command = base.clone();
+    let given = command.try_get_matches_from_mut(&args).map_err(|error| suggest(error, &command))?;
+    let named = given.get_one::<std::path::PathBuf>("config");
+    let (config, configured) =
+        Config::read(named.map(|path| path.as_path()), places, &base).apply(base, &given);
+    let matches = configured.try_get_matches_from(&args)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok((cli, config))
+}
+
+/// clap's similarity misses swapped letters in names as short as ours (`rnu`).
+fn suggest(mut error: clap::Error, command: &clap::Command) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    if error.get(ContextKind::SuggestedSubcommand).is_some() {
+        return error;
+    }
+    let near = |name: &&str| strsim::damerau_levenshtein(given, name) <= 1;
+    let meant: Vec<_> = command.get_subcommands().map(clap::Command::get_name).filter(near).collect();
+    if !meant.is_empty() {
+        let meant = ContextValue::Strings(meant.into_iter().map(str::to_owned).collect());
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
+}
+
+/// Puts the variable behind each flag by rule instead of by hand, so that no flag can be forgotten.
+fn with_variables(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let Some(name) = variable(&arg) else { return arg };
+        let arg = match arg.get_action() {
+            // A bare flag's variable may say 1, yes, on, true, or the opposite.
+            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+            _ => arg,
+        };
+        // An empty variable is how a shell script says "not set".
+        let is_empty = std::env::var_os(&name).is_some_and(|value| value.is_empty());
+        if is_empty { arg } else { arg.env(name).hide_env(true) }
+    });
+    command.mut_subcommands(with_variables)
+}
+
+/// `LLMCTL_MAX_TOKENS` for `--max-tokens`; none for positional arguments, help and version.
+pub fn variable(arg: &clap::Arg) -> Option<String> {
+    let acts = matches!(
+        arg.get_action(),
+        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+    );
+    let name = arg.get_long().filter(|_| !acts)?;
+    Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
+}
+
+/// `--color` before there is a parse, so that help and errors of the parser follow it too.
+fn peek_color(args: &[OsString]) -> ColorWhen {
+    let words: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").collect();
+    let given = words.iter().enumerate().rev().find_map(|(at, word)| match word.strip_prefix("--color") {
+        Some("") => words.get(at + 1).map(|value| value.to_string()),
+        Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+        None => None,
+    });
+    let given = given.or_else(|| std::env::var("LLMCTL_COLOR").ok());
+    match given.as_deref() {
+        Some("always") => ColorWhen::Always,
+        Some("never") => ColorWhen::Never,
+        _ => ColorWhen::Auto,
+    }
+}
+
+/// Help and version go to stdout and are a success, usage errors go to stderr.
+fn print_clap(verdict: &clap::Error) -> Exit {
+    let exit = if verdict.use_stderr() { Exit::from(Kind::Usage) } else { Exit::Success };
+    match verdict.print().and_then(|()| std::io::stdout().flush()) {
+        Err(error) if exit == Exit::Success && error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Exit::from(Kind::Io)
+        }
+        _ => exit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        fn check(command: &clap::Command) {
+            for arg in command.get_arguments() {
+                if let Some(name) = variable(arg) {
+                    let env = arg.get_env().map(|env| env.to_string_lossy().into_owned());
+                    assert_eq!(
+                        env.as_deref(),
+                        Some(name.as_str()),
+                        "{} {}",
+                        command.get_name(),
+                        arg.get_id()
+                    );
+                }
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&command());
+    }
+
+    #[test]
+    fn color_is_known_before_the_parse() {
+        let peek = |words: &[&str]| peek_color(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(peek(&["llmctl", "run", "--color", "always"]), ColorWhen::Always);
+        assert_eq!(peek(&["llmctl", "--color=always", "--color=never"]), ColorWhen::Never);
+        assert_eq!(peek(&["llmctl", "run", "--", "--color=always"]), ColorWhen::Auto);
+        assert_eq!(peek(&["llmctl", "--color"]), ColorWhen::Auto);
+    }
+}

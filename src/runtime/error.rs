@@ -19,6 +19,13 @@ pub enum Error {
     )]
     PromptTooLong { prompt_tokens: usize, context_tokens: usize },
 
+    /// Refused before any work: prompt and `max_tokens` together do not fit.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and up to {max_tokens} are to be generated, \
+         but the context holds {context_tokens}"
+    )]
+    ContextExceeded { prompt_tokens: usize, max_tokens: usize, context_tokens: usize },
+
     /// A value out of its range; the request was not started.
     #[error("{name}: {message}")]
     InvalidParameter { name: &'static str, message: String },
@@ -100,6 +107,14 @@ pub enum LoadError {
     /// Weights plus KV do not fit; `largest_context` is the largest context that does, if any.
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
+
+    /// A context beyond what the model was made for.
+    #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
+    ContextTooLong { asked: usize, most: usize },
+
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(String),
 
     #[error("tokenizer: {0}")]
     Tokenizer(String),

@@ -3,7 +3,9 @@
 //! Everything outside imports from this facade only.
 
 pub mod backend;
+pub mod engine;
 pub mod error;
+pub mod generation;
 pub mod kernel;
 pub mod kv;
 pub mod load;
@@ -11,10 +13,21 @@ pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod request;
+pub mod sample;
+pub mod schedule;
+pub mod sequence;
+pub mod session;
+pub mod spec;
+pub mod step;
 pub mod tensor;
 pub mod text;
+pub mod thread;
 
+pub use engine::{Decoded, Engine, EngineLoad, RequestId, SessionId, StopHandle};
 pub use error::{Error, LoadError, Result};
 pub use request::{
-    Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Request, Sampling, Started, Timings, Token, Usage,
+    Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Sampling, Started, Timings,
+    Token, Usage,
 };
+pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
+pub use thread::{EngineHandle, EventStream, NotYet, Sink};

@@ -17,6 +17,46 @@ pub struct Request {
     pub limits: Limits,
     /// Report log-probabilities, each with this many alternatives (0 to [`MAX_LOGPROBS`]).
     pub logprobs: Option<usize>,
+    /// Let special (control) tokens appear in the text; by default they produce none.
+    pub render_special: bool,
+}
+
+impl Request {
+    /// Checks all that can be known before any work, and returns the limit on generated tokens that is in force.
+    ///
+    /// # Errors
+    /// [`Error::PromptEmpty`]; [`Error::PromptTooLong`] when no place is left for an answer;
+    /// [`Error::ContextExceeded`] under [`Overflow::Refuse`]; [`Error::InvalidParameter`] naming the field.
+    pub fn validate(&self, vocab_size: usize, context_length: usize) -> Result<usize, Error> {
+        let prompt_tokens = self.prompt.len();
+        validate_prompt(&self.prompt, vocab_size)?;
+        if prompt_tokens >= context_length {
+            return Err(Error::PromptTooLong { prompt_tokens, context_tokens: context_length });
+        }
+        self.sampling.validate(vocab_size)?;
+        if self.logprobs.is_some_and(|alternatives| alternatives > MAX_LOGPROBS) {
+            let message = format!("at most {MAX_LOGPROBS} alternatives can be reported");
+            return Err(Error::InvalidParameter { name: "logprobs", message });
+        }
+        self.limits.resolve(prompt_tokens, context_length)
+    }
+}
+
+/// A prompt has tokens, and all of them are in the vocabulary.
+///
+/// # Errors
+/// [`Error::PromptEmpty`], or [`Error::InvalidParameter`] naming the first foreign id.
+pub(super) fn validate_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), Error> {
+    if prompt.is_empty() {
+        return Err(Error::PromptEmpty);
+    }
+    match prompt.iter().find(|&&id| id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+            Err(Error::InvalidParameter { name: "prompt", message })
+        }
+    }
 }
 
 /// The most alternatives a token's log-probability may carry (OpenAI's limit).
@@ -103,12 +143,41 @@ impl Sampling {
 /// When a generation ends, besides an end-of-generation token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Limits {
-    /// At most this many generated tokens; `None` runs to the end of the context.
+    /// At most this many generated tokens, at least 1; `None` runs to the end of the context.
     pub max_tokens: Option<usize>,
-    /// Strings that end the generation; they are not part of the text.
+    /// What to do when the prompt and `max_tokens` together do not fit the context.
+    pub overflow: Overflow,
+    /// Strings that end the generation; they are not part of the text. Empty ones are ignored.
     pub stop: Vec<String>,
     /// Treat end-of-generation tokens as ordinary ones.
     pub ignore_eos: bool,
+}
+
+/// The context is never cut silently: a `max_tokens` that cannot be honoured is refused, or lowered because the
+/// request says so; then `Started` reports the limit in force, and reaching it is `ContextFull`, not `MaxTokens`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Overflow {
+    #[default]
+    Refuse,
+    Clamp,
+}
+
+impl Limits {
+    /// The limit on generated tokens in force. `prompt_tokens` is below `context_length`.
+    fn resolve(&self, prompt_tokens: usize, context_length: usize) -> Result<usize, Error> {
+        let room = context_length - prompt_tokens;
+        match self.max_tokens {
+            None => Ok(room),
+            Some(0) => {
+                let message = "must be at least 1; leave it out to use the whole context".to_owned();
+                Err(Error::InvalidParameter { name: "max_tokens", message })
+            }
+            Some(max_tokens) if max_tokens > room && self.overflow == Overflow::Refuse => {
+                Err(Error::ContextExceeded { prompt_tokens, max_tokens, context_tokens: context_length })
+            }
+            Some(max_tokens) => Ok(max_tokens.min(room)),
+        }
+    }
 }
 
 /// One generated token, with its log-probability if asked for.
@@ -130,7 +199,7 @@ pub struct Logprob {
 /// What the engine says while it works. `Done` or `Failed` is last; nothing follows it.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Admitted; comes before any work is done.
+    /// Out of the queue; comes before any work is done. A request cancelled while it waits never starts.
     Started(Started),
     /// Prompt tokens computed so far.
     Prefill {
@@ -174,7 +243,7 @@ pub enum Finish {
     StopString(String),
     /// `max_tokens` generated.
     MaxTokens,
-    /// The context is full.
+    /// The context is full, and the token that would have come next does not end the generation.
     ContextFull,
     /// The caller asked to stop, or went away.
     Cancelled,

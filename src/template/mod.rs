@@ -1,7 +1,20 @@
 //! Text <-> conversation, both ways. Imports nothing from the rest of the crate.
 //!
-//! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template.
+//! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
+//! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
+//! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
 
+mod clock;
+mod error;
+mod jinja;
+mod link;
 pub mod message;
+mod prompt;
+mod python;
+mod source;
 
+pub use clock::DateTime;
+pub use error::TemplateError;
+pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, Message, Role, ToolCall};
+pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};

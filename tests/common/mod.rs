@@ -1,13 +1,16 @@
-//! What several test modules share.
+//! What several test modules share: fixtures, writers of small model files.
 
-use std::path::{Path, PathBuf};
+pub mod alloc;
+pub mod gguf;
+pub mod golden;
+pub mod toy;
 
-/// The folder of shared fixtures; says so and gives `None` where there is none.
-pub fn fixtures() -> Option<PathBuf> {
-    let folder = match std::env::var_os("LLMCTL_FIXTURES") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"),
-    };
+/// The folder of shared test data, or `None` (with a note) where it is absent.
+pub fn fixtures() -> Option<std::path::PathBuf> {
+    let folder = std::env::var_os("LLMCTL_FIXTURES").map_or_else(
+        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"),
+        std::path::PathBuf::from,
+    );
     if folder.is_dir() {
         return Some(folder);
     }

@@ -10,12 +10,12 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use super::{PAGE_TOKENS, PageId};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, Packed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, attention, dot, isa, math, norm, quant};
-use crate::runtime::kv::{PAGE_TOKENS, PageId};
 use crate::runtime::tensor::HostTensor;
 
 /// Weight rows that one task widens and multiplies: small enough for the second-level cache.

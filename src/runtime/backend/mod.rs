@@ -3,14 +3,22 @@
 //! Invariant: an operation computes each row by itself, in an order that does not depend on the other rows.
 //! Operations write into buffers that the decoder keeps from step to step.
 
+pub mod candle;
 pub mod cpu;
 
 use std::ops::Range;
 
 use super::error::{LoadError, Result};
 use super::kernel::attention::ScoreRule;
-use super::kv::{PAGE_TOKENS, PageId};
+pub use super::kernel::math::Activation;
 use super::tensor::HostTensor;
+
+/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
+/// blocking, and so its rounding, is the same everywhere.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Index of a KV page in a backend's storage.
+pub type PageId = u32;
 
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,7 +62,7 @@ pub struct AttentionSpec {
 }
 
 /// Consecutive rows of a step that belong to one sequence.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// Rows of the step.
     pub rows: Range<usize>,
@@ -70,9 +78,6 @@ impl Span {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
     }
 }
-
-/// An element-wise activation of the gate.
-pub use super::model::config::Activation;
 
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {

@@ -4,6 +4,14 @@
 
 use super::isa::dispatch;
 
+/// The gate's activation in `down(act(gate(x)) * up(x))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// GELU in the tanh form (`gelu_pytorch_tanh`).
+    GeluTanh,
+}
+
 /// e^x to about 1 ulp; 0 below -87.3 and infinity above 88.7.
 ///
 /// Method: Cody and Waite. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its Taylor series to r^7,

@@ -96,8 +96,9 @@ fn five_bits(high_bits: &[u8; 4], nibbles: &[u8; 16]) -> [i32; 32] {
     let high_bits = u32::from_le_bytes(*high_bits);
     let mut values = [0; 32];
     for i in 0..16 {
-        values[i] = i32::from(nibbles[i] & 15) | ((high_bits >> i) & 1) as i32 * 16;
-        values[i + 16] = i32::from(nibbles[i] >> 4) | ((high_bits >> (i + 16)) & 1) as i32 * 16;
+        let high = |bit: usize| (((high_bits >> bit) & 1) << 4) as i32;
+        values[i] = i32::from(nibbles[i] & 15) | high(i);
+        values[i + 16] = i32::from(nibbles[i] >> 4) | high(i + 16);
     }
     values
 }

@@ -6,9 +6,6 @@
 pub mod pool;
 pub mod table;
 
-pub use pool::{PageId, PagePool};
+pub use crate::runtime::backend::{PAGE_TOKENS, PageId};
+pub use pool::PagePool;
 pub use table::PageTable;
-
-/// Tokens per page. 32 keeps the index small while a partly filled page wastes little; fixed so that
-/// attention's blocking, and so its rounding, is the same everywhere.
-pub const PAGE_TOKENS: usize = 32;

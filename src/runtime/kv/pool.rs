@@ -6,8 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Index of a page in the backend's storage.
-pub type PageId = u32;
+use crate::runtime::backend::PageId;
 
 /// Hands out pages up to a capacity, lowest free id first. Cloning shares the pool.
 #[derive(Debug, Clone)]

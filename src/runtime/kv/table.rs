@@ -1,7 +1,7 @@
 //! A sequence's pages, in order. `len` tokens are covered; the last page may be partly filled.
 
-use super::PAGE_TOKENS;
-use super::pool::{Page, PageId, PagePool};
+use super::pool::{Page, PagePool};
+use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
 /// Which page holds each token of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
 #[derive(Debug)]

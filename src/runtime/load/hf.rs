@@ -158,6 +158,20 @@ fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadEr
     })
 }
 
+/// The end-of-generation ids that config.json lists, at the top or in the text part of a multimodal model.
+///
+/// # Errors
+/// [`LoadError::Malformed`] naming the key.
+pub fn config_eos_ids(folder: &Path, config: &Value) -> Result<Vec<u32>, LoadError> {
+    let path = folder.join("config.json");
+    let mut ids = Vec::new();
+    for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object)
+    {
+        ids.extend(Keys { path: &path, object }.ids("eos_token_id")?);
+    }
+    Ok(ids)
+}
+
 /// Typed access to the keys of an object; `null` counts as absent.
 struct Keys<'a> {
     path: &'a Path,

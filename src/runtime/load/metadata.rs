@@ -15,6 +15,9 @@ use crate::runtime::tensor::Bytes;
 /// Arrays of arrays deeper than this are refused: no writer makes them, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
 
+/// More layers than any model has; a larger count is a lie that would be multiplied into memory.
+const MAX_LAYERS: usize = 16_384;
+
 /// Longest key that the specification allows, in bytes.
 const MAX_KEY_BYTES: usize = 65_535;
 
@@ -281,12 +284,20 @@ impl Metadata {
     /// A value per layer: an array of exactly `layers`, or one scalar that holds for all of them.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, when the type is wrong or the array has another length.
+    /// [`LoadError::Malformed`] naming the key, when the type is wrong, the array has another length, or `layers` is
+    /// larger than any model's.
     pub fn per_layer<'a, T>(&'a self, key: &str, layers: usize) -> Result<Option<Vec<T>>, LoadError>
     where
         T: FromValue<'a> + Clone,
         Vec<T>: FromValue<'a>,
     {
+        if layers > MAX_LAYERS {
+            return Err(malformed_key(
+                &self.path,
+                key,
+                format!("is asked for {layers} layers, which is absurd"),
+            ));
+        }
         if !matches!(self.values.get(key), Some(Value::Array(_))) {
             return Ok(self.get::<T>(key)?.map(|value| vec![value; layers]));
         }

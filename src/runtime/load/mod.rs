@@ -1,36 +1,67 @@
 //! From a reference on the command line to a model in memory.
 //!
-//! `gguf` and `safetensors` implement [`TensorSource`](super::tensor::TensorSource); `tokenizer` builds the
-//! tokenizer from either; `hub` resolves references; this file puts them together. Files are hostile: sizes
-//! and offsets are checked before they are believed, and no allocation is larger than the file can justify.
+//! `hub` resolves references; `gguf` and `safetensors` implement [`TensorSource`](super::tensor::TensorSource);
+//! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] puts them together. Files are
+//! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
+//! justify.
 
-mod facts;
+pub mod facts;
+pub mod files;
 pub mod gguf;
 pub mod hf;
 pub mod hub;
+pub mod inspect;
 pub mod metadata;
+mod q4_k;
 pub mod quantize;
 pub mod safetensors;
+pub mod tokenizer;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use super::backend::KvType;
+pub use super::backend::candle::{DeviceKind, open_device};
+pub use super::kernel::Dtype;
+pub use files::ModelFiles;
+pub use hf::ChatTemplates;
+pub use inspect::{DecoderFacts, ModelFacts, model_facts};
+
+use super::backend::candle::Candle;
+use super::backend::cpu::Cpu;
+use super::error::{Error, LoadError};
+use super::memory::{Demand, fit};
 use super::model::Model;
+use super::model::arch::{Description, describe};
+use super::model::config::DecoderConfig;
+use super::model::decoder::{Decoder, Matrix, Parts, kv_bytes_per_token};
+use super::model::weights::WeightFile;
+use super::tensor::HostTensor;
 use super::text::Tokenizer;
+use hub::Resolved;
 
 /// A model ready for the engine, with all that its files say about using it.
 pub struct LoadedModel {
     /// What the user will recognise it by, e.g. the file stem or `org/repo`.
     pub name: String,
     pub model: Box<dyn Model>,
-    pub tokenizer: Arc<Tokenizer>,
-    /// Jinja source of the chat template, if the model has one.
-    pub chat_template: Option<String>,
-    /// Sampling defaults that the model's publisher recommends.
-    pub defaults: GenerationDefaults,
-    /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
-    pub end_of_generation: Vec<u32>,
+    pub texts: ModelTexts,
     /// What the user should know and nothing failed on, one sentence each.
     pub notices: Vec<String>,
+}
+
+/// All of a model but its weights: what it takes to turn a conversation into token ids and back.
+#[derive(Debug, Clone)]
+pub struct ModelTexts {
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_templates: ChatTemplates,
+    /// Sampling defaults that the model's publisher recommends.
+    pub defaults: GenerationDefaults,
+    /// What the defaults were read from.
+    pub defaults_source: &'static str,
+    /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
+    pub end_of_generation: Vec<u32>,
 }
 
 /// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` where the file is silent.
@@ -41,4 +72,194 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+}
+
+/// Where a model computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// Our kernels, with this many threads.
+    Cpu { threads: usize },
+    /// candle's, on a GPU (or, for comparison, on the CPU).
+    Candle(DeviceKind),
+}
+
+/// How to load.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    pub device: Device,
+    /// Keep float matrices in this type.
+    pub dtype: Option<Dtype>,
+    /// Quantise matrices to this type.
+    pub quantize: Option<Dtype>,
+    /// Tokens a sequence may hold; `None` takes what the model was made for, or as much of it as fits.
+    pub context: Option<usize>,
+    pub kv_type: KvType,
+    /// Bytes that weights and KV may take together; `None` where nobody can tell.
+    pub available_memory: Option<u64>,
+}
+
+/// Reads everything but the weights.
+///
+/// # Errors
+/// [`LoadError`] naming the file and the key at fault.
+pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
+    let tokenizer = files.tokenizer()?;
+    let generation = files.generation()?;
+    let mut end_of_generation = generation.eos_token_ids;
+    end_of_generation.extend(tokenizer.eos());
+    end_of_generation.extend(tokenizer.turn_terminators());
+    end_of_generation.sort_unstable();
+    end_of_generation.dedup();
+    Ok(ModelTexts {
+        tokenizer: Arc::new(tokenizer),
+        chat_templates: files.chat_templates()?,
+        defaults: generation.defaults,
+        defaults_source: files.settings_source(),
+        end_of_generation,
+    })
+}
+
+/// Loads a model. `progress` is told layers done, of how many.
+///
+/// # Errors
+/// [`LoadError::TooBig`] before anything is read when weights and KV do not fit; [`LoadError`] naming the file, and the
+/// tensor or key at fault, otherwise.
+pub fn load(
+    resolved: &Resolved,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedModel, LoadError> {
+    let files = ModelFiles::open(&resolved.source)?;
+    let description = describe(files.facts())?;
+    let texts = load_texts(&files)?;
+    let mut notices = resolved.notices.clone();
+    notices.extend(texts.chat_templates.notice());
+    check_vocabulary(&texts, &description.config)?;
+    let context_length = context(&files, &description, options, &mut notices)?;
+    let model = decoder(&files, description, options, context_length, progress, &mut notices)?;
+    Ok(LoadedModel { name: resolved.name.clone(), model, texts, notices })
+}
+
+/// A token the model has no row for would fail in the middle of a request.
+fn check_vocabulary(texts: &ModelTexts, config: &DecoderConfig) -> Result<(), LoadError> {
+    let (tokens, rows) = (texts.tokenizer.vocab_size(), config.vocab_size);
+    if tokens > rows {
+        return Err(LoadError::Tokenizer(format!("has {tokens} tokens, but the model has {rows} rows")));
+    }
+    Ok(())
+}
+
+/// The context in force, or why it cannot be had.
+fn context(
+    files: &ModelFiles,
+    description: &Description,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
+    let config = &description.config;
+    let most = config.context_length;
+    let wanted = match options.context {
+        Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
+        asked => asked.unwrap_or(most),
+    };
+    let Some(available) = options.available_memory else { return Ok(wanted) };
+    let fit = fit(demand(files, description, options)?, wanted, available);
+    match (options.context, fit.largest_context) {
+        (None, Some(largest)) if !fit.fits() => {
+            notices.push(format!("context limited to {largest} of {most} tokens by the memory available"));
+            Ok(largest)
+        }
+        _ => fit.check().map(|()| wanted),
+    }
+}
+
+/// Bytes that a model takes with these options.
+fn demand(files: &ModelFiles, description: &Description, options: &LoadOptions) -> Result<Demand, LoadError> {
+    let Description { config, naming } = description;
+    let file = WeightFile::new(files.tensors(), naming)?;
+    let mut weights = 0u64;
+    for (name, shape, dtype) in file.decoder_tensors() {
+        let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
+        let bytes = super::tensor::byte_len(dtype, &shape)
+            .map_err(|message| LoadError::Tensor { tensor: name, message })?;
+        weights = weights.saturating_add(bytes as u64);
+    }
+    Ok(Demand {
+        weights,
+        kv_per_token: kv_bytes_per_token(config, options.kv_type) as u64,
+        fixed: activation_bytes(config),
+    })
+}
+
+/// Activations of one step, generously: a prompt chunk in every buffer of the decoder, and a row of logits.
+fn activation_bytes(config: &DecoderConfig) -> u64 {
+    const CHUNK: usize = 512;
+    let widest = config.layers.iter().map(|layer| {
+        let attention = &layer.attention;
+        6 * config.hidden_size
+            + 3 * layer.mlp.intermediate_size
+            + 3 * attention.num_heads * attention.head_dim
+    });
+    (4 * (CHUNK * widest.max().unwrap_or(0) + 8 * config.vocab_size)) as u64
+}
+
+/// What a tensor of this shape is for; only a file's token tables are that tall.
+fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
+    if shape == [config.vocab_size, config.hidden_size] { Matrix::Vocabulary } else { Matrix::Projection }
+}
+
+/// The type to keep a matrix in. Token tables are rounded less than the rest: at 4 bits they cost quality out of
+/// proportion to their size, so they get Q6_K (llama.cpp does the same in its 4-bit mixes).
+fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
+    match (options.quantize, options.dtype, matrix) {
+        (Some(Dtype::Q4_0 | Dtype::Q4K), _, Matrix::Vocabulary) => Dtype::Q6K,
+        (Some(quantized), _, _) => quantized,
+        (None, Some(float), _) if !stored.is_quantized() || float == Dtype::F32 => float,
+        _ => stored,
+    }
+}
+
+fn decoder(
+    files: &ModelFiles,
+    description: Description,
+    options: &LoadOptions,
+    context_length: usize,
+    progress: &mut dyn FnMut(usize, usize),
+    notices: &mut Vec<String>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let substitutes = RefCell::new(BTreeMap::<&'static str, usize>::new());
+    let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
+        let wanted = target(options, matrix, tensor.dtype);
+        let converted = quantize::convert(name, &tensor, wanted)?;
+        if converted.dtype != wanted {
+            *substitutes.borrow_mut().entry(converted.dtype.name()).or_default() += 1;
+        }
+        Ok(converted)
+    };
+    let parts = Parts {
+        config: description.config,
+        naming: description.naming,
+        source: files.tensors(),
+        context_length,
+        kv_type: options.kv_type,
+        convert: &convert,
+        progress,
+    };
+    let model: Box<dyn Model> = match options.device {
+        Device::Cpu { threads } => Box::new(Decoder::load(Cpu::new(threads).map_err(backend)?, parts)?),
+        Device::Candle(kind) => {
+            let device = open_device(kind).map_err(backend)?;
+            Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)
+        }
+    };
+    for (dtype, count) in substitutes.into_inner() {
+        notices.push(format!(
+            "{count} matrices do not divide into blocks of the type asked and are kept as {dtype}"
+        ));
+    }
+    Ok(model)
+}
+
+fn backend(error: Error) -> LoadError {
+    LoadError::Device(error.to_string())
 }

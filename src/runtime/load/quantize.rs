@@ -2,7 +2,7 @@
 //!
 //! [`converted_dtype`] decides what becomes of a tensor (memory can be computed from it before anything is loaded),
 //! [`convert`] does it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
-//! candle's quantisers do the arithmetic of the block types. Values that the target cannot hold are an error, never
+//! candle's quantisers do the arithmetic of the block types, but for Q4_K (see `q4_k`). Values that the target cannot hold are an error, never
 //! an infinity that shows up later.
 
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -10,6 +10,7 @@ use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::q4_k;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
 use crate::runtime::tensor::{Bytes, HostTensor, byte_len};
@@ -89,13 +90,18 @@ fn write_floats<const BYTES: usize>(values: &[f32], out: &mut [u8], bytes: impl 
 
 /// Scales of block types are half-precision, so their range is that of f16.
 fn check_range<'a>(dtype: Dtype, mut values: impl Iterator<Item = &'a f32>) -> Result<(), String> {
-    match values.find(|value| !(value.abs() <= f16::MAX.to_f32())) {
+    let range = f16::MIN.to_f32()..=f16::MAX.to_f32();
+    match values.find(|value| !range.contains(*value)) {
         Some(value) => Err(format!("the value {value} cannot be stored as {}", dtype.name())),
         None => Ok(()),
     }
 }
 
 fn quantize(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
+    if dtype == Dtype::Q4K {
+        q4_k::quantize(values, out);
+        return Ok(());
+    }
     let name = ggml_dtype(dtype).ok_or_else(|| format!("weights cannot be converted to {}", dtype.name()))?;
     let blocks = Tensor::from_slice(values, values.len(), &Device::Cpu)
         .and_then(|tensor| QTensor::quantize(&tensor, name))
@@ -122,4 +128,163 @@ fn ggml_dtype(dtype: Dtype) -> Option<GgmlDType> {
         Dtype::Q6K => GgmlDType::Q6K,
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values spread like weights: a sum of uniform numbers, scaled to a standard deviation of about 0.02.
+    fn weights(count: usize) -> Vec<f32> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut uniform = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        };
+        (0..count).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 0.028).collect()
+    }
+
+    fn tensor(dtype: Dtype, shape: &[usize], values: &[f32]) -> HostTensor {
+        let bytes = match dtype {
+            Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>(),
+            Dtype::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            other => panic!("no writer for {}", other.name()),
+        };
+        HostTensor::new(dtype, shape.to_vec(), Bytes::from(bytes)).unwrap()
+    }
+
+    fn values(tensor: &HostTensor) -> Vec<f32> {
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
+        values
+    }
+
+    fn relative_error(before: &[f32], after: &[f32]) -> f32 {
+        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+        let difference = square(&mut before.iter().zip(after).map(|(a, b)| a - b));
+        (difference / square(&mut before.iter().copied())).sqrt()
+    }
+
+    #[test]
+    fn each_type_loses_no_more_than_its_bits_allow() {
+        let before = weights(301 * 512);
+        let source = tensor(Dtype::F32, &[301, 512], &before);
+        for (target, bound) in [
+            (Dtype::F32, 0.0),
+            (Dtype::Bf16, 0.002),
+            (Dtype::F16, 0.0003),
+            (Dtype::Q8_0, 0.006),
+            (Dtype::Q6K, 0.02),
+            (Dtype::Q4K, 0.08),
+            (Dtype::Q4_0, 0.1),
+        ] {
+            let converted = convert("w", &source, target).unwrap();
+            assert_eq!((converted.dtype, &converted.shape), (target, &source.shape));
+            let error = relative_error(&before, &values(&converted));
+            assert!(error <= bound, "{}: {error} > {bound}", target.name());
+            assert!(
+                error > bound / 10.0 || bound == 0.0,
+                "{}: {error} is too good to be true",
+                target.name()
+            );
+        }
+    }
+
+    #[test]
+    fn widening_is_exact_and_the_same_type_shares_its_bytes() {
+        for source in [Dtype::Bf16, Dtype::F16] {
+            let narrow = tensor(source, &[3, 40], &weights(120));
+            let wide = convert("w", &narrow, Dtype::F32).unwrap();
+            assert_eq!(wide.dtype, Dtype::F32);
+            assert_eq!(values(&wide), values(&narrow));
+            let same = convert("w", &narrow, source).unwrap();
+            assert!(std::ptr::eq(same.bytes.as_ptr(), narrow.bytes.as_ptr()));
+        }
+    }
+
+    #[test]
+    fn the_result_does_not_depend_on_the_chunks_it_is_made_in() {
+        let before = weights(700 * 256);
+        let whole = convert("w", &tensor(Dtype::F32, &[700, 256], &before), Dtype::Q4K).unwrap();
+        for row in [0, 255, 256, 257, 699] {
+            let alone = tensor(Dtype::F32, &[1, 256], &before[row * 256..(row + 1) * 256]);
+            let alone = convert("w", &alone, Dtype::Q4K).unwrap();
+            assert_eq!(*alone.bytes, *whole.slice_rows(row, row + 1).bytes, "row {row}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_blocks_gets_a_substitute_or_stays() {
+        let bf16 = Dtype::Bf16;
+        for (shape, source, target, expected) in [
+            (&[4, 512][..], bf16, Dtype::Q4K, Dtype::Q4K),
+            (&[4, 96], bf16, Dtype::Q4K, Dtype::Q8_0),
+            (&[4, 96], bf16, Dtype::Q6K, Dtype::Q8_0),
+            (&[4, 96], Dtype::Q4_0, Dtype::Q6K, Dtype::Q4_0),
+            (&[4, 40], bf16, Dtype::Q4K, bf16),
+            (&[4, 40], bf16, Dtype::Q4_0, bf16),
+            (&[512], bf16, Dtype::Q8_0, bf16),
+            (&[512], bf16, Dtype::F32, bf16),
+            (&[2, 4, 256], bf16, Dtype::Q4K, Dtype::Q4K),
+            (&[4, 40], bf16, Dtype::F16, Dtype::F16),
+        ] {
+            assert_eq!(converted_dtype(shape, source, target), expected, "{shape:?} {}", target.name());
+            if source == bf16 {
+                let source = tensor(bf16, shape, &weights(shape.iter().product()));
+                assert_eq!(convert("w", &source, target).unwrap().dtype, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_a_type_cannot_hold_are_refused_by_name() {
+        for (bad, target) in [
+            (f32::NAN, Dtype::Q8_0),
+            (f32::INFINITY, Dtype::Q4K),
+            (1e6, Dtype::Q6K),
+            (-1e6, Dtype::F16),
+            (1e6, Dtype::Q4_0),
+        ] {
+            let mut before = weights(512);
+            before[300] = bad;
+            let error = convert("blk.0.ffn_up", &tensor(Dtype::F32, &[2, 256], &before), target)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("blk.0.ffn_up") && error.contains(target.name()), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_of_zeros_stay_zeros() {
+        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+            let zeros = convert("w", &tensor(Dtype::F32, &[2, 256], &[0.0; 512]), target).unwrap();
+            assert!(values(&zeros).iter().all(|&value| value == 0.0), "{}", target.name());
+        }
+    }
+
+    #[test]
+    fn q4_k_is_no_worse_than_candles() {
+        let before = weights(64 * 256);
+        let ours = values(&convert("w", &tensor(Dtype::F32, &[64, 256], &before), Dtype::Q4K).unwrap());
+        let candle = Tensor::from_slice(&before, before.len(), &Device::Cpu).unwrap();
+        let candle = QTensor::quantize(&candle, GgmlDType::Q4K).unwrap().dequantize(&Device::Cpu).unwrap();
+        let candle: Vec<f32> = candle.to_vec1().unwrap();
+        let (ours, candle) = (relative_error(&before, &ours), relative_error(&before, &candle));
+        assert!(ours <= candle, "{ours} against {candle}");
+    }
+
+    /// Regression: candle 0.11 turns a constant group of 32 into zeros.
+    #[test]
+    fn constant_blocks_keep_their_value() {
+        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+            for constant in [0.5, -0.25, 0.02, 6e4] {
+                let same = convert("w", &tensor(Dtype::F32, &[1, 256], &[constant; 256]), target).unwrap();
+                let error = relative_error(&[constant; 256], &values(&same));
+                assert!(error < 0.02, "{} {constant}: {:?}", target.name(), &values(&same)[..2]);
+            }
+        }
+    }
 }

@@ -2,6 +2,8 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads nothing else.
 
+pub use crate::runtime::backend::Activation;
+
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
@@ -66,14 +68,6 @@ pub enum QkNorm {
 pub struct MlpConfig {
     pub intermediate_size: usize,
     pub activation: Activation,
-}
-
-/// The gate's activation in `down(act(gate(x)) * up(x))`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    Silu,
-    /// GELU in the tanh form (`gelu_pytorch_tanh`).
-    GeluTanh,
 }
 
 /// Rotary positions: pairs are (i, i + dim/2) of the first `dim` values of a head.

@@ -27,8 +27,8 @@ pub struct Parts<'a> {
     pub progress: &'a mut dyn FnMut(usize, usize),
 }
 
-/// Told what a matrix is for, gives it back in the type it is to be kept in.
-pub type Convert<'a> = &'a (dyn Fn(Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+/// Told a matrix's name and what it is for, gives it back in the type it is to be kept in.
+pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
 
 /// What a matrix is for: the table of tokens is more sensitive to rounding than the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,13 +123,11 @@ impl<B: Backend> Decoder<B> {
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = convert(Matrix::Vocabulary, file.embedding(vocab, hidden)?)?;
+        let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
+        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
         // Without a head of its own the model multiplies with the embedding table: one copy serves both.
         let (embedding, head) = match file.head(vocab, hidden)? {
-            Some(head) => {
-                let head = convert(Matrix::Vocabulary, head)?;
-                (backend.table(&embedding)?, Some(backend.weight(&head)?))
-            }
+            Some(head) => (backend.table(&embedding)?, Some(backend.weight(&vocabulary(head)?)?)),
             None => (backend.weight(&embedding)?, None),
         };
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
@@ -434,7 +432,8 @@ impl<B: Backend> LayerLoader<'_, B> {
     }
 
     fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        let weight = self.backend.weight(&(self.convert)(Matrix::Projection, linear.weight)?)?;
+        let weight =
+            self.backend.weight(&(self.convert)(&linear.name, Matrix::Projection, linear.weight)?)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(Projection { weight, bias })
     }

@@ -4,7 +4,7 @@ pub mod arch;
 pub mod config;
 pub mod decoder;
 pub mod rope;
-mod weights;
+pub mod weights;
 
 pub use config::*;
 

@@ -67,13 +67,14 @@ impl<'a> WeightFile<'a> {
     }
 
     /// The embedding table, `[vocab, hidden]`.
-    pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<HostTensor, LoadError> {
+    pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
         let name = self.global_name("embed_tokens.weight", "token_embd.weight");
-        self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))
+        let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
+        Ok(Linear { name, weight, bias: None })
     }
 
     /// The output matrix, `[vocab, hidden]`; `None` when it is the embedding table.
-    pub fn head(&self, vocab: usize, hidden: usize) -> Result<Option<HostTensor>, LoadError> {
+    pub fn head(&self, vocab: usize, hidden: usize) -> Result<Option<Linear>, LoadError> {
         if self.naming.tied == Some(true) {
             return Ok(None);
         }
@@ -82,8 +83,8 @@ impl<'a> WeightFile<'a> {
             false => &["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"],
         };
         for name in names {
-            if let Some(tensor) = self.find(name, &[vocab, hidden])? {
-                return Ok(Some(tensor));
+            if let Some(weight) = self.find(name, &[vocab, hidden])? {
+                return Ok(Some(Linear { name: (*name).to_owned(), weight, bias: None }));
             }
         }
         if self.naming.tied == Some(false) { Err(missing(names[0])) } else { Ok(None) }
@@ -122,7 +123,7 @@ impl<'a> WeightFile<'a> {
     fn optional_linear(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Option<Linear>, LoadError> {
         let Some(weight) = self.find(&format!("{name}.weight"), &[rows, cols])? else { return Ok(None) };
         let bias = self.find(&format!("{name}.bias"), &[rows])?.map(|bias| to_f32(&bias));
-        Ok(Some(Linear { weight, bias }))
+        Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
     }
 
     /// Projections stored one by one, or together as consecutive rows of one matrix (Phi-3).
@@ -163,6 +164,8 @@ impl<'a> WeightFile<'a> {
 /// A matrix `[out, in]` with an optional bias.
 #[derive(Debug, Clone)]
 pub struct Linear {
+    /// The tensor it came from.
+    pub name: String,
     pub weight: HostTensor,
     pub bias: Option<Vec<f32>>,
 }
@@ -170,7 +173,7 @@ pub struct Linear {
 impl Linear {
     fn slice_rows(&self, start: usize, end: usize) -> Linear {
         let bias = self.bias.as_ref().map(|bias| bias[start..end].to_vec());
-        Linear { weight: self.weight.slice_rows(start, end), bias }
+        Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
     }
 
     /// Puts rows that a GGUF converter interleaved (pairs side by side) back into half-split order.
@@ -193,7 +196,7 @@ impl Linear {
         }
         let weight = HostTensor { dtype: self.weight.dtype, shape: self.weight.shape, bytes: bytes.into() };
         let bias = self.bias.map(|bias| (0..rows).map(|row| bias[source_row(row)]).collect());
-        Linear { weight, bias }
+        Linear { name: self.name, weight, bias }
     }
 }
 
@@ -219,7 +222,7 @@ mod tests {
         let stored = [0.0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
         let weight = HostTensor { dtype: Dtype::F32, shape: vec![8, 1], bytes: bytes.into() };
-        let linear = Linear { weight, bias: Some(stored.to_vec()) }.deinterleave(4);
+        let linear = Linear { name: "q".into(), weight, bias: Some(stored.to_vec()) }.deinterleave(4);
         let expected: Vec<f32> = (0..8).map(|row| row as f32).collect();
         assert_eq!(to_f32(&linear.weight), expected);
         assert_eq!(linear.bias, Some(expected));

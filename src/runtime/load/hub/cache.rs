@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::ModelSource;
 use super::quant_tag::{GgufFile, group_shards};
 use super::reference::{Form, ModelRef};
 
@@ -220,6 +221,38 @@ fn models_in(repo: &Repo, snapshot: &Snapshot) -> Vec<CachedModel> {
     models
 }
 
+/// What a model's files say by their names and sizes alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    pub kind: ModelKind,
+    /// The file name's tag, or config.json's dtype.
+    pub quantization: Option<String>,
+    /// Size of the weights on disk, all parts.
+    pub bytes: u64,
+}
+
+/// Summarises files that [`super::resolve`] found.
+pub fn summary(source: &ModelSource) -> Summary {
+    match source {
+        ModelSource::Folder(dir) => Summary {
+            kind: ModelKind::Safetensors,
+            quantization: checkpoint_dtype(dir),
+            bytes: checkpoint_bytes(dir),
+        },
+        ModelSource::Gguf(path) => {
+            let dir = path.parent().unwrap_or(Path::new("."));
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let group = group_shards(&gguf_names(dir, 0)).into_iter().find(|file| file.first == name);
+            let parts = group.as_ref().map_or(vec![name.clone()], |file| file.parts.clone());
+            Summary {
+                kind: ModelKind::Gguf,
+                quantization: group.and_then(|file| file.tag),
+                bytes: parts.iter().map(|part| size(&dir.join(part))).sum(),
+            }
+        }
+    }
+}
+
 /// By tag where that says which file, else by file.
 fn gguf_reference(id: &str, file: &GgufFile, files: &[GgufFile]) -> String {
     match &file.tag {
@@ -246,7 +279,12 @@ fn checkpoint_dtype(dir: &Path) -> Option<String> {
     let config: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let at = |value: &serde_json::Value| {
         let dtype = value.get("dtype").or_else(|| value.get("torch_dtype"))?.as_str()?;
-        Some(dtype.trim_start_matches("torch.").to_owned())
+        Some(match dtype.trim_start_matches("torch.") {
+            "float32" => "f32".to_owned(),
+            "bfloat16" => "bf16".to_owned(),
+            "float16" => "f16".to_owned(),
+            other => other.to_owned(),
+        })
     };
     at(&config).or_else(|| at(config.get("text_config")?))
 }

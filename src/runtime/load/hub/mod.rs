@@ -15,7 +15,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::super::error::LoadError;
-pub use cache::{CachedModel, ModelKind, list};
+pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufFile, group_shards};
 use reference::Form;

@@ -124,8 +124,7 @@ pub fn quant_tag(stem: &str) -> Option<String> {
     let word_starts = (0..stem.len()).filter(|&i| i == 0 || !bytes[i - 1].is_ascii_alphanumeric());
     let ending = word_starts.filter_map(|i| Some((i, stem.get(i..)?))).find(|(_, text)| has_tag_shape(text));
     let (start, tag) = ending.or_else(|| {
-        let words = stem.split(['-', '.']);
-        let last = words.filter(|word| has_tag_shape(word)).last()?;
+        let last = stem.rsplit(['-', '.']).find(|word| has_tag_shape(word))?;
         Some((stem.rfind(last)?, last))
     })?;
     let dynamic = stem.get(..start).is_some_and(|before| {

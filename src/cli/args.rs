@@ -1,0 +1,348 @@
+//! Flag groups that several subcommands share, and how they become the engine's own types.
+//!
+//! Owns: names, help texts and the step from "given or not" to a value in force. Everything unset stays `None`
+//! until the model's own defaults are known, so that precedence is decided in one place. Loads nothing, reads no
+//! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::load::hub::Aliases;
+use crate::runtime::{Limits, Overflow, Sampling};
+
+/// Flags that every subcommand has.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalArgs {
+    /// When to use colours
+    ///
+    /// `auto` follows the stream (a terminal or not) and NO_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb.
+    #[arg(long, global = true, value_name = "WHEN", value_enum, hide_short_help = true)]
+    pub color: Option<ColorWhen>,
+
+    /// Say nothing on stderr but errors
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say more on stderr; twice for debugging, three times for everything
+    ///
+    /// LLMCTL_LOG takes a filter instead, e.g. `llmctl::runtime=debug`, and wins.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Read this configuration file instead of the user's
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
+    pub config: Option<PathBuf>,
+}
+
+/// `--color`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ColorWhen {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// Which model, and how it is held in memory.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
+    ///
+    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME).
+    #[arg(long, short, value_name = "REF")]
+    pub model: Option<String>,
+
+    /// Type of the weights in memory (default: as they are in the file)
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub dtype: Option<WeightDtype>,
+
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
+    pub quantize: Option<Quantize>,
+
+    /// Context size in tokens, prompt and answer together (default: the model's own)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    pub ctx: Option<usize>,
+
+    /// Threads to compute with (default: what the machine or its cgroup allows)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    pub threads: Option<usize>,
+
+    /// Type of the KV cache (default: f16)
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub kv_type: Option<KvType>,
+
+    /// Where to compute
+    #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
+    pub device: Option<Device>,
+
+    /// Use this Jinja chat template instead of the model's
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub chat_template: Option<PathBuf>,
+
+    /// What the configuration files call models; filled in after the parse.
+    #[arg(skip)]
+    pub aliases: Aliases,
+}
+
+/// `--dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WeightDtype {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// `--quantize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_k")]
+    Q4K,
+    #[value(name = "q6_k")]
+    Q6K,
+}
+
+/// `--kv-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvType {
+    F32,
+    F16,
+}
+
+/// `--device`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+    Metal,
+}
+
+/// How the next token is chosen. Unset options come from the model's generation_config.json, else mean greedy.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sampling (unset: what the model recommends, else greedy)")]
+pub struct SamplingArgs {
+    /// Randomness, 0 to 2; 0 always takes the most likely token
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+
+    /// Choose among the K most likely tokens; `all` for no limit
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<TopK>,
+
+    /// Choose among the most likely tokens that together have probability P, above 0 up to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+
+    /// Drop tokens less than P times as likely as the most likely one, 0 to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true, hide_short_help = true)]
+    pub min_p: Option<f32>,
+
+    /// Make tokens seen before less likely, above 0 up to 2; 1 is off
+    #[arg(long, value_name = "R", allow_negative_numbers = true, hide_short_help = true)]
+    pub repetition_penalty: Option<f32>,
+
+    /// Subtract from the logit of every token generated before, -2 to 2
+    #[arg(long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
+    pub presence_penalty: Option<f32>,
+
+    /// Subtract once for each time a token was generated before, -2 to 2
+    #[arg(long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
+    pub frequency_penalty: Option<f32>,
+
+    /// Add BIAS (-100 to 100) to the logit of token ID; may be repeated
+    #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', hide_short_help = true)]
+    pub logit_bias: Vec<TokenBias>,
+
+    /// Seed of the random choices; a drawn one is reported by --stats and json
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// When to stop.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Generate at most N tokens (default: to the end of the context)
+    #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub max_tokens: Option<usize>,
+
+    /// What to do when the prompt and --max-tokens together exceed the context (default: refuse)
+    #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
+    pub overflow: Option<OverflowPolicy>,
+
+    /// Stop before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+
+    /// Go on past the model's end-of-generation tokens
+    #[arg(long, hide_short_help = true)]
+    pub ignore_eos: bool,
+}
+
+/// `--overflow`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OverflowPolicy {
+    /// Say so and exit with 65
+    #[default]
+    Refuse,
+    /// Generate as much as fits
+    Clamp,
+}
+
+/// `--top-k`: a number, or `all` to undo what the model's publisher recommends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TopK {
+    All,
+    Best(usize),
+}
+
+impl FromStr for TopK {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            _ if text == "all" => Ok(TopK::All),
+            Ok(0) => Err("must be at least 1; `all` keeps all tokens".to_owned()),
+            Ok(count) => Ok(TopK::Best(count)),
+            Err(_) => Err("neither a number nor `all`".to_owned()),
+        }
+    }
+}
+
+/// `--logit-bias`: a token id and what is added to its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenBias {
+    pub id: u32,
+    pub bias: f32,
+}
+
+impl FromStr for TokenBias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (id, bias) = text.split_once('=').ok_or("not of the form ID=BIAS")?;
+        let id = id.trim().parse().map_err(|_| format!("{id:?} is not a token id"))?;
+        let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is not a number"))?;
+        Ok(Self { id, bias })
+    }
+}
+
+impl SamplingArgs {
+    /// The sampling in force: flag, else the publisher's recommendation, else the built-in default.
+    ///
+    /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
+    pub fn resolve(&self, defaults: &GenerationDefaults) -> (Sampling, Vec<String>) {
+        let built_in = Sampling::default();
+        let mut taken = Vec::new();
+        let mut choose = |name: &str, flag: Option<f32>, model: Option<f32>, otherwise: f32| {
+            if let (None, Some(value)) = (flag, model) {
+                taken.push(format!("{name} {value}"));
+            }
+            flag.or(model).unwrap_or(otherwise)
+        };
+        let temperature = choose("temperature", self.temperature, defaults.temperature, built_in.temperature);
+        let top_p = choose("top_p", self.top_p, defaults.top_p, built_in.top_p);
+        let min_p = choose("min_p", self.min_p, defaults.min_p, built_in.min_p);
+        let repetition_penalty = choose(
+            "repetition_penalty",
+            self.repetition_penalty,
+            defaults.repetition_penalty,
+            built_in.repetition_penalty,
+        );
+        let top_k = match (self.top_k, defaults.top_k) {
+            (Some(TopK::Best(count)), _) => Some(count),
+            (Some(TopK::All), _) | (None, None) => None,
+            (None, Some(count)) => {
+                taken.push(format!("top_k {count}"));
+                Some(count)
+            }
+        };
+        let sampling = Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty: self.presence_penalty.unwrap_or(built_in.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(built_in.frequency_penalty),
+            logit_bias: self
+                .logit_bias
+                .iter()
+                .map(|entry| (entry.id, entry.bias))
+                .collect::<BTreeMap<_, _>>(),
+            seed: self.seed,
+        };
+        (sampling, taken)
+    }
+}
+
+impl LimitArgs {
+    pub fn resolve(&self) -> Limits {
+        Limits {
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            overflow: match self.overflow.unwrap_or_default() {
+                OverflowPolicy::Refuse => Overflow::Refuse,
+                OverflowPolicy::Clamp => Overflow::Clamp,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_the_models_defaults_which_win_over_greedy() {
+        let defaults = GenerationDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            top_p: Some(0.95),
+            ..GenerationDefaults::default()
+        };
+        let args = SamplingArgs { temperature: Some(0.0), ..SamplingArgs::default() };
+        let (sampling, taken) = args.resolve(&defaults);
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.0, Some(20), 0.95));
+        assert_eq!(taken, ["top_p 0.95", "top_k 20"]);
+
+        let args = SamplingArgs { top_k: Some(TopK::All), top_p: Some(0.5), ..SamplingArgs::default() };
+        let (sampling, taken) = args.resolve(&defaults);
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.6, None, 0.5));
+        assert_eq!(taken, ["temperature 0.6"]);
+
+        let (sampling, taken) = SamplingArgs::default().resolve(&GenerationDefaults::default());
+        assert_eq!(sampling, Sampling::default());
+        assert!(taken.is_empty());
+    }
+
+    #[test]
+    fn top_k_has_no_zero_sentinel() {
+        assert_eq!("all".parse(), Ok(TopK::All));
+        assert_eq!("7".parse(), Ok(TopK::Best(7)));
+        assert!("0".parse::<TopK>().unwrap_err().contains("`all`"));
+        assert!("-1".parse::<TopK>().is_err());
+    }
+
+    #[test]
+    fn a_bias_is_an_id_and_a_number() {
+        assert_eq!("5=-100".parse(), Ok(TokenBias { id: 5, bias: -100.0 }));
+        for bad in ["5", "=1", "5=", "-5=1", "x=1", "5=much"] {
+            assert!(bad.parse::<TokenBias>().is_err(), "{bad}");
+        }
+    }
+}

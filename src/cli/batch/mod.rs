@@ -1,0 +1,584 @@
+//! `run --batch`: rows of a JSON Lines file to results in OpenAI's form, one row at a time.
+//!
+//! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is reported in
+//! its place and the rest go on; only what would hit every row (a full disk, a dead engine) ends the batch. A
+//! custom_id is answered once per file: an interrupted row leaves no trace, so that `--resume` answers it.
+
+pub mod results;
+pub mod row;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Map, Value, json};
+
+use super::error::{CommandError, Exit, Kind};
+use super::load;
+use super::output::OutputError;
+use super::run::answer::{Ending, Sink, generate};
+use super::run::llm::{Llm, render};
+use super::run::report::timings_json;
+use super::run::{RunArgs, system_prompt};
+use super::signal::Graceful;
+use super::terminal::Terminal;
+use crate::runtime::{Finish, Logprob, Outcome, Request, Token, Usage};
+use results::{Earlier, Results};
+use row::{Defaults, Form, Row, RowError, parse};
+
+/// A row longer than this is refused without being kept in memory.
+const MAX_ROW_BYTES: u64 = 64 << 20;
+
+/// How many refused rows are named on stderr; the rest are counted.
+const NAMED_FAILURES: usize = 5;
+
+/// What OpenAI's API gives for the log-probability of what cannot be.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// Runs the batch that `--batch` names.
+pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let path = args.batch.batch.as_deref().unwrap_or(Path::new("-"));
+    let (rows, total) = open_rows(path)?;
+    let (results, earlier) = match &args.batch.out {
+        Some(out) => Results::open(out, args.batch.resume)?,
+        None => (Results::stdout(), Earlier::default()),
+    };
+    if earlier.torn_bytes > 0 {
+        let torn = earlier.torn_bytes;
+        terminal
+            .note(&format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
+    }
+    let system = system_prompt(&args.prompt)?;
+    let llm = load::load(&args.model, terminal)?;
+    let defaults = Defaults {
+        sampling: args.sampling.resolve_for(llm.as_ref(), terminal),
+        limits: args.limits.resolve(),
+        logprobs: args.output.logprobs,
+        system,
+        raw: args.prompt.raw,
+        models: (!args.batch.any_model).then(|| known_names(llm.as_ref(), args)),
+    };
+    let progress = progress(total, terminal);
+    let mut batch = Batch::new(llm.as_ref(), &defaults, results, earlier);
+    let start = Instant::now();
+    let stopped = batch.answer_all(rows, &progress, terminal);
+    progress.finish_and_clear();
+    let counts = &batch.counts;
+    terminal.note(&format!(
+        "batch: {} answered, {} failed, {} skipped as finished before",
+        counts.answered, counts.failed, counts.skipped
+    ));
+    if args.output.stats {
+        terminal.report(&stats(counts, start.elapsed()));
+    }
+    match stopped? {
+        Stopped::Signal(number) => Ok(Exit::Signal(number)),
+        Stopped::ReaderGone => Ok(Exit::Success),
+        Stopped::End if counts.failed + batch.earlier.failed > 0 => Ok(Exit::FailedRows),
+        Stopped::End => Ok(Exit::Success),
+    }
+}
+
+/// `--stats`: the tokens of all rows of this run.
+fn stats(counts: &Counts, time: Duration) -> String {
+    let Usage { prompt_tokens, cached_tokens, completion_tokens } = counts.usage;
+    let rate = completion_tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
+    format!(
+        "prefill      {prompt_tokens} tokens, {cached_tokens} cached\n\
+         decode       {completion_tokens} tokens\n\
+         total        {:.1} s, {rate:.1} generated tok/s with everything",
+        time.as_secs_f64()
+    )
+}
+
+/// What a row may call the loaded model: its own name, or the reference that the user gave.
+fn known_names(llm: &dyn Llm, args: &RunArgs) -> Vec<String> {
+    [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
+}
+
+/// The rows, and how many lines they are where that can be known beforehand.
+fn open_rows(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>), CommandError> {
+    if path == Path::new("-") {
+        return Ok((Box::new(io::stdin().lock()), None));
+    }
+    let not_found = |error| CommandError::new(Kind::NotFound, error).context(path.display().to_string());
+    let file = File::open(path).map_err(not_found)?;
+    let metadata = file.metadata().map_err(not_found)?;
+    if metadata.is_dir() {
+        return Err(not_found(io::ErrorKind::IsADirectory.into()));
+    }
+    let total = if metadata.is_file() { Some(count_rows(path).map_err(not_found)?) } else { None };
+    Ok((Box::new(BufReader::new(file)), total))
+}
+
+fn count_rows(path: &Path) -> io::Result<u64> {
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let (mut count, mut is_blank) = (0, true);
+    loop {
+        let chunk = reader.fill_buf()?;
+        if chunk.is_empty() {
+            return Ok(count + u64::from(!is_blank));
+        }
+        for byte in chunk {
+            if *byte == b'\n' {
+                count += u64::from(!is_blank);
+                is_blank = true;
+            } else if !byte.is_ascii_whitespace() {
+                is_blank = false;
+            }
+        }
+        let length = chunk.len();
+        reader.consume(length);
+    }
+}
+
+fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
+    if !terminal.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let template = match total {
+        Some(_) => "{bar:30} {pos}/{len} rows, {per_sec}, ETA {eta} {msg}",
+        None => "{spinner} {pos} rows, {per_sec} {msg}",
+    };
+    let style = ProgressStyle::with_template(template).expect("the template is constant and valid");
+    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style)
+}
+
+/// Why the rows came to an end.
+#[derive(Debug, PartialEq, Eq)]
+enum Stopped {
+    End,
+    Signal(u8),
+    /// Of results that go to stdout.
+    ReaderGone,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    answered: usize,
+    failed: usize,
+    skipped: usize,
+    usage: Usage,
+}
+
+impl Counts {
+    fn add(&mut self, usage: &Usage) {
+        self.usage.prompt_tokens += usage.prompt_tokens;
+        self.usage.cached_tokens += usage.cached_tokens;
+        self.usage.completion_tokens += usage.completion_tokens;
+    }
+}
+
+/// A batch under way.
+struct Batch<'a> {
+    llm: &'a dyn Llm,
+    defaults: &'a Defaults,
+    results: Results,
+    earlier: Earlier,
+    /// How many rows of this file had each custom_id.
+    seen: HashMap<String, usize>,
+    counts: Counts,
+}
+
+impl<'a> Batch<'a> {
+    fn new(llm: &'a dyn Llm, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
+        let (seen, counts) = Default::default();
+        Self { llm, defaults, results, earlier, seen, counts }
+    }
+
+    fn answer_all(
+        &mut self,
+        mut rows: Box<dyn BufRead>,
+        progress: &ProgressBar,
+        terminal: &Terminal,
+    ) -> Result<Stopped, CommandError> {
+        let graceful = Graceful::begin();
+        let mut number = 0;
+        let reading = |error| CommandError::new(Kind::Io, error).context("reading the batch");
+        while let Some(line) = read_row(rows.as_mut()).map_err(reading)? {
+            number += 1;
+            if let Some(signal) = graceful.received() {
+                return Ok(Stopped::Signal(signal));
+            }
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let (id, row) = self.name(&line, number);
+            let Some(row) = row else {
+                self.counts.skipped += 1;
+                progress.set_length(progress.length().unwrap_or(1).saturating_sub(1));
+                continue;
+            };
+            let answer = match row.map(|row| self.answer(&row, &graceful)) {
+                Ok(Answered::Body(body, usage)) => {
+                    self.counts.add(&usage);
+                    Ok(body)
+                }
+                Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
+                Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
+                Err(error) => Err(error),
+            };
+            self.note(&id, number, &answer, progress, terminal);
+            match self.results.append(&result_row(&id, number, answer)) {
+                Ok(()) => progress.inc(1),
+                Err(OutputError::Closed) => return Ok(Stopped::ReaderGone),
+                Err(OutputError::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
+    }
+
+    /// The row's name and what is to be done with it; `None` when an earlier run did it.
+    fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
+        let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
+            false => parse(line, number, self.defaults),
+            true => {
+                let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
+                (format!("line-{number}"), Err(RowError::new("row_too_long", message)))
+            }
+        };
+        let nth = self.seen.entry(id.clone()).or_default();
+        *nth += 1;
+        let row = match *nth {
+            nth if nth <= self.earlier.rows.get(&id).copied().unwrap_or(0) => None,
+            1 => Some(row),
+            _ => {
+                let message = format!("custom_id {id:?} was used by an earlier row");
+                Some(Err(RowError::new("duplicate_custom_id", message)))
+            }
+        };
+        (id, row)
+    }
+
+    fn answer(&self, row: &Row, graceful: &Graceful) -> Answered {
+        let rendered = match render(self.llm, &row.ask, "") {
+            Ok(rendered) => rendered,
+            Err(error) => return Answered::Failed(error),
+        };
+        let request = Request {
+            prompt: rendered.tokens,
+            sampling: row.sampling.clone(),
+            limits: row.limits.clone(),
+            logprobs: row.logprobs,
+            ..Request::default()
+        };
+        let mut collected = Collected::default();
+        match generate(self.llm, request, graceful, &mut collected) {
+            Err(error) => Answered::Failed(error),
+            // A row that ended by itself while the signal came is a finished row.
+            Ok(Ending::Done { outcome, signal }) => {
+                match signal.filter(|_| outcome.finish == Finish::Cancelled) {
+                    Some(signal) => Answered::Stopped(signal),
+                    None => Answered::Body(body(self.llm, row, &collected, &outcome), outcome.usage),
+                }
+            }
+            // Collecting in memory has no reader that could go.
+            Ok(Ending::ReaderGone { .. }) => {
+                Answered::Failed(CommandError::new(Kind::Bug, anyhow::anyhow!("an answer was not taken")))
+            }
+        }
+    }
+
+    fn note(
+        &mut self,
+        id: &str,
+        number: usize,
+        answer: &Result<Value, RowError>,
+        progress: &ProgressBar,
+        terminal: &Terminal,
+    ) {
+        let Err(error) = answer else {
+            self.counts.answered += 1;
+            return;
+        };
+        self.counts.failed += 1;
+        let message = match self.counts.failed {
+            count if count <= NAMED_FAILURES => format!("row {id:?} (line {number}): {}", error.message),
+            count if count == NAMED_FAILURES + 1 => "more rows failed; the results name them".to_owned(),
+            _ => return,
+        };
+        progress.suspend(|| terminal.warn(&message));
+    }
+}
+
+enum Answered {
+    Body(Value, Usage),
+    Failed(CommandError),
+    Stopped(u8),
+}
+
+/// A line without its end, or `None` at the end. Of a line that is too long only the beginning is kept.
+fn read_row(rows: &mut dyn BufRead) -> io::Result<Option<Vec<u8>>> {
+    let (mut line, mut any) = (Vec::new(), false);
+    loop {
+        let chunk = match rows.fill_buf() {
+            Ok(chunk) => chunk,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if chunk.is_empty() {
+            return Ok(any.then_some(line));
+        }
+        any = true;
+        let end = chunk.iter().position(|byte| *byte == b'\n');
+        let content = &chunk[..end.unwrap_or(chunk.len())];
+        if line.len() as u64 <= MAX_ROW_BYTES {
+            line.extend_from_slice(content);
+        }
+        let used = content.len() + usize::from(end.is_some());
+        rows.consume(used);
+        if end.is_some() {
+            return Ok(Some(line));
+        }
+    }
+}
+
+/// Text and tokens of one answer.
+#[derive(Default)]
+struct Collected {
+    text: String,
+    tokens: Vec<Token>,
+}
+
+impl Sink for Collected {
+    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.text.push_str(text);
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+}
+
+/// A row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that either may be read.
+fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value {
+    let (status, body, error) = match answer {
+        Ok(body) => (200, body, Value::Null),
+        Err(error) => {
+            let body = json!({"error": error.to_json()});
+            (error.status, body, json!({"code": error.code, "message": error.message}))
+        }
+    };
+    json!({
+        "id": format!("batch_req_{number}"),
+        "custom_id": id,
+        "response": {"status_code": status, "request_id": format!("req_{number}"), "body": body},
+        "error": error,
+    })
+}
+
+/// OpenAI's result object, with what it has no place for under `llmctl`.
+fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let logprobs = row.logprobs.map(|_| match row.form {
+        Form::Chat => chat_logprobs(llm, &collected.tokens),
+        Form::Completion => completion_logprobs(llm, &collected.tokens),
+    });
+    let (object, said) = match row.form {
+        Form::Chat => {
+            ("chat.completion", ("message", json!({"role": "assistant", "content": collected.text})))
+        }
+        Form::Completion => ("text_completion", ("text", collected.text.clone().into())),
+    };
+    json!({
+        "object": object,
+        "created": created,
+        "model": llm.info().name,
+        "choices": [{
+            "index": 0,
+            said.0: said.1,
+            "logprobs": logprobs,
+            "finish_reason": outcome.finish.reason(),
+        }],
+        "usage": usage(&outcome.usage),
+        "llmctl": {
+            "seed": outcome.seed,
+            "timings": timings_json(&outcome.timings, &outcome.usage, llm.info()),
+        },
+    })
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { IMPOSSIBLE }
+}
+
+fn chat_logprobs(llm: &dyn Llm, tokens: &[Token]) -> Value {
+    let piece = |id: u32, logprob: f32| {
+        let bytes = llm.token_bytes(id);
+        json!({"token": String::from_utf8_lossy(&bytes), "logprob": finite(logprob), "bytes": bytes})
+    };
+    let content = tokens.iter().filter_map(|token| {
+        let Logprob { logprob, top } = token.logprob.as_ref()?;
+        let mut entry = piece(token.id, *logprob);
+        entry["top_logprobs"] = top.iter().map(|(id, logprob)| piece(*id, *logprob)).collect();
+        Some(entry)
+    });
+    json!({"content": content.collect::<Vec<_>>()})
+}
+
+fn completion_logprobs(llm: &dyn Llm, tokens: &[Token]) -> Value {
+    let text = |id: u32| String::from_utf8_lossy(&llm.token_bytes(id)).into_owned();
+    let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    let mut offset = 0;
+    for token in tokens {
+        let Some(Logprob { logprob, top }) = &token.logprob else { continue };
+        let piece = text(token.id);
+        let top: Map<_, _> = top.iter().map(|(id, logprob)| (text(*id), finite(*logprob).into())).collect();
+        offsets.push(offset);
+        offset += piece.chars().count();
+        texts.push(piece);
+        logprobs.push(finite(*logprob));
+        tops.push(Value::Object(top));
+    }
+    json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::run::llm::script::{Script, saying};
+    use super::*;
+    use crate::cli::args::ColorWhen;
+    use crate::runtime::{Error, Event, Sampling};
+
+    /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
+    fn batch(
+        script: &Script,
+        input: &str,
+        folder: &Path,
+    ) -> (Result<Stopped, CommandError>, Counts, Vec<Value>) {
+        let out = folder.join("out.jsonl");
+        let (results, earlier) = Results::open(&out, true).expect("a file of results");
+        let defaults = Defaults { models: Some(vec!["script".to_owned()]), ..Defaults::default() };
+        let mut batch = Batch::new(script, &defaults, results, earlier);
+        let rows = Box::new(io::Cursor::new(input.to_owned().into_bytes()));
+        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
+        let text = std::fs::read_to_string(&out).expect("the results");
+        let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        (stopped, batch.counts, rows)
+    }
+
+    const INPUT: &str = r#"{"custom_id":"a","prompt":"say one"}
+
+{"custom_id":"b","prompt":"say two","temperature":9}
+not json
+{"custom_id":"a","prompt":"say again"}
+{"prompt":"say five"}
+"#;
+
+    fn ids(rows: &[Value]) -> Vec<&str> {
+        rows.iter().map(|row| row["custom_id"].as_str().expect("an id")).collect()
+    }
+
+    #[test]
+    fn bad_rows_are_reported_in_their_place_and_the_rest_go_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (stopped, counts, rows) = batch(&Script::default(), INPUT, folder.path());
+        assert_eq!(stopped.expect("no error"), Stopped::End);
+        assert_eq!((counts.answered, counts.failed, counts.skipped), (2, 3, 0));
+        assert_eq!(counts.usage.completion_tokens, "onefive".len());
+        assert_eq!(ids(&rows), ["a", "b", "line-4", "a", "line-6"]);
+        let content = |row: &Value| row["response"]["body"]["choices"][0]["message"]["content"].clone();
+        assert_eq!((content(&rows[0]), content(&rows[4])), (json!("one"), json!("five")));
+        let codes: Vec<_> = rows.iter().map(|row| row["error"]["code"].as_str().unwrap_or("")).collect();
+        assert_eq!(codes, ["", "invalid_value", "invalid_json", "duplicate_custom_id", ""]);
+        assert_eq!(rows[1]["response"]["status_code"], 400);
+        assert_eq!(rows[1]["response"]["body"]["error"]["param"], "temperature");
+        assert_eq!(rows[0]["error"], Value::Null);
+    }
+
+    #[test]
+    fn resume_answers_only_what_is_missing_wherever_it_was_cut() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, _, whole) = batch(&Script::default(), INPUT, folder.path());
+        let out = folder.path().join("out.jsonl");
+        let full = std::fs::read(&out).expect("the results");
+        let strip = |rows: Vec<Value>| {
+            let one = |mut row: Value| {
+                row["response"]["body"]["created"] = Value::Null;
+                row
+            };
+            rows.into_iter().map(one).collect::<Vec<_>>()
+        };
+        let whole = strip(whole);
+        for cut in (0..=full.len()).step_by(37) {
+            std::fs::write(&out, &full[..cut]).expect("a cut file");
+            let kept = full[..cut].iter().filter(|byte| **byte == b'\n').count();
+            let (_, counts, rows) = batch(&Script::default(), INPUT, folder.path());
+            assert_eq!(strip(rows), whole, "cut at {cut}");
+            assert_eq!(counts.skipped, kept, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_failed_forward_pass_costs_one_row_and_a_dead_engine_the_batch() {
+        let input = "{\"prompt\":\"x one\"}\n{\"prompt\":\"x two\"}\n";
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default();
+        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::Backend("nan".into()))]);
+        let (stopped, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((stopped.expect("goes on"), counts.answered, counts.failed), (Stopped::End, 1, 1));
+        assert_eq!(rows[0]["response"]["status_code"], 500);
+
+        let folder = tempfile::tempdir().expect("a folder");
+        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::EngineGone)]);
+        let (stopped, _, rows) = batch(&script, input, folder.path());
+        assert_eq!((stopped.unwrap_err().kind, rows.len()), (Kind::Bug, 0));
+    }
+
+    #[test]
+    fn the_context_is_never_cut_silently() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let long = format!("{{\"prompt\":\"{}\"}}\n", "x".repeat(200));
+        let (_, counts, rows) = batch(&Script::default(), &long, folder.path());
+        assert_eq!(counts.failed, 1);
+        assert_eq!(rows[0]["error"]["code"], "context_length_exceeded");
+    }
+
+    #[test]
+    fn results_have_openais_shape() {
+        let script = Script::default();
+        for _ in 0..2 {
+            script.answers.borrow_mut().push_back(saying("hi", 4, Finish::Eos(0)));
+        }
+        let row = |form, text| {
+            let ask = super::super::run::llm::Ask::Text(String::from(text));
+            Row { form, ask, sampling: Sampling::default(), limits: Default::default(), logprobs: Some(2) }
+        };
+        let defaults = Defaults::default();
+        let batch = Batch::new(&script, &defaults, Results::stdout(), Earlier::default());
+        let both = [row(Form::Chat, "q"), row(Form::Completion, "q")].map(|row| {
+            let Answered::Body(mut body, _) = batch.answer(&row, &Graceful::begin()) else {
+                panic!("an answer")
+            };
+            body["created"] = 0.into();
+            result_row("q1", 1, Ok(body))
+        });
+        insta::assert_snapshot!("batch_results", format!("{:#}", json!(both)));
+    }
+
+    #[test]
+    fn rows_are_counted_as_they_are_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("in.jsonl");
+        for (text, expected) in [("", 0), ("\n \n", 0), ("a\nb", 2), ("a\n\nb\n", 2)] {
+            std::fs::write(&path, text).expect("a file");
+            let (mut rows, total) = open_rows(&path).expect("rows");
+            let mut read = 0;
+            while let Some(line) = read_row(rows.as_mut()).expect("a line") {
+                read += u64::from(!line.trim_ascii().is_empty());
+            }
+            assert_eq!((total, read), (Some(expected), expected), "{text:?}");
+        }
+    }
+}

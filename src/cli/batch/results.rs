@@ -1,0 +1,209 @@
+//! Where the results of a batch go: a file that survives a kill, or stdout.
+//!
+//! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume` cuts off.
+//! The file is locked while it is written to: two batches into one file would tear each other's lines.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, StdoutLock, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::output::{Output, OutputError};
+
+/// The rows that a file holds already.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Earlier {
+    /// How many results there are per custom_id (more than one only for refused duplicates).
+    pub rows: HashMap<String, usize>,
+    pub failed: usize,
+    /// Bytes of a torn last line that were cut off.
+    pub torn_bytes: u64,
+}
+
+/// An open target.
+pub struct Results(Target);
+
+enum Target {
+    Stdout(Output<StdoutLock<'static>>),
+    File { file: File, path: PathBuf, is_regular: bool },
+}
+
+impl Results {
+    pub fn stdout() -> Self {
+        Self(Target::Stdout(Output::stdout()))
+    }
+
+    /// Opens, locks and reads the file.
+    ///
+    /// # Errors
+    /// `Usage` when it has content and `resume` is not set, `Temporary` when another process writes to it,
+    /// `BadData` when it holds something else than results, `Io`.
+    pub fn open(path: &Path, resume: bool) -> Result<(Self, Earlier), CommandError> {
+        let named = |error: io::Error| CommandError::new(Kind::Io, error).context(path.display().to_string());
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = file.map_err(named)?;
+        let is_regular = file.metadata().map_err(named)?.is_file();
+        let mut earlier = Earlier::default();
+        if is_regular {
+            lock(&file, path)?;
+            if file.metadata().map_err(named)?.len() > 0 && !resume {
+                let message = format!("{} exists and is not empty", path.display());
+                return Err(CommandError::usage(message).hint("go on with it by --resume, or remove it"));
+            }
+            earlier = read_earlier(&mut file, path)?;
+            sync_folder(path);
+        }
+        Ok((Self(Target::File { file, path: path.to_owned(), is_regular }), earlier))
+    }
+
+    /// Appends one row; when this returns, a kill does not lose it.
+    pub fn append(&mut self, row: &Value) -> Result<(), OutputError> {
+        match &mut self.0 {
+            Target::Stdout(output) => output.line(&row.to_string()),
+            Target::File { file, path, is_regular } => {
+                let line = format!("{row}\n");
+                append(file, line.as_bytes(), *is_regular)
+                    .map_err(|error| OutputError::new(&path.display().to_string(), error))
+            }
+        }
+    }
+}
+
+fn append(file: &mut File, line: &[u8], is_regular: bool) -> io::Result<()> {
+    if !is_regular {
+        return file.write_all(line);
+    }
+    let end = file.seek(SeekFrom::End(0))?;
+    let written = file.write_all(line).and_then(|()| file.sync_data());
+    if written.is_err() {
+        // Half a line helps nobody; if this fails too, --resume cuts it off.
+        let _ = file.set_len(end);
+    }
+    written
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), CommandError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            let message = format!("{} is in use by another batch", path.display());
+            Err(CommandError::new(Kind::Temporary, anyhow::anyhow!(message)))
+        }
+        // Some network file systems have no locks; that is no reason not to write there.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(error)) => {
+            Err(CommandError::new(Kind::Io, error).context(format!("locking {}", path.display())))
+        }
+    }
+}
+
+/// A new name in a folder is durable only once the folder is synced. Not every file system can.
+fn sync_folder(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+}
+
+/// How every row that llmctl writes begins.
+const ROW_START: &[u8] = b"{\"id\":\"batch_req_";
+
+#[derive(Deserialize)]
+struct EarlierRow {
+    custom_id: String,
+    error: Option<IgnoredAny>,
+}
+
+/// Reads what is there and cuts off a torn last line.
+fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
+    let io = |error: io::Error| CommandError::new(Kind::Io, error).context(path.display().to_string());
+    let length = file.metadata().map_err(io)?.len();
+    let mut reader = BufReader::new(&*file);
+    let (mut earlier, mut line, mut good, mut number) = (Earlier::default(), Vec::new(), 0, 0);
+    loop {
+        line.clear();
+        let read = reader.read_until(b'\n', &mut line).map_err(io)? as u64;
+        number += 1;
+        let is_whole = line.ends_with(b"\n");
+        match serde_json::from_slice::<EarlierRow>(&line) {
+            _ if read == 0 => break,
+            Ok(row) if is_whole => {
+                *earlier.rows.entry(row.custom_id).or_default() += 1;
+                earlier.failed += usize::from(row.error.is_some());
+                good += read;
+            }
+            // The last line, torn by a kill.
+            _ if !is_whole => break,
+            Ok(_) | Err(_) => {
+                let message = format!("{}: line {number} is not the result of a batch", path.display());
+                return Err(CommandError::bad_data(message).hint("give another --out"));
+            }
+        }
+    }
+    // A torn only line must be the start of one of ours: otherwise a wrong --out would be emptied.
+    let is_ours = good > 0 || line.starts_with(ROW_START) || ROW_START.starts_with(&line);
+    if !is_ours {
+        let message = format!("{} does not hold the results of a batch", path.display());
+        return Err(CommandError::bad_data(message).hint("give another --out"));
+    }
+    earlier.torn_bytes = length - good;
+    if earlier.torn_bytes > 0 {
+        file.set_len(good).and_then(|()| file.sync_all()).map_err(io)?;
+    }
+    Ok(earlier)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: &str = r#"{"id":"batch_req_1","custom_id":"a","response":{},"error":null}"#;
+    const FAILED: &str = r#"{"id":"batch_req_2","custom_id":"b","response":null,"error":{"code":"x"}}"#;
+
+    fn resumed(content: &str) -> (Result<Earlier, Kind>, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.jsonl");
+        std::fs::write(&path, content).expect("a file");
+        let earlier = Results::open(&path, true).map(|(_, earlier)| earlier).map_err(|error| error.kind);
+        (earlier, std::fs::read_to_string(&path).expect("the file"))
+    }
+
+    #[test]
+    fn a_torn_last_line_is_cut_off_and_the_rest_kept() {
+        for torn in ["", "{", "{\"id\":\"batch_req_3\",\"custom_id\":\"c", "\0\0\0", FAILED] {
+            let whole = format!("{ROW}\n{FAILED}\n");
+            let (earlier, left) = resumed(&format!("{whole}{torn}"));
+            let earlier = earlier.expect("resumable");
+            assert_eq!(left, whole, "{torn:?}");
+            assert_eq!((earlier.rows.len(), earlier.failed, earlier.torn_bytes), (2, 1, torn.len() as u64));
+        }
+        let (earlier, left) = resumed(&ROW[..20]);
+        assert_eq!((earlier.expect("resumable").rows.len(), left.as_str()), (0, ""));
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_left_alone() {
+        for other in ["my thesis\n", "my thesis", "{\"a\":1}\n", "{\"prompt\":\"x\"}"] {
+            assert_eq!(resumed(other), (Err(Kind::BadData), other.to_owned()));
+        }
+        let middle = format!("{ROW}\nnot a row\n{FAILED}\n");
+        assert_eq!(resumed(&middle), (Err(Kind::BadData), middle));
+    }
+
+    #[test]
+    fn content_needs_resume_and_a_lock_keeps_others_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.jsonl");
+        let (mut results, earlier) = Results::open(&path, false).expect("a new file");
+        assert_eq!(earlier, Earlier::default());
+        let kind = |resume| Results::open(&path, resume).map(drop).unwrap_err().kind;
+        assert_eq!(kind(true), Kind::Temporary);
+        results.append(&serde_json::from_str(ROW).expect("JSON")).expect("written");
+        drop(results);
+        assert_eq!(kind(false), Kind::Usage);
+        assert_eq!(std::fs::read_to_string(&path).expect("the file"), format!("{ROW}\n"));
+    }
+}

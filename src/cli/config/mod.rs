@@ -1,0 +1,414 @@
+//! Configuration files: found, read, and put under the command line.
+//!
+//! Precedence: flag > `LLMCTL_*` > project file > user file > (the model's own defaults) > built-in. The first
+//! two and the last are clap's; the files come between them as clap default values, so that there is one rule and
+//! one parser. Within a file a subcommand's table wins over the top. A value from a file yields to a flag or
+//! variable that it conflicts with, and to a conflicting value of a file that wins over it.
+
+pub mod file;
+pub mod shape;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+
+use super::error::{CommandError, Kind};
+use super::places::Places;
+use crate::runtime::load::hub::Aliases;
+use file::{ConfigFile, Entry, Problem};
+use shape::Shape;
+
+/// The project's file, in the working directory.
+const PROJECT_FILE: &str = "llmctl.toml";
+
+/// A configuration file is written by hand; more than this is something else.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Where a configuration file was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Looked {
+    pub role: Role,
+    pub path: PathBuf,
+    pub exists: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Project,
+    User,
+    /// Named by `--config` or LLMCTL_CONFIG, in place of the user's.
+    Named,
+}
+
+impl Role {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Project => "project",
+            Role::User => "user",
+            Role::Named => "named",
+        }
+    }
+}
+
+/// All configuration files of this call.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// The one that wins first.
+    files: Vec<ConfigFile>,
+    looked: Vec<Looked>,
+    /// Why the files cannot be used.
+    problem: Option<String>,
+    /// Global flags of this command line, by id.
+    flags: BTreeMap<String, Vec<String>>,
+}
+
+/// Values that files give to the flags of one command, by the flags' ids.
+type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a Entry)>;
+
+impl Config {
+    /// Reads the files of this call. What is wrong with them is kept for [`Config::check`], because a command such
+    /// as `doctor` goes on without.
+    pub fn read(named: Option<&Path>, places: &Places, command: &Command) -> Config {
+        let user = places.config.as_ref().map(|dir| dir.join("config.toml"));
+        let second = match named {
+            Some(path) => Some((Role::Named, path.to_path_buf())),
+            None => user.map(|path| (Role::User, path)),
+        };
+        let mut config = Config::default();
+        let mut problems = Vec::new();
+        for (role, path) in std::iter::once((Role::Project, PathBuf::from(PROJECT_FILE))).chain(second) {
+            let exists = path.exists();
+            if exists || role == Role::Named {
+                match read_file(&path, command) {
+                    Ok(file) => config.files.push(file),
+                    Err(found) => problems.extend(found),
+                }
+            }
+            config.looked.push(Looked { role, path, exists });
+        }
+        config.problem = (!problems.is_empty()).then(|| problems.join("\n"));
+        config
+    }
+
+    /// # Errors
+    /// [`Kind::Config`] with everything that is wrong in the files, or with a file that was named but is not there.
+    pub fn check(&self) -> Result<(), CommandError> {
+        match &self.problem {
+            Some(problem) => Err(CommandError::new(Kind::Config, anyhow::anyhow!("{problem}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps the global flags that `matches` has from the command line, for `config show`.
+    fn remember_flags(&mut self, matches: &ArgMatches, command: &Command) {
+        for arg in command.get_arguments().filter(|arg| shape::key(arg).is_some()) {
+            let id = arg.get_id().as_str();
+            if matches.value_source(id) != Some(ValueSource::CommandLine) {
+                continue;
+            }
+            let words = match Shape::of(arg) {
+                Shape::Count => vec![matches.get_count(id).to_string()],
+                _ => matches
+                    .get_raw(id)
+                    .into_iter()
+                    .flatten()
+                    .map(|w| w.to_string_lossy().into_owned())
+                    .collect(),
+            };
+            self.flags.insert(id.to_owned(), words);
+        }
+    }
+
+    /// The words of a global flag given on the command line.
+    pub fn flag(&self, id: &str) -> Option<&[String]> {
+        self.flags.get(id).map(Vec::as_slice)
+    }
+
+    pub fn looked(&self) -> &[Looked] {
+        &self.looked
+    }
+
+    /// Model names, the winning file's first choice.
+    pub fn aliases(&self) -> Aliases {
+        self.alias_origins().map(|(_, alias)| (alias.name.clone(), alias.reference.clone())).collect()
+    }
+
+    /// The aliases in force with the files they are from.
+    pub fn alias_origins(&self) -> impl Iterator<Item = (&ConfigFile, &file::Alias)> {
+        let mut seen = BTreeSet::new();
+        let all = self.files.iter().flat_map(|file| file.aliases.iter().map(move |alias| (file, alias)));
+        all.filter(move |(_, alias)| seen.insert(alias.name.clone()))
+    }
+
+    /// `command` with the files' values as default values of the subcommand that `matches` found. Files that
+    /// cannot be used, also because one gives values that exclude each other, leave it as it is.
+    pub fn apply(mut self, command: Command, matches: &ArgMatches) -> (Config, Command) {
+        self.remember_flags(matches, &command);
+        if self.problem.is_some() {
+            return (self, command);
+        }
+        match self.with_defaults(command.clone(), matches) {
+            Ok(configured) => (self, configured),
+            Err(error) => {
+                self.problem = Some(error.to_string());
+                (self, command)
+            }
+        }
+    }
+
+    fn with_defaults(&self, command: Command, matches: &ArgMatches) -> Result<Command, CommandError> {
+        let Some((name, sub_matches)) = matches.subcommand() else { return Ok(command) };
+        let mut explicit = explicit_ids(matches);
+        explicit.extend(explicit_ids(sub_matches));
+        let root = self.chosen(&command, Some(name), &explicit)?;
+        let command = match command.find_subcommand(name) {
+            Some(subcommand) => {
+                let values = self.chosen(subcommand, Some(name), &explicit)?;
+                command.mut_subcommand(name, |sub| sub.mut_args(|arg| with_default(arg, &values)))
+            }
+            None => command,
+        };
+        Ok(command.mut_args(|arg| with_default(arg, &root)))
+    }
+
+    /// What the files say about the flags of `command`, in the table `scope` or at the top.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when one file gives values that exclude each other.
+    pub fn chosen(
+        &self,
+        command: &Command,
+        scope: Option<&str>,
+        explicit: &BTreeSet<String>,
+    ) -> Result<Chosen<'_>, CommandError> {
+        let mut chosen = Chosen::new();
+        for layer in self.layers(scope) {
+            let held: BTreeSet<String> = explicit.iter().chain(chosen.keys()).cloned().collect();
+            let mut fresh: Vec<(&Arg, &ConfigFile, &Entry)> = Vec::new();
+            for (file, entry) in layer {
+                let Some(arg) = file::find(command, &entry.key) else { continue };
+                let fits = entry.values.iter().all(|value| shape::check(arg, value).is_ok());
+                let id = arg.get_id().as_str();
+                if !fits || held.contains(id) || held.iter().any(|other| conflict(command, id, other)) {
+                    continue;
+                }
+                if let Some((_, _, other)) =
+                    fresh.iter().find(|(a, ..)| conflict(command, id, a.get_id().as_str()))
+                {
+                    return Err(excluded(file, entry, other));
+                }
+                fresh.push((arg, file, entry));
+            }
+            chosen.extend(
+                fresh.into_iter().map(|(arg, file, entry)| (arg.get_id().to_string(), (file, entry))),
+            );
+        }
+        Ok(chosen)
+    }
+
+    /// Entries in groups of equal precedence, the winning group first.
+    fn layers(&self, scope: Option<&str>) -> Vec<Vec<(&ConfigFile, &Entry)>> {
+        let of = |file, wanted: Option<&str>| -> Vec<(&ConfigFile, &Entry)> {
+            let file: &ConfigFile = file;
+            file.entries.iter().filter(|e| e.scope.as_deref() == wanted).map(|e| (file, e)).collect()
+        };
+        self.files
+            .iter()
+            .flat_map(|file| {
+                let top = of(file, None);
+                if scope.is_some() { vec![of(file, scope), top] } else { vec![top] }
+            })
+            .collect()
+    }
+}
+
+fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> {
+    let failed = |error: &dyn std::fmt::Display| vec![format!("{}: {error}", path.display())];
+    let size = fs::metadata(path).map_err(|error| failed(&error))?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(failed(&format!("{size} bytes are too many for a configuration file")));
+    }
+    let bytes = fs::read(path).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(bytes).map_err(|_| failed(&"is not UTF-8 text"))?;
+    let strings = |problems: Vec<Problem>| problems.iter().map(Problem::to_string).collect();
+    file::parse(path, &text, command).map_err(strings)
+}
+
+/// Ids of the arguments that the command line or a variable sets.
+fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
+    // clap hands global arguments of a subcommand up to its parent, and then does not know them there.
+    let is_known = |id: &str| matches.try_contains_id(id).is_ok();
+    let is_explicit = |id: &str| {
+        matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let ids = matches.ids().map(|id| id.as_str());
+    ids.filter(|id| is_known(id) && is_explicit(id)).map(str::to_owned).collect()
+}
+
+/// Whether clap would refuse both together on the command line.
+fn conflict(command: &Command, a: &str, b: &str) -> bool {
+    let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
+    let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };
+    let excludes =
+        |x: &Arg, y: &Arg| command.get_arg_conflicts_with(x).iter().any(|z| z.get_id() == y.get_id());
+    a != b && (excludes(arg_a, arg_b) || excludes(arg_b, arg_a))
+}
+
+fn excluded(file: &ConfigFile, entry: &Entry, other: &Entry) -> CommandError {
+    let (path, line) = (file.path.display(), entry.line.max(other.line));
+    let (a, b) = (&other.key, &entry.key);
+    CommandError::new(Kind::Config, anyhow::anyhow!("{path}:{line}:1: {a:?} and {b:?} exclude each other"))
+}
+
+fn with_default(arg: Arg, chosen: &Chosen<'_>) -> Arg {
+    match chosen.get(arg.get_id().as_str()) {
+        Some((_, entry)) => arg.default_values(entry.values.clone()),
+        None => arg,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::{ArgAction, value_parser};
+
+    use super::*;
+
+    fn command() -> Command {
+        let run = Command::new("run")
+            .arg(Arg::new("temperature").long("temperature").value_parser(value_parser!(f32)))
+            .arg(Arg::new("dtype").long("dtype").conflicts_with("quantize"))
+            .arg(Arg::new("quantize").long("quantize"))
+            .arg(Arg::new("stop").long("stop").action(ArgAction::Append))
+            .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue))
+            .arg(Arg::new("inner").long("inner").global(true))
+            .subcommand(Command::new("show"));
+        Command::new("llmctl")
+            .arg(
+                Arg::new("quiet")
+                    .long("quiet")
+                    .action(ArgAction::SetTrue)
+                    .global(true)
+                    .conflicts_with("verbose"),
+            )
+            .arg(Arg::new("verbose").long("verbose").action(ArgAction::Count).global(true))
+            .subcommand(run)
+    }
+
+    /// Files as given, the winning one first.
+    fn config(files: &[&str]) -> Config {
+        let parse = |(n, text): (usize, &&str)| {
+            file::parse(Path::new(&format!("{n}.toml")), text, &command()).unwrap_or_else(|p| panic!("{p:?}"))
+        };
+        Config { files: files.iter().enumerate().map(parse).collect(), ..Config::default() }
+    }
+
+    fn parse(files: &[&str], words: &[&str]) -> Result<ArgMatches, CommandError> {
+        let words: Vec<OsString> = ["llmctl", "run"].iter().chain(words).map(OsString::from).collect();
+        let first = command().try_get_matches_from(&words).expect("valid without files");
+        let (config, command) = config(files).apply(command(), &first);
+        config.check()?;
+        Ok(command.try_get_matches_from(&words).expect("valid with files"))
+    }
+
+    fn temperature(files: &[&str], words: &[&str]) -> Option<f32> {
+        let matches = parse(files, words).expect("no conflict");
+        matches.subcommand_matches("run").and_then(|run| run.get_one::<f32>("temperature").copied())
+    }
+
+    fn text(files: &[&str], words: &[&str], id: &str) -> Vec<String> {
+        let matches = parse(files, words).expect("no conflict");
+        let run = matches.subcommand_matches("run").expect("run");
+        run.get_many::<String>(id).map(|values| values.cloned().collect()).unwrap_or_default()
+    }
+
+    #[test]
+    fn precedence() {
+        let project = "temperature = 0.1\n[run]\ntemperature = 0.2";
+        let user = "temperature = 0.3\n[run]\ntemperature = 0.4";
+        assert_eq!(temperature(&[], &[]), None);
+        assert_eq!(temperature(&[user], &[]), Some(0.4));
+        assert_eq!(temperature(&["temperature = 0.1", user], &[]), Some(0.1));
+        assert_eq!(temperature(&[project, user], &[]), Some(0.2));
+        assert_eq!(temperature(&[project, user], &["--temperature", "0.5"]), Some(0.5));
+    }
+
+    #[test]
+    fn a_flag_replaces_a_files_list() {
+        assert_eq!(text(&["stop = [\"a\", \"b\"]"], &[], "stop"), ["a", "b"]);
+        assert_eq!(text(&["stop = [\"a\", \"b\"]"], &["--stop", "c"], "stop"), ["c"]);
+    }
+
+    #[test]
+    fn switches_and_counts() {
+        let matches = parse(&["verbose = 2\n[run]\nraw = true"], &[]).expect("no conflict");
+        assert_eq!(matches.get_count("verbose"), 2);
+        let run = matches.subcommand_matches("run").expect("run");
+        assert!(run.get_flag("raw") && run.get_count("verbose") == 2);
+    }
+
+    #[test]
+    fn a_subcommands_own_global_flag_is_no_stumbling_block() {
+        let matches = parse(&["quiet = true"], &["show", "--inner", "x"]).expect("no conflict");
+        assert!(matches.get_flag("quiet"));
+        assert_eq!(text(&["inner = \"y\""], &["show"], "inner"), ["y"]);
+    }
+
+    #[test]
+    fn a_files_value_yields_to_a_conflicting_flag() {
+        let file = "dtype = \"f16\"\nquiet = true";
+        assert_eq!(text(&[file], &[], "dtype"), ["f16"]);
+        assert_eq!(text(&[file], &["--quantize", "q8_0"], "dtype"), [""; 0]);
+        let matches = parse(&[file], &["--verbose"]).expect("no conflict");
+        assert!(!matches.get_flag("quiet") && matches.get_count("verbose") == 1);
+    }
+
+    #[test]
+    fn between_files_the_winning_one_decides_a_conflict() {
+        let files = ["quantize = \"q8_0\"", "dtype = \"f16\""];
+        assert_eq!(
+            (text(&files, &[], "quantize"), text(&files, &[], "dtype")),
+            (vec!["q8_0".into()], vec![])
+        );
+        let files = ["[run]\nquantize = \"q8_0\"\n", "quantize = \"q4_0\"\ndtype = \"f16\""];
+        assert_eq!(text(&files, &[], "quantize"), ["q8_0"]);
+    }
+
+    #[test]
+    fn one_file_must_not_contradict_itself() {
+        let error = parse(&["dtype = \"f16\"\nquantize = \"q8_0\""], &[]).expect_err("a conflict");
+        assert_eq!(error.kind, Kind::Config);
+        assert_eq!(error.to_string(), "0.toml:2:1: \"dtype\" and \"quantize\" exclude each other");
+    }
+
+    #[test]
+    fn the_winning_files_alias_counts() {
+        let files = ["[aliases]\na = \"x\"", "[aliases]\na = \"y\"\nb = \"z\""];
+        let expected = [("a", "x"), ("b", "z")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        assert_eq!(config(&files).aliases(), Aliases::from(expected));
+    }
+
+    #[test]
+    fn files_are_found_and_a_named_one_must_be_there() {
+        let home = tempfile::tempdir().expect("tempdir");
+        let places = Places { config: Some(home.path().join("llmctl")), ..Places::default() };
+        let none = Config::read(None, &places, &command());
+        assert!(none.check().is_ok() && none.files.is_empty());
+        assert_eq!(none.looked().iter().map(|l| l.exists).collect::<Vec<_>>(), [false, false]);
+
+        fs::create_dir_all(home.path().join("llmctl")).expect("mkdir");
+        fs::write(home.path().join("llmctl/config.toml"), "temperature = 1").expect("write");
+        assert_eq!(Config::read(None, &places, &command()).files.len(), 1);
+
+        let missing = home.path().join("missing.toml");
+        let named = Config::read(Some(&missing), &places, &command());
+        let error = named.check().expect_err("it is not there");
+        assert_eq!(error.kind, Kind::Config);
+        assert!(error.to_string().contains("missing.toml"), "{error}");
+        assert!(named.files.is_empty(), "the user's file is not read beside a named one");
+    }
+}

@@ -1,0 +1,322 @@
+//! `llmctl doctor`: what llmctl finds on this machine, and what may go wrong with it.
+//!
+//! Collects [`Fact`]s first and prints them after, so that text and JSON say the same. Repairs nothing; the one thing
+//! it writes is an empty file that it removes, to see whether a folder can be written to.
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+
+use clap::{Args, Command};
+use serde_json::{Value, json};
+
+use super::args::ColorWhen;
+use super::config::Config;
+use super::config_cmd;
+use super::error::{CommandError, Exit};
+use super::models::find;
+use super::places::Places;
+use super::report::{ReportFormat, bytes, columns, print, print_json};
+use super::terminal::colors_wanted;
+use crate::runtime::load::hub;
+use crate::runtime::{machine, memory};
+
+/// Check the machine, the configuration and the folders, and warn of problems
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// What goes to stdout: a table, or one JSON object
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub output: ReportFormat,
+}
+
+/// Something found: a word or number for programs, a phrase for people.
+struct Fact {
+    section: &'static str,
+    name: &'static str,
+    value: Value,
+    text: String,
+    warning: Option<String>,
+}
+
+impl Fact {
+    fn new(
+        section: &'static str,
+        name: &'static str,
+        value: impl Into<Value>,
+        text: impl Into<String>,
+    ) -> Self {
+        Self { section, name, value: value.into(), text: text.into(), warning: None }
+    }
+
+    fn warn(mut self, warning: Option<String>) -> Self {
+        self.warning = warning;
+        self
+    }
+}
+
+pub fn run(
+    args: DoctorArgs,
+    config: &Config,
+    places: &Places,
+    command: &Command,
+) -> Result<Exit, CommandError> {
+    let model = config_cmd::value_of("model", config, places, command);
+    let mut facts = build_facts();
+    facts.extend(machine_facts(Path::new("/")));
+    facts.extend(memory_facts(Path::new("/")));
+    facts.extend(config_facts(config, places));
+    facts.extend(folder_facts(places));
+    facts.extend(model_facts(config, model.as_deref(), places));
+    facts.extend(terminal_facts());
+    match args.output {
+        ReportFormat::Text => print(&text(&facts)),
+        ReportFormat::Json => print_json(&to_json(&facts)),
+    }
+}
+
+fn build_facts() -> Vec<Fact> {
+    let version = env!("CARGO_PKG_VERSION");
+    // Set by the release recipe; a plain `cargo build` does not know it.
+    let commit = option_env!("LLMCTL_COMMIT");
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let slow = cfg!(debug_assertions).then(|| "this is a debug build, many times slower".to_owned());
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let devices: Vec<&str> =
+        [("cpu", true), ("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))]
+            .iter()
+            .filter(|(_, built)| *built)
+            .map(|(name, _)| *name)
+            .collect();
+    vec![
+        Fact::new("build", "version", version, version),
+        Fact::new("build", "commit", commit, commit.unwrap_or("not recorded in this build")),
+        Fact::new("build", "target", target.clone(), target),
+        Fact::new("build", "profile", profile, profile).warn(slow),
+        Fact::new("build", "devices", devices.clone(), devices.join(", ")),
+    ]
+}
+
+fn machine_facts(root: &Path) -> Vec<Fact> {
+    let model = machine::cpu_model(root);
+    let features = machine::cpu_features();
+    let names = |available: bool| -> Vec<&str> {
+        features.iter().filter(|f| f.available == available).map(|f| f.name).collect()
+    };
+    let (has, lacks) = (names(true), names(false));
+    let lacking = if lacks.is_empty() { String::new() } else { format!(" (not {})", lacks.join(", ")) };
+    let slow = (cfg!(target_arch = "x86_64") && !(has.contains(&"avx2") && has.contains(&"fma")))
+        .then(|| "without AVX2 and FMA the scalar kernels are used, which are slow".to_owned());
+    let threads = machine::default_threads();
+    let quota = machine::cpu_quota(root);
+    let throttled = quota.filter(|quota| *quota < 1.0).map(|quota| {
+        format!("the cgroup allows {quota:.2} CPUs: generation stands still while the quota is used up")
+    });
+    vec![
+        Fact::new("cpu", "model", model.clone(), model.unwrap_or_else(|| "unknown".to_owned())),
+        Fact::new("cpu", "features", has.clone(), has.join(", ") + &lacking).warn(slow),
+        Fact::new("cpu", "threads", threads, threads.to_string()),
+        Fact::new("cpu", "quota", quota, quota.map_or("none".to_owned(), |quota| format!("{quota:.2} CPUs")))
+            .warn(throttled),
+    ]
+}
+
+fn memory_facts(root: &Path) -> Vec<Fact> {
+    let limits = memory::memory_limits(root);
+    let Some(limit) = memory::tightest(&limits) else {
+        let warning =
+            "the memory available cannot be read: a model that is too big is not refused".to_owned();
+        return vec![Fact::new("memory", "available", Value::Null, "unknown").warn(Some(warning))];
+    };
+    let source = limit.source.display().to_string();
+    let little = (limit.available < 1 << 30).then(|| "little memory is left for a model".to_owned());
+    vec![
+        Fact::new("memory", "available", limit.available, bytes(limit.available)).warn(little),
+        Fact::new("memory", "total", limit.total, bytes(limit.total)),
+        Fact::new("memory", "limited_by", source.clone(), source),
+    ]
+}
+
+fn config_facts(config: &Config, places: &Places) -> Vec<Fact> {
+    let found = config.looked().iter().map(|looked| {
+        let state = if looked.exists { "" } else { " (not there)" };
+        let text = format!("{}{state}", places.shorten(&looked.path));
+        Fact::new("config", looked.role.name(), json!({"path": looked.path, "exists": looked.exists}), text)
+    });
+    let mut facts: Vec<Fact> = found.collect();
+    let problem = config.check().err().map(|error| error.to_string());
+    let state = if problem.is_some() { "broken" } else { "ok" };
+    facts.push(Fact::new("config", "state", state, state).warn(problem));
+    facts
+}
+
+/// Folders of llmctl's own: private, and writable where they exist.
+fn folder_facts(places: &Places) -> Vec<Fact> {
+    let folders = [("data", &places.data), ("state", &places.state), ("cache", &places.cache)];
+    folders
+        .into_iter()
+        .map(|(name, folder)| match folder {
+            Some(path) => folder_fact(name, path, places),
+            None => Fact::new("folders", name, Value::Null, "unknown")
+                .warn(Some("neither HOME nor the XDG variables say where it is".to_owned())),
+        })
+        .collect()
+}
+
+fn folder_fact(name: &'static str, path: &Path, places: &Places) -> Fact {
+    let shown = places.shorten(path);
+    if !path.exists() {
+        let value = json!({"path": path, "exists": false});
+        return Fact::new("folders", name, value, format!("{shown} (not created yet)"));
+    }
+    let (writable, mode) = (is_writable(path), mode(path));
+    let warning = if !path.is_dir() {
+        Some(format!("{shown} is not a folder"))
+    } else if !writable {
+        Some(format!("{shown} cannot be written to"))
+    } else {
+        let open = mode.filter(|mode| mode & 0o077 != 0);
+        open.map(|mode| format!("{shown} has mode {mode:04o} and will hold private text: chmod 700 {shown}"))
+    };
+    let text = format!("{shown}{}", mode.map_or(String::new(), |mode| format!(" (mode {mode:04o})")));
+    let value = json!({"path": path, "exists": true, "writable": writable, "mode": mode});
+    Fact::new("folders", name, value, text).warn(warning)
+}
+
+fn is_writable(folder: &Path) -> bool {
+    let probe = folder.join(format!(".llmctl-doctor-{}", std::process::id()));
+    let created = fs::OpenOptions::new().write(true).create_new(true).open(&probe).is_ok();
+    created && fs::remove_file(&probe).is_ok()
+}
+
+#[cfg(unix)]
+fn mode(path: &Path) -> Option<u32> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).ok().map(|meta| meta.permissions().mode() & 0o7777)
+}
+
+#[cfg(not(unix))]
+fn mode(_path: &Path) -> Option<u32> {
+    None
+}
+
+fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Fact> {
+    let cached = hub::list(places.hub.as_deref());
+    let incomplete: Vec<&str> =
+        cached.iter().filter(|model| model.missing.is_some()).map(|model| model.reference.as_str()).collect();
+    let damaged = (!incomplete.is_empty()).then(|| format!("parts are missing of {}", incomplete.join(", ")));
+    let shown = places.hub.as_deref().map_or("unknown".to_owned(), |path| places.shorten(path));
+    let aliases = config.aliases();
+    let broken: Vec<String> = aliases
+        .keys()
+        .filter_map(|name| find(name, places, &aliases).err().map(|error| format!("alias {name}: {error}")))
+        .collect();
+    let mut facts = vec![
+        Fact::new("models", "hub_cache", json!(places.hub), shown),
+        Fact::new("models", "cached", cached.len(), cached.len().to_string()).warn(damaged),
+        Fact::new("models", "aliases", aliases.len(), aliases.len().to_string())
+            .warn((!broken.is_empty()).then(|| broken.join("; "))),
+    ];
+    if let Some(model) = model {
+        let missing = find(model, places, &aliases).err().map(|error| error.to_string());
+        facts.push(Fact::new("models", "default", model, model).warn(missing));
+    }
+    facts
+}
+
+fn terminal_facts() -> Vec<Fact> {
+    let kind = |is_terminal: bool| if is_terminal { "terminal" } else { "not a terminal" };
+    let (stdout, stderr) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
+    let size = crossterm::terminal::size().ok().filter(|_| stdout || stderr);
+    let colors = colors_wanted(ColorWhen::Auto, stderr, |name| std::env::var(name).ok());
+    let size_text = size.map_or("unknown".to_owned(), |(width, height)| format!("{width}x{height}"));
+    vec![
+        Fact::new("terminal", "stdout", stdout, kind(stdout)),
+        Fact::new("terminal", "stderr", stderr, kind(stderr)),
+        Fact::new("terminal", "size", json!(size), size_text),
+        Fact::new("terminal", "colors", colors, if colors { "yes" } else { "no" }),
+    ]
+}
+
+fn text(facts: &[Fact]) -> String {
+    let mut rows = Vec::new();
+    let mut section = "";
+    for fact in facts {
+        let heading = if fact.section == section { String::new() } else { fact.section.to_owned() };
+        section = fact.section;
+        rows.push(vec![heading, fact.name.replace('_', " "), fact.text.clone()]);
+    }
+    let warnings: Vec<String> = facts
+        .iter()
+        .filter_map(|fact| {
+            Some(format!("warning: {} {}: {}\n", fact.section, fact.name, fact.warning.as_ref()?))
+        })
+        .collect();
+    let verdict = if warnings.is_empty() { "no problems found\n".to_owned() } else { warnings.concat() };
+    format!("{}\n{verdict}", columns(&rows))
+}
+
+fn to_json(facts: &[Fact]) -> Value {
+    let mut object = json!({"schema": "llmctl.doctor.v1"});
+    for fact in facts {
+        object[fact.section][fact.name] = fact.value.clone();
+    }
+    let warning = |fact: &Fact| {
+        let message = fact.warning.as_ref()?;
+        Some(json!({"section": fact.section, "name": fact.name, "message": message}))
+    };
+    object["warnings"] = facts.iter().filter_map(warning).collect();
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_json_say_the_same() {
+        let facts = [
+            Fact::new("cpu", "threads", 4, "4"),
+            Fact::new("cpu", "model", Value::Null, "unknown").warn(Some("cannot tell".to_owned())),
+            Fact::new("memory", "limited_by", "/x", "/x"),
+        ];
+        assert_eq!(
+            text(&facts),
+            "cpu     threads     4\n        model       unknown\nmemory  limited by  /x\n\n\
+             warning: cpu model: cannot tell\n"
+        );
+        let json = to_json(&facts);
+        assert_eq!(json["cpu"], json!({"threads": 4, "model": null}));
+        assert_eq!(json["warnings"][0]["message"], "cannot tell");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn folders_are_judged() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().expect("tempdir");
+        let folder = home.path().join("data");
+        let places = Places::default();
+        assert!(
+            folder_fact("data", &folder, &places).warning.is_none(),
+            "a missing folder is made when needed"
+        );
+        fs::create_dir(&folder).expect("mkdir");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("chmod");
+        assert!(folder_fact("data", &folder, &places).warning.is_none());
+        assert_eq!(fs::read_dir(&folder).expect("readable").count(), 0, "the probe is gone");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let warning = folder_fact("data", &folder, &places).warning.expect("a warning");
+        assert!(warning.contains("0755") && warning.contains("chmod 700"), "{warning}");
+        let file = home.path().join("file");
+        fs::write(&file, "").expect("write");
+        assert!(folder_fact("data", &file, &places).warning.expect("a warning").contains("not a folder"));
+    }
+
+    #[test]
+    fn unknown_memory_is_a_warning() {
+        let empty = tempfile::tempdir().expect("tempdir");
+        let facts = memory_facts(empty.path());
+        assert!(facts.len() == 1 && facts[0].warning.is_some());
+        assert_eq!(machine_facts(empty.path())[3].text, "none");
+    }
+}

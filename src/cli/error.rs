@@ -1,0 +1,271 @@
+//! What went wrong, as the shell and the user need it: a kind (one exit code each), a message chain and a hint.
+//!
+//! The engine's errors are mapped here in one `match` each, so a new variant there is a compile error here.
+
+use std::fmt;
+
+use crate::runtime::{Error, LoadError};
+
+/// Why a command failed; each kind is one exit code of the table in `llmctl help`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The work failed while running.
+    Failure,
+    /// A flag or a value is wrong.
+    Usage,
+    /// Input data is malformed.
+    BadData,
+    /// A prompt, model or session is not there or cannot be read.
+    NotFound,
+    /// A server or the hub cannot be reached.
+    Unavailable,
+    /// A bug of llmctl.
+    Bug,
+    /// Reading or writing failed.
+    Io,
+    /// May work later: busy, locked, not enough memory now.
+    Temporary,
+    /// Not authorised.
+    Auth,
+    /// A configuration file is wrong.
+    Config,
+}
+
+impl Kind {
+    pub fn code(self) -> u8 {
+        match self {
+            Kind::Failure => 1,
+            Kind::Usage => 2,
+            Kind::BadData => 65,
+            Kind::NotFound => 66,
+            Kind::Unavailable => 69,
+            Kind::Bug => 70,
+            Kind::Io => 74,
+            Kind::Temporary => 75,
+            Kind::Auth => 77,
+            Kind::Config => 78,
+        }
+    }
+
+    /// The word for it in machine-readable output.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Failure => "failure",
+            Kind::Usage => "usage",
+            Kind::BadData => "bad_data",
+            Kind::NotFound => "not_found",
+            Kind::Unavailable => "unavailable",
+            Kind::Bug => "bug",
+            Kind::Io => "io",
+            Kind::Temporary => "temporary",
+            Kind::Auth => "auth",
+            Kind::Config => "config",
+        }
+    }
+}
+
+/// How a command ended, as the shell sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Success,
+    Error(Kind),
+    /// The output was cut by a limit and `--fail-on-length` was given.
+    Cut,
+    /// The batch is complete, but some of its rows failed.
+    FailedRows,
+    /// Stopped by this signal, in good order.
+    Signal(u8),
+}
+
+impl Exit {
+    pub fn code(self) -> u8 {
+        match self {
+            Exit::Success => 0,
+            Exit::Error(kind) => kind.code(),
+            Exit::Cut => 3,
+            Exit::FailedRows => 4,
+            Exit::Signal(number) => 128 + number,
+        }
+    }
+}
+
+impl From<Kind> for Exit {
+    fn from(kind: Kind) -> Self {
+        Exit::Error(kind)
+    }
+}
+
+/// An error of a subcommand.
+#[derive(Debug)]
+pub struct CommandError {
+    pub kind: Kind,
+    error: anyhow::Error,
+    hint: Option<String>,
+}
+
+impl CommandError {
+    pub fn new(kind: Kind, error: impl Into<anyhow::Error>) -> Self {
+        Self { kind, error: error.into(), hint: None }
+    }
+
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Kind::Usage, anyhow::anyhow!("{message}"))
+    }
+
+    pub fn bad_data(message: impl fmt::Display) -> Self {
+        Self::new(Kind::BadData, anyhow::anyhow!("{message}"))
+    }
+
+    /// What the user can do about it, said after the message.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What was being done, said before the message.
+    pub fn context(mut self, doing: impl fmt::Display + Send + Sync + 'static) -> Self {
+        self.error = self.error.context(doing);
+        self
+    }
+
+    /// The engine's own error, if it is one.
+    pub fn runtime(&self) -> Option<&Error> {
+        self.error.downcast_ref()
+    }
+
+    pub fn hint_text(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+/// The message and its causes, from the outermost in.
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = String::new();
+        for cause in self.error.chain() {
+            let message = cause.to_string();
+            // Some errors repeat their source in their own message.
+            if said.ends_with(&message) {
+                continue;
+            }
+            f.write_str(if said.is_empty() { "" } else { ": " })?;
+            f.write_str(&message)?;
+            said = message;
+        }
+        Ok(())
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> Self {
+        let (kind, hint) = match &error {
+            Error::PromptEmpty => {
+                (Kind::BadData, Some("give it text, or a chat template by leaving out --raw"))
+            }
+            Error::PromptTooLong { .. } => {
+                (Kind::BadData, Some("shorten the prompt, or give a larger --ctx if the model allows it"))
+            }
+            Error::ContextExceeded { .. } => (
+                Kind::BadData,
+                Some(
+                    "lower --max-tokens, shorten the prompt, give a larger --ctx, or take what fits with --overflow clamp",
+                ),
+            ),
+            Error::InvalidParameter { .. } | Error::NotSupported(_) => (Kind::Usage, None),
+            Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
+            Error::SessionNotFound(_) => (Kind::NotFound, None),
+            Error::Load(error) => return error.clone().into(),
+            Error::Backend(_) => (Kind::Failure, None),
+            Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
+                (Kind::Bug, Some("this is a bug; please report it with the command"))
+            }
+        };
+        let command_error = Self::new(kind, error);
+        match hint {
+            Some(hint) => command_error.hint(hint),
+            None => command_error,
+        }
+    }
+}
+
+impl From<LoadError> for CommandError {
+    fn from(error: LoadError) -> Self {
+        let (kind, hint) = match &error {
+            LoadError::NotFound(_) => (Kind::NotFound, None),
+            LoadError::UnknownModel { candidates, .. } => (Kind::NotFound, did_you_mean(candidates)),
+            LoadError::AmbiguousModel { .. } => (Kind::NotFound, Some("name one of them exactly".to_owned())),
+            LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
+            LoadError::Device(_) => (Kind::Failure, None),
+            LoadError::Io { .. } => (Kind::Io, None),
+            LoadError::Malformed { .. } => {
+                (Kind::BadData, Some("the file is damaged or incomplete; fetch it again".to_owned()))
+            }
+            LoadError::UnknownArchitecture { nearest, .. } => {
+                (Kind::BadData, did_you_mean(nearest.as_slice()))
+            }
+            LoadError::Unsupported { .. } | LoadError::Tensor { .. } | LoadError::Tokenizer(_) => {
+                (Kind::BadData, None)
+            }
+            LoadError::TooBig { largest_context, .. } => (Kind::Temporary, Some(fits(*largest_context))),
+        };
+        Self { kind, error: error.into(), hint }
+    }
+}
+
+fn fits(largest_context: Option<usize>) -> String {
+    match largest_context {
+        Some(tokens) => format!("--ctx {tokens} is the largest context that fits"),
+        None => "no context fits; choose a smaller model or --quantize it".to_owned(),
+    }
+}
+
+fn did_you_mean(candidates: &[String]) -> Option<String> {
+    (!candidates.is_empty()).then(|| format!("did you mean {}?", candidates.join(" or ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chain_is_said_once_and_in_order() {
+        let inner = LoadError::NotFound("model.gguf".into());
+        let error = CommandError::from(Error::Load(inner)).context("loading the model");
+        assert_eq!(error.to_string(), "loading the model: model.gguf: no such file or directory");
+        assert_eq!(error.kind.code(), 66);
+    }
+
+    #[test]
+    fn too_big_says_what_fits() {
+        let error = LoadError::TooBig { needed: 9, available: 5, context: 4096, largest_context: Some(1024) };
+        let error = CommandError::from(error);
+        assert_eq!(error.kind, Kind::Temporary);
+        assert_eq!(error.hint_text(), Some("--ctx 1024 is the largest context that fits"));
+    }
+
+    #[test]
+    fn codes_are_the_documented_ones_and_distinct() {
+        let exits = [
+            Exit::Success,
+            Kind::Failure.into(),
+            Kind::Usage.into(),
+            Exit::Cut,
+            Exit::FailedRows,
+            Kind::BadData.into(),
+            Kind::NotFound.into(),
+            Kind::Unavailable.into(),
+            Kind::Bug.into(),
+            Kind::Io.into(),
+            Kind::Temporary.into(),
+            Kind::Auth.into(),
+            Kind::Config.into(),
+            Exit::Signal(2),
+            Exit::Signal(15),
+        ];
+        let codes: Vec<_> = exits.into_iter().map(Exit::code).collect();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 65, 66, 69, 70, 74, 75, 77, 78, 130, 143]);
+        for code in codes {
+            assert!(super::super::LONG_HELP.contains(&format!("\n  {code:<4} ")), "{code} is documented");
+        }
+    }
+}

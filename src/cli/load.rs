@@ -1,0 +1,305 @@
+//! From the model flags to a model that answers: the one way for every subcommand.
+//!
+//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins tokenizer,
+//! chat template and engine into the [`Llm`] that the commands speak to.
+
+use std::cell::OnceCell;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args::{self, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
+use super::error::{CommandError, Kind};
+use super::models;
+use super::output::visible;
+use super::places::Places;
+use super::run::llm::{Events, Llm, ModelInfo, Texts};
+use super::run::prompt::read_file;
+use super::terminal::Terminal;
+use crate::runtime::load::hub::Resolved;
+use crate::runtime::load::{
+    self, Device, DeviceKind, Dtype, LoadOptions, ModelFiles, ModelTexts, open_device,
+};
+use crate::runtime::machine::default_threads;
+use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::{
+    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling,
+};
+use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+
+/// Loading below this is not worth a bar that flashes up.
+const PROGRESS_AFTER: Duration = Duration::from_millis(400);
+
+/// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
+///
+/// # Errors
+/// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
+pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, CommandError> {
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let bar = LoadBar::new(terminal, &resolved.name);
+    let loaded = load::load(&resolved, &options(args, terminal)?, &mut |done, total| bar.show(done, total));
+    bar.clear();
+    let loaded = loaded?;
+    loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    let context_tokens = loaded.model.spec().context_length;
+    let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
+    let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
+    let (model, vocabulary) = (loaded.model, speech.texts.tokenizer.clone());
+    let handle = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
+    speech.info.vocab_size = handle.spec().vocab_size();
+    speech.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", speech.info.load_time.as_secs_f32());
+    Ok(Box::new(LoadedLlm { speech, handle }))
+}
+
+/// As [`load`], without the weights: enough to render and to count tokens.
+pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts>, CommandError> {
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let facts = load::model_facts(&resolved.source)?.decoder?;
+    if let Some(asked) = args.ctx.filter(|&asked| asked > facts.context_length) {
+        return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
+    }
+    let texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
+    let mut speech = Speech::new(resolved.name, texts, template, args.ctx.unwrap_or(facts.context_length));
+    speech.info.vocab_size = facts.vocab_size;
+    speech.info.load_time = start.elapsed();
+    Ok(Box::new(speech))
+}
+
+fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
+    let Some(reference) = &args.model else {
+        let hint = "--model REF, LLMCTL_MODEL, or `model = \"REF\"` in the configuration; \
+                    `llmctl models` lists those in the cache";
+        return Err(CommandError::usage("no model is given").hint(hint));
+    };
+    let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
+    let path = resolved.source.path();
+    tracing::info!("{reference} is {}", path.display());
+    // What the user typed as a path needs no explanation.
+    if path != Path::new(reference) {
+        terminal.note(&format!("model {} ({})", resolved.name, path.display()));
+    }
+    Ok(resolved)
+}
+
+fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
+    args.chat_template.as_deref().map(read_file).transpose()
+}
+
+fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
+    let available_memory = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
+    Ok(LoadOptions {
+        device: device(args, terminal)?,
+        dtype: args.dtype.map(|dtype| match dtype {
+            WeightDtype::F32 => Dtype::F32,
+            WeightDtype::Bf16 => Dtype::Bf16,
+            WeightDtype::F16 => Dtype::F16,
+        }),
+        quantize: args.quantize.map(|quantize| match quantize {
+            Quantize::Q8_0 => Dtype::Q8_0,
+            Quantize::Q4_0 => Dtype::Q4_0,
+            Quantize::Q4K => Dtype::Q4K,
+            Quantize::Q6K => Dtype::Q6K,
+        }),
+        context: args.ctx,
+        kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
+            KvType::F32 => load::KvType::F32,
+            KvType::F16 => load::KvType::F16,
+        }),
+        available_memory,
+    })
+}
+
+/// `auto` takes a GPU that this build can drive and that answers, else the CPU.
+fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    let cpu = || {
+        let threads = args.threads.unwrap_or_else(default_threads);
+        tracing::info!(threads, "computing on the CPU");
+        Device::Cpu { threads }
+    };
+    let gpu = |kind, is_built: bool, name: &str| match is_built {
+        true => Ok(Device::Candle(kind)),
+        false => {
+            let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
+            Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
+        }
+    };
+    let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
+    match args.device.unwrap_or_default() {
+        args::Device::Cpu => Ok(cpu()),
+        args::Device::Cuda => gpu(DeviceKind::Cuda(0), cuda, "cuda"),
+        args::Device::Metal => gpu(DeviceKind::Metal(0), metal, "metal"),
+        args::Device::Auto if cuda || metal => {
+            let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
+            match open_device(kind) {
+                Ok(_) => Ok(Device::Candle(kind)),
+                Err(error) => {
+                    terminal.note(&format!("no GPU ({error}): computing on the CPU"));
+                    Ok(cpu())
+                }
+            }
+        }
+        args::Device::Auto => Ok(cpu()),
+    }
+}
+
+/// The progress of loading, if it takes long enough to be watched.
+struct LoadBar {
+    start: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl LoadBar {
+    fn new(terminal: &Terminal, name: &str) -> Self {
+        let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
+            .expect("the template is constant and valid");
+        let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
+        Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
+    }
+
+    fn show(&self, done: usize, total: usize) {
+        let Some(bar) = &self.bar else { return };
+        if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A model without its weights: text in, tokens out, and back.
+struct Speech {
+    info: ModelInfo,
+    texts: ModelTexts,
+    /// The template in force; `Err` is why the source does not compile, said when it is needed.
+    template: Option<Result<ChatTemplate, TemplateError>>,
+    /// One clock per run, so that every row of a batch sees the same date.
+    now: OnceCell<DateTime>,
+}
+
+impl Speech {
+    fn new(name: String, texts: ModelTexts, template: Option<String>, context_tokens: usize) -> Self {
+        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
+        let specials = SpecialTokens {
+            bos: token(texts.tokenizer.bos()),
+            eos: token(texts.tokenizer.eos()),
+            ..SpecialTokens::default()
+        };
+        let source = template.as_ref().or(texts.chat_templates.default.as_ref());
+        let template = source.map(|source| ChatTemplate::new(source, specials));
+        let info = ModelInfo {
+            name,
+            context_tokens,
+            defaults: texts.defaults.clone(),
+            defaults_source: texts.defaults_source.to_owned(),
+            has_chat_template: template.is_some(),
+            ..ModelInfo::default()
+        };
+        Self { info, texts, template, now: OnceCell::new() }
+    }
+}
+
+impl Texts for Speech {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
+        let template = self.template.as_ref().unwrap_or(&Err(TemplateError::Missing)).as_ref();
+        let template = template.map_err(TemplateError::clone)?;
+        let now = *self.now.get_or_init(DateTime::utc_now);
+        let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
+        Ok(template.render(conversation, &options)?)
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
+        Ok(self.texts.tokenizer.encode_chat(text)?)
+    }
+
+    fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.texts.tokenizer.token_bytes(id).unwrap_or_default().into_owned()
+    }
+}
+
+impl From<TemplateError> for CommandError {
+    fn from(error: TemplateError) -> Self {
+        let hint = match &error {
+            TemplateError::Missing => {
+                "complete plain text with --raw, or give a template with --chat-template FILE"
+            }
+            TemplateError::Raised(_) => {
+                "change the messages, or give another template with --chat-template FILE"
+            }
+            TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",
+            _ => "give another template with --chat-template FILE, or complete plain text with --raw",
+        };
+        CommandError::new(Kind::BadData, error).hint(hint)
+    }
+}
+
+/// A loaded model and its engine.
+struct LoadedLlm {
+    speech: Speech,
+    handle: EngineHandle,
+}
+
+impl Texts for LoadedLlm {
+    fn info(&self) -> &ModelInfo {
+        &self.speech.info
+    }
+
+    fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
+        self.speech.render(conversation)
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
+        self.speech.encode(text)
+    }
+
+    fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.speech.token_bytes(id)
+    }
+}
+
+impl Llm for LoadedLlm {
+    fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
+        Ok(Box::new(self.handle.submit(request)?))
+    }
+}
+
+impl Events for EventStream {
+    fn next(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
+        match self.next_timeout(timeout) {
+            Ok(Some(event)) => Ok(Some(event)),
+            Ok(None) => Err(Error::EngineGone),
+            Err(NotYet) => Ok(None),
+        }
+    }
+
+    fn cancel(&mut self) {
+        EventStream::cancel(self);
+    }
+}
+
+impl SamplingArgs {
+    /// The sampling in force for this model; says what was taken from the model's own defaults.
+    pub fn resolve_for(&self, llm: &dyn Llm, terminal: &Terminal) -> Sampling {
+        let info = llm.info();
+        let (sampling, taken) = self.resolve(&info.defaults);
+        if !taken.is_empty() {
+            terminal.note(&format!("sampling defaults from {}: {}", info.defaults_source, taken.join(", ")));
+        }
+        sampling
+    }
+}

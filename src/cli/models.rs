@@ -1,0 +1,190 @@
+//! `llmctl models`: what is in the cache and what the aliases mean; and the step from `--model` to files that all
+//! commands share.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::config::Config;
+use super::error::{CommandError, Exit};
+use super::places::Places;
+use super::report::{ReportFormat, bytes, columns, print, print_json};
+use crate::runtime::LoadError;
+use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, Resolved};
+use crate::runtime::load::model_facts;
+
+/// List the models in the Hugging Face cache, and the aliases
+#[derive(Debug, Clone, Args)]
+pub struct ModelsArgs {
+    #[command(subcommand)]
+    pub command: Option<ModelsCommand>,
+
+    /// What goes to stdout: a table, or one JSON object
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t, global = true)]
+    pub output: ReportFormat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum ModelsCommand {
+    /// Show what is known of one model without loading it
+    Show {
+        /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
+        #[arg(value_name = "REF")]
+        reference: String,
+    },
+}
+
+pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, CommandError> {
+    match args.command {
+        Some(ModelsCommand::Show { reference }) => show(&reference, config, places, args.output),
+        None => list(config, places, args.output),
+    }
+}
+
+/// The files that `reference` means.
+///
+/// # Errors
+/// See [`hub::resolve`]; what is not there says that this build does not download.
+pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, CommandError> {
+    let resolved = ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases));
+    resolved.map_err(|error| {
+        let hint = match &error {
+            LoadError::UnknownModel { candidates, .. } => Some(not_cached(candidates, places)),
+            LoadError::AmbiguousModel { candidates, .. } => {
+                candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
+            }
+            _ => None,
+        };
+        match hint {
+            Some(hint) => CommandError::from(error).hint(hint),
+            None => CommandError::from(error),
+        }
+    })
+}
+
+fn not_cached(candidates: &[String], places: &Places) -> String {
+    let cache = places.hub.as_deref().map_or("no Hugging Face cache".to_owned(), |path| places.shorten(path));
+    let meant = match candidates {
+        [] => String::new(),
+        _ => format!("did you mean {}? ", candidates.join(" or ")),
+    };
+    format!(
+        "{meant}it is no path, no alias and not in {cache}; llmctl does not download yet: fetch it with another \
+         tool (`hf download ORG/REPO`) or give a path"
+    )
+}
+
+fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, CommandError> {
+    let models = hub::list(places.hub.as_deref());
+    let aliases = config.aliases();
+    if format == ReportFormat::Json {
+        let models: Vec<_> = models.iter().map(model_json).collect();
+        let alias = |(name, reference): (&String, &String)| {
+            let found = find(reference, places, &aliases);
+            let path = found.as_ref().ok().map(|resolved| resolved.source.path());
+            json!({"name": name, "reference": reference, "path": path, "error": found.as_ref().err().map(|e| e.to_string())})
+        };
+        let aliases: Vec<_> = aliases.iter().map(alias).collect();
+        return print_json(&json!({
+            "schema": "llmctl.models.v1", "cache": places.hub, "models": models, "aliases": aliases,
+        }));
+    }
+    let mut rows: Vec<Vec<String>> = models.iter().map(|model| model_row(model, places)).collect();
+    rows.extend(aliases.iter().map(|(name, reference)| {
+        let target = match find(reference, places, &aliases) {
+            Ok(resolved) => places.shorten(resolved.source.path()),
+            Err(error) => error.to_string(),
+        };
+        vec![
+            name.clone(),
+            "alias".to_owned(),
+            String::new(),
+            String::new(),
+            format!("{reference} -> {target}"),
+        ]
+    }));
+    if rows.is_empty() {
+        let cache = places.hub.as_deref().map_or("no cache folder".to_owned(), |path| places.shorten(path));
+        return print(&format!("no models in {cache}, no aliases\n"));
+    }
+    rows.insert(0, ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec());
+    print(&columns(&rows))
+}
+
+fn model_row(model: &CachedModel, places: &Places) -> Vec<String> {
+    let path = match &model.missing {
+        Some(missing) => format!("incomplete: {} is missing", places.shorten(missing)),
+        None => places.shorten(&model.path),
+    };
+    let quantization = model.quantization.clone().unwrap_or_else(|| "?".to_owned());
+    vec![model.reference.clone(), model.kind.name().to_owned(), quantization, bytes(model.bytes), path]
+}
+
+fn model_json(model: &CachedModel) -> Value {
+    json!({
+        "model": model.reference,
+        "commit": model.commit,
+        "kind": model.kind.name(),
+        "type": model.quantization,
+        "bytes": model.bytes,
+        "path": model.path,
+        "missing": model.missing,
+    })
+}
+
+fn show(
+    reference: &str,
+    config: &Config,
+    places: &Places,
+    format: ReportFormat,
+) -> Result<Exit, CommandError> {
+    let resolved = find(reference, places, &config.aliases())?;
+    let facts = facts(&resolved)?;
+    if format == ReportFormat::Json {
+        let mut object =
+            json!({"schema": "llmctl.model.v1", "model": resolved.name, "path": resolved.source.path()});
+        for (name, value) in facts {
+            object[name] = value;
+        }
+        return print_json(&object);
+    }
+    let plain = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::Null => "?".to_owned(),
+        other => other.to_string(),
+    };
+    let mut rows = vec![
+        vec!["model".to_owned(), resolved.name.clone()],
+        vec!["path".to_owned(), places.shorten(resolved.source.path())],
+    ];
+    rows.extend(facts.iter().map(|(name, value)| match (*name, value.as_u64()) {
+        ("bytes", Some(count)) => vec!["size".to_owned(), bytes(count)],
+        _ => vec![name.replace('_', " "), plain(value)],
+    }));
+    print(&columns(&rows))
+}
+
+/// What the files say, in the order of printing.
+fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError> {
+    let facts = model_facts(&resolved.source)?;
+    let mut list: Vec<(&'static str, Value)> = vec![
+        ("kind", facts.kind.name().into()),
+        ("architecture", facts.architecture.into()),
+        ("parameters", facts.parameters.into()),
+        ("type", facts.quantization.into()),
+        ("bytes", facts.bytes.into()),
+        ("chat_template", facts.has_chat_template.into()),
+    ];
+    match facts.decoder {
+        Ok(decoder) => list.extend([
+            ("context_length", decoder.context_length.into()),
+            ("layers", decoder.num_layers.into()),
+            ("hidden_size", decoder.hidden_size.into()),
+            ("vocab_size", decoder.vocab_size.into()),
+            ("kv_bytes_per_token", decoder.kv_bytes_per_token.into()),
+            ("runs", true.into()),
+        ]),
+        Err(error) => list.extend([("runs", false.into()), ("why_not", error.to_string().into())]),
+    }
+    Ok(list)
+}

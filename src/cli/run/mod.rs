@@ -1,0 +1,419 @@
+//! `llmctl run`: one prompt, or a file of them, to answers.
+//!
+//! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
+//! generation to stdout; [`super::batch`] drives many to a file.
+
+pub mod answer;
+pub mod llm;
+pub mod prompt;
+pub mod report;
+
+use std::io::StdoutLock;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::args::{LimitArgs, ModelArgs, SamplingArgs};
+use super::error::{CommandError, Exit};
+use super::output::{Output, OutputError};
+use super::signal::Graceful;
+use super::terminal::Terminal;
+use super::{batch, load};
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request};
+use crate::template::{Conversation, Message};
+use answer::{Ending, generate};
+use llm::{Ask, Llm, ModelInfo, Rendered, render};
+use report::{Form, Report};
+
+/// Answer one prompt, or a file of them
+///
+/// The prompt is the argument; what is piped in follows it after a blank line. The answer alone goes to stdout, as
+/// it is generated; everything else goes to stderr.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct RunArgs {
+    /// The prompt; several words are joined by spaces
+    #[arg(value_name = "PROMPT")]
+    pub words: Vec<String>,
+
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    #[command(flatten)]
+    pub batch: BatchArgs,
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// Use a prompt that comes with llmctl (--list-prompts); PROMPT and stdin become its input
+    #[arg(long = "prompt", short = 'p', value_name = "NAME", conflicts_with = "prompt_file")]
+    pub name: Option<String>,
+
+    /// Read the prompt from a file, or from stdin if `-`; PROMPT and stdin follow it
+    ///
+    /// An empty file is a valid prompt. One line end at the end of the file, as of piped input, is not part of
+    /// the prompt.
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+
+    /// Fill {{KEY}} in the prompt; VALUE may be @FILE (@@ for a real @); may be repeated
+    ///
+    /// With a --var, a prompt file is a minijinja template; without, its braces are just text. The variable
+    /// `input` is PROMPT and stdin unless it is given.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_variable)]
+    pub var: Vec<(String, String)>,
+
+    /// List the prompts that come with llmctl
+    #[arg(long)]
+    pub list_prompts: bool,
+
+    /// Do not read stdin, even if something is piped in
+    #[arg(long, hide_short_help = true)]
+    pub no_stdin: bool,
+
+    /// System prompt
+    #[arg(long, short, value_name = "TEXT", conflicts_with = "system_file")]
+    pub system: Option<String>,
+
+    /// Read the system prompt from a file
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub system_file: Option<PathBuf>,
+
+    /// Complete the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "system_file"])]
+    pub raw: bool,
+
+    /// Begin the answer with this text
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub prefill_response: Option<String>,
+
+    /// Print the rendered prompt and its token count instead of an answer
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// How the answer comes out.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// What goes to stdout: the text, one JSON object at the end, or an event per line
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub output: Option<OutputFormat>,
+
+    /// Write the text at the end instead of as it is generated
+    #[arg(long, hide_short_help = true)]
+    pub no_stream: bool,
+
+    /// Report token counts, rates, context use, finish reason and seed on stderr
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Report each token's log-probability and its N best alternatives (0 to 20); needs json or jsonl
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub logprobs: Option<usize>,
+
+    /// Exit with 3 if the answer was cut by --max-tokens or by the end of the context
+    #[arg(long, hide_short_help = true)]
+    pub fail_on_length: bool,
+}
+
+/// `--output`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    #[default]
+    Text,
+    Json,
+    Jsonl,
+}
+
+/// Many prompts from a file.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Batch")]
+pub struct BatchArgs {
+    /// Answer every row of a JSON Lines file (`-` is stdin)
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "words", "name", "prompt_file", "var", "list_prompts", "no_stdin", "dry_run", "prefill_response",
+            "output", "no_stream", "fail_on_length",
+        ],
+    )]
+    pub batch: Option<PathBuf>,
+
+    /// Append the results to this file (default: stdout)
+    #[arg(long, value_name = "FILE", requires = "batch")]
+    pub out: Option<PathBuf>,
+
+    /// Go on with an --out that a previous run left, skipping the rows it has
+    #[arg(long, requires = "out")]
+    pub resume: bool,
+
+    /// Answer rows that name another model too, with this one
+    #[arg(long, requires = "batch", hide_short_help = true)]
+    pub any_model: bool,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl run --model ./model.gguf \"Why is the sky blue?\"
+  git diff | llmctl run --prompt review-diff --stats
+  llmctl run --prompt translate --var language=French < letter.txt > lettre.txt
+  llmctl run --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
+  llmctl run --output json \"Name a colour\" | jq -r .usage.completion_tokens
+  llmctl run --batch questions.jsonl --out answers.jsonl --resume
+
+Output:
+  The text ends with a line end, added if the model wrote none. To a terminal, control characters that the model \
+writes are shown as symbols; pipes and files get them unchanged.
+  json is one object, jsonl one event per line (started, prefill, text, done, error), each with \
+\"schema\": \"llmctl.run.v1\".
+  With --prefill-response the answer begins with that text.
+
+Standard input:
+  What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add \
+nothing.
+  A pipe that another program holds open without writing (as some task runners do) is waited for; llmctl says so \
+after two seconds. Give < /dev/null or --no-stdin to go without.
+
+Batch:
+  A row is OpenAI's batch form {\"custom_id\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\" or \
+\"/v1/completions\", \"body\": {...}}, or {\"prompt\" or \"messages\", \"custom_id\", \"max_tokens\", \"temperature\", ...}.
+  Flags are the defaults of the rows; a parameter that is not supported is refused by name. A row without custom_id \
+gets line-N.
+  Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
+rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips it.
+
+Exit codes:
+  0    success, also when the reader of stdout went away
+  1    runtime failure
+  2    usage
+  3    the answer was cut (--fail-on-length)
+  4    rows of the batch failed
+  65   bad input: a damaged model, a prompt that is empty, not UTF-8 or longer than the context
+  66   prompt or model not found
+  70   internal bug
+  74   input or output failed, e.g. the disk is full
+  75   not enough memory, or --out is in use
+  78   bad configuration
+  130  interrupted; a second Ctrl-C does not wait for the token under way
+  143  terminated
+
+Environment and files:
+  LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.";
+
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("not of the form KEY=VALUE".to_owned()),
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if args.prompt.list_prompts {
+        return list_prompts(args.output.output.unwrap_or_default());
+    }
+    check(&args)?;
+    if args.batch.batch.is_some() {
+        return batch::run(&args, terminal);
+    }
+    let text = prompt::gather(&args.prompt, &args.words, terminal)?;
+    let system = system_prompt(&args.prompt)?;
+    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+    if args.prompt.dry_run {
+        let texts = load::load_texts(&args.model, terminal)?;
+        let rendered =
+            render(texts.as_ref(), &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
+        return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
+    }
+    let llm = load::load(&args.model, terminal)?;
+    let rendered = render(llm.as_ref(), &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
+    answer(llm.as_ref(), rendered, &args, Output::stdout(), terminal)
+}
+
+/// What can be known to be wrong before anything is read or loaded.
+fn check(args: &RunArgs) -> Result<(), CommandError> {
+    let (sampling, _) = args.sampling.resolve(&GenerationDefaults::default());
+    // The vocabulary is not known yet; the engine checks ids once more.
+    sampling.validate(usize::MAX).map_err(flag_error)?;
+    let logprobs = args.output.logprobs;
+    if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
+        return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
+    }
+    let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
+    if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
+        let hint = "add --output json or --output jsonl";
+        return Err(CommandError::usage("--logprobs has no place in plain text").hint(hint));
+    }
+    Ok(())
+}
+
+/// The engine speaks of parameters, the command line of flags.
+fn flag_error(error: Error) -> CommandError {
+    match error {
+        Error::InvalidParameter { name, message } => {
+            CommandError::usage(format!("--{}: {message}", name.replace('_', "-")))
+        }
+        other => other.into(),
+    }
+}
+
+/// The system prompt, wherever it comes from.
+pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
+    match (&args.system, &args.system_file) {
+        (Some(text), _) => Ok(Some(text.clone())),
+        (None, Some(path)) => prompt::read_file(path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A conversation of one turn, or plain text where the user or the model has no template for it.
+fn ask(
+    info: &ModelInfo,
+    args: &PromptArgs,
+    text: String,
+    system: Option<String>,
+    terminal: &Terminal,
+) -> Ask {
+    if args.raw {
+        return Ask::Text(text);
+    }
+    if !info.has_chat_template && system.is_none() {
+        terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
+        return Ask::Text(text);
+    }
+    let system = system.map(Message::system);
+    let messages = system.into_iter().chain([Message::user(text)]).collect();
+    Ask::Chat(Conversation { messages, ..Conversation::default() })
+}
+
+fn answer(
+    llm: &dyn Llm,
+    rendered: Rendered,
+    args: &RunArgs,
+    output: Output<StdoutLock<'static>>,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    let sampling = args.sampling.resolve_for(llm, terminal);
+    let form = Form {
+        format: args.output.output.unwrap_or_default(),
+        stream: !args.output.no_stream,
+        logprobs: args.output.logprobs.is_some(),
+    };
+    let request = Request {
+        prompt: rendered.tokens,
+        sampling: sampling.clone(),
+        limits: args.limits.resolve(),
+        logprobs: args.output.logprobs,
+        ..Request::default()
+    };
+    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+    let mut report = Report::new(llm, form, output, terminal).sampling(&sampling).prefill(prefill);
+    let graceful = Graceful::begin();
+    let ending = generate(llm, request, &graceful, &mut report)
+        .inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
+    match ending {
+        Ending::ReaderGone { signal } => Ok(signal.map_or(Exit::Success, Exit::Signal)),
+        Ending::Done { outcome, signal } => {
+            match report.finish(&outcome) {
+                Err(OutputError::Failed(error)) => return Err(error),
+                Err(OutputError::Closed) | Ok(()) => {}
+            }
+            drop(report);
+            conclude(llm, &outcome, &args.output, terminal);
+            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull);
+            Ok(match signal {
+                Some(number) => Exit::Signal(number),
+                None if is_cut && args.output.fail_on_length => Exit::Cut,
+                None => Exit::Success,
+            })
+        }
+    }
+}
+
+/// What is said on stderr after the answer.
+fn conclude(llm: &dyn Llm, outcome: &Outcome, args: &OutputArgs, terminal: &Terminal) {
+    let info = llm.info();
+    if outcome.finish == Finish::ContextFull {
+        terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
+    }
+    if args.stats {
+        terminal.report(&report::stats(outcome, info));
+    }
+}
+
+/// `--dry-run`: the prompt as the model would get it.
+fn dry_run(
+    info: &ModelInfo,
+    rendered: &Rendered,
+    format: OutputFormat,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    let (count, context) = (rendered.tokens.len(), info.context_tokens);
+    let mut output = Output::stdout();
+    let object = json!({
+        "schema": "llmctl.dry-run.v1",
+        "model": info.name,
+        "prompt": rendered.text,
+        "prompt_tokens": count,
+        "tokens": rendered.tokens,
+        "context": {"size": context},
+    });
+    let written = match format {
+        OutputFormat::Text => {
+            let line_end = if rendered.text.is_empty() || rendered.text.ends_with('\n') { "" } else { "\n" };
+            output.write(&format!("{}{line_end}", rendered.text))
+        }
+        OutputFormat::Json => output.line(&format!("{object:#}")),
+        OutputFormat::Jsonl => output.line(&object.to_string()),
+    };
+    if let Err(OutputError::Failed(error)) = written {
+        return Err(error);
+    }
+    if format == OutputFormat::Text {
+        terminal.report(&format!("{count} tokens of a context of {context}"));
+    }
+    if count >= context {
+        return Err(Error::PromptTooLong { prompt_tokens: count, context_tokens: context }.into());
+    }
+    Ok(Exit::Success)
+}
+
+/// `--list-prompts`.
+fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
+    let width = prompt::STORED.iter().map(|prompt| prompt.name.len()).max().unwrap_or(0);
+    let object = |prompt: &prompt::StoredPrompt| json!({"name": prompt.name, "description": prompt.description(), "text": prompt.text()});
+    let lines: Vec<_> = match format {
+        OutputFormat::Text => {
+            let line =
+                |prompt: &prompt::StoredPrompt| format!("{:width$}  {}", prompt.name, prompt.description());
+            prompt::STORED.iter().map(line).collect()
+        }
+        OutputFormat::Json => {
+            let all: Vec<_> = prompt::STORED.iter().map(object).collect();
+            vec![format!("{:#}", json!({"schema": "llmctl.prompts.v1", "prompts": all}))]
+        }
+        OutputFormat::Jsonl => prompt::STORED.iter().map(|prompt| object(prompt).to_string()).collect(),
+    };
+    match Output::stdout().line(&lines.join("\n")) {
+        Err(OutputError::Failed(error)) => Err(error),
+        Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
+    }
+}

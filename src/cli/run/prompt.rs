@@ -1,0 +1,364 @@
+//! What is asked: from the argument, a file, a stored prompt, its variables and stdin to one text.
+//!
+//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. A text is a
+//! template only where the user said so (a stored prompt, or a file with `--var`): braces in other files are just
+//! text. Nothing is dropped silently: a variable that fills nothing, or an input that is missing, is an error.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use super::PromptArgs;
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::terminal::Terminal;
+use crate::template::{PromptTemplate, TemplateError};
+
+/// More text than any context holds; a bound for /dev/zero and wrong files.
+const MAX_PROMPT_BYTES: u64 = 64 << 20;
+
+/// When to say that stdin is being waited for.
+const STDIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A prompt that comes with llmctl: a file of prompts/, whose first comment describes it.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredPrompt {
+    pub name: &'static str,
+    text: &'static str,
+}
+
+macro_rules! stored {
+    ($($name:literal),* $(,)?) => {
+        &[$(StoredPrompt { name: $name, text: include_str!(concat!("../../../prompts/", $name, ".md")) }),*]
+    };
+}
+
+/// All of prompts/, in the order of the listing.
+pub const STORED: &[StoredPrompt] =
+    stored!["summarize", "explain-code", "review-diff", "commit-message", "translate", "extract-json"];
+
+impl StoredPrompt {
+    /// The text of the comment that opens the file.
+    pub fn description(&self) -> &'static str {
+        let comment = self.text.strip_prefix("{#").and_then(|rest| rest.split_once("#}"));
+        comment.map_or("", |(inner, _)| inner.trim_end_matches('-').trim())
+    }
+
+    /// The template itself, without the describing comment.
+    pub fn text(&self) -> &'static str {
+        self.text.split_once("#}").map_or(self.text, |(_, rest)| rest.trim_start())
+    }
+
+    pub fn named(name: &str) -> Result<&'static StoredPrompt, CommandError> {
+        STORED.iter().find(|prompt| prompt.name == name).ok_or_else(|| {
+            let near = STORED.iter().map(|prompt| (strsim::jaro_winkler(name, prompt.name), prompt.name));
+            let near = near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0));
+            let hint = match near {
+                Some((_, near)) => format!("did you mean {near}? `llmctl run --list-prompts` shows all"),
+                None => "`llmctl run --list-prompts` shows them; the prompt itself needs no flag".to_owned(),
+            };
+            CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no stored prompt {name:?}"))
+                .hint(hint)
+        })
+    }
+}
+
+/// Everything a prompt is made of, read but not yet put together.
+#[derive(Debug, Default)]
+struct Parts {
+    /// The file or stored prompt, and what to call it in messages.
+    body: Option<(String, String)>,
+    is_template: bool,
+    variables: BTreeMap<String, String>,
+    argument: Option<String>,
+    stdin: Option<String>,
+}
+
+/// The text of the prompt, from all its sources; may wait for stdin.
+pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<String, CommandError> {
+    let from_stdin = args.prompt_file.as_deref() == Some(Path::new("-"));
+    let body = match (&args.name, &args.prompt_file) {
+        (Some(name), _) => Some((format!("prompt {name}"), StoredPrompt::named(name)?.text.to_owned())),
+        (None, Some(_)) if from_stdin => {
+            Some(("standard input".to_owned(), read_stdin(terminal)?.unwrap_or_default()))
+        }
+        (None, Some(path)) => Some((path.display().to_string(), read_file(path)?)),
+        (None, None) => None,
+    };
+    if body.is_none() && !args.var.is_empty() {
+        return Err(CommandError::usage("--var fills a prompt file: give --prompt-file or --prompt with it"));
+    }
+    let skip_stdin = from_stdin || args.no_stdin || io::stdin().is_terminal();
+    let stdin = if skip_stdin { None } else { read_stdin(terminal)? };
+    let variables = args.var.iter().map(|(key, value)| Ok((key.clone(), variable_value(value)?)));
+    let variables = variables.collect::<Result<_, CommandError>>()?;
+    let parts = Parts {
+        is_template: args.name.is_some() || !args.var.is_empty(),
+        variables,
+        argument: (!words.is_empty()).then(|| words.join(" ")),
+        stdin,
+        body,
+    };
+    if let Some((name, text)) =
+        parts.body.as_ref().filter(|(_, text)| !parts.is_template && text.contains("{{"))
+    {
+        let braces: String = text[text.find("{{").unwrap_or(0)..].chars().take(24).collect();
+        let shown = braces.lines().next().unwrap_or("{{");
+        terminal.note(&format!("{name}: {shown:?} is passed on as it is; --var KEY=VALUE fills variables"));
+    }
+    assemble(parts)
+}
+
+fn assemble(parts: Parts) -> Result<String, CommandError> {
+    let input = join([parts.argument, parts.stdin]);
+    match parts.body {
+        None => input.ok_or_else(|| {
+            let hint = "give it as an argument, with --prompt-file, or pipe it in";
+            CommandError::usage("there is no prompt").hint(hint)
+        }),
+        Some((_, text)) if !parts.is_template => Ok(join([Some(text), input]).unwrap_or_default()),
+        Some((name, text)) => fill(&name, &text, parts.variables, input),
+    }
+}
+
+/// Texts set off by blank lines; empty ones take no part, and `None` only when all are.
+fn join(texts: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    let given: Vec<_> = texts.into_iter().flatten().collect();
+    let mut joined = given.first().cloned()?;
+    for text in given.iter().skip(1).filter(|text| !text.is_empty()) {
+        if !joined.is_empty() {
+            joined.push_str(if joined.ends_with('\n') { "\n" } else { "\n\n" });
+        }
+        joined.push_str(text);
+    }
+    Some(joined)
+}
+
+/// Renders a template; `input` goes to the variable of that name, else to the end.
+fn fill(
+    name: &str,
+    text: &str,
+    mut variables: BTreeMap<String, String>,
+    input: Option<String>,
+) -> Result<String, CommandError> {
+    let broken = |error: TemplateError| CommandError::bad_data(error).context(name.to_owned());
+    let template = PromptTemplate::new(text).map_err(broken)?;
+    // Before what is missing: the two together are a misspelt name.
+    if let Some(unused) = variables.keys().find(|key| !template.variables().any(|known| known == *key)) {
+        let known = template.variables().collect::<Vec<_>>().join(", ");
+        let message = format!("{name} has no variable {unused:?}");
+        return Err(CommandError::usage(message).hint(format!("it has: {known}")));
+    }
+    let wants_input = template.variables().any(|variable| variable == "input");
+    let mut rest = None;
+    if variables.contains_key("input") || !wants_input {
+        rest = input;
+    } else if let Some(input) = input {
+        variables.insert("input".to_owned(), input);
+    } else {
+        let hint = "pipe it in, or give it as an argument or with --var input=@FILE";
+        return Err(CommandError::usage(format!("{name} needs an input")).hint(hint));
+    }
+    let rendered = template.render(&variables).map_err(|error| match error {
+        TemplateError::UndefinedVariables { .. } => {
+            CommandError::usage(error).context(name.to_owned()).hint("fill it with --var KEY=VALUE")
+        }
+        error => broken(error),
+    })?;
+    Ok(join([Some(rendered.text), rest]).unwrap_or_default())
+}
+
+fn variable_value(value: &str) -> Result<String, CommandError> {
+    match value.strip_prefix('@') {
+        Some(rest) if rest.starts_with('@') => Ok(rest.to_owned()),
+        Some(path) => read_file(Path::new(path)),
+        None => Ok(value.to_owned()),
+    }
+}
+
+/// A text file without the line end at its end. Whatever prevents reading it is "not found" (66).
+pub fn read_file(path: &Path) -> Result<String, CommandError> {
+    let unreadable = |error: io::Error| {
+        let error = CommandError::new(Kind::NotFound, error).context(path.display().to_string());
+        match path.to_str().filter(|name| STORED.iter().any(|prompt| prompt.name == *name)) {
+            Some(name) => error.hint(format!("--prompt {name} is the prompt that comes with llmctl")),
+            None => error,
+        }
+    };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(MAX_PROMPT_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    text_of(bytes, &path.display().to_string())
+}
+
+/// What is piped in, without the line end at its end; `None` when that is nothing.
+fn read_stdin(terminal: &Terminal) -> Result<Option<String>, CommandError> {
+    let patience = say_when_waiting(terminal.clone());
+    let mut stdin = io::stdin().lock().take(MAX_PROMPT_BYTES + 1);
+    let mut bytes = vec![0; 1 << 16];
+    let first = loop {
+        match stdin.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            first => break first,
+        }
+    };
+    drop(patience);
+    let rest = first.and_then(|length| {
+        bytes.truncate(length);
+        stdin.read_to_end(&mut bytes)
+    });
+    rest.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    text_of(bytes, "standard input").map(Some)
+}
+
+/// A pipe held open by a program that never writes looks like a hang; say what is waited for. Dropping the
+/// sender ends the wait.
+fn say_when_waiting(terminal: Terminal) -> Sender<()> {
+    let (sender, waiting) = channel::<()>();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(STDIN_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            terminal.note("waiting for standard input to end (< /dev/null or --no-stdin goes without)");
+        }
+    });
+    sender
+}
+
+fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
+    if bytes.len() as u64 > MAX_PROMPT_BYTES {
+        return Err(CommandError::bad_data(format!(
+            "{name}: more than {} MiB of text",
+            MAX_PROMPT_BYTES >> 20
+        )));
+    }
+    if bytes.starts_with("\u{feff}".as_bytes()) {
+        bytes.drain(..3);
+    }
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        CommandError::bad_data(format!("{name}: not UTF-8 text (at byte {at})"))
+    })?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(text: &str) -> Option<(String, String)> {
+        Some(("test.md".to_owned(), text.to_owned()))
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn parts_are_set_off_by_one_blank_line() {
+        let check =
+            |body: Option<(String, String)>, argument: Option<&str>, stdin: Option<&str>, expected| {
+                let argument = argument.map(str::to_owned);
+                let stdin = stdin.map(str::to_owned);
+                let text = assemble(Parts { body, argument, stdin, ..Parts::default() }).expect("a prompt");
+                assert_eq!(text, expected);
+            };
+        check(None, Some("ask"), Some("data"), "ask\n\ndata");
+        check(None, Some("ask\n"), Some("data"), "ask\n\ndata");
+        check(None, None, Some("data"), "data");
+        check(None, Some(""), Some("data"), "data");
+        check(None, Some(""), None, "");
+        check(body(""), None, None, "");
+        check(body("file"), Some("ask"), Some("data"), "file\n\nask\n\ndata");
+        check(body("{{ not a template }}"), None, None, "{{ not a template }}");
+    }
+
+    #[test]
+    fn no_source_at_all_is_a_usage_error() {
+        assert_eq!(assemble(Parts::default()).unwrap_err().kind, Kind::Usage);
+    }
+
+    fn filled(
+        text: &str,
+        variables: &[(&'static str, &str)],
+        input: Option<&str>,
+    ) -> Result<String, CommandError> {
+        let variables =
+            variables.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        fill("test.md", text, variables, input.map(str::to_owned))
+    }
+
+    #[test]
+    fn input_goes_where_the_template_wants_it_else_to_the_end() {
+        assert_eq!(filled("<{{ input }}>", &[], Some("x<&")).unwrap(), "<x<&>");
+        assert_eq!(filled("say {{ a }}", &[("a", "b")], Some("x")).unwrap(), "say b\n\nx");
+        assert_eq!(filled("<{{ input }}>", &[("input", "given")], Some("x")).unwrap(), "<given>\n\nx");
+    }
+
+    #[test]
+    fn variables_are_neither_missing_nor_unused() {
+        let error = filled("to {{ language }}", &[], None).unwrap_err();
+        assert_eq!(error.kind, Kind::Usage);
+        assert!(error.to_string().contains("language"), "{error}");
+        let error = filled("to {{ language }}", &[("langauge", "x")], None).unwrap_err();
+        assert!(error.to_string().contains("langauge") && error.hint_text().unwrap().contains("language"));
+        let error = filled("<{{ input }}>", &[], None).unwrap_err();
+        assert!(error.to_string().contains("needs an input"));
+        assert_eq!(filled("{{ broken", &[], None).unwrap_err().kind, Kind::BadData);
+    }
+
+    #[test]
+    fn stored_prompts_describe_themselves_and_take_input() {
+        for prompt in STORED {
+            assert!(prompt.description().len() > 10, "{}", prompt.name);
+            let needed = ["language", "fields"]
+                .into_iter()
+                .filter(|key| prompt.description().contains(&format!("{key} (required)")));
+            let variables = needed.map(|key| (key.to_owned(), "X1".to_owned())).collect::<BTreeMap<_, _>>();
+            let text = fill(prompt.name, prompt.text, variables, some("THE INPUT")).expect(prompt.name);
+            assert!(text.contains("THE INPUT") && !text.starts_with('\n') && !text.contains("{#"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_folder_and_the_list_agree() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("prompts");
+        let mut files: Vec<_> = std::fs::read_dir(folder)
+            .expect("prompts/")
+            .map(|entry| entry.expect("entry").path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+            .map(|path| path.file_stem().expect("name").to_string_lossy().into_owned())
+            .collect();
+        let mut names: Vec<_> = STORED.iter().map(|prompt| prompt.name.to_owned()).collect();
+        files.sort();
+        names.sort();
+        assert_eq!(files, names);
+    }
+
+    #[test]
+    fn one_line_end_is_not_part_of_a_text() {
+        let check = |bytes: &[u8], expected| assert_eq!(text_of(bytes.to_vec(), "x").unwrap(), expected);
+        check(b"a\n", "a");
+        check(b"a\r\n", "a");
+        check(b"a\n\n", "a\n");
+        check(b"\xef\xbb\xbfa", "a");
+        check(b"", "");
+        assert_eq!(text_of(b"a\xff".to_vec(), "x").unwrap_err().kind, Kind::BadData);
+    }
+
+    #[test]
+    fn an_at_sign_can_be_written() {
+        assert_eq!(variable_value("@@home").unwrap(), "@home");
+        assert_eq!(variable_value("a@b").unwrap(), "a@b");
+        assert_eq!(variable_value("@/no/such/file").unwrap_err().kind, Kind::NotFound);
+    }
+}

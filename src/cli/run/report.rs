@@ -1,0 +1,391 @@
+//! An answer as the user asked to have it: text, one JSON object, or an event per line; statistics on stderr.
+//!
+//! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text mode
+//! ends with a line end; all three carry the same text, which begins with the prefilled part of the answer if any.
+
+use std::io::Write;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use serde_json::{Map, Value, json};
+
+use super::OutputFormat;
+use super::answer::Sink;
+use super::llm::{Llm, ModelInfo};
+use crate::cli::output::{Output, OutputError};
+use crate::cli::terminal::Terminal;
+use crate::runtime::{Finish, Logprob, Outcome, Sampling, Started, Timings, Token, Usage};
+
+const SCHEMA: &str = "llmctl.run.v1";
+
+/// What decides the form of a report.
+#[derive(Debug, Clone, Copy)]
+pub struct Form {
+    pub format: OutputFormat,
+    /// Text as it comes, or at the end.
+    pub stream: bool,
+    pub logprobs: bool,
+}
+
+/// Writes one answer.
+pub struct Report<'a, W: Write> {
+    llm: &'a dyn Llm,
+    form: Form,
+    output: Output<W>,
+    terminal: &'a Terminal,
+    sampling: &'a Sampling,
+    prefill: &'a str,
+    progress: Option<ProgressBar>,
+    text: String,
+    tokens: Vec<Token>,
+}
+
+impl<'a, W: Write> Report<'a, W> {
+    pub fn new(llm: &'a dyn Llm, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
+        static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
+        let (text, tokens, progress) = Default::default();
+        Self { llm, form, output, terminal, sampling: &GREEDY, prefill: "", progress, text, tokens }
+    }
+
+    /// The parameters in force, for the record.
+    pub fn sampling(mut self, sampling: &'a Sampling) -> Self {
+        self.sampling = sampling;
+        self
+    }
+
+    /// What the answer begins with, before the model's first token.
+    pub fn prefill(mut self, prefill: &'a str) -> Self {
+        self.prefill = prefill;
+        self
+    }
+
+    /// The last words: what streaming has held back, the line end, or the JSON.
+    pub fn finish(&mut self, outcome: &Outcome) -> Result<(), OutputError> {
+        self.clear_progress();
+        let line_end = if self.text.is_empty() || self.text.ends_with('\n') { "" } else { "\n" };
+        match self.form.format {
+            OutputFormat::Text if self.form.stream => self.output.write(line_end),
+            OutputFormat::Text => self.output.write(&format!("{}{line_end}", self.text)),
+            OutputFormat::Json => {
+                let mut object = self.result(outcome);
+                object.insert("text".to_owned(), self.text.clone().into());
+                if self.form.logprobs {
+                    let tokens = self.tokens.iter().map(|token| token_json(self.llm, token)).collect();
+                    object.insert("logprobs".to_owned(), Value::Array(tokens));
+                }
+                self.output.line(&format!("{:#}", Value::Object(object)))
+            }
+            OutputFormat::Jsonl => {
+                let mut object = self.result(outcome);
+                object.shift_insert(1, "event".to_owned(), "done".into());
+                self.output.line(&Value::Object(object).to_string())
+            }
+        }
+    }
+
+    /// A failure after the first event: said in the stream too, where the stream is made of events.
+    pub fn fail(&mut self, kind: &str, message: &str) {
+        self.clear_progress();
+        if self.form.format == OutputFormat::Jsonl {
+            // The error itself is what the command ends with; a second one from here would hide it.
+            let _ = self.event("error", json!({"kind": kind, "message": message}));
+        } else if self.form.format == OutputFormat::Text && self.form.stream && !self.text.is_empty() {
+            let _ = self.output.write(if self.text.ends_with('\n') { "" } else { "\n" });
+        }
+    }
+
+    fn result(&self, outcome: &Outcome) -> Map<String, Value> {
+        let info = self.llm.info();
+        let usage = &outcome.usage;
+        let mut object = Map::new();
+        object.insert("schema".to_owned(), SCHEMA.into());
+        object.insert("model".to_owned(), info.name.as_str().into());
+        if !self.prefill.is_empty() {
+            object.insert("prefill_response".to_owned(), self.prefill.into());
+        }
+        object.insert("finish_reason".to_owned(), outcome.finish.reason().into());
+        object.insert("finish".to_owned(), finish_json(&outcome.finish));
+        object.insert("usage".to_owned(), usage_json(usage));
+        object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
+        object.insert("timings".to_owned(), timings_json(&outcome.timings, usage, info));
+        object.insert("seed".to_owned(), outcome.seed.into());
+        object.insert("sampling".to_owned(), sampling_json(self.sampling));
+        object
+    }
+
+    fn event(&mut self, name: &str, fields: Value) -> Result<(), OutputError> {
+        let mut object = Map::new();
+        object.insert("schema".to_owned(), SCHEMA.into());
+        object.insert("event".to_owned(), name.into());
+        if let Value::Object(fields) = fields {
+            object.extend(fields);
+        }
+        self.output.line(&Value::Object(object).to_string())
+    }
+
+    fn take(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.text.push_str(text);
+        match self.form.format {
+            OutputFormat::Text if self.form.stream && !text.is_empty() => self.output.write(text),
+            OutputFormat::Text => Ok(()),
+            OutputFormat::Json => {
+                if self.form.logprobs {
+                    self.tokens.extend_from_slice(tokens);
+                }
+                Ok(())
+            }
+            OutputFormat::Jsonl => {
+                let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
+                self.event("text", json!({"text": text, "tokens": tokens}))
+            }
+        }
+    }
+
+    fn clear_progress(&mut self) {
+        if let Some(bar) = self.progress.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl<W: Write> Drop for Report<'_, W> {
+    fn drop(&mut self) {
+        self.clear_progress();
+    }
+}
+
+impl<W: Write> Sink for Report<'_, W> {
+    fn started(&mut self, started: &Started) -> Result<(), OutputError> {
+        if self.form.format == OutputFormat::Jsonl {
+            let info = self.llm.info();
+            let fields = json!({
+                "model": info.name,
+                "prompt_tokens": started.prompt_tokens,
+                "max_tokens": started.max_tokens,
+                "context": {"size": info.context_tokens},
+                "seed": started.seed,
+            });
+            self.event("started", fields)?;
+        }
+        if self.prefill.is_empty() { Ok(()) } else { self.take(self.prefill, &[]) }
+    }
+
+    fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
+        if self.form.format == OutputFormat::Jsonl {
+            self.event("prefill", json!({"done": done, "total": total}))?;
+        }
+        // Only when it takes more than one step is there anything to watch.
+        if self.terminal.shows_progress() && done < total {
+            let bar = self.progress.get_or_insert_with(|| prefill_bar(total));
+            bar.set_position(done as u64);
+        } else {
+            self.clear_progress();
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.clear_progress();
+        self.take(text, tokens)
+    }
+}
+
+fn prefill_bar(total: usize) -> ProgressBar {
+    let style = indicatif::ProgressStyle::with_template("prompt {bar:30} {pos}/{len} tokens, {per_sec}")
+        .expect("the template is constant and valid");
+    ProgressBar::new(total as u64).with_style(style)
+}
+
+fn used(usage: &Usage) -> usize {
+    usage.prompt_tokens + usage.completion_tokens
+}
+
+/// OpenAI's usage object.
+pub fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": used(usage),
+        "cached_tokens": usage.cached_tokens,
+    })
+}
+
+fn finish_json(finish: &Finish) -> Value {
+    match finish {
+        Finish::Eos(id) => json!({"by": "eos", "token": id}),
+        Finish::StopString(text) => json!({"by": "stop_string", "text": text}),
+        Finish::MaxTokens => json!({"by": "max_tokens"}),
+        Finish::ContextFull => json!({"by": "context_full"}),
+        Finish::Cancelled => json!({"by": "cancelled"}),
+    }
+}
+
+/// Milliseconds and tokens per second.
+pub fn timings_json(timings: &Timings, usage: &Usage, info: &ModelInfo) -> Value {
+    json!({
+        "load_ms": ms(info.load_time),
+        "queue_ms": ms(timings.queue),
+        "prefill_ms": ms(timings.prefill),
+        "decode_ms": ms(timings.decode),
+        "time_to_first_token_ms": timings.time_to_first_token.map(ms),
+        "total_ms": ms(timings.total),
+        "prefill_tokens_per_second": timings.prefill_rate(usage).map(rounded),
+        "decode_tokens_per_second": timings.decode_rate(usage).map(rounded),
+    })
+}
+
+fn sampling_json(sampling: &Sampling) -> Value {
+    let bias: Map<_, _> =
+        sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), decimal(*bias))).collect();
+    json!({
+        "temperature": decimal(sampling.temperature),
+        "top_k": sampling.top_k,
+        "top_p": decimal(sampling.top_p),
+        "min_p": decimal(sampling.min_p),
+        "repetition_penalty": decimal(sampling.repetition_penalty),
+        "presence_penalty": decimal(sampling.presence_penalty),
+        "frequency_penalty": decimal(sampling.frequency_penalty),
+        "logit_bias": bias,
+    })
+}
+
+fn token_json(llm: &dyn Llm, token: &Token) -> Value {
+    let mut object = Map::new();
+    object.insert("id".to_owned(), token.id.into());
+    if let Some(Logprob { logprob, top }) = &token.logprob {
+        object = piece_json(llm, token.id, *logprob);
+        let top = top.iter().map(|(id, logprob)| Value::Object(piece_json(llm, *id, *logprob))).collect();
+        object.insert("top".to_owned(), Value::Array(top));
+    }
+    Value::Object(object)
+}
+
+/// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
+pub fn piece_json(llm: &dyn Llm, id: u32, logprob: f32) -> Map<String, Value> {
+    let bytes = llm.token_bytes(id);
+    let mut object = Map::new();
+    object.insert("id".to_owned(), id.into());
+    object.insert("token".to_owned(), String::from_utf8_lossy(&bytes).into());
+    object.insert("bytes".to_owned(), bytes.into());
+    object.insert("logprob".to_owned(), decimal(logprob));
+    object
+}
+
+/// The number a user would write: 0.6, not the nearest f32 in 17 digits. JSON has no infinities: they are null.
+fn decimal(value: f32) -> Value {
+    value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
+}
+
+fn ms(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// `--stats`: what happened, in words, one subject per line.
+pub fn stats(outcome: &Outcome, info: &ModelInfo) -> String {
+    let Outcome { finish, usage, timings, seed } = outcome;
+    let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
+    let finish = match finish {
+        Finish::Eos(id) => format!("stop (end-of-generation token {id})"),
+        Finish::StopString(text) => format!("stop (at {text:?})"),
+        Finish::MaxTokens => "length (--max-tokens)".to_owned(),
+        Finish::ContextFull => "length (context full)".to_owned(),
+        Finish::Cancelled => "cancelled".to_owned(),
+    };
+    let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));
+    let percent = 100.0 * used(usage) as f64 / info.context_tokens.max(1) as f64;
+    [
+        format!("model        {}, loaded in {:.1} ms", info.name, ms(info.load_time)),
+        format!(
+            "prefill      {} tokens, {} cached{}",
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            rate(timings.prefill_rate(usage))
+        ),
+        format!("decode       {} tokens{}", usage.completion_tokens, rate(timings.decode_rate(usage))),
+        format!("first token  {first}, total {:.1} ms", ms(timings.total)),
+        format!("context      {} of {} tokens ({percent:.1}%)", used(usage), info.context_tokens),
+        format!("finish       {finish}"),
+        format!("seed         {seed}"),
+    ]
+    .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer::{Ending, generate};
+    use super::super::llm::script::{Script, saying};
+    use super::*;
+    use crate::cli::args::ColorWhen;
+    use crate::cli::signal::Graceful;
+    use crate::runtime::Request;
+
+    /// What goes to stdout when the model says `text` in this form.
+    fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
+        let script = Script::default();
+        let events = saying(text, 3, Finish::StopString("END".to_owned()));
+        script.answers.borrow_mut().push_back(events);
+        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let mut stdout = Vec::new();
+        let form = Form { format, stream, logprobs: true };
+        let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
+        let mut report = Report::new(&script, form, Output::new(&mut stdout, false), &terminal)
+            .sampling(&sampling)
+            .prefill(prefill);
+        let request = Request { prompt: vec![1, 2, 3], ..Request::default() };
+        let ending = generate(&script, request, &Graceful::begin(), &mut report).expect("an answer");
+        let Ending::Done { outcome, .. } = ending else { panic!("{ending:?}") };
+        report.finish(&outcome).expect("a Vec takes all");
+        drop(report);
+        String::from_utf8(stdout).expect("UTF-8")
+    }
+
+    #[test]
+    fn text_ends_with_one_line_end_streamed_or_not() {
+        for stream in [true, false] {
+            assert_eq!(written(OutputFormat::Text, stream, "hello", ""), "hello\n");
+            assert_eq!(written(OutputFormat::Text, stream, "hello\n", ""), "hello\n");
+            assert_eq!(written(OutputFormat::Text, stream, "", ""), "");
+            assert_eq!(written(OutputFormat::Text, stream, "lo", "hel"), "hello\n");
+        }
+    }
+
+    #[test]
+    fn json_is_one_object_with_everything() {
+        let text = written(OutputFormat::Json, true, "hi", "{");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        insta::assert_snapshot!("run_json", text);
+        assert_eq!(value["text"], "{hi");
+        assert_eq!(value["usage"]["total_tokens"], 5);
+    }
+
+    #[test]
+    fn jsonl_is_an_event_per_line_whose_texts_join_to_the_answer() {
+        let text = written(OutputFormat::Jsonl, true, "hi", "{");
+        insta::assert_snapshot!("run_jsonl", text);
+        let lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("JSON per line")).collect();
+        let joined: String = lines.iter().filter_map(|line| line["text"].as_str()).collect();
+        assert_eq!(joined, "{hi");
+        assert!(lines.iter().all(|line| line["schema"] == SCHEMA));
+        assert_eq!(lines.last().expect("lines")["event"], "done");
+    }
+
+    #[test]
+    fn stats_say_what_happened() {
+        let Some(crate::runtime::Event::Done(outcome)) = saying("hello", 7, Finish::MaxTokens).pop() else {
+            panic!("the last event is Done")
+        };
+        let info = ModelInfo { name: "tiny".to_owned(), context_tokens: 48, ..ModelInfo::default() };
+        insta::assert_snapshot!("run_stats", stats(&outcome, &info));
+    }
+
+    #[test]
+    fn numbers_are_as_a_user_writes_them() {
+        assert_eq!(decimal(0.6).to_string(), "0.6");
+        assert_eq!(decimal(f32::NEG_INFINITY), Value::Null);
+    }
+}

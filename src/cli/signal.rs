@@ -1,0 +1,85 @@
+//! SIGINT and SIGTERM: the only owner of both in the process.
+//!
+//! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
+//! in a shell. Inside, the first is noted for the loop to see and the second ends the process. A signal that was
+//! ignored when llmctl started (nohup, a script's background job) stays ignored. Knows nothing of what is stopped.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+
+static GRACEFUL: AtomicBool = AtomicBool::new(false);
+static RECEIVED: AtomicI32 = AtomicI32::new(0);
+static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
+
+/// Two signals closer than this are one wish: `timeout` signals the process and then its whole group.
+const SAME_WISH_MS: i64 = 200;
+
+/// While it lives, the first signal is for the holder to act on. One at a time.
+#[derive(Debug)]
+pub struct Graceful(());
+
+impl Graceful {
+    pub fn begin() -> Self {
+        GRACEFUL.store(true, Ordering::SeqCst);
+        Self(())
+    }
+
+    /// The signal that asks to stop, if one came.
+    pub fn received(&self) -> Option<u8> {
+        u8::try_from(RECEIVED.load(Ordering::SeqCst)).ok().filter(|&number| number != 0)
+    }
+}
+
+impl Drop for Graceful {
+    fn drop(&mut self) {
+        GRACEFUL.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Takes over both signals. Called once, before anything long.
+#[cfg(unix)]
+pub fn install() {
+    for number in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: `sigaction` reads and writes the structures it is given, which live on this stack; zeroed is a
+        // valid `sigaction` (default disposition, empty mask). The handler calls async-signal-safe functions only.
+        unsafe {
+            let mut current: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(number, std::ptr::null(), &mut current) == 0
+                && current.sa_sigaction == libc::SIG_IGN
+            {
+                continue;
+            }
+            let handler: extern "C" fn(libc::c_int) = on_signal;
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(number, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(not(unix))]
+pub fn install() {}
+
+#[cfg(unix)]
+extern "C" fn on_signal(number: libc::c_int) {
+    let now = now_ms();
+    let is_graceful = GRACEFUL.load(Ordering::SeqCst);
+    if is_graceful && RECEIVED.swap(number, Ordering::SeqCst) == 0 {
+        RECEIVED_AT_MS.store(now, Ordering::SeqCst);
+    } else if !is_graceful || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+        // SAFETY: `_exit` is async-signal-safe and does not return.
+        unsafe { libc::_exit(128 + number) }
+    }
+}
+
+#[cfg(unix)]
+fn now_ms() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: async-signal-safe; writes the structure it is given. Cannot fail for CLOCK_MONOTONIC.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    // The fields are narrower on some targets.
+    #[allow(clippy::unnecessary_cast)]
+    let ms = now.tv_sec as i64 * 1000 + now.tv_nsec as i64 / 1_000_000;
+    ms
+}

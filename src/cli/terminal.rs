@@ -1,0 +1,132 @@
+//! What the user is told beside the answer: notices, errors, statistics, progress, the log. All on stderr.
+//!
+//! Owns the decision whether a stream may carry colours. A stderr that cannot be written to is never an error, and
+//! nothing that a model or a file says reaches a terminal with its control characters intact.
+
+use std::io::{IsTerminal, Write};
+
+use super::args::ColorWhen;
+use super::error::CommandError;
+use super::output::visible;
+
+/// stderr, and how much to say there.
+#[derive(Debug, Clone)]
+pub struct Terminal {
+    color: bool,
+    is_terminal: bool,
+    verbose: u8,
+    quiet: bool,
+}
+
+impl Terminal {
+    pub fn new(when: ColorWhen, verbose: u8, quiet: bool) -> Self {
+        let is_terminal = std::io::stderr().is_terminal();
+        let color = colors_wanted(when, is_terminal, |name| std::env::var(name).ok());
+        Self { color, is_terminal, verbose, quiet }
+    }
+
+    /// The log of the engine: LLMCTL_LOG, else what -v asks for.
+    pub fn start_log(&self) {
+        let level = match (self.quiet, self.verbose) {
+            (true, _) => "error",
+            (_, 0) => "warn",
+            (_, 1) => "llmctl=info,warn",
+            (_, 2) => "llmctl=debug,info",
+            _ => "trace",
+        };
+        let filter = std::env::var("LLMCTL_LOG").ok().filter(|filter| !filter.is_empty());
+        let filter = filter.as_deref().unwrap_or(level);
+        let Ok(filter) = tracing_subscriber::EnvFilter::try_new(filter) else {
+            self.warn(&format!("LLMCTL_LOG: {filter:?} is not a log filter; ignored"));
+            return;
+        };
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(self.color);
+        // Fails only when a log is already set up, as in tests.
+        let _ = log.with_writer(std::io::stderr).compact().try_init();
+    }
+
+    /// Whether progress may be drawn.
+    pub fn shows_progress(&self) -> bool {
+        self.is_terminal && !self.quiet
+    }
+
+    pub fn error(&self, error: &CommandError) {
+        self.line("error", "1;31", &error.to_string());
+        if let Some(hint) = error.hint_text() {
+            self.line("hint", "1;36", hint);
+        }
+    }
+
+    pub fn warn(&self, message: &str) {
+        if !self.quiet {
+            self.line("warning", "1;33", message);
+        }
+    }
+
+    /// Something the user should know, and nothing is wrong.
+    pub fn note(&self, message: &str) {
+        if !self.quiet {
+            self.raw_line(message);
+        }
+    }
+
+    /// What the user asked for explicitly (`--stats`): said even when quiet.
+    pub fn report(&self, message: &str) {
+        self.raw_line(message);
+    }
+
+    fn line(&self, label: &str, style: &str, message: &str) {
+        let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
+        let message = self.safe(message);
+        let _ = writeln!(std::io::stderr(), "{label} {message}");
+    }
+
+    fn raw_line(&self, message: &str) {
+        let _ = writeln!(std::io::stderr(), "{}", self.safe(message));
+    }
+
+    fn safe<'a>(&self, message: &'a str) -> std::borrow::Cow<'a, str> {
+        if self.is_terminal { visible(message) } else { message.into() }
+    }
+}
+
+/// Whether a stream gets colours: the flag, else NO_COLOR, CLICOLOR_FORCE, TERM, CLICOLOR, in this order, else
+/// whether it is a terminal (<https://no-color.org>, <https://bixense.com/clicolors>).
+pub fn colors_wanted(when: ColorWhen, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    match when {
+        ColorWhen::Always => true,
+        ColorWhen::Never => false,
+        ColorWhen::Auto if set("NO_COLOR").is_some() => false,
+        ColorWhen::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+        ColorWhen::Auto if set("TERM").as_deref() == Some("dumb") => false,
+        ColorWhen::Auto if set("CLICOLOR").as_deref() == Some("0") => false,
+        ColorWhen::Auto => is_terminal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_follow_flag_variables_and_stream() {
+        let check = |when, is_terminal, variables: &[(&str, &str)], expected| {
+            let lookup = |name: &str| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            };
+            assert_eq!(colors_wanted(when, is_terminal, lookup), expected, "{when:?} {variables:?}");
+        };
+        use ColorWhen::{Always, Auto, Never};
+        check(Auto, true, &[], true);
+        check(Auto, false, &[], false);
+        check(Always, false, &[("NO_COLOR", "1"), ("TERM", "dumb")], true);
+        check(Never, true, &[("CLICOLOR_FORCE", "1")], false);
+        check(Auto, true, &[("NO_COLOR", "1"), ("CLICOLOR_FORCE", "1")], false);
+        check(Auto, true, &[("NO_COLOR", "")], true);
+        check(Auto, false, &[("CLICOLOR_FORCE", "1")], true);
+        check(Auto, false, &[("CLICOLOR_FORCE", "0")], false);
+        check(Auto, true, &[("TERM", "dumb")], false);
+        check(Auto, true, &[("CLICOLOR", "0")], false);
+    }
+}

@@ -1,0 +1,71 @@
+//! Causal attention over pages, as batched products.
+//!
+//! Query heads that share a KV head are rows of one product with its keys, so keys and values are never repeated.
+//! Scores and sums are f32 whatever type the KV is kept in.
+
+use candle_core::{DType, Result, Tensor};
+use candle_nn::ops::softmax_last_dim;
+
+use super::kv::CandleKv;
+use super::step::{Group, ReadShape, Slots};
+use super::{AttentionSpec, KvShape, Span};
+
+/// Attention of all rows of `q`, `[rows, num_heads * head_dim]`.
+pub fn attend(kv: &CandleKv, spec: &AttentionSpec, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
+    let KvShape { num_kv_heads, head_dim } = kv.shape(spec.layer);
+    let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
+    let groups = kv.step(spans).reads(kv.device(), shape)?;
+    let stores = kv.stores(spec.layer)?;
+    let parts = groups.iter().map(|group| attend_group(stores, spec, shape, q, group));
+    let parts = parts.collect::<Result<Vec<_>>>()?;
+    match parts.as_slice() {
+        [whole] => Ok(whole.clone()),
+        parts => Tensor::cat(parts, 0),
+    }
+}
+
+fn attend_group(
+    stores: &[Tensor; 2],
+    spec: &AttentionSpec,
+    shape: ReadShape,
+    q: &Tensor,
+    group: &Group,
+) -> Result<Tensor> {
+    let ReadShape { num_heads, num_kv_heads, head_dim, .. } = shape;
+    let (batch, shared) = (group.batch, num_heads / num_kv_heads);
+    let rows = group.rows.len() / batch;
+    let products = num_kv_heads * batch;
+    let by_head = [num_kv_heads, batch, shared, rows];
+
+    let q = q.narrow(0, group.rows.start, group.rows.len())?;
+    let q = q.reshape((batch, rows, num_kv_heads, shared, head_dim))?.permute((2, 0, 3, 1, 4))?;
+    let q = q.contiguous()?.reshape((products, shared * rows, head_dim))?;
+    let [keys, values] = stores;
+    let keys = gather(keys, group, products)?;
+    let scores = (q.matmul(&keys.t()?)? * f64::from(spec.rule.scale))?;
+    let scores = match spec.rule.softcap.map(f64::from) {
+        None => scores,
+        Some(cap) => ((scores / cap)?.tanh()? * cap)?,
+    };
+    let weights = match &group.mask {
+        None => softmax_last_dim(&scores)?,
+        Some(mask) => {
+            let scores = scores.reshape([&by_head[..], &[group.seen]].concat())?;
+            softmax_last_dim(&scores.broadcast_add(mask)?)?.reshape((products, shared * rows, group.seen))?
+        }
+    };
+    let mixed = weights.matmul(&gather(values, group, products)?)?;
+    let mixed = mixed.reshape([&by_head[..], &[head_dim]].concat())?.permute((1, 3, 0, 2, 4))?;
+    mixed.contiguous()?.reshape((batch * rows, num_heads * head_dim))
+}
+
+/// What a group sees of a store, `[kv_heads * batch, seen, head_dim]` in f32.
+fn gather(store: &Tensor, group: &Group, products: usize) -> Result<Tensor> {
+    let seen = match &group.slots {
+        Slots::From(slot) => store.narrow(1, *slot, group.seen)?,
+        Slots::Listed(slots) => {
+            store.index_select(slots, 1)?.reshape((products, group.seen, store.dim(2)?))?
+        }
+    };
+    seen.to_dtype(DType::F32)
+}

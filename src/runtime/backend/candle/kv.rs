@@ -1,0 +1,101 @@
+//! KV storage on the device: two tensors per layer, `[kv_heads, slots, head_dim]`, where a slot is
+//! `page * PAGE_TOKENS + offset`.
+//!
+//! Heads come first so that a sequence in consecutive pages is read where it lies. Storage grows to the highest page ever
+//! written and is zeroed, so that a slot nobody wrote is a number all the same.
+
+use std::cell::{RefCell, RefMut};
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::step::StepIndex;
+use super::{KvShape, KvType, Span};
+use crate::runtime::backend::PAGE_TOKENS;
+
+/// Pages that storage grows by at least.
+const MIN_GROWTH: usize = 8;
+
+/// Keys and values of all layers, and where the present step finds them.
+#[derive(Debug)]
+pub struct CandleKv {
+    device: Device,
+    dtype: DType,
+    layers: Vec<LayerKv>,
+    /// Made for the first layer of a step and used by the others. A cell, because reading KV makes its part of it too.
+    step: RefCell<StepIndex>,
+}
+
+#[derive(Debug)]
+struct LayerKv {
+    shape: KvShape,
+    /// Keys and values; nothing before the first write.
+    stores: Option<[Tensor; 2]>,
+}
+
+impl CandleKv {
+    pub fn new(device: &Device, layers: &[KvShape], kv_type: KvType) -> Self {
+        let dtype = match kv_type {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+        };
+        let layers = layers.iter().map(|&shape| LayerKv { shape, stores: None }).collect();
+        Self { device: device.clone(), dtype, layers, step: RefCell::default() }
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub fn shape(&self, layer: usize) -> KvShape {
+        self.layers[layer].shape
+    }
+
+    /// Keys and values of a layer, `[kv_heads, slots, head_dim]` in the stored type.
+    pub fn stores(&self, layer: usize) -> Result<&[Tensor; 2]> {
+        let stores = self.layers[layer].stores.as_ref();
+        stores.ok_or_else(|| candle_core::Error::msg("KV is read before it is written"))
+    }
+
+    /// What is known of the step that `spans` describe.
+    pub fn step(&self, spans: &[Span]) -> RefMut<'_, StepIndex> {
+        let mut step = self.step.borrow_mut();
+        step.turn_to(spans);
+        step
+    }
+
+    /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, at their spans' places.
+    pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[Span]) -> Result<()> {
+        let KvShape { num_kv_heads, head_dim } = self.shape(layer);
+        let writes = self.step(spans).writes(&self.device, [num_kv_heads, head_dim])?;
+        self.reserve(layer, writes.num_slots)?;
+        for (store, rows) in self.stores(layer)?.iter().zip(rows) {
+            let by_head = rows.reshape(((), num_kv_heads, head_dim))?.transpose(0, 1)?;
+            let by_head = by_head.to_dtype(self.dtype)?.contiguous()?;
+            store.scatter_set(&writes.slots, &by_head, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for slots below `num_slots`, by a quarter more than there was, so that growing stays rare and the copy small.
+    fn reserve(&mut self, layer: usize, num_slots: usize) -> Result<()> {
+        let LayerKv { shape, stores } = &mut self.layers[layer];
+        let had = match stores {
+            Some([keys, _]) => keys.dim(1)?,
+            None => 0,
+        };
+        if num_slots <= had {
+            return Ok(());
+        }
+        let grown = (had + had / 4).max(had + MIN_GROWTH * PAGE_TOKENS).max(num_slots);
+        let slots = grown.next_multiple_of(PAGE_TOKENS);
+        let zeros = || Tensor::zeros((shape.num_kv_heads, slots, shape.head_dim), self.dtype, &self.device);
+        let grown = [zeros()?, zeros()?];
+        if let Some(stores) = stores {
+            for (new, old) in grown.iter().zip(stores.iter()) {
+                new.slice_set(old, 1, 0)?;
+            }
+        }
+        *stores = Some(grown);
+        Ok(())
+    }
+}

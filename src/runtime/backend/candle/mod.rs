@@ -1,0 +1,257 @@
+//! The candle backend: buffers, weights and KV are candle tensors, so one code path serves CUDA, Metal and, for tests, the
+//! CPU.
+//!
+//! Invariant: the tensor in a buffer is `[rows, width]`, f32 and contiguous, because candle's fused kernels want it so.
+//! Differs from the CPU backend in two ways, both candle's. Rows agree to rounding but not bit for bit between batches and
+//! chunks, because its products choose their order of summation by size; and a product with a quantised matrix rounds its
+//! input to 8 bits per block as well. Knows nothing of models; candle's errors leave as [`Error::Backend`].
+
+mod attention;
+mod kv;
+mod ops;
+mod step;
+mod weight;
+
+use candle_core::{Device, Tensor};
+
+use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::tensor::HostTensor;
+
+pub use kv::CandleKv;
+pub use weight::CandleWeight;
+
+/// Where the tensors of a [`Candle`] live; the number tells several of a kind apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    Cpu,
+    Cuda(usize),
+    Metal(usize),
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// [`Error::InvalidParameter`] when this build has no support for the kind; [`Error::Backend`] when there is no such device.
+pub fn open_device(kind: DeviceKind) -> Result<Device> {
+    let missing =
+        |message: &str| Err(Error::InvalidParameter { name: "device", message: message.to_owned() });
+    match kind {
+        DeviceKind::Cpu => Ok(Device::Cpu),
+        DeviceKind::Cuda(_) if !cfg!(feature = "cuda") => {
+            missing("this build has no CUDA support; build it with `--features cuda`")
+        }
+        DeviceKind::Metal(_) if !cfg!(feature = "metal") => {
+            missing("this build has no Metal support; build it with `--features metal`")
+        }
+        DeviceKind::Cuda(index) => Device::new_cuda(index).map_err(backend_error),
+        DeviceKind::Metal(index) => Device::new_metal(index).map_err(backend_error),
+    }
+}
+
+fn backend_error(error: candle_core::Error) -> Error {
+    Error::Backend(error.to_string())
+}
+
+/// The candle backend on one device.
+#[derive(Debug, Clone)]
+pub struct Candle {
+    device: Device,
+    halves: bool,
+}
+
+impl Candle {
+    /// A backend on `device`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the device cannot do the simplest of operations.
+    pub fn new(device: Device) -> Result<Self> {
+        // A GPU that the driver lists but cannot use fails here, before gigabytes are uploaded to it.
+        let probe = Tensor::zeros(1, candle_core::DType::F32, &device).and_then(|zero| zero.to_vec1::<f32>());
+        probe.map_err(backend_error)?;
+        let halves = !device.is_cpu();
+        Ok(Self { device, halves })
+    }
+
+    /// Whether f16 and bf16 matrices stay as they are (the default on a GPU) or are widened to f32 at load (on the CPU,
+    /// where candle has no products of bf16 and slow ones of f16).
+    ///
+    /// A product with a matrix of two-byte floats rounds its input and its result to that type and accumulates in f32.
+    pub fn keep_halves(self, halves: bool) -> Self {
+        Self { halves, ..self }
+    }
+
+    fn row_numbers(&self, rows: impl Iterator<Item = usize>) -> candle_core::Result<Tensor> {
+        let rows: Vec<u32> = rows.map(|row| row as u32).collect(); // a step has fewer rows than u32 can count
+        Tensor::new(rows, &self.device)
+    }
+}
+
+/// `[rows, width]` activations; nothing before the first operation that writes them.
+#[derive(Debug, Clone, Default)]
+pub struct CandleBuffer(Option<Tensor>);
+
+impl CandleBuffer {
+    fn get(&self) -> candle_core::Result<&Tensor> {
+        self.0.as_ref().ok_or_else(|| candle_core::Error::msg("a buffer is read before it is written"))
+    }
+
+    fn fill(&mut self, tensor: candle_core::Result<Tensor>) -> Result<()> {
+        self.0 = Some(tensor.map_err(backend_error)?);
+        Ok(())
+    }
+}
+
+/// Cosines and sines of a step, `[rows, dim / 2]` each.
+#[derive(Debug)]
+pub struct CandleAngles {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Backend for Candle {
+    type Buffer = CandleBuffer;
+    type Weight = CandleWeight;
+    type Vector = Tensor;
+    type Angles = CandleAngles;
+    type Kv = CandleKv;
+
+    fn weight(&self, tensor: &HostTensor) -> Result<CandleWeight, LoadError> {
+        CandleWeight::upload(tensor, &self.device, self.halves)
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Result<Tensor, LoadError> {
+        let len = values.len();
+        Tensor::from_vec(values, len, &self.device).map_err(|error| LoadError::Tensor {
+            tensor: format!("vector of {len}"),
+            message: error.to_string(),
+        })
+    }
+
+    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> CandleKv {
+        CandleKv::new(&self.device, layers, kv_type)
+    }
+
+    fn buffer(&self) -> CandleBuffer {
+        CandleBuffer::default()
+    }
+
+    fn embed(&self, table: &CandleWeight, tokens: &[u32], scale: f32, out: &mut CandleBuffer) -> Result<()> {
+        // Checked here because a GPU reads whatever lies beyond the table.
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= table.num_rows()) {
+            return Err(Error::Backend(format!("token id {token} has no embedding")));
+        }
+        let rows = Tensor::new(tokens, &self.device).and_then(|tokens| table.rows(&tokens));
+        out.fill(rows.and_then(|rows| ops::scaled(&rows, scale)))
+    }
+
+    fn rms_norm(&self, x: &CandleBuffer, weight: &Tensor, eps: f32, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(x.get().and_then(|x| ops::rms_norm(x, weight, eps)))
+    }
+
+    fn matmul(
+        &self,
+        x: &CandleBuffer,
+        weight: &CandleWeight,
+        bias: Option<&Tensor>,
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let product = x.get().and_then(|x| weight.product(x));
+        out.fill(match bias {
+            None => product,
+            Some(bias) => product.and_then(|product| product.broadcast_add(bias)),
+        })
+    }
+
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<CandleAngles> {
+        let half = cos.len().checked_div(rows).unwrap_or(0);
+        let upload = |values: &[f32]| Tensor::from_slice(values, (rows, half), &self.device);
+        let pair = upload(cos).and_then(|cos| Ok((cos, upload(sin)?)));
+        let (cos, sin) = pair.map_err(backend_error)?;
+        Ok(CandleAngles { cos, sin })
+    }
+
+    fn rope(&self, x: &mut CandleBuffer, head_dim: usize, angles: &CandleAngles) -> Result<()> {
+        let turned = x.get().and_then(|x| ops::rope(x, head_dim, &angles.cos, &angles.sin));
+        x.fill(turned)
+    }
+
+    fn store_kv(
+        &self,
+        kv: &mut CandleKv,
+        layer: usize,
+        k: &CandleBuffer,
+        v: &CandleBuffer,
+        spans: &[Span],
+    ) -> Result<()> {
+        let stored = k.get().and_then(|k| kv.write(layer, [k, v.get()?], spans));
+        stored.map_err(backend_error)
+    }
+
+    fn attend(
+        &self,
+        kv: &CandleKv,
+        spec: &AttentionSpec,
+        q: &CandleBuffer,
+        spans: &[Span],
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {
+        let product = gate.get().and_then(|gate| ops::gated(activation, gate, up.get()?));
+        gate.fill(product)
+    }
+
+    fn add_scaled(&self, x: &mut CandleBuffer, y: &CandleBuffer, scale: f32) -> Result<()> {
+        let sum = x.get().and_then(|x| x + ops::scaled(y.get()?, scale)?);
+        x.fill(sum)
+    }
+
+    fn select_rows(&self, x: &CandleBuffer, rows: &[usize], out: &mut CandleBuffer) -> Result<()> {
+        let rows = self.row_numbers(rows.iter().copied());
+        out.fill(x.get().and_then(|x| x.index_select(&rows?, 0)))
+    }
+
+    fn read(&self, x: &CandleBuffer) -> Result<Vec<f32>> {
+        let values = x.get().and_then(|x| x.flatten_all()?.to_vec1());
+        values.map_err(backend_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_the_build_lacks_is_refused_with_the_feature_that_adds_it() {
+        assert!(open_device(DeviceKind::Cpu).unwrap().is_cpu());
+        for (kind, feature, built) in [
+            (DeviceKind::Cuda(0), "--features cuda", cfg!(feature = "cuda")),
+            (DeviceKind::Metal(0), "--features metal", cfg!(feature = "metal")),
+        ] {
+            if !built {
+                let error = open_device(kind).unwrap_err().to_string();
+                assert!(error.contains(feature), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_computed_is_an_error() {
+        let candle = Candle::new(Device::Cpu).unwrap();
+        let (unwritten, mut out) = (candle.buffer(), candle.buffer());
+        assert!(candle.read(&unwritten).is_err());
+        let bytes: Vec<u8> = [1.0f32; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let table = HostTensor::new(crate::runtime::kernel::Dtype::F32, vec![2, 4], bytes.into()).unwrap();
+        let table = candle.weight(&table).unwrap();
+        assert!(candle.embed(&table, &[2], 1.0, &mut out).is_err());
+        candle.embed(&table, &[1], 2.0, &mut out).unwrap();
+        assert_eq!(candle.read(&out).unwrap(), [2.0; 4]);
+        let too_long = candle.vector(vec![1.0; 3]).unwrap();
+        assert!(candle.rms_norm(&out, &too_long, 1e-6, &mut candle.buffer()).is_err());
+        let angles = candle.angles(&[1.0; 3], &[0.0; 3], 1).unwrap();
+        assert!(candle.rope(&mut out, 4, &angles).is_err());
+    }
+}

@@ -1,0 +1,47 @@
+//! Operations on `[rows, width]` tensors that need neither weights nor KV. Fused kernels of candle-nn where it has them.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{ops, rotary_emb};
+
+use super::Activation;
+
+/// `x * scale`.
+pub fn scaled(x: &Tensor, scale: f32) -> Result<Tensor> {
+    if scale == 1.0 { Ok(x.clone()) } else { x.affine(f64::from(scale), 0.0) }
+}
+
+/// Normalises each run of `weight.len()` values of a row by its root mean square, then multiplies by `weight`.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    let ((rows, width), len) = (x.dims2()?, weight.dims1()?);
+    if len == 0 || !width.is_multiple_of(len) {
+        candle_core::bail!("norm over {len} values of rows of {width}");
+    }
+    let runs = x.reshape((rows * (width / len), len))?;
+    ops::rms_norm(&runs, weight, eps)?.reshape((rows, width))
+}
+
+/// Rotates the first `2 * half` values of every head, pairing i with i + half; `cos` and `sin` are `[rows, half]`.
+pub fn rope(x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let ((rows, width), rotated) = (x.dims2()?, 2 * cos.dim(1)?);
+    if rotated > head_dim || head_dim == 0 || !width.is_multiple_of(head_dim) {
+        candle_core::bail!("rotation of {rotated} values of heads of {head_dim} in rows of {width}");
+    }
+    let heads = x.reshape((1, rows, width / head_dim, head_dim))?;
+    let turned = if rotated == head_dim {
+        rotary_emb::rope_thd(&heads, cos, sin)?
+    } else {
+        let first = heads.narrow(3, 0, rotated)?.contiguous()?;
+        let rest = heads.narrow(3, rotated, head_dim - rotated)?;
+        Tensor::cat(&[&rotary_emb::rope_thd(&first, cos, sin)?, &rest], 3)?
+    };
+    turned.reshape((rows, width))
+}
+
+/// `activation(gate) * up`.
+pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let gate = match activation {
+        Activation::Silu => ops::silu(gate)?,
+        Activation::GeluTanh => gate.gelu()?, // candle's plain name is the tanh form; the exact one is gelu_erf
+    };
+    gate * up
+}

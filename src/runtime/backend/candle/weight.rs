@@ -1,0 +1,153 @@
+//! Matrices on the device: floats as tensors, ggml's blocks as they lie in the file.
+//!
+//! Blocks are never expanded as a whole: products and row look-ups read them where they are. (On x86 and ARM CPUs candle
+//! itself keeps a second, interleaved copy of some types.) Nothing on the host is kept.
+
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::{DType, Device, Result, Tensor};
+
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::tensor::{HostTensor, byte_len};
+
+/// A matrix `[out, in]`.
+#[derive(Debug)]
+pub struct CandleWeight {
+    num_rows: usize,
+    form: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    /// f32, f16 or bf16.
+    Floats(Tensor),
+    Blocks(QTensor),
+}
+
+/// candle's two families of types.
+enum Kind {
+    Floats(DType),
+    Blocks(GgmlDType),
+}
+
+fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Floats(DType::F32),
+        Dtype::F16 => Kind::Floats(DType::F16),
+        Dtype::Bf16 => Kind::Floats(DType::BF16),
+        Dtype::Q4_0 => Kind::Blocks(GgmlDType::Q4_0),
+        Dtype::Q4_1 => Kind::Blocks(GgmlDType::Q4_1),
+        Dtype::Q5_0 => Kind::Blocks(GgmlDType::Q5_0),
+        Dtype::Q5_1 => Kind::Blocks(GgmlDType::Q5_1),
+        Dtype::Q8_0 => Kind::Blocks(GgmlDType::Q8_0),
+        Dtype::Q2K => Kind::Blocks(GgmlDType::Q2K),
+        Dtype::Q3K => Kind::Blocks(GgmlDType::Q3K),
+        Dtype::Q4K => Kind::Blocks(GgmlDType::Q4K),
+        Dtype::Q5K => Kind::Blocks(GgmlDType::Q5K),
+        Dtype::Q6K => Kind::Blocks(GgmlDType::Q6K),
+    }
+}
+
+impl CandleWeight {
+    /// Copies a matrix to the device; `halves` keeps f16 and bf16, else they become f32 there.
+    pub fn upload(
+        tensor: &HostTensor,
+        device: &Device,
+        halves: bool,
+    ) -> std::result::Result<CandleWeight, LoadError> {
+        let refused = |message: String| LoadError::Tensor {
+            tensor: format!("{} matrix {:?}", tensor.dtype.name(), tensor.shape),
+            message,
+        };
+        // candle's own checks of these are assertions.
+        let wanted = byte_len(tensor.dtype, &tensor.shape).map_err(refused)?;
+        if wanted != tensor.bytes.len() {
+            return Err(refused(format!("takes {wanted} bytes, not {}", tensor.bytes.len())));
+        }
+        let form = match kind(tensor.dtype) {
+            Kind::Floats(dtype) => floats(tensor, dtype, device, halves).map(Form::Floats),
+            Kind::Blocks(dtype) => blocks(tensor, dtype, device).map(Form::Blocks),
+        };
+        let form = form.map_err(|error| refused(error.to_string()))?;
+        Ok(CandleWeight { num_rows: tensor.rows_cols().0, form })
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// The rows that `indices` name, in f32.
+    pub fn rows(&self, indices: &Tensor) -> Result<Tensor> {
+        match &self.form {
+            Form::Floats(table) => table.index_select(indices, 0)?.to_dtype(DType::F32),
+            Form::Blocks(table) => table.embedding(indices),
+        }
+    }
+
+    /// `x . self^T`, in f32.
+    pub fn product(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.form {
+            Form::Floats(weight) => match weight.dtype() {
+                DType::F32 => x.matmul(&weight.t()?),
+                DType::F16 => f16_product(x, weight),
+                dtype => x.to_dtype(dtype)?.matmul(&weight.t()?)?.to_dtype(DType::F32),
+            },
+            // Not through candle's QMatMul, which reads the environment to choose how.
+            Form::Blocks(weight) => x.apply_op1_no_bwd(weight),
+        }
+    }
+}
+
+fn floats(tensor: &HostTensor, dtype: DType, device: &Device, halves: bool) -> Result<Tensor> {
+    let stored = Tensor::from_raw_buffer(&tensor.bytes, dtype, &tensor.shape, device)?;
+    if halves { Ok(stored) } else { stored.to_dtype(DType::F32) }
+}
+
+fn blocks(tensor: &HostTensor, dtype: GgmlDType, device: &Device) -> Result<QTensor> {
+    let bytes = tensor.bytes.clone().aligned_to(2); // for the blocks' f16 scales; candle asserts it
+    let storage = QStorage::from_data((&*bytes).into(), device, dtype)?;
+    QTensor::new(storage, tensor.shape.as_slice())
+}
+
+/// A product in f16, whose largest value, 65504, some models' activations exceed: each row is brought to at most 1 and back.
+fn f16_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let largest = x.abs()?.max_keepdim(1)?.maximum(f32::MIN_POSITIVE)?;
+    let unit = x.broadcast_div(&largest)?.to_dtype(DType::F16)?;
+    unit.matmul(&weight.t()?)?.to_dtype(DType::F32)?.broadcast_mul(&largest)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    fn tensor(dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> HostTensor {
+        HostTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() }
+    }
+
+    #[test]
+    fn bytes_that_do_not_fit_the_shape_are_refused() {
+        for (dtype, shape, len) in [
+            (Dtype::Q8_0, [2, 32], 67),
+            (Dtype::Q8_0, [2, 33], 68),
+            (Dtype::F32, [2, 2], 12),
+            (Dtype::F32, [0, 2], 0),
+        ] {
+            let refused = CandleWeight::upload(&tensor(dtype, &shape, vec![0; len]), &Device::Cpu, false);
+            assert!(matches!(refused, Err(LoadError::Tensor { .. })), "{dtype:?} {shape:?}");
+        }
+    }
+
+    #[test]
+    fn products_in_f16_survive_values_beyond_its_range() {
+        let ones: Vec<u8> = (0..2 * 4).flat_map(|_| f16::ONE.to_le_bytes()).collect();
+        let weight = CandleWeight::upload(&tensor(Dtype::F16, &[2, 4], ones), &Device::Cpu, true).unwrap();
+        let x =
+            Tensor::new(&[[1e6f32, -2e5, 3e4, 0.0], [0.0; 4], [1e-3, 1e-3, 0.0, 0.0]], &Device::Cpu).unwrap();
+        let product = weight.product(&x).unwrap().to_vec2::<f32>().unwrap();
+        for (row, exact) in product.iter().zip([8.3e5, 0.0, 2e-3]) {
+            assert!(row.iter().all(|value| (value - exact).abs() <= exact * 1e-3), "{row:?} against {exact}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! One request in flight: its sequence, its text on the way out, its limits and its clock.
+//!
+//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`; every
+//! generated token appears in one `Text`, also when it adds no text yet; text held back is flushed before the end
+//! unless it belongs to the stop string that ended it. Pages go back when this is dropped.
+
+use std::time::{Duration, Instant};
+
+use super::error::Error;
+use super::kv::PagePool;
+use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
+use super::sample::draw_seed;
+use super::sequence::{Sequence, TurnStart};
+use super::spec::EngineSpec;
+use super::step::{Feed, Input};
+use super::text::{StopMatcher, Utf8Stream, Vocabulary};
+
+/// Names a request of one engine; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub(super) u64);
+
+/// Where the events of all requests go.
+pub type Events = Vec<(RequestId, Event)>;
+
+#[derive(Debug)]
+pub struct Generation {
+    id: RequestId,
+    request: Request,
+    sequence: Sequence,
+    /// The limit in force; at most what the context leaves.
+    max_tokens: usize,
+    seed: u64,
+    num_cached: usize,
+    num_generated: usize,
+    utf8: Utf8Stream,
+    stop: StopMatcher,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+struct Clock {
+    submitted: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+impl Generation {
+    /// `request` has been validated, with `max_tokens` as the result.
+    pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool) -> Self {
+        Self {
+            id,
+            sequence: Sequence::new(pool),
+            max_tokens,
+            seed: request.sampling.seed.unwrap_or_else(draw_seed),
+            num_cached: 0,
+            num_generated: 0,
+            utf8: Utf8Stream::new(),
+            stop: StopMatcher::new(request.limits.stop.iter().cloned()),
+            clock: Clock { submitted: Instant::now(), started: None, first_token: None, last_token: None },
+            request,
+        }
+    }
+
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Prompt tokens still to compute; 0 when it generates.
+    pub fn prompt_left(&self) -> usize {
+        self.request.prompt.len().saturating_sub(self.sequence.position())
+    }
+
+    /// The most tokens that can become resident.
+    pub fn longest(&self) -> usize {
+        self.request.prompt.len() + self.max_tokens
+    }
+
+    /// Leaves the queue.
+    pub fn start(&mut self, events: &mut Events) {
+        self.clock.started = Some(Instant::now());
+        self.num_cached = self.sequence.position();
+        let generated_from = self.request.prompt.len();
+        self.sequence.begin_turn(TurnStart {
+            generated_from,
+            seed: self.seed,
+            logprobs: self.request.logprobs,
+        });
+        let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.max_tokens);
+        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed }));
+    }
+
+    /// What goes into the next step: `rows` tokens of the prompt, or the pending token.
+    pub fn feed(&mut self, rows: usize) -> Feed<'_> {
+        let left = self.prompt_left();
+        let prompt = &self.request.prompt;
+        let chunk = &prompt[prompt.len() - left..][..rows.min(left)];
+        let input = match left {
+            0 => Input::Pending,
+            _ if chunk.len() < left => Input::Chunk(chunk),
+            _ => Input::LastChunk(chunk),
+        };
+        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling }
+    }
+
+    /// Takes note of a step that went well; true when the generation has ended with it.
+    pub fn advance(&mut self, spec: &EngineSpec, vocabulary: &dyn Vocabulary, events: &mut Events) -> bool {
+        if self.num_generated == 0 {
+            let total = self.request.prompt.len();
+            self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
+        }
+        let Some(token) = self.sequence.pending().cloned() else { return false };
+        match self.accept(token, spec, vocabulary, events) {
+            Some(finish) => {
+                self.finish(finish, events);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Judges a sampled token. An end of generation is seen before a full context, and so at a full context too.
+    fn accept(
+        &mut self,
+        token: Token,
+        spec: &EngineSpec,
+        vocabulary: &dyn Vocabulary,
+        events: &mut Events,
+    ) -> Option<Finish> {
+        let now = Instant::now();
+        self.clock.first_token.get_or_insert(now);
+        if spec.ends_generation(token.id) && !self.request.limits.ignore_eos {
+            return Some(Finish::Eos(token.id));
+        }
+        if self.sequence.position() >= spec.context_length() {
+            return Some(Finish::ContextFull);
+        }
+        self.clock.last_token = Some(now);
+        self.num_generated += 1;
+        let text = self.text_of(token.id, vocabulary);
+        self.emit(events, Event::Text { text, tokens: vec![token] });
+        if let Some(stop) = self.stop.hit() {
+            return Some(Finish::StopString(stop.to_owned()));
+        }
+        // A limit that the context set is reached when the context is: one more step tells whether the generation
+        // would have ended by itself.
+        (self.request.limits.max_tokens == Some(self.num_generated)).then_some(Finish::MaxTokens)
+    }
+
+    fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {
+        if vocabulary.is_special(id) && !self.request.render_special {
+            return String::new();
+        }
+        let bytes = vocabulary.token_bytes(id).unwrap_or_default();
+        let complete = self.utf8.push(&bytes);
+        self.stop.push(&complete)
+    }
+
+    /// Ends well. The text held back may prove to hold a stop string after all, which is then why it ended.
+    pub fn finish(&mut self, finish: Finish, events: &mut Events) {
+        self.flush(events);
+        let finish = match self.stop.hit() {
+            Some(stop) if finish != Finish::Cancelled => Finish::StopString(stop.to_owned()),
+            _ => finish,
+        };
+        let usage = Usage {
+            prompt_tokens: self.request.prompt.len(),
+            cached_tokens: self.num_cached,
+            completion_tokens: self.num_generated,
+        };
+        let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
+        self.emit(events, Event::Done(outcome));
+    }
+
+    /// Ends badly; the text so far is still delivered.
+    pub fn fail(&mut self, error: Error, events: &mut Events) {
+        self.flush(events);
+        self.emit(events, Event::Failed(error));
+    }
+
+    fn flush(&mut self, events: &mut Events) {
+        let unfinished = self.utf8.finish();
+        let mut text = self.stop.push(&unfinished);
+        text.push_str(&self.stop.finish());
+        if !text.is_empty() {
+            self.emit(events, Event::Text { text, tokens: Vec::new() });
+        }
+    }
+
+    fn emit(&self, events: &mut Events, event: Event) {
+        events.push((self.id, event));
+    }
+}
+
+impl Clock {
+    fn timings(&self) -> Timings {
+        let end = Instant::now();
+        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from),
+            _ => Duration::ZERO,
+        };
+        Timings {
+            queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
+            prefill: between(self.started, self.first_token.or(Some(end))),
+            decode: between(self.first_token, self.last_token),
+            time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
+            total: end.saturating_duration_since(self.submitted),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! An opened model, either format: facts, tensors, tokenizer, template and generation settings, before any weight is read.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::facts::facts;
+use super::gguf::Gguf;
+use super::hf::{self, ChatTemplates, GenerationConfig};
+use super::hub::ModelSource;
+use super::metadata::Metadata;
+use super::safetensors::Safetensors;
+use super::{GenerationDefaults, tokenizer};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::arch::Facts;
+use crate::runtime::tensor::TensorSource;
+use crate::runtime::text::Tokenizer;
+
+/// The files of one model. Opening reads headers only.
+pub struct ModelFiles {
+    files: Files,
+    facts: Facts,
+}
+
+enum Files {
+    Gguf(Arc<Gguf>),
+    Folder { path: PathBuf, config: Value, tensors: Safetensors },
+}
+
+impl ModelFiles {
+    /// # Errors
+    /// [`LoadError`] naming the file and the key or tensor at fault.
+    pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
+        match source {
+            ModelSource::Gguf(path) => {
+                let gguf = Arc::new(Gguf::open(path)?);
+                let facts = facts(&gguf);
+                Ok(Self { files: Files::Gguf(gguf), facts })
+            }
+            ModelSource::Folder(path) => {
+                let config = hf::config(path)?;
+                let facts = Facts::hugging_face(path.join("config.json"), config.clone());
+                let tensors = Safetensors::open(path)?;
+                Ok(Self { files: Files::Folder { path: path.clone(), config, tensors }, facts })
+            }
+        }
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub fn tensors(&self) -> &dyn TensorSource {
+        match &self.files {
+            Files::Gguf(gguf) => &**gguf,
+            Files::Folder { tensors, .. } => tensors,
+        }
+    }
+
+    /// What the model's own settings come from, for messages.
+    pub fn settings_source(&self) -> &'static str {
+        match self.files {
+            Files::Gguf(_) => "the GGUF file",
+            Files::Folder { .. } => "generation_config.json",
+        }
+    }
+
+    /// # Errors
+    /// [`LoadError::Tokenizer`], or [`LoadError::Malformed`] naming the key.
+    pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
+        match &self.files {
+            Files::Gguf(gguf) => tokenizer::from_gguf(gguf.metadata()),
+            Files::Folder { path, .. } => tokenizer::from_folder(path),
+        }
+    }
+
+    /// # Errors
+    /// [`LoadError::Malformed`] when a template is not text.
+    pub fn chat_templates(&self) -> Result<ChatTemplates, LoadError> {
+        match &self.files {
+            Files::Gguf(gguf) => gguf_templates(gguf.metadata()),
+            Files::Folder { path, .. } => hf::chat_templates(path, hf::tokenizer_config(path)?.as_ref()),
+        }
+    }
+
+    /// Sampling defaults, and every end-of-generation id that the files list.
+    ///
+    /// # Errors
+    /// [`LoadError::Malformed`] naming the key.
+    pub fn generation(&self) -> Result<GenerationConfig, LoadError> {
+        match &self.files {
+            Files::Gguf(gguf) => gguf_generation(gguf.metadata()),
+            Files::Folder { path, config, .. } => folder_generation(path, config),
+        }
+    }
+}
+
+/// `tokenizer.chat_template`, and those with a name behind it.
+fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
+    const KEY: &str = "tokenizer.chat_template";
+    let mut templates =
+        ChatTemplates { default: metadata.get::<&str>(KEY)?.map(str::to_owned), others: Vec::new() };
+    for key in metadata.keys() {
+        if let Some(name) = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.')) {
+            templates.others.push((name.to_owned(), metadata.require::<&str>(key)?.to_owned()));
+        }
+    }
+    Ok(templates)
+}
+
+/// `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
+fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
+    let top_k: Option<i64> = metadata.get("general.sampling.top_k")?;
+    let defaults = GenerationDefaults {
+        temperature: metadata.get("general.sampling.temp")?,
+        top_k: top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
+        top_p: metadata.get("general.sampling.top_p")?,
+        min_p: metadata.get("general.sampling.min_p")?,
+        repetition_penalty: metadata.get("general.sampling.penalty_repeat")?,
+    };
+    let mut eos_token_ids = Vec::new();
+    for key in ["eos", "eot", "eom"] {
+        eos_token_ids.extend(metadata.get::<u32>(&format!("tokenizer.ggml.{key}_token_id"))?);
+    }
+    Ok(GenerationConfig { defaults, eos_token_ids })
+}
+
+/// generation_config.json, and config.json's `eos_token_id` beside it.
+fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
+    let mut generation = hf::generation_config(path)?.unwrap_or_default();
+    generation.eos_token_ids.extend(hf::config_eos_ids(path, config)?);
+    Ok(generation)
+}

@@ -1,0 +1,80 @@
+//! What a model's files say about it, from headers alone: for people who choose, not for the engine.
+//!
+//! A model that llmctl cannot run is still described, with the reason beside it.
+
+use std::collections::BTreeMap;
+
+use super::files::ModelFiles;
+use super::hub::{ModelKind, ModelSource, summary};
+use crate::runtime::backend::KvType;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::model::arch::{Description, describe};
+use crate::runtime::model::decoder::kv_bytes_per_token;
+
+/// Facts about a model that is not loaded.
+#[derive(Debug, Clone)]
+pub struct ModelFacts {
+    pub kind: ModelKind,
+    /// The family the files name; `None` when they name none.
+    pub architecture: Option<String>,
+    /// Values in all tensors, also those that llmctl does not use (vision).
+    pub parameters: u64,
+    /// Size of the weights on disk.
+    pub bytes: u64,
+    /// The file name's tag, or the type of most values.
+    pub quantization: Option<String>,
+    /// What the decoder would be, or why there is none.
+    pub decoder: Result<DecoderFacts, LoadError>,
+    pub has_chat_template: bool,
+}
+
+/// What a decoder's size is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecoderFacts {
+    pub context_length: usize,
+    pub num_layers: usize,
+    pub hidden_size: usize,
+    pub vocab_size: usize,
+    /// In the default KV type.
+    pub kv_bytes_per_token: usize,
+}
+
+/// Reads the headers of `source`.
+///
+/// # Errors
+/// [`LoadError`] naming the file and the key or tensor at fault.
+pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
+    let files = ModelFiles::open(source)?;
+    let tensors = files.tensors();
+    let mut values: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for name in tensors.names() {
+        if let Some((shape, dtype)) = tensors.describe(&name) {
+            let count = shape.iter().fold(1u64, |count, &n| count.saturating_mul(n as u64));
+            let total = values.entry(Dtype::name(dtype)).or_default();
+            *total = total.saturating_add(count);
+        }
+    }
+    let most = values.iter().max_by_key(|(_, count)| **count).map(|(name, _)| (*name).to_owned());
+    let summary = summary(source);
+    Ok(ModelFacts {
+        kind: summary.kind,
+        architecture: files.facts().architecture().ok(),
+        parameters: values.values().fold(0, |sum, count| sum.saturating_add(*count)),
+        bytes: summary.bytes,
+        quantization: summary.quantization.or(most),
+        decoder: describe(files.facts()).map(|description| decoder_facts(&description)),
+        has_chat_template: files.chat_templates()?.default.is_some(),
+    })
+}
+
+fn decoder_facts(description: &Description) -> DecoderFacts {
+    let config = &description.config;
+    DecoderFacts {
+        context_length: config.context_length,
+        num_layers: config.layers.len(),
+        hidden_size: config.hidden_size,
+        vocab_size: config.vocab_size,
+        kv_bytes_per_token: kv_bytes_per_token(config, KvType::default()),
+    }
+}

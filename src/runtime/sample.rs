@@ -1,0 +1,650 @@
+//! From logits to the next token: the one path that every sampled token takes, the first of a request included.
+//!
+//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> (a grammar's mask belongs here) ->
+//! log-probabilities are read -> temperature -> top_k -> top_p -> min_p -> draw. Each truncation sees what the one
+//! before it kept, renormalised.
+//!
+//! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its turn, and of
+//! nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of a draw uses IEEE
+//! basic operations only (its own `exp`, its own generator, sums in a fixed order), so it is the same on every platform.
+//! Nothing is allocated per token in steady state; logits that are NaN or all masked are errors, not panics.
+
+use std::cmp::Ordering;
+
+use super::error::{Error, Result};
+use super::request::{Logprob, Sampling, Token};
+
+/// What a choice depends on besides logits and parameters.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn<'a> {
+    /// Everything the sequence holds: prompt, then the tokens generated since.
+    pub tokens: &'a [u32],
+    /// Where the generated ones begin. Their number is the index of this draw.
+    pub generated_from: usize,
+    pub seed: u64,
+    /// Report the log-probability, with this many alternatives.
+    pub logprobs: Option<usize>,
+}
+
+/// Chooses tokens. Holds only scratch space, so that one serves all sequences.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Logits after penalties and bias; unused when a request has none.
+    edited: Vec<f32>,
+    /// Occurrences by token id; all zero between calls.
+    counts: Vec<u32>,
+    /// By token id, proportional to its probability; the best token has 1.
+    weights: Vec<f32>,
+    /// Tokens still in the running, best first.
+    ranked: Vec<Candidate>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    weight: f32,
+}
+
+impl Sampler {
+    /// The next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens` and in
+    /// `sampling.logit_bias` is below its length (ids beyond it are passed over).
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when a logit is NaN or infinite, or when all are masked (negative infinity).
+    pub fn sample(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
+        let edited = self.edit(logits, sampling, turn);
+        let mut buffer = std::mem::take(&mut self.edited);
+        let processed = if edited { &buffer[..] } else { logits };
+        let chosen = self.choose(processed, sampling, turn);
+        let token =
+            chosen.map(|id| Token { id, logprob: turn.logprobs.map(|n| self.logprob(processed, id, n)) });
+        std::mem::swap(&mut self.edited, &mut buffer);
+        token
+    }
+
+    /// Applies penalties and bias to a copy in `self.edited`; false when there are none and nothing was copied.
+    fn edit(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> bool {
+        let penalises_generated = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        if sampling.repetition_penalty == 1.0 && !penalises_generated && sampling.logit_bias.is_empty() {
+            return false;
+        }
+        self.edited.clear();
+        self.edited.extend_from_slice(logits);
+        self.counts.resize(logits.len(), 0);
+        if sampling.repetition_penalty != 1.0 {
+            let penalty = sampling.repetition_penalty;
+            self.for_each_distinct(turn.tokens, |logit, _| {
+                let changed = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+                if logit.is_finite() {
+                    *logit = changed.clamp(f32::MIN, f32::MAX); // a tiny penalty may overflow
+                }
+            });
+        }
+        if penalises_generated {
+            let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
+            let generated = turn.tokens.get(turn.generated_from..).unwrap_or_default();
+            self.for_each_distinct(generated, |logit, count| *logit -= presence + frequency * count as f32);
+        }
+        for (&id, bias) in &sampling.logit_bias {
+            if let Some(logit) = self.edited.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+        true
+    }
+
+    /// Calls `change` once per distinct id in `tokens`, with its logit and how often it occurs.
+    ///
+    /// History is recounted for each token rather than kept per sequence: one pass over ids is small beside the
+    /// attention over the same positions, and a rewind then has nothing to undo.
+    fn for_each_distinct(&mut self, tokens: &[u32], mut change: impl FnMut(&mut f32, u32)) {
+        let known = |id: &&u32| (**id as usize) < self.edited.len();
+        for &id in tokens.iter().filter(known) {
+            self.counts[id as usize] += 1;
+        }
+        for &id in tokens {
+            if let (Some(count), Some(logit)) =
+                (self.counts.get_mut(id as usize), self.edited.get_mut(id as usize))
+                && *count > 0
+            {
+                change(logit, std::mem::take(count));
+            }
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
+        let (best_id, best) = best(logits)?;
+        if sampling.temperature == 0.0 || sampling.top_k == Some(1) {
+            return Ok(best_id);
+        }
+        let at = uniform(turn.seed, turn.tokens.len().saturating_sub(turn.generated_from) as u64);
+        let top_k = sampling.top_k.filter(|&k| k < logits.len());
+        let chosen = if top_k.is_some() || sampling.top_p < 1.0 {
+            self.rank(logits, best, top_k, sampling);
+            let kept = self.ranked.iter().take_while(|candidate| candidate.weight >= sampling.min_p);
+            pick(kept.map(|candidate| (candidate.id, candidate.weight)), at)
+        } else {
+            self.weigh(logits, best, sampling.temperature);
+            for weight in &mut self.weights {
+                *weight = if *weight >= sampling.min_p { *weight } else { 0.0 };
+            }
+            pick((0u32..).zip(self.weights.iter().copied()), at)
+        };
+        Ok(chosen.unwrap_or(best_id))
+    }
+
+    /// Fills `ranked` with what `top_k` and `top_p` leave.
+    fn rank(&mut self, logits: &[f32], best: f32, top_k: Option<usize>, sampling: &Sampling) {
+        let top_p = f64::from(sampling.top_p);
+        match top_k {
+            Some(k) => {
+                keep_best(&mut self.ranked, logits, k);
+                for candidate in &mut self.ranked {
+                    candidate.weight = exp_nonpositive((candidate.logit - best) / sampling.temperature);
+                }
+                if top_p < 1.0 {
+                    let total: f64 = self.ranked.iter().map(|candidate| f64::from(candidate.weight)).sum();
+                    keep_nucleus(&mut self.ranked, top_p * total);
+                }
+            }
+            None => {
+                self.weigh(logits, best, sampling.temperature);
+                let total = sum(&self.weights);
+                // Tokens lighter than this weigh less than 1 - top_p together, so the nucleus is complete
+                // without them; of a large vocabulary that leaves few to order.
+                let lightest = (1.0 - top_p) * total / logits.len() as f64;
+                let weighed = (0u32..).zip(logits.iter().zip(&self.weights));
+                let heavy = weighed.filter(|(_, (_, weight))| f64::from(**weight) >= lightest);
+                self.ranked.clear();
+                self.ranked.extend(heavy.map(|(id, (&logit, &weight))| Candidate { id, logit, weight }));
+                keep_nucleus(&mut self.ranked, top_p * total);
+            }
+        }
+    }
+
+    fn weigh(&mut self, logits: &[f32], best: f32, temperature: f32) {
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|logit| exp_nonpositive((logit - best) / temperature)));
+    }
+
+    /// Natural-log probabilities of `logits`, whose highest is finite.
+    fn logprob(&mut self, logits: &[f32], id: u32, num_alternatives: usize) -> Logprob {
+        keep_best(&mut self.ranked, logits, num_alternatives.max(1));
+        let best = self.ranked.first().map_or(0.0, |candidate| candidate.logit);
+        self.weigh(logits, best, 1.0);
+        let log_total = f64::from(best) + sum(&self.weights).ln();
+        let log_of = |logit: f32| (f64::from(logit) - log_total) as f32;
+        let top = self.ranked.iter().take(num_alternatives);
+        let top = top.map(|candidate| (candidate.id, log_of(candidate.logit))).collect();
+        Logprob { logprob: log_of(logits[id as usize]), top }
+    }
+}
+
+/// Higher logit first; among equals the lower id. A total order, because NaN was refused before.
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
+}
+
+/// The highest logit and its first index.
+fn best(logits: &[f32]) -> Result<(u32, f32)> {
+    // Independent lanes, because one running maximum would wait for itself at every step.
+    let (mut highest, mut has_nan) = ([f32::NEG_INFINITY; 16], [false; 16]);
+    let (blocks, rest) = logits.as_chunks::<16>();
+    for block in blocks {
+        for lane in 0..16 {
+            highest[lane] = if block[lane] > highest[lane] { block[lane] } else { highest[lane] };
+            has_nan[lane] |= block[lane].is_nan();
+        }
+    }
+    let highest = highest.iter().chain(rest).fold(f32::NEG_INFINITY, |highest, &logit| highest.max(logit));
+    if has_nan.contains(&true) || rest.iter().any(|logit| logit.is_nan()) {
+        return Err(Error::Backend("the model's logits hold NaN".to_owned()));
+    }
+    match logits.iter().position(|&logit| logit == highest) {
+        _ if highest == f32::INFINITY => Err(Error::Backend("the model's logits hold infinity".to_owned())),
+        Some(index) if highest > f32::NEG_INFINITY => Ok((index as u32, highest)),
+        _ => Err(Error::Backend("every token is masked".to_owned())),
+    }
+}
+
+/// Fills `ranked` with the `k` best unmasked tokens, in order, weights unset. One pass; the bar rises as it goes.
+fn keep_best(ranked: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    ranked.clear();
+    let mut bar = f32::NEG_INFINITY;
+    for (id, &logit) in (0u32..).zip(logits) {
+        // An equal logit does not pass: it has a higher id than those that set the bar.
+        if logit > bar {
+            ranked.push(Candidate { id, logit, weight: 0.0 });
+            if ranked.len() == k.saturating_mul(2) {
+                let (_, last, _) = ranked.select_nth_unstable_by(k - 1, best_first);
+                bar = last.logit;
+                ranked.truncate(k);
+            }
+        }
+    }
+    if k < ranked.len() {
+        ranked.select_nth_unstable_by(k - 1, best_first);
+        ranked.truncate(k);
+    }
+    ranked.sort_unstable_by(best_first);
+}
+
+/// Keeps the smallest best-first set that weighs at least `target`, in order. Orders only as much as it needs.
+fn keep_nucleus(ranked: &mut Vec<Candidate>, target: f64) {
+    let mut weight = 0.0;
+    let mut start = 0;
+    let mut block = 64;
+    while start < ranked.len() {
+        let rest = &mut ranked[start..];
+        let count = block.min(rest.len());
+        if count < rest.len() {
+            rest.select_nth_unstable_by(count - 1, best_first);
+        }
+        rest[..count].sort_unstable_by(best_first);
+        for index in start..start + count {
+            weight += f64::from(ranked[index].weight);
+            if weight >= target {
+                ranked.truncate(index + 1);
+                return;
+            }
+        }
+        start += count;
+        block *= 4;
+    }
+}
+
+/// In fixed lanes: the same result everywhere, and no addition waits for the one before.
+fn sum(weights: &[f32]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let (blocks, rest) = weights.as_chunks::<8>();
+    for block in blocks {
+        for lane in 0..8 {
+            lanes[lane] += f64::from(block[lane]);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
+}
+
+/// The token in whose stretch of the total weight the point `at` in [0, 1) falls.
+fn pick(weighed: impl Iterator<Item = (u32, f32)> + Clone, at: f64) -> Option<u32> {
+    let total: f64 = weighed.clone().map(|(_, weight)| f64::from(weight)).sum();
+    let point = at * total;
+    let mut sum = 0.0;
+    let mut last = None;
+    for (id, weight) in weighed.filter(|(_, weight)| *weight > 0.0) {
+        sum += f64::from(weight);
+        last = Some(id);
+        if sum > point {
+            break;
+        }
+    }
+    last
+}
+
+/// A number in [0, 1) that depends on `seed` and `index` only.
+///
+/// SplitMix64 (Steele, Lea, Flood 2014), addressed by index: output n is a hash of `seed + (n + 1) * GAMMA`. Written
+/// here because it is six lines, must never change with a dependency's version, and needs no state: a sequence that is
+/// rewound or replayed draws the same numbers at the same places.
+fn uniform(seed: u64, index: u64) -> f64 {
+    (split_mix(seed, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+fn split_mix(seed: u64, index: u64) -> u64 {
+    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A seed for a request that names none: from the operating system's randomness, below 2^53 so that JSON readers that
+/// hold numbers as doubles report it exactly.
+pub fn draw_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() >> 11
+}
+
+/// e^x for x <= 0, to within 2 units in the last place: 2^n * e^r with |r| <= ln(2)/2 and the Taylor series for e^r.
+/// Below e^-87 it is 0.
+///
+/// libm's `exp` differs in its last bits between platforms, which would move a draw that falls on an edge. Without
+/// branches, so that a loop over a vocabulary vectorises.
+fn exp_nonpositive(x: f32) -> f32 {
+    /// ln(2) in two parts, the first with trailing zeros so that n * LN2_HIGH is exact (Cody and Waite).
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    /// Adding and subtracting 1.5 * 2^23 rounds to an integer.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
+    let high = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0))));
+    let series = 1.0 + r * (1.0 + r * (0.5 + r * high));
+    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
+    if x > -87.0 { series * power } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None };
+
+    fn sample(logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
+        Sampler::default().sample(logits, sampling, turn)
+    }
+
+    /// The ids of `count` draws, each with the index it would have in one long turn.
+    fn draws(logits: &[f32], sampling: &Sampling, seed: u64, count: usize) -> Vec<u32> {
+        let tokens = vec![0; count];
+        let mut sampler = Sampler::default();
+        let turn = |index| Turn { tokens: &tokens[..index], generated_from: 0, seed, logprobs: None };
+        (0..count)
+            .map(|index| sampler.sample(logits, sampling, &turn(index)).expect("finite logits").id)
+            .collect()
+    }
+
+    fn at_temperature(temperature: f32) -> Sampling {
+        Sampling { temperature, ..Sampling::default() }
+    }
+
+    #[test]
+    fn the_generator_gives_the_published_sequence() {
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ];
+        assert_eq!([0, 1, 2, 3, 4].map(|index| split_mix(1_234_567, index)), expected);
+        assert_eq!(split_mix(u64::MAX, u64::MAX), split_mix(u64::MAX, u64::MAX), "wraps, never overflows");
+        assert!((0..10_000).map(|index| uniform(3, index)).all(|u| (0.0..1.0).contains(&u)));
+    }
+
+    #[test]
+    fn exp_agrees_with_the_library_and_underflows_to_zero() {
+        assert_eq!((exp_nonpositive(0.0), exp_nonpositive(-0.0)), (1.0, 1.0));
+        for step in 0..86_900 {
+            let x = -(step as f32) * 0.001;
+            let (ours, exact) = (f64::from(exp_nonpositive(x)), f64::from(x).exp());
+            assert!(
+                (ours - exact).abs() <= 2.0 * f64::from(f32::EPSILON) * exact,
+                "exp({x}) = {ours}, not {exact}"
+            );
+        }
+        assert_eq!((exp_nonpositive(-87.1), exp_nonpositive(f32::NEG_INFINITY)), (0.0, 0.0));
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_equals() {
+        let greedy = Sampling::default();
+        assert_eq!(sample(&[1.0, 3.0, 3.0, -2.0], &greedy, &FIRST).expect("finite").id, 1);
+        assert_eq!(sample(&[-0.0, 0.0], &greedy, &FIRST).expect("finite").id, 0);
+        let only_best = Sampling { top_k: Some(1), ..at_temperature(2.0) };
+        assert_eq!(sample(&[1.0, 3.0, 3.0, -2.0], &only_best, &FIRST).expect("finite").id, 1);
+    }
+
+    #[test]
+    fn broken_logits_are_errors_on_every_path() {
+        let nan_last = [0.0, 1.0, f32::NAN];
+        let nan_first = [f32::NAN, 1.0, 0.0];
+        let masked = [f32::NEG_INFINITY; 3];
+        let infinite = [0.0, f32::INFINITY, 0.0];
+        let edited = Sampling { logit_bias: BTreeMap::from([(0, 1.0)]), ..at_temperature(1.0) };
+        for sampling in [Sampling::default(), at_temperature(1.0), edited] {
+            for logits in [nan_first, nan_last, masked, infinite] {
+                let result = sample(&logits, &sampling, &FIRST);
+                assert!(matches!(result, Err(Error::Backend(_))), "{logits:?} {sampling:?}: {result:?}");
+            }
+        }
+        assert!(sample(&[], &Sampling::default(), &FIRST).is_err());
+    }
+
+    #[test]
+    fn masked_tokens_are_never_drawn() {
+        let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0];
+        assert!(draws(&logits, &at_temperature(2.0), 1, 500).iter().all(|id| id % 2 == 1));
+    }
+
+    /// The logits after penalties and bias, as the sampler sees them.
+    fn edited(logits: &[f32], sampling: &Sampling, tokens: &[u32], generated_from: usize) -> Vec<f32> {
+        let mut sampler = Sampler::default();
+        sampler.edit(logits, sampling, &Turn { tokens, generated_from, seed: 0, logprobs: None });
+        assert!(sampler.counts.iter().all(|&count| count == 0), "counts are left clean");
+        sampler.edited
+    }
+
+    #[test]
+    fn repetition_counts_prompt_and_answer_once_and_the_others_the_answer_only() {
+        let logits = [4.0, -4.0, 2.0, 1.0];
+        let repetition = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        assert_eq!(edited(&logits, &repetition, &[0, 1, 1, 0], 3), [2.0, -8.0, 2.0, 1.0]);
+        let presence = Sampling { presence_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(edited(&logits, &presence, &[0, 1, 2, 2], 2), [4.0, -4.0, 1.5, 1.0]);
+        let frequency = Sampling { frequency_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(edited(&logits, &frequency, &[0, 2, 2, 3], 1), [4.0, -4.0, 1.0, 0.5]);
+        let bias = Sampling { logit_bias: BTreeMap::from([(3, 100.0), (0, -100.0)]), ..Sampling::default() };
+        assert_eq!(edited(&logits, &bias, &[], 0), [-96.0, -4.0, 2.0, 101.0]);
+    }
+
+    #[test]
+    fn penalties_come_in_the_documented_order_and_survive_extremes() {
+        let all = Sampling {
+            repetition_penalty: 2.0,
+            presence_penalty: 1.0,
+            frequency_penalty: 0.5,
+            logit_bias: BTreeMap::from([(0, 3.0)]),
+            ..Sampling::default()
+        };
+        assert_eq!(edited(&[8.0, 0.0], &all, &[0, 0], 0), [8.0 / 2.0 - 1.0 - 0.5 * 2.0 + 3.0, 0.0]);
+        let tiny = Sampling { repetition_penalty: f32::MIN_POSITIVE, ..Sampling::default() };
+        assert_eq!(edited(&[8.0, f32::NEG_INFINITY], &tiny, &[0, 1], 2), [f32::MAX, f32::NEG_INFINITY]);
+        assert_eq!(edited(&[1.0, 2.0], &all, &[99, 1, u32::MAX], 0), [4.0, 2.0 / 2.0 - 1.5], "foreign ids");
+    }
+
+    #[test]
+    fn no_processing_copies_nothing() {
+        let mut sampler = Sampler::default();
+        assert!(!sampler.edit(&[1.0, 2.0], &at_temperature(1.0), &FIRST));
+    }
+
+    /// Chi-square of `count` draws against `expected` probabilities.
+    fn chi_square(drawn: &[u32], expected: &[f64]) -> f64 {
+        let count_of = |id: usize| drawn.iter().filter(|&&drawn| drawn as usize == id).count() as f64;
+        let term = |(id, &p): (usize, &f64)| {
+            let wanted = p * drawn.len() as f64;
+            (count_of(id) - wanted).powi(2) / wanted
+        };
+        expected.iter().enumerate().filter(|(_, p)| **p > 0.0).map(term).sum()
+    }
+
+    /// Draws follow `expected`; ids of probability 0 never occur. 27.9 is the 0.1% point at 9 degrees of freedom, more
+    /// than any case here has.
+    fn check_distribution(logits: &[f32], sampling: &Sampling, expected: &[f64]) {
+        for seed in [1, 2, u64::MAX] {
+            let drawn = draws(logits, sampling, seed, 20_000);
+            assert!(drawn.iter().all(|&id| expected[id as usize] > 0.0), "{sampling:?}");
+            let deviation = chi_square(&drawn, expected);
+            assert!(deviation < 27.9, "{sampling:?}: chi-square {deviation}");
+        }
+    }
+
+    fn logs(probabilities: &[f64]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln() as f32).collect()
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let p = [0.1, 0.4, 0.05, 0.25, 0.2];
+        let plain = at_temperature(1.0);
+        check_distribution(&logs(&p), &plain, &p);
+        let squares: Vec<f64> = p.iter().map(|p| p * p / 0.275).collect(); // 0.275 = sum of squares
+        check_distribution(&logs(&p), &at_temperature(0.5), &squares);
+        let top_k = Sampling { top_k: Some(3), ..plain.clone() };
+        check_distribution(&logs(&p), &top_k, &[0.0, 0.4 / 0.85, 0.0, 0.25 / 0.85, 0.2 / 0.85]);
+        let top_p = Sampling { top_p: 0.6, ..plain.clone() };
+        check_distribution(&logs(&p), &top_p, &[0.0, 0.4 / 0.65, 0.0, 0.25 / 0.65, 0.0]);
+        let min_p = Sampling { min_p: 0.4, ..plain.clone() };
+        check_distribution(&logs(&p), &min_p, &[0.0, 0.4 / 0.85, 0.0, 0.25 / 0.85, 0.2 / 0.85]);
+        // top_p is taken of what top_k left: 0.4 / 0.65 already reaches 0.61, as 0.4 of the whole does not.
+        let both = Sampling { top_k: Some(2), top_p: 0.61, ..plain };
+        check_distribution(&logs(&p), &both, &[0.0, 1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn equal_logits_are_cut_by_id() {
+        let flat = [1.0; 6];
+        let top_k = Sampling { top_k: Some(2), ..at_temperature(1.0) };
+        check_distribution(&flat, &top_k, &[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]);
+        let top_p = Sampling { top_p: 0.4, ..at_temperature(1.0) };
+        let third = 1.0 / 3.0;
+        check_distribution(&flat, &top_p, &[third, third, third, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_coldest_and_hottest_temperatures_work() {
+        let logits = [1.0, 1.1, -50.0, 0.9];
+        assert!(draws(&logits, &at_temperature(1e-3), 5, 300).iter().all(|&id| id == 1));
+        assert!(draws(&logits, &at_temperature(f32::MIN_POSITIVE), 5, 300).iter().all(|&id| id == 1));
+        assert_eq!(draws(&[3.0e38, -3.0e38], &at_temperature(2.0), 5, 3), [0, 0, 0]);
+        let tiny_top_p = Sampling { top_p: f32::MIN_POSITIVE, ..at_temperature(2.0) };
+        assert!(draws(&logits, &tiny_top_p, 5, 300).iter().all(|&id| id == 1));
+    }
+
+    #[test]
+    fn a_seed_fixes_the_draws_and_index_and_seed_change_them() {
+        let logits = [0.0; 64];
+        let plain = at_temperature(1.0);
+        // Pinned: these ids must never change, or printed seeds lose their meaning.
+        assert_eq!(draws(&logits, &plain, 42, 8), [47, 10, 17, 22, 2, 55, 13, 51]);
+        assert_ne!(draws(&logits, &plain, 43, 8), draws(&logits, &plain, 42, 8));
+        let replayed = Turn { tokens: &[5, 9, 0, 0, 0], generated_from: 2, seed: 42, logprobs: None };
+        assert_eq!(sample(&logits, &plain, &replayed).expect("finite").id, 22, "draw 3, wherever it happens");
+    }
+
+    #[test]
+    fn drawn_seeds_differ_and_are_exact_as_doubles() {
+        let seeds: Vec<u64> = (0..32).map(|_| draw_seed()).collect();
+        assert!(seeds.iter().all(|&seed| seed < 1 << 53));
+        assert!(seeds.windows(2).any(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn logprobs_are_of_the_model_after_penalties_and_before_temperature() {
+        let p = [0.1, 0.4, 0.05, 0.25, 0.2];
+        let turn = Turn { logprobs: Some(3), ..FIRST };
+        let sampling = Sampling { top_k: Some(1), ..at_temperature(0.1) };
+        let logprob = sample(&logs(&p), &sampling, &turn).expect("finite").logprob.expect("asked for");
+        let close = |ours: f32, p: f64| (f64::from(ours) - p.ln()).abs() < 1e-6;
+        assert!(close(logprob.logprob, 0.4));
+        assert_eq!(logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 4]);
+        assert!(logprob.top.iter().zip([0.4, 0.25, 0.2]).all(|(&(_, ours), p)| close(ours, p)));
+        let biased = Sampling { logit_bias: BTreeMap::from([(2, 100.0)]), ..Sampling::default() };
+        let token = sample(&logs(&p), &biased, &turn).expect("finite");
+        assert_eq!((token.id, token.logprob.expect("asked for").logprob), (2, 0.0));
+    }
+
+    #[test]
+    fn logprobs_of_masked_and_small_vocabularies() {
+        let turn = Turn { logprobs: Some(20), ..FIRST };
+        let logits = [0.0, f32::NEG_INFINITY, 0.0];
+        let logprob =
+            sample(&logits, &Sampling::default(), &turn).expect("finite").logprob.expect("asked for");
+        let half = -std::f32::consts::LN_2;
+        assert_eq!(logprob.top, [(0, half), (2, half)], "only tokens that can occur");
+        let none =
+            sample(&logits, &Sampling::default(), &Turn { logprobs: Some(0), ..FIRST }).expect("finite");
+        assert_eq!(none.logprob.expect("asked for"), Logprob { logprob: half, top: Vec::new() });
+        assert_eq!(sample(&logits, &Sampling::default(), &FIRST).expect("finite").logprob, None);
+    }
+
+    #[test]
+    fn scratch_is_allocated_once() {
+        let logits: Vec<f32> = (0..50_000).map(|id| ((id * 7919) % 1000) as f32 * 0.01).collect();
+        let sampling = Sampling {
+            top_p: 0.9,
+            top_k: Some(1000),
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.1,
+            ..at_temperature(0.8)
+        };
+        let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None };
+        let mut sampler = Sampler::default();
+        let places =
+            |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.weights.as_ptr(), s.ranked.as_ptr());
+        let first = sampler.sample(&logits, &sampling, &turn).expect("finite");
+        let before = places(&sampler);
+        assert_eq!(sampler.sample(&logits, &sampling, &turn).expect("finite"), first);
+        assert_eq!(places(&sampler), before);
+    }
+
+    /// The same choice by sorting everything.
+    fn reference(logits: &[f32], sampling: &Sampling, at: f64) -> u32 {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        let top_k = sampling.top_k.filter(|&k| k < logits.len());
+        order.truncate(top_k.unwrap_or(logits.len()));
+        let best = logits[order[0]];
+        let weight = |id: usize| exp_nonpositive((logits[id] - best) / sampling.temperature);
+        let weight = |id: &usize| f64::from(weight(*id));
+        if sampling.top_p < 1.0 {
+            let target = f64::from(sampling.top_p) * order.iter().map(weight).sum::<f64>();
+            let mut sum = 0.0;
+            let reached = order.iter().position(|id| {
+                sum += weight(id);
+                sum >= target
+            });
+            order.truncate(reached.map_or(order.len(), |last| last + 1));
+        }
+        order.retain(|id| weight(id) >= f64::from(sampling.min_p));
+        if top_k.is_none() && sampling.top_p == 1.0 {
+            order.sort_unstable(); // what is not ranked is drawn in id order
+        }
+        let point = at * order.iter().map(weight).sum::<f64>();
+        let mut sum = 0.0;
+        let chosen = order.iter().find(|id| {
+            sum += weight(id);
+            sum > point
+        });
+        *chosen.unwrap_or(&order[order.len() - 1]) as u32
+    }
+
+    proptest! {
+        #[test]
+        fn partial_selection_equals_sorting_everything(
+            logits in prop::collection::vec((-80i32..80).prop_map(|x| x as f32 * 0.1), 1..700),
+            temperature in 0.05f32..2.0,
+            top_k in prop::option::of(1usize..400),
+            top_p in prop_oneof![Just(1.0f32), 0.01f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+            seed in any::<u64>(),
+        ) {
+            let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None };
+            let token = sample(&logits, &sampling, &turn).expect("finite");
+            prop_assert_eq!(token.id, reference(&logits, &sampling, uniform(seed, 0)));
+        }
+
+        #[test]
+        fn used_scratch_changes_nothing(
+            first in prop::collection::vec(-5f32..5.0, 1..80), second in prop::collection::vec(-5f32..5.0, 1..80),
+            tokens in prop::collection::vec(0u32..80, 0..30), seed in any::<u64>(),
+        ) {
+            let sampling = Sampling {
+                top_p: 0.8, repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: -0.3,
+                ..at_temperature(0.9)
+            };
+            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4) };
+            let mut sampler = Sampler::default();
+            sampler.sample(&first, &sampling, &turn).expect("finite");
+            let reused = sampler.sample(&second, &sampling, &turn).expect("finite");
+            prop_assert_eq!(reused, sample(&second, &sampling, &turn).expect("finite"));
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What an engine is asked to serve (`EngineConfig`) and what it serves in fact (`EngineSpec`): plain data that every
+//! front door may read before it submits.
+//!
+//! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
+
+use super::error::{Error, Result};
+use super::kv::PAGE_TOKENS;
+use super::model::ModelSpec;
+
+/// What the engine is asked to serve.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// The most tokens a sequence may hold; at most what the model was made for.
+    pub context_length: usize,
+    /// The most rows of a step: one per running sequence, the rest for prompts. A prompt is computed in chunks of at
+    /// most this many tokens.
+    pub step_tokens: usize,
+    /// The most requests that run at once; more wait.
+    pub max_running: usize,
+    /// The most sessions that exist at once.
+    pub max_sessions: usize,
+    /// KV pages of [`PAGE_TOKENS`] tokens that the model's storage holds.
+    pub num_pages: usize,
+    /// Ids that end a generation: the model's own and its turn terminators.
+    pub end_of_generation: Vec<u32>,
+}
+
+impl EngineConfig {
+    /// One sequence of `context_length` tokens at a time, prompts in chunks of 512.
+    pub fn new(context_length: usize, end_of_generation: Vec<u32>) -> Self {
+        Self {
+            context_length,
+            step_tokens: 512,
+            max_running: 1,
+            max_sessions: 1,
+            num_pages: context_length.div_ceil(PAGE_TOKENS),
+            end_of_generation,
+        }
+    }
+}
+
+/// What the engine serves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineSpec {
+    pub model: ModelSpec,
+    pub config: EngineConfig,
+}
+
+/// How many sessions fit, and what one costs. The authority: admission goes by this, not by what was configured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServingCapacity {
+    pub sessions: usize,
+    /// KV bytes of a session that fills its context.
+    pub bytes_per_session: usize,
+}
+
+impl EngineSpec {
+    /// # Errors
+    /// [`Error::InvalidParameter`] when the model cannot serve what is asked, naming the field.
+    pub fn new(model: ModelSpec, mut config: EngineConfig) -> Result<Self> {
+        let refuse = |name, message: String| Err(Error::InvalidParameter { name, message });
+        if config.context_length < 2 || config.context_length > model.context_length {
+            let message = format!("{} is not in [2, {}]", config.context_length, model.context_length);
+            return refuse("context_length", message);
+        }
+        if config.step_tokens == 0 {
+            return refuse("step_tokens", "must be at least 1".to_owned());
+        }
+        if config.max_running == 0 {
+            return refuse("max_running", "must be at least 1".to_owned());
+        }
+        let needed = config.context_length.div_ceil(PAGE_TOKENS);
+        if config.num_pages < needed {
+            let message = format!(
+                "{} pages cannot hold a context of {} tokens, which takes {needed}",
+                config.num_pages, config.context_length
+            );
+            return refuse("num_pages", message);
+        }
+        config.end_of_generation.sort_unstable();
+        config.end_of_generation.dedup();
+        Ok(Self { model, config })
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.model.vocab_size
+    }
+
+    pub fn context_length(&self) -> usize {
+        self.config.context_length
+    }
+
+    pub fn ends_generation(&self, id: u32) -> bool {
+        self.config.end_of_generation.binary_search(&id).is_ok()
+    }
+
+    /// Pages of a sequence that fills its context.
+    pub fn pages_per_context(&self) -> usize {
+        self.config.context_length.div_ceil(PAGE_TOKENS)
+    }
+
+    pub fn serving_capacity(&self) -> ServingCapacity {
+        let sessions = self.config.max_sessions.min(self.config.num_pages / self.pages_per_context());
+        let bytes_per_session = self.pages_per_context() * PAGE_TOKENS * self.model.kv_bytes_per_token;
+        ServingCapacity { sessions, bytes_per_session }
+    }
+}

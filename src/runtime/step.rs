@@ -1,0 +1,141 @@
+//! One step of the model for any mix of sequences: extend, forward, sample. The only caller of `Model::forward`, and so
+//! the one path for prompt chunks and generated tokens, for sessions and for requests.
+//!
+//! Invariants: a failure or panic in the forward pass fails every sequence of the batch and leaves it poisoned, never
+//! with rows that look valid; a failure in sampling one row fails that sequence alone.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::error::{Error, Result};
+use super::model::{Batch, Logits, Model, Row};
+use super::request::Sampling;
+use super::sample::{Sampler, Turn};
+use super::sequence::Sequence;
+use super::spec::EngineSpec;
+
+/// What one sequence adds to a step. After the step its pending token is what was sampled, if anything.
+#[derive(Debug)]
+pub struct Feed<'a> {
+    pub sequence: &'a mut Sequence,
+    pub input: Input<'a>,
+    pub sampling: &'a Sampling,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// Part of a prompt, with more to come: nothing is sampled.
+    Chunk(&'a [u32]),
+    /// The end of a prompt: the first token is sampled after it.
+    LastChunk(&'a [u32]),
+    /// The pending token.
+    Pending,
+}
+
+/// The model, what it serves, and the sampler behind it.
+pub struct Executor {
+    model: Box<dyn Model>,
+    spec: EngineSpec,
+    sampler: Sampler,
+    /// Kept between steps for its allocation.
+    rows: Vec<Row>,
+}
+
+impl Executor {
+    pub fn new(model: Box<dyn Model>, spec: EngineSpec) -> Self {
+        Self { model, spec, sampler: Sampler::default(), rows: Vec::new() }
+    }
+
+    pub fn spec(&self) -> &EngineSpec {
+        &self.spec
+    }
+
+    /// Runs one step; one result per feed, in order.
+    ///
+    /// # Errors
+    /// Per feed [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence untouched
+    /// when it has no pending token to feed.
+    pub fn step(&mut self, feeds: &mut [Feed<'_>]) -> Vec<Result<()>> {
+        self.rows.clear();
+        let mut num_tables = 0;
+        let mut results = Vec::with_capacity(feeds.len());
+        for feed in feeds.iter_mut() {
+            let result = append_rows(feed, num_tables, &mut self.rows);
+            num_tables += usize::from(result.is_ok());
+            results.push(result);
+        }
+        if num_tables > 0 {
+            match self.forward(feeds, &results) {
+                Ok(logits) => self.sample(feeds, &mut results, &logits),
+                Err(error) => results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(error.clone())),
+            }
+        }
+        results
+    }
+
+    fn forward(&mut self, feeds: &[Feed<'_>], results: &[Result<()>]) -> Result<Logits> {
+        let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
+        let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
+        let batch = Batch { rows: &self.rows, tables: &tables };
+        let model = &mut self.model;
+        // Unwind safety: what a panic leaves half-written is this batch's KV rows, whose sequences stay poisoned, and
+        // the model's scratch space, which `forward` overwrites.
+        let logits = catch_unwind(AssertUnwindSafe(|| model.forward(&batch)))
+            .unwrap_or_else(|panic| Err(Error::Backend(panic_message(&*panic))))?;
+        let wanted = self.rows.iter().filter(|row| row.wants_logits).count();
+        let vocab_size = self.spec.vocab_size();
+        if logits.values.len() != wanted * vocab_size || (wanted > 0 && logits.vocab_size != vocab_size) {
+            let message = format!("{} rows of logits of {}, not {wanted}", logits.len(), logits.vocab_size);
+            return Err(Error::Backend(message));
+        }
+        Ok(logits)
+    }
+
+    fn sample(&mut self, feeds: &mut [Feed<'_>], results: &mut [Result<()>], logits: &Logits) {
+        let mut num_sampled = 0;
+        for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
+            if matches!(feed.input, Input::Chunk(_)) {
+                feed.sequence.settle(None);
+                continue;
+            }
+            let start = feed.sequence.turn();
+            let turn = Turn {
+                tokens: feed.sequence.resident().tokens(),
+                generated_from: start.generated_from,
+                seed: start.seed,
+                logprobs: start.logprobs,
+            };
+            match self.sampler.sample(logits.row(num_sampled), feed.sampling, &turn) {
+                Ok(token) => feed.sequence.settle(Some(token)),
+                Err(error) => *result = Err(error),
+            }
+            num_sampled += 1;
+        }
+    }
+}
+
+/// Extends the feed's sequence and appends its rows. On an error nothing has changed.
+fn append_rows(feed: &mut Feed<'_>, sequence: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let pending;
+    let tokens = match feed.input {
+        Input::Chunk(tokens) | Input::LastChunk(tokens) => tokens,
+        Input::Pending => {
+            pending = [feed.sequence.pending().ok_or(Error::InvalidState("no pending token"))?.id];
+            &pending
+        }
+    };
+    let start = feed.sequence.position();
+    let exhausted = |_| Error::Backend("no KV page is free".to_owned());
+    feed.sequence.begin_feed(tokens).map_err(exhausted)?;
+    let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
+    let row =
+        |(index, &token)| Row { token, position: start + index, sequence, wants_logits: Some(index) == last };
+    rows.extend(tokens.iter().enumerate().map(row));
+    Ok(())
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the model panicked: {}", text.unwrap_or("without a message"))
+}

@@ -1,0 +1,158 @@
+//! tokenizer.json, Hugging Face's format: parsed part by part.
+//!
+//! The crate's own loader is not used because it hides the post-processor's effect and the declared ids, and keeps
+//! truncation and padding, which have no place here. Format: the tokenizers crate's serialisation, version 1.0.
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::{
+    AddedToken, Encoding, Model, ModelWrapper, NormalizerWrapper, PostProcessor, PostProcessorWrapper,
+    PreTokenizerWrapper, Token,
+};
+
+use super::pieces::{Spelling, Table};
+use super::pipeline::{Added, guarded};
+
+/// What a folder says about its tokenizer beside tokenizer.json (tokenizer_config.json, special_tokens_map.json).
+#[derive(Debug, Clone, Default)]
+pub struct HfSettings {
+    pub bos: Option<String>,
+    pub eos: Option<String>,
+    /// Overrides what the post-processor does, as `add_bos_token` does in transformers.
+    pub add_bos: Option<bool>,
+    pub add_eos: Option<bool>,
+    /// Added tokens that tokenizer.json may lack (`added_tokens_decoder`).
+    pub added: Vec<(u32, AddedToken)>,
+}
+
+/// More unused ids than this are a damaged file, not padding: tables are sized by the largest id.
+const MAX_HOLES: usize = 1 << 20;
+
+#[derive(Deserialize)]
+pub(super) struct TokenizerJson {
+    #[serde(default)]
+    added_tokens: Vec<AddedEntry>,
+    #[serde(default)]
+    pub normalizer: Option<NormalizerWrapper>,
+    #[serde(default)]
+    pub pre_tokenizer: Option<PreTokenizerWrapper>,
+    #[serde(default)]
+    post_processor: Option<PostProcessorWrapper>,
+    #[serde(default)]
+    decoder: Option<Value>,
+    pub model: ModelWrapper,
+}
+
+#[derive(Deserialize)]
+struct AddedEntry {
+    id: u32,
+    #[serde(flatten)]
+    token: AddedToken,
+}
+
+impl TokenizerJson {
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let mut file: TokenizerJson = guarded(|| Ok(serde_json::from_slice(json)?))?;
+        match &mut file.model {
+            ModelWrapper::WordPiece(_) => {
+                Err("not supported: encoder-only vocabulary (WordPiece)".to_owned())
+            }
+            ModelWrapper::BPE(bpe) => {
+                bpe.dropout = None; // a training device; ids must not be random
+                Ok(file)
+            }
+            ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_) => Ok(file),
+        }
+    }
+
+    /// The added tokens of the file, then those that only the settings know. The model's own id of a text goes
+    /// before the declared one, as in the crate.
+    pub fn added(&self, settings: &HfSettings) -> Vec<Added> {
+        let mut added: Vec<Added> = Vec::new();
+        let mut known = HashSet::from([String::new()]); // an empty token could match nothing
+        let mut add = |id: Option<u32>, token: &AddedToken| {
+            let id = self.model.token_to_id(&token.content).or(id);
+            if let (Some(id), false) = (id, known.contains(&token.content)) {
+                known.insert(token.content.clone());
+                // Llama 2's file has its special tokens matched after normalising, which puts '▁' before the text:
+                // "<s>" would then be found only after a space, and a second turn's never. sentencepiece, GGUF
+                // and later revisions of the file match the text as it stands.
+                let normalized = token.normalized && !token.special;
+                added.push(Added { id, token: token.clone().normalized(normalized) });
+            }
+        };
+        self.added_tokens.iter().for_each(|entry| add(Some(entry.id), &entry.token));
+        settings.added.iter().for_each(|(id, token)| add(Some(*id), token));
+        // A BOS or EOS that is only an entry of the vocabulary is special all the same.
+        let named = [&settings.bos, &settings.eos].into_iter().flatten();
+        named.for_each(|text| add(None, &AddedToken::from(text.clone(), true)));
+        added
+    }
+
+    /// The ids that the post-processor puts before and after a text.
+    pub fn surroundings(&self) -> Result<(Vec<u32>, Vec<u32>), String> {
+        const TEXT: u32 = u32::MAX; // stands for the text's own ids
+        let Some(processor) = &self.post_processor else { return Ok(Default::default()) };
+        let encoding = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let ids = guarded(|| Ok(processor.process(encoding, None, true)?.get_ids().to_vec()))?;
+        let at = ids.iter().position(|&id| id == TEXT);
+        let at = at.ok_or("the post-processor drops the text")?;
+        Ok((ids[..at].to_vec(), ids[at + 1..].to_vec()))
+    }
+
+    /// Texts and bytes of all ids.
+    pub fn tables(&self, added: &[Added]) -> Result<(Table, Table), String> {
+        let spelling = self.spelling();
+        let vocab = self.model.get_vocab();
+        let ids = vocab.values().copied().chain(added.iter().map(|added| added.id));
+        let size = ids.max().map_or(0, |id| id as usize + 1);
+        if size > vocab.len() + added.len() + MAX_HOLES {
+            return Err(format!("token id {} in a vocabulary of {} tokens", size - 1, vocab.len()));
+        }
+        let mut entries: Vec<Option<(&str, Vec<u8>)>> = vec![None; size];
+        for (text, &id) in &vocab {
+            entries[id as usize] = Some((text, spelling.bytes(text)));
+        }
+        for Added { id, token } in added {
+            let literal = token.special || spelling != Spelling::SentencePiece;
+            let bytes = if literal { token.content.clone() } else { token.content.replace('▁', " ") };
+            entries[*id as usize] = Some((&token.content, bytes.into_bytes()));
+        }
+        let (mut texts, mut bytes) = (Table::default(), Table::default());
+        for entry in &entries {
+            let (text, value) = entry.as_ref().map_or(("", &[][..]), |(text, value)| (*text, value));
+            texts.push(text.as_bytes())?;
+            bytes.push(value)?;
+        }
+        Ok((texts, bytes))
+    }
+
+    /// The decoder says how to read the vocabulary; without one, the pre-tokenizer does.
+    fn spelling(&self) -> Spelling {
+        let pre_tokenizer = || serde_json::to_value(&self.pre_tokenizer).ok();
+        let decoder = self.decoder.clone().filter(|decoder| !decoder.is_null());
+        let part = decoder.or_else(pre_tokenizer).unwrap_or_default();
+        if mentions(&part, "type", &["ByteLevel"]) {
+            Spelling::ByteLevel
+        } else if mentions(&part, "type", &["Metaspace", "ByteFallback"]) || mentions(&part, "String", &["▁"])
+        {
+            Spelling::SentencePiece
+        } else {
+            Spelling::Literal
+        }
+    }
+}
+
+/// Whether a key has one of the values, at any depth (the parser bounds the depth).
+fn mentions(json: &Value, key: &str, values: &[&str]) -> bool {
+    match json {
+        Value::Array(items) => items.iter().any(|item| mentions(item, key, values)),
+        Value::Object(fields) => fields.iter().any(|(name, value)| {
+            let here = name == key && value.as_str().is_some_and(|value| values.contains(&value));
+            here || mentions(value, key, values)
+        }),
+        _ => false,
+    }
+}

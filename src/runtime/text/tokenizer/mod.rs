@@ -1,0 +1,424 @@
+//! Text <-> token ids, exactly as the model's publisher's tokenizer does it.
+//!
+//! [`Tokenizer`] is immutable and shared by `Arc`; it is built from tokenizer.json or from a [`VocabSpec`] (GGUF).
+//! Invariants: the bytes of an encoded text's tokens are the text again (a SentencePiece vocabulary may put one
+//! space before it; normalising tokenizers return the normalised text; an added token that swallows white space
+//! around it does not give that back), and a text never starts with two BOS. Knows no files, templates or models.
+
+mod bpe;
+mod hf;
+mod pieces;
+mod pipeline;
+mod pretokenize;
+mod spm;
+mod terminators;
+mod vocab;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::{fmt, str};
+
+use tokenizers::AddedToken;
+
+use self::bpe::Parts;
+use self::pieces::{Spelling, Table};
+use self::pipeline::{Added, Pipeline, Speller};
+use self::terminators::turn_terminators;
+use crate::runtime::error::{Error, LoadError, Result};
+
+pub use self::hf::HfSettings;
+pub use self::vocab::{TokenKind, VocabSpec};
+
+/// How to encode a text. The default treats it as plain text: nothing added, nothing in it special.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Encode {
+    /// Put BOS, EOS or whatever else the model wants around the text. A BOS (EOS) that the text already begins
+    /// (ends) with is not doubled.
+    pub add_special: bool,
+    /// Special tokens written out in the text become their ids. Off for text from outside: it must not be able to
+    /// end a turn. Added tokens that are not special are matched in any case.
+    pub parse_special: bool,
+}
+
+/// One immutable tokenizer, shared by everything that runs the model.
+pub struct Tokenizer {
+    pipeline: Pipeline,
+    texts: Table,
+    bytes: Table,
+    /// Added tokens by text.
+    added: HashMap<String, u32>,
+    /// Special ids, ascending.
+    special: Vec<u32>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    terminators: Vec<u32>,
+    /// Encoding puts a space before the text, which decoding takes away again.
+    space_prefix: bool,
+}
+
+/// What both kinds of file come down to.
+struct Ingredients {
+    pipeline: Pipeline,
+    tables: (Table, Table),
+    added: Vec<Added>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// From the content of a tokenizer.json.
+    ///
+    /// # Errors
+    /// [`LoadError::Tokenizer`] if it breaks its format or is of a kind that no decoder uses.
+    pub fn from_json(json: &[u8], settings: &HfSettings) -> Result<Self, LoadError> {
+        Self::try_from_json(json, settings).map_err(LoadError::Tokenizer)
+    }
+
+    /// From a GGUF vocabulary.
+    ///
+    /// # Errors
+    /// [`LoadError::Tokenizer`] naming the key at fault, the unknown pre-tokenizer or the unsupported model.
+    pub fn from_vocab(spec: &VocabSpec) -> Result<Self, LoadError> {
+        Self::try_from_vocab(spec).map_err(LoadError::Tokenizer)
+    }
+
+    fn try_from_json(json: &[u8], settings: &HfSettings) -> Result<Self, String> {
+        let file = hf::TokenizerJson::parse(json)?;
+        let added = file.added(settings);
+        let (mut prefix, mut suffix) = file.surroundings()?;
+        let tables = file.tables(&added)?;
+        let speller = Speller::Crate(Box::new(file.model));
+        let pipeline = Pipeline::new(file.normalizer, file.pre_tokenizer, speller, &added)?;
+        let id_of = |text: &Option<String>| {
+            let text = text.as_deref()?;
+            let added = added.iter().find(|added| added.token.content == text).map(|added| added.id);
+            added.or_else(|| pipeline.speller.token_to_id(text))
+        };
+        let bos = id_of(&settings.bos).or_else(|| prefix.first().copied());
+        let eos = id_of(&settings.eos);
+        wrap(&mut prefix, bos, settings.add_bos, true);
+        wrap(&mut suffix, eos, settings.add_eos, false);
+        Self::assemble(Ingredients { pipeline, tables, added, bos, eos, prefix, suffix })
+    }
+
+    fn try_from_vocab(spec: &VocabSpec) -> Result<Self, String> {
+        spec.check()?;
+        let parts = match spec.model.as_str() {
+            "gpt2" => bpe::byte_level(spec)?,
+            "gemma4" => bpe::gemma4(spec)?,
+            "llama" => Parts {
+                normalizer: None,
+                pre_tokenizer: None,
+                speller: Speller::Spm(spm::Spm::new(spec)),
+                spelling: Spelling::SentencePiece,
+                adds_bos: true,
+            },
+            "bert" | "t5" => {
+                return Err(format!("not supported: encoder-only vocabulary {:?}", spec.model));
+            }
+            other => return Err(format!("not supported: tokenizer.ggml.model {other:?}")),
+        };
+        let tables = spec.tables(parts.spelling)?;
+        let added = added_tokens(spec);
+        let pipeline = Pipeline::new(parts.normalizer, parts.pre_tokenizer, parts.speller, &added)?;
+        let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
+        wrap(&mut prefix, spec.bos, Some(spec.add_bos.unwrap_or(parts.adds_bos)), true);
+        wrap(&mut suffix, spec.eos, Some(spec.add_eos.unwrap_or(false)), false);
+        Self::assemble(Ingredients { pipeline, tables, added, bos: spec.bos, eos: spec.eos, prefix, suffix })
+    }
+
+    fn assemble(from: Ingredients) -> Result<Self, String> {
+        let (texts, bytes) = from.tables;
+        let is_special = |added: &&Added| added.token.special;
+        let mut special: Vec<u32> = from.added.iter().filter(is_special).map(|added| added.id).collect();
+        special.sort_unstable();
+        special.dedup();
+        let named = special.iter().filter_map(|&id| Some((id, str::from_utf8(texts.get(id)?).ok()?)));
+        let terminators = turn_terminators(named);
+        let mut tokenizer = Tokenizer {
+            pipeline: from.pipeline,
+            texts,
+            bytes,
+            added: from.added.into_iter().map(|added| (added.token.content, added.id)).collect(),
+            special,
+            bos: from.bos,
+            eos: from.eos,
+            prefix: from.prefix,
+            suffix: from.suffix,
+            terminators,
+            space_prefix: false,
+        };
+        let probe = tokenizer.pipeline.encode("a", false).unwrap_or_default();
+        tokenizer.space_prefix = tokenizer.concat(&probe, false).starts_with(b" ");
+        Ok(tokenizer)
+    }
+
+    /// Text to ids.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for a text that this vocabulary cannot express.
+    pub fn encode(&self, text: &str, options: Encode) -> Result<Vec<u32>> {
+        let body = self
+            .pipeline
+            .encode(text, options.parse_special)
+            .map_err(|message| Error::InvalidParameter { name: "prompt", message })?;
+        Ok(if options.add_special { self.surround(body) } else { body })
+    }
+
+    /// A rendered chat template to ids: special tokens in it count, and a BOS is put before it only if the model
+    /// wants one and the template did not write it. Nothing is put after it: the answer follows.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>> {
+        let mut ids = self.encode(rendered, Encode { add_special: false, parse_special: true })?;
+        if let Some(bos) = self.bos.filter(|&bos| self.adds_bos() && ids.first() != Some(&bos)) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    fn surround(&self, body: Vec<u32>) -> Vec<u32> {
+        let double_bos =
+            self.bos.filter(|&bos| body.first() == Some(&bos) && self.prefix.last() == Some(&bos));
+        let double_eos =
+            self.eos.filter(|&eos| body.last() == Some(&eos) && self.suffix.first() == Some(&eos));
+        let prefix = &self.prefix[..self.prefix.len() - usize::from(double_bos.is_some())];
+        let suffix = &self.suffix[usize::from(double_eos.is_some())..];
+        [prefix, &body, suffix].concat()
+    }
+
+    /// The bytes that a token adds in the middle of a text: spaces are spaces, byte tokens one byte, added tokens
+    /// (special ones too) their literal text. `None` for ids out of range and holes.
+    pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        self.bytes.get(id).map(Cow::Borrowed)
+    }
+
+    /// Ids to text. Invalid UTF-8 becomes U+FFFD, ids without a token nothing; the space that encoding puts before
+    /// a text is taken away. A stream wants [`Tokenizer::token_bytes`] and [`Utf8Stream`](super::Utf8Stream).
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let bytes = self.concat(ids, skip_special);
+        let bytes = if self.space_prefix { bytes.strip_prefix(b" ").unwrap_or(&bytes) } else { &bytes };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    fn concat(&self, ids: &[u32], skip_special: bool) -> Vec<u8> {
+        let kept = ids.iter().filter(|&&id| !(skip_special && self.is_special(id)));
+        kept.filter_map(|&id| self.bytes.get(id)).collect::<Vec<_>>().concat()
+    }
+
+    /// Whether the token is a control token: never text, matched only when asked for.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.binary_search(&id).is_ok()
+    }
+
+    /// The id of a token by its text in the vocabulary ("Ġthe", "▁the", "<|im_end|>").
+    pub fn token_to_id(&self, text: &str) -> Option<u32> {
+        self.added.get(text).copied().or_else(|| self.pipeline.speller.token_to_id(text))
+    }
+
+    /// A token's text in the vocabulary; see [`Tokenizer::token_bytes`] for what it means.
+    pub fn id_to_token(&self, id: u32) -> Option<&str> {
+        str::from_utf8(self.texts.get(id)?).ok()
+    }
+
+    /// The largest id + 1, holes included. A model may have more rows than this, never fewer.
+    pub fn vocab_size(&self) -> usize {
+        self.texts.len()
+    }
+
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether `add_special` puts a BOS before the text.
+    pub fn adds_bos(&self) -> bool {
+        self.bos.is_some_and(|bos| self.prefix.contains(&bos))
+    }
+
+    /// How many tokens `add_special` adds at most.
+    pub fn num_added_tokens(&self) -> usize {
+        self.prefix.len() + self.suffix.len()
+    }
+
+    /// All special tokens by ascending id.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.special.iter().filter_map(|&id| Some((id, self.id_to_token(id)?)))
+    }
+
+    /// The special tokens that are known to end a turn (see `terminators.rs`), ascending. The EOS of the files is
+    /// not among them unless it is such a token.
+    pub fn turn_terminators(&self) -> &[u32] {
+        &self.terminators
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("bos", &self.bos)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Applies an explicit "add it" or "do not add it" to what goes before (or after) the text.
+fn wrap(ids: &mut Vec<u32>, token: Option<u32>, add: Option<bool>, front: bool) {
+    let (Some(token), Some(add)) = (token, add) else { return };
+    match (add, ids.contains(&token)) {
+        (true, false) => ids.insert(if front { 0 } else { ids.len() }, token),
+        (false, true) => ids.retain(|&id| id != token),
+        _ => {}
+    }
+}
+
+/// GGUF's control, unknown and user-defined tokens. Gemma 4's runs of newlines are whole tokens although no merges
+/// lead to them (llama.cpp pull request 21343), so they are matched like user-defined ones.
+fn added_tokens(spec: &VocabSpec) -> Vec<Added> {
+    let newlines = |text: &str| spec.model == "gemma4" && text.bytes().all(|byte| byte == b'\n');
+    let added = |(id, text): (u32, &String)| {
+        let kind = spec.kind(id);
+        let matched = kind.is_special() || kind == TokenKind::UserDefined || newlines(text);
+        let token = AddedToken::from(text.as_str(), kind.is_special())
+            .normalized(false)
+            .rstrip(spec.strip_right.contains(&id));
+        (matched && !text.is_empty()).then_some(Added { id, token })
+    };
+    (0u32..).zip(&spec.tokens).filter_map(added).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|&text| text.to_owned()).collect()
+    }
+
+    fn refused(json: &str) -> String {
+        match Tokenizer::from_json(json.as_bytes(), &HfSettings::default()) {
+            Err(LoadError::Tokenizer(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bpe_json(model: &str, rest: &str) -> String {
+        format!(r#"{{"model": {{"type": "BPE", {model}}}{rest}}}"#)
+    }
+
+    #[test]
+    fn a_tokenizer_is_shared_by_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Tokenizer>();
+    }
+
+    #[test]
+    fn broken_tokenizer_json_is_an_error() {
+        assert!(refused("").contains("EOF"));
+        assert!(refused("[]").contains("invalid"));
+        // The joined token is longer than every entry: the crate's own loader indexes out of its buffer.
+        refused(&bpe_json(r#""vocab": {"aa": 0, "bb": 1}, "merges": ["aa bb"]"#, ""));
+        // Shorter than the prefix that is cut off it: the same.
+        let prefix = r#""continuing_subword_prefix": "@@@@", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]"#;
+        refused(&bpe_json(prefix, ""));
+        let huge = bpe_json(r#""vocab": {"a": 4294967295}, "merges": []"#, "");
+        assert!(refused(&huge).contains("token id 4294967295 in a vocabulary of 1"), "{}", refused(&huge));
+        let regex = r#", "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}"#;
+        refused(&bpe_json(r#""vocab": {"a": 0}, "merges": []"#, regex));
+        refused(&bpe_json(r#""vocab": {"a": 0}, "merges": []"#, r#", "added_tokens": [{"id": -1}]"#));
+    }
+
+    #[test]
+    fn a_regular_expression_over_its_limit_fails_the_request_only() {
+        let regex = r#", "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": false}"#;
+        let json = bpe_json(r#""vocab": {"x": 0}, "merges": []"#, regex);
+        let tokenizer = Tokenizer::from_json(json.as_bytes(), &HfSettings::default()).unwrap();
+        let error = tokenizer.encode(&"x".repeat(200), Encode::default()).unwrap_err();
+        assert!(matches!(error, Error::InvalidParameter { name: "prompt", .. }), "{error}");
+        assert_eq!(tokenizer.encode("xx", Encode::default()).unwrap(), [0, 0]);
+    }
+
+    /// `add_bos_token` of tokenizer_config.json goes before the post-processor, in both directions.
+    #[test]
+    fn settings_override_the_post_processor() {
+        let json = bpe_json(
+            r#""vocab": {"a": 0, "<s>": 1, "</s>": 2}, "merges": []"#,
+            r#", "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}"#,
+        );
+        let full = Encode { add_special: true, parse_special: true };
+        let encode = |add_bos, add_eos| {
+            let (bos, eos) = (Some("<s>".to_owned()), Some("</s>".to_owned()));
+            let settings = HfSettings { bos, eos, add_bos, add_eos, ..HfSettings::default() };
+            let tokenizer = Tokenizer::from_json(json.as_bytes(), &settings).unwrap();
+            assert!(tokenizer.is_special(1) && tokenizer.is_special(2), "named by the settings");
+            assert_eq!(tokenizer.num_added_tokens(), tokenizer.encode("a", full).unwrap().len() - 1);
+            (tokenizer.encode("a", full).unwrap(), tokenizer.encode("<s>a</s>", full).unwrap())
+        };
+        assert_eq!(encode(None, None), (vec![1, 0], vec![1, 0, 2]));
+        assert_eq!(encode(Some(false), None), (vec![0], vec![1, 0, 2]));
+        assert_eq!(encode(Some(true), Some(true)), (vec![1, 0, 2], vec![1, 0, 2]));
+    }
+
+    #[test]
+    fn a_gguf_vocabulary_that_lies_is_an_error() {
+        let spec = |change: fn(&mut VocabSpec)| {
+            let mut spec = VocabSpec {
+                model: "gpt2".to_owned(),
+                tokens: owned(&["a", "b", "ab"]),
+                merges: owned(&["a b"]),
+                ..VocabSpec::default()
+            };
+            change(&mut spec);
+            Tokenizer::from_vocab(&spec).map_err(|error| error.to_string())
+        };
+        assert_eq!(spec(|_| ()).unwrap().encode("ab", Encode::default()).unwrap(), [2]);
+        let message = |change| spec(change).unwrap_err();
+        assert!(message(|spec| spec.pre = Some("???".to_owned())).contains("unknown pre-tokenizer \"???\""));
+        assert!(message(|spec| spec.model = "rwkv".to_owned()).contains("not supported"));
+        assert!(message(|spec| spec.bos = Some(3)).contains("bos_token_id is 3"));
+        assert!(message(|spec| spec.merges = owned(&["b a"])).contains("merges: entry 0"));
+    }
+
+    /// Gemma 4's kind: SentencePiece spelling with a merge list. No real vocabulary of it is at hand.
+    #[test]
+    fn sentencepiece_spelling_with_merges() {
+        let spec = VocabSpec {
+            model: "gemma4".to_owned(),
+            tokens: owned(&["<unk>", "<bos>", "a", "▁", "▁a", "\n", "\n\n", "<0xC3>", "<0xA9>"]),
+            kinds: vec![
+                TokenKind::Unknown,
+                TokenKind::Control,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Normal,
+                TokenKind::Byte,
+                TokenKind::Byte,
+            ],
+            merges: owned(&["▁ a"]),
+            bos: Some(1),
+            unk: Some(0),
+            ..VocabSpec::default()
+        };
+        let tokenizer = Tokenizer::from_vocab(&spec).unwrap();
+        let ids = tokenizer.encode("a a\n\né", Encode::default()).unwrap();
+        assert_eq!(ids, [2, 4, 6, 7, 8], "newlines whole, é by bytes, no space before the text");
+        assert_eq!(tokenizer.decode(&ids, false), "a a\n\né");
+        assert_eq!(
+            tokenizer.encode("<bos>x", Encode { add_special: true, parse_special: true }).unwrap(),
+            [1, 0]
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! Bytes in arbitrary pieces -> complete characters.
+//!
+//! Tokens are byte strings: a character may be spread over several of them. Invariant: all text returned so far,
+//! plus what `finish` returns, is exactly `String::from_utf8_lossy` of all bytes pushed. At most three bytes are
+//! held back: the beginning of a character that later bytes can still complete.
+
+use std::str;
+
+/// Incremental, lossy UTF-8 decoder.
+#[derive(Debug, Clone, Default)]
+pub struct Utf8Stream {
+    /// An incomplete but so far valid character; never more than three bytes.
+    pending: Vec<u8>,
+}
+
+impl Utf8Stream {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes and returns every character that is complete now. An invalid sequence becomes one
+    /// U+FFFD per maximal subpart (Unicode 15, section 3.9, as the standard library does) as soon as it is known.
+    pub fn push(&mut self, bytes: &[u8]) -> String {
+        let joined;
+        let mut rest = if self.pending.is_empty() {
+            bytes
+        } else {
+            joined = [self.pending.as_slice(), bytes].concat();
+            joined.as_slice()
+        };
+        let mut text = String::with_capacity(rest.len());
+        let held = loop {
+            let error = match str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    break &[][..];
+                }
+                Err(error) => error,
+            };
+            let (valid, invalid) = rest.split_at(error.valid_up_to());
+            text.push_str(str::from_utf8(valid).expect("from_utf8 reported this prefix as valid"));
+            let Some(length) = error.error_len() else { break invalid };
+            text.push(char::REPLACEMENT_CHARACTER);
+            rest = &invalid[length..];
+        };
+        self.pending = held.to_vec();
+        text
+    }
+
+    /// Ends the stream: an unfinished character becomes one U+FFFD.
+    pub fn finish(&mut self) -> String {
+        if self.pending.is_empty() {
+            return String::new();
+        }
+        self.pending.clear();
+        char::REPLACEMENT_CHARACTER.to_string()
+    }
+
+    /// Whether bytes are held back that later bytes may complete.
+    pub fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn decode(pieces: &[&[u8]]) -> String {
+        let mut stream = Utf8Stream::new();
+        let mut text: String = pieces.iter().map(|piece| stream.push(piece)).collect();
+        text.push_str(&stream.finish());
+        text
+    }
+
+    /// Bytes that are mostly UTF-8 with damage: random bytes alone would hardly ever form long characters.
+    fn damaged_text() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            any::<char>().prop_map(|c| c.to_string().into_bytes()),
+            any::<char>().prop_map(|c| c.to_string().into_bytes()[..c.len_utf8() - 1].to_vec()),
+            any::<u8>().prop_map(|byte| vec![byte]),
+            "[a-z ]{0,4}".prop_map(String::into_bytes),
+        ];
+        prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_equals_the_lossy_whole(bytes in damaged_text(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &bytes[pair[0]..pair[1]]).collect();
+            prop_assert_eq!(decode(&pieces), String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn nothing_complete_is_held(bytes in damaged_text()) {
+            let mut stream = Utf8Stream::new();
+            let mut text = String::new();
+            for (index, &byte) in bytes.iter().enumerate() {
+                text.push_str(&stream.push(&[byte]));
+                // What is withheld must be exactly an incomplete character at the end of the bytes so far.
+                let seen = &bytes[..=index];
+                let whole = String::from_utf8_lossy(seen);
+                let tail = (0..=3.min(seen.len())).find(|&n| text == String::from_utf8_lossy(&seen[..seen.len() - n]));
+                prop_assert!(tail.is_some(), "{text:?} of {whole:?}");
+                if stream.is_pending() {
+                    let incomplete = str::from_utf8(&seen[seen.len() - stream.pending.len()..]).unwrap_err();
+                    prop_assert_eq!((incomplete.valid_up_to(), incomplete.error_len()), (0, None));
+                } else {
+                    prop_assert_eq!(&text, &whole);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_character_appears_with_its_last_byte() {
+        let mut stream = Utf8Stream::new();
+        let llama = "🦙".as_bytes();
+        assert_eq!(stream.push(&llama[..3]), "");
+        assert!(stream.is_pending());
+        assert_eq!(stream.push(&llama[3..]), "🦙");
+        assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn a_broken_character_does_not_swallow_its_successor() {
+        assert_eq!(decode(&[b"\xe2\x82", b"A"]), "\u{fffd}A");
+        assert_eq!(decode(&[b"\xf0\x9f"]), "\u{fffd}");
+        assert_eq!(decode(&[b"\xff", b"\xfe"]), "\u{fffd}\u{fffd}");
+    }
+}

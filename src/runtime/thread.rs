@@ -1,0 +1,231 @@
+//! The engine's thread: the only place where a request crosses threads.
+//!
+//! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
+//! request itself: one event per generated token, one per prompt chunk and three more, so a slow reader costs memory in
+//! proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it dawdles.
+//! A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to do; dropping
+//! the last handle ends it, and requests still running then fail with `EngineGone`.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::engine::{Engine, RequestId, StopHandle};
+use super::error::{Error, Result};
+use super::request::{Event, Request};
+use super::spec::EngineSpec;
+
+/// Takes a request's events on the engine thread, so it must not block or panic; `Break` ends the generation.
+pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
+
+/// Everything that can be asked of the engine thread.
+enum Command {
+    Submit { request: Request, client: Client },
+    Shutdown,
+}
+
+struct Client {
+    sink: Sink,
+    stop: StopHandle,
+}
+
+/// A door to the engine; clones lead to the same one.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    spec: EngineSpec,
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineHandle {
+    /// Starts a thread, builds the engine in it and waits until it stands.
+    ///
+    /// # Errors
+    /// That of `build`; [`Error::EngineGone`] when it panics or the system has no thread to give.
+    pub fn spawn(build: impl FnOnce() -> Result<Engine> + Send + 'static) -> Result<Self> {
+        let (commands, inbox) = mpsc::channel();
+        let (ready, built) = mpsc::channel();
+        let body = move || match build() {
+            Ok(engine) => {
+                let announced = ready.send(Ok(engine.spec().clone()));
+                drop(ready);
+                if announced.is_ok() {
+                    serve(engine, &inbox);
+                }
+            }
+            Err(error) => drop(ready.send(Err(error))),
+        };
+        let thread = thread::Builder::new().name("engine".to_owned()).spawn(body);
+        let thread = thread.map_err(|_| Error::EngineGone)?;
+        let spec = built.recv().map_err(|_| Error::EngineGone)??;
+        Ok(Self { shared: Arc::new(Shared { spec, commands, thread: Some(thread) }) })
+    }
+
+    pub fn spec(&self) -> &EngineSpec {
+        &self.shared.spec
+    }
+
+    /// Starts a request. What is wrong with the request itself is refused here, without waiting for the engine; what
+    /// depends on its state (no room) comes as the stream's first event.
+    ///
+    /// # Errors
+    /// Those of [`Request::validate`]; [`Error::EngineGone`].
+    pub fn submit(&self, request: Request) -> Result<EventStream> {
+        let (sender, events) = mpsc::channel();
+        let deliver = move |event| match sender.send(event) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        let stop = self.submit_to(request, Box::new(deliver))?;
+        Ok(EventStream { events, stop, ended: false })
+    }
+
+    /// As `submit`, with a sink instead of a stream, e.g. the sender of an async channel. The handle cancels. A sink
+    /// that is dropped without a last event has lost its engine.
+    ///
+    /// # Errors
+    /// Those of [`Request::validate`]; [`Error::EngineGone`].
+    pub fn submit_to(&self, request: Request, sink: Sink) -> Result<StopHandle> {
+        request.validate(self.spec().vocab_size(), self.spec().context_length())?;
+        let stop = StopHandle::default();
+        let command = Command::Submit { request, client: Client { sink, stop: stop.clone() } };
+        self.shared.commands.send(command).map_err(|_| Error::EngineGone)?;
+        Ok(stop)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Shutdown); // fails only when the thread has ended already
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join(); // a panic there has been reported as EngineGone
+        }
+    }
+}
+
+/// The events of one request. Dropping it cancels the request at the next step.
+#[derive(Debug)]
+pub struct EventStream {
+    events: Receiver<Event>,
+    stop: StopHandle,
+    ended: bool,
+}
+
+impl EventStream {
+    /// As `next`, but `Err(NotYet)` when nothing comes in time.
+    ///
+    /// # Errors
+    /// [`NotYet`]; the stream goes on.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, NotYet> {
+        if self.ended {
+            return Ok(None);
+        }
+        match self.events.recv_timeout(timeout) {
+            Ok(event) => Ok(Some(self.note(event))),
+            Err(RecvTimeoutError::Timeout) => Err(NotYet),
+            Err(RecvTimeoutError::Disconnected) => Ok(Some(self.note(Event::Failed(Error::EngineGone)))),
+        }
+    }
+
+    /// Ends the generation at the next step; the stream goes on to its `Done`.
+    pub fn cancel(&self) {
+        self.stop.stop();
+    }
+
+    /// Cancels from elsewhere, e.g. a signal handler's thread.
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    fn note(&mut self, event: Event) -> Event {
+        self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
+        event
+    }
+}
+
+/// Waits for each event; ends after `Done` or `Failed`.
+impl Iterator for EventStream {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().unwrap_or(Event::Failed(Error::EngineGone));
+        Some(self.note(event))
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.stop.stop();
+    }
+}
+
+/// No event within the time given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no event yet")]
+pub struct NotYet;
+
+/// The loop: take what is asked, cancel what nobody wants, compute a step, deliver.
+fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
+    let mut clients: HashMap<RequestId, Client> = HashMap::new();
+    loop {
+        while let Some(command) = next_command(inbox, engine.is_idle()) {
+            match command {
+                Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
+                Command::Shutdown => return,
+            }
+        }
+        for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {
+            engine.cancel(id);
+        }
+        for (id, event) in engine.step() {
+            deliver(&mut clients, id, event);
+        }
+    }
+}
+
+/// The next command; waits for it when there is nothing else to do.
+fn next_command(inbox: &Receiver<Command>, idle: bool) -> Option<Command> {
+    if idle {
+        return Some(inbox.recv().unwrap_or(Command::Shutdown));
+    }
+    match inbox.try_recv() {
+        Ok(command) => Some(command),
+        Err(TryRecvError::Empty) => None,
+        Err(TryRecvError::Disconnected) => Some(Command::Shutdown),
+    }
+}
+
+fn admit(
+    engine: &mut Engine,
+    clients: &mut HashMap<RequestId, Client>,
+    request: Request,
+    mut client: Client,
+) {
+    match engine.submit(request) {
+        Ok(id) => drop(clients.insert(id, client)),
+        Err(error) => drop((client.sink)(Event::Failed(error))),
+    }
+}
+
+fn deliver(clients: &mut HashMap<RequestId, Client>, id: RequestId, event: Event) {
+    let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
+    let Some(client) = clients.get_mut(&id) else { return };
+    if (client.sink)(event).is_break() {
+        client.stop.stop();
+    }
+    if is_last {
+        clients.remove(&id);
+    }
+}

@@ -1,0 +1,157 @@
+//! Prompt files: the user's text with variables, filled by `--var key=value`.
+//!
+//! The same engine as for chat templates, but strict: a variable that was not given is an error that names it, and one
+//! that was given in vain is reported. White space is kept as it is written, and nothing is escaped.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use minijinja::{Environment, UndefinedBehavior};
+use serde_json::{Map, Value as Json};
+
+use super::clock::DateTime;
+use super::{TemplateError, jinja, source};
+
+/// A compiled prompt file.
+pub struct PromptTemplate {
+    env: Environment<'static>,
+    variables: BTreeSet<String>,
+}
+
+/// A filled prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedPrompt {
+    pub text: String,
+    /// Variables that were given but that the file nowhere reads, sorted.
+    pub unused: Vec<String>,
+}
+
+impl std::fmt::Debug for PromptTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptTemplate").field("variables", &self.variables).finish_non_exhaustive()
+    }
+}
+
+impl PromptTemplate {
+    /// Compiles a prompt file's text. Text without tags is a template too, and renders to itself.
+    ///
+    /// # Errors
+    /// `Syntax` with the line at fault, `TooExpensive` when the text itself is beyond a bound.
+    pub fn new(text: &str) -> Result<Self, TemplateError> {
+        let env = jinja::compile(text, source::prompt_syntax()?, UndefinedBehavior::Strict)?;
+        let mut variables: BTreeSet<String> = BTreeSet::new();
+        for (_, template) in env.templates() {
+            variables.extend(template.undeclared_variables(false));
+        }
+        for (name, _) in env.globals() {
+            variables.remove(name);
+        }
+        Ok(Self { env, variables })
+    }
+
+    /// The variables that the file reads, sorted. One that it only tests (`is defined`) is among them.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().map(String::as_str)
+    }
+
+    /// Fills the variables in.
+    ///
+    /// # Errors
+    /// `UndefinedVariables` naming what is missing and what was given; else as a chat template's rendering.
+    pub fn render(&self, vars: &BTreeMap<String, String>) -> Result<RenderedPrompt, TemplateError> {
+        let given: Map<String, Json> =
+            vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
+        let text =
+            jinja::run(&self.env, &given, DateTime::utc_now()).map_err(|error| self.explain(error, vars))?;
+        let unused = vars.keys().filter(|name| !self.variables.contains(*name)).cloned().collect();
+        Ok(RenderedPrompt { text, unused })
+    }
+
+    /// A failure while variables are missing is taken to be theirs: strict mode fails on nothing else that is plain.
+    fn explain(&self, error: TemplateError, vars: &BTreeMap<String, String>) -> TemplateError {
+        let missing: Vec<String> =
+            self.variables.iter().filter(|name| !vars.contains_key(*name)).cloned().collect();
+        match error {
+            TemplateError::Render { .. } if !missing.is_empty() => {
+                TemplateError::UndefinedVariables { missing, known: vars.keys().cloned().collect() }
+            }
+            error => error,
+        }
+    }
+}
+
+/// Compiles and fills a prompt file in one go.
+///
+/// # Errors
+/// As [`PromptTemplate::new`] and [`PromptTemplate::render`].
+pub fn render_prompt(text: &str, vars: &BTreeMap<String, String>) -> Result<RenderedPrompt, TemplateError> {
+    PromptTemplate::new(text)?.render(vars)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn text_is_kept_and_variables_are_filled() {
+        let rendered = render_prompt(
+            "Translate to {{ lang }}:\n  <{{ text }}>\n",
+            &vars(&[("lang", "fr"), ("text", "a & b")]),
+        );
+        assert_eq!(rendered.map(|prompt| prompt.text).as_deref(), Ok("Translate to fr:\n  <a & b>\n"));
+        assert_eq!(
+            render_prompt("plain\n\n", &vars(&[])).map(|prompt| prompt.text).as_deref(),
+            Ok("plain\n\n")
+        );
+        assert_eq!(render_prompt("", &vars(&[])).map(|prompt| prompt.text).as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn a_missing_variable_is_named_with_what_was_given() {
+        let error =
+            render_prompt("{{ a }}{{ b }}", &vars(&[("b", "1"), ("c", "2")])).expect_err("a is missing");
+        let wanted = TemplateError::UndefinedVariables {
+            missing: vec!["a".to_owned()],
+            known: vec!["b".to_owned(), "c".to_owned()],
+        };
+        assert_eq!(error, wanted);
+        assert_eq!(error.to_string(), "undefined variable `a` (given: `b`, `c`)");
+    }
+
+    #[test]
+    fn a_missing_variable_is_an_error_wherever_it_is_used() {
+        for source in [
+            "{{ a | upper }}",
+            "{% if a %}x{% endif %}",
+            "{{ 'x' ~ a }}",
+            "{% for i in a %}{% endfor %}",
+            "{{ a == 'x' }}",
+            "{{ a.b }}",
+        ] {
+            assert!(render_prompt(source, &vars(&[])).is_err(), "{source}");
+        }
+        for source in ["{{ a | default('x') }}", "{% if a is defined %}{{ a }}{% else %}x{% endif %}"] {
+            assert_eq!(
+                render_prompt(source, &vars(&[])).map(|prompt| prompt.text).as_deref(),
+                Ok("x"),
+                "{source}"
+            );
+        }
+    }
+
+    #[test]
+    fn unused_variables_are_reported() {
+        let rendered = render_prompt("{{ a }}", &vars(&[("a", "1"), ("b", "2")])).expect("a is given");
+        assert_eq!(rendered.unused, ["b"]);
+    }
+
+    #[test]
+    fn needed_variables_are_listed_without_functions() {
+        let template = PromptTemplate::new("{% for i in range(n | int) %}{{ i }}{{ text }}{% endfor %}")
+            .expect("a template");
+        assert_eq!(template.variables().collect::<Vec<_>>(), ["n", "text"]);
+    }
+}

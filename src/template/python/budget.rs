@@ -1,0 +1,76 @@
+//! The bound on memory and work of one rendering.
+//!
+//! Every byte that a template produces, copies or scans is paid from one budget before it is spent; running out is
+//! an error that [`Exhausted`] marks, so that it is told apart from the template's own faults. Steps of the virtual
+//! machine are bounded separately by minijinja's fuel. Also carries the pinned clock, the other per-render fact.
+
+use std::sync::Arc;
+
+use minijinja::value::{Object, ObjectRepr};
+use minijinja::{Error, ErrorKind, State};
+
+use super::super::clock::DateTime;
+
+/// Name of the root variable that carries [`Inputs`]; not an identifier, so no template can spell it.
+pub(in super::super) const INPUTS: &str = " render inputs";
+
+/// What one rendering may use, handed over in the root context.
+#[derive(Debug)]
+pub(in super::super) struct Inputs {
+    pub bytes: u64,
+    pub now: DateTime,
+}
+
+impl Object for Inputs {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+}
+
+/// Marks an error as "a bound was hit".
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(in super::super) struct Exhausted(pub String);
+
+/// Marks an error as the template's own `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(in super::super) struct Raised(pub String);
+
+struct Left {
+    bytes: u64,
+    now: DateTime,
+}
+
+fn left<'s>(state: &'s mut State) -> &'s mut Left {
+    if state.get_extension::<Left>().is_none() {
+        let inputs = state.lookup(INPUTS);
+        let inputs = inputs.as_ref().and_then(|value| value.downcast_object_ref::<Inputs>());
+        let left = inputs.map_or(Left { bytes: 0, now: DateTime::default() }, |inputs| Left {
+            bytes: inputs.bytes,
+            now: inputs.now,
+        });
+        state.get_or_insert_extension(left);
+    }
+    state.get_or_insert_extension(Left { bytes: 0, now: DateTime::default() })
+}
+
+/// Pays for `bytes` of text or items before they are made.
+pub(super) fn spend(state: &mut State, bytes: usize) -> Result<(), Error> {
+    let left = left(state);
+    match left.bytes.checked_sub(bytes as u64) {
+        Some(rest) => {
+            left.bytes = rest;
+            Ok(())
+        }
+        None => Err(exhausted("it produces too much text")),
+    }
+}
+
+pub(super) fn now(state: &mut State) -> DateTime {
+    left(state).now
+}
+
+pub(super) fn exhausted(reason: &str) -> Error {
+    Error::new(ErrorKind::OutOfFuel, reason.to_owned()).with_source(Exhausted(reason.to_owned()))
+}

@@ -1,0 +1,143 @@
+//! `json.dumps` as Hugging Face's `tojson` filter calls it: `ensure_ascii=False`, key order kept, `", "` and `": "`
+//! between members. (The filter that Jinja2 itself brings escapes HTML; chat templates never see that one.)
+
+use std::fmt::Write;
+
+use minijinja::Value;
+
+use super::{Py, Result, ops, py, text, type_error, type_name};
+
+/// The keyword arguments of `json.dumps` that templates use.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub indent: Option<String>,
+    pub item_separator: String,
+    pub key_separator: String,
+    pub sort_keys: bool,
+    pub ensure_ascii: bool,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            indent: None,
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            sort_keys: false,
+            ensure_ascii: false,
+        }
+    }
+}
+
+pub(super) fn dumps(value: &Value, layout: &Layout) -> Result<String> {
+    let mut out = String::new();
+    write(&mut out, value, layout, 0)?;
+    Ok(out)
+}
+
+fn write(out: &mut String, value: &Value, layout: &Layout, level: usize) -> Result<()> {
+    match py(value) {
+        Py::None => out.push_str("null"),
+        Py::Bool(flag) => out.push_str(if flag { "true" } else { "false" }),
+        Py::Int(int) => out.push_str(&int.to_string()),
+        Py::Float(float) => out.push_str(&float_json(float)),
+        Py::Str(text) => write_str(out, text, layout.ensure_ascii),
+        Py::Seq(seq) if !seq.kind().is_view() => {
+            write_members(out, layout, level, ('[', ']'), seq.items().len(), |out, at| {
+                write(out, &seq.items()[at], layout, level + 1)
+            })?;
+        }
+        Py::Dict(dict) => {
+            let mut entries: Vec<_> = dict.entries().iter().collect();
+            if layout.sort_keys {
+                ops::sort_by(&mut entries, |(key, _)| key.clone())?;
+            }
+            write_members(out, layout, level, ('{', '}'), entries.len(), |out, at| {
+                let (key, value) = entries[at];
+                write_key(out, key, layout)?;
+                out.push_str(&layout.key_separator);
+                write(out, value, layout, level + 1)
+            })?;
+        }
+        _ => return Err(type_error(format!("Object of type {} is not JSON serializable", type_name(value)))),
+    }
+    Ok(())
+}
+
+fn write_members(
+    out: &mut String,
+    layout: &Layout,
+    level: usize,
+    (open, close): (char, char),
+    count: usize,
+    mut member: impl FnMut(&mut String, usize) -> Result<()>,
+) -> Result<()> {
+    let new_line = |out: &mut String, level: usize| {
+        if let Some(indent) = &layout.indent {
+            out.push('\n');
+            (0..level).for_each(|_| out.push_str(indent));
+        }
+    };
+    out.push(open);
+    for at in 0..count {
+        if at > 0 {
+            out.push_str(&layout.item_separator);
+        }
+        new_line(out, level + 1);
+        member(out, at)?;
+    }
+    if count > 0 {
+        new_line(out, level);
+    }
+    out.push(close);
+    Ok(())
+}
+
+fn write_key(out: &mut String, key: &Value, layout: &Layout) -> Result<()> {
+    let text = match py(key) {
+        Py::Str(text) => text.to_owned(),
+        Py::None => "null".to_owned(),
+        Py::Bool(flag) => flag.to_string(),
+        Py::Int(int) => int.to_string(),
+        Py::Float(float) => float_json(float),
+        _ => {
+            let kind = type_name(key);
+            return Err(type_error(format!("keys must be str, int, float, bool or None, not {kind}")));
+        }
+    };
+    write_str(out, &text, layout.ensure_ascii);
+    Ok(())
+}
+
+fn float_json(float: f64) -> String {
+    match float {
+        f if f.is_nan() => "NaN".to_owned(),
+        f if f.is_infinite() => if f > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        f => text::float_repr(f),
+    }
+}
+
+fn write_str(out: &mut String, text: &str, ensure_ascii: bool) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if (c as u32) < 0x20 => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c if ensure_ascii && !c.is_ascii() => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}

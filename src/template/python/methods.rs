@@ -1,0 +1,540 @@
+//! The methods of `str`, `list`, `tuple` and `dict`. What would change its receiver is refused, as in Hugging Face's
+//! immutable sandbox.
+
+use minijinja::{State, Value};
+
+use super::object::{Dict, Seq, SeqKind};
+use super::{
+    Args, Py, Result, budget, int_of, items_of, list, markup, ops, percent, py, str_arg, string, truthy,
+    tuple, type_error, type_name, undefined_error,
+};
+
+const STR: &[&str] = &[
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "zfill",
+];
+const SEQ: &[&str] = &["copy", "count", "index"];
+const DICT: &[&str] = &["copy", "get", "items", "keys", "values"];
+const MUTATING: &[&str] = &[
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
+];
+
+/// Whether Python would find a method of this name before it looks for a member.
+pub(super) fn has(value: &Value, name: &str) -> bool {
+    match py(value) {
+        Py::Str(_) => STR.contains(&name),
+        Py::Seq(seq) if seq.kind() == SeqKind::List => SEQ.contains(&name),
+        Py::Seq(seq) if !seq.kind().is_view() => name != "copy" && SEQ.contains(&name),
+        Py::Dict(_) => DICT.contains(&name),
+        _ => false,
+    }
+}
+
+/// `receiver.name(args)`.
+pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) -> Result<Value> {
+    if has(receiver, name) {
+        return match py(receiver) {
+            Py::Str(text) if receiver.is_safe() => {
+                let args = markup::escape_args(state, name, args)?;
+                let result = str_method(state, text, name, args)?;
+                markup::mark(state, result)
+            }
+            Py::Str(text) => str_method(state, text, name, args),
+            Py::Seq(seq) => seq_method(state, receiver, seq, name, args),
+            Py::Dict(dict) => dict_method(state, receiver, dict, name, args),
+            _ => Err(unknown(receiver, name)),
+        };
+    }
+    let container = match py(receiver) {
+        Py::Seq(seq) => seq.kind() == SeqKind::List,
+        Py::Dict(_) => true,
+        _ => false,
+    };
+    if container && MUTATING.contains(&name) {
+        let kind = type_name(receiver);
+        return Err(type_error(format!("access to attribute '{name}' of '{kind}' object is unsafe")));
+    }
+    match ops::attribute(receiver, name)? {
+        member if member.is_undefined() => Err(unknown(receiver, name)),
+        member => member.call(state, &raw(args)),
+    }
+}
+
+/// Arguments as minijinja passes them.
+fn raw(args: Args) -> Vec<Value> {
+    let mut values = args.positional;
+    if !args.named.is_empty() {
+        values.push(Value::from(args.named.into_iter().collect::<minijinja::value::Kwargs>()));
+    }
+    values
+}
+
+fn unknown(receiver: &Value, name: &str) -> minijinja::Error {
+    undefined_error(format!("'{} object' has no attribute '{name}'", type_name(receiver)))
+}
+
+fn dict_method(state: &mut State, receiver: &Value, dict: &Dict, name: &str, args: Args) -> Result<Value> {
+    let mut args = args.no_names(name)?.into_iter();
+    let view = |state: &mut State, kind, items| Seq::build(state, kind, items);
+    match name {
+        "get" => {
+            let key = args.next().ok_or_else(|| type_error("get expected at least 1 argument, got 0"))?;
+            let fallback = args.next().unwrap_or(Value::from(()));
+            Ok(dict.get(&key).cloned().unwrap_or(fallback))
+        }
+        "copy" => Ok(receiver.clone()), // nothing can change either of them
+        "keys" => view(state, SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
+        "values" => {
+            view(state, SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect())
+        }
+        _ => {
+            let pairs = pairs(state, dict)?;
+            view(state, SeqKind::Items, pairs)
+        }
+    }
+}
+
+/// The members of a mapping as tuples.
+pub(super) fn pairs(state: &mut State, dict: &Dict) -> Result<Vec<Value>> {
+    dict.entries().iter().map(|(key, value)| tuple(state, vec![key.clone(), value.clone()])).collect()
+}
+
+fn seq_method(state: &mut State, receiver: &Value, seq: &Seq, name: &str, args: Args) -> Result<Value> {
+    if name == "copy" {
+        return Ok(receiver.clone());
+    }
+    let args = args.no_names(name)?;
+    let wanted =
+        args.first().ok_or_else(|| type_error(format!("{name}() takes exactly one argument (0 given)")))?;
+    budget::spend(state, ops::weight(receiver))?;
+    if name == "count" {
+        return Ok(Value::from(seq.items().iter().filter(|item| ops::equal(item, wanted)).count()));
+    }
+    let found = seq.items().iter().position(|item| ops::equal(item, wanted));
+    found
+        .map(Value::from)
+        .ok_or_else(|| type_error(format!("{} is not in list", super::object::brief(wanted))))
+}
+
+fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<Value> {
+    budget::spend(state, text.len())?;
+    match name {
+        "format" => percent::str_format(state, text, args),
+        "split" | "rsplit" => split(state, text, name == "rsplit", args),
+        "splitlines" => {
+            let [keep] = args.bind(name, ["keepends"])?;
+            let lines = lines(text, keep.is_some_and(|keep| truthy(&keep)));
+            list(state, lines.into_iter().map(Value::from).collect())
+        }
+        "join" => {
+            let [items] = args.bind(name, ["iterable"])?;
+            join(
+                state,
+                text,
+                &items.ok_or_else(|| type_error("join() takes exactly one argument (0 given)"))?,
+            )
+        }
+        _ => {
+            let args = args.no_names(&format!("str.{name}"))?;
+            match args.is_empty() {
+                true => nullary(state, text, name),
+                false => with_args(state, text, name, &args),
+            }
+        }
+    }
+}
+
+/// Methods without arguments.
+fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
+    let all = |test: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(test));
+    let cased = |no: fn(char) -> bool| Value::from(text.chars().any(is_cased) && !text.chars().any(no));
+    Ok(match name {
+        "strip" => Value::from(text.trim_matches(is_space)),
+        "lstrip" => Value::from(text.trim_start_matches(is_space)),
+        "rstrip" => Value::from(text.trim_end_matches(is_space)),
+        "upper" => return string(state, text.to_uppercase()),
+        "lower" | "casefold" => return string(state, text.to_lowercase()),
+        "title" => return string(state, title(text)),
+        "capitalize" => return string(state, capitalize(text)),
+        "swapcase" => return string(state, swapcase(text)),
+        "expandtabs" => return with_args(state, text, name, &[Value::from(8)]),
+        "isalnum" => all(char::is_alphanumeric),
+        "isalpha" => all(char::is_alphabetic),
+        "isascii" => Value::from(text.is_ascii()),
+        "isdigit" | "isdecimal" | "isnumeric" => all(char::is_numeric),
+        "isspace" => all(is_space),
+        "islower" => cased(char::is_uppercase),
+        "isupper" => cased(char::is_lowercase),
+        "istitle" => Value::from(text.chars().any(is_cased) && title(text) == text),
+        "isidentifier" => Value::from(
+            !text.starts_with(|c: char| c.is_numeric())
+                && !text.is_empty()
+                && text.chars().all(|c| c == '_' || c.is_alphanumeric()),
+        ),
+        _ => return Err(type_error(format!("{name}() takes at least 1 argument (0 given)"))),
+    })
+}
+
+/// Methods with positional arguments.
+fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
+    let first = &args[0];
+    match name {
+        "strip" | "lstrip" | "rstrip" => strip(text, name, first),
+        "startswith" | "endswith" => affix(text, name, args),
+        "removeprefix" => {
+            let prefix = str_arg(name, first)?;
+            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            let suffix = str_arg(name, first)?;
+            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        "replace" => replace(state, text, args),
+        "find" | "rfind" | "index" | "rindex" | "count" => search(text, name, args),
+        "partition" | "rpartition" => partition(state, text, name, first),
+        "center" | "ljust" | "rjust" | "zfill" => pad(state, text, name, args),
+        "expandtabs" => {
+            let width = usize::try_from(int_of(first)?.clamp(0, 100)).unwrap_or(0);
+            budget::spend(state, text.len() * width)?;
+            string(state, expand_tabs(text, width))
+        }
+        _ => Err(type_error(format!("str.{name}() takes no arguments ({} given)", args.len()))),
+    }
+}
+
+/// `str.isspace` for one character: Unicode's white space and four ASCII separators.
+pub(super) fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+fn is_cased(c: char) -> bool {
+    c.is_lowercase() || c.is_uppercase()
+}
+
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
+        inside = is_cased(c);
+    }
+    out
+}
+
+pub(super) fn capitalize(text: &str) -> String {
+    let mut chars = text.chars();
+    let first: String = chars.next().into_iter().flat_map(char::to_uppercase).collect();
+    first + &chars.as_str().to_lowercase()
+}
+
+fn swapcase(text: &str) -> String {
+    let swap = |c: char| match c.is_lowercase() {
+        true => c.to_uppercase().collect::<String>(),
+        false => c.to_lowercase().collect(),
+    };
+    text.chars().map(swap).collect()
+}
+
+fn expand_tabs(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut column = 0;
+    for c in text.chars() {
+        match c {
+            '\t' if width > 0 => {
+                let gap = width - column % width;
+                out.extend(std::iter::repeat_n(' ', gap));
+                column += gap;
+            }
+            '\t' => {}
+            c => {
+                out.push(c);
+                column = if matches!(c, '\n' | '\r') { 0 } else { column + 1 };
+            }
+        }
+    }
+    out
+}
+
+fn strip(text: &str, name: &str, chars: &Value) -> Result<Value> {
+    if chars.is_none() {
+        let trimmed = match name {
+            "strip" => text.trim_matches(is_space),
+            "lstrip" => text.trim_start_matches(is_space),
+            _ => text.trim_end_matches(is_space),
+        };
+        return Ok(Value::from(trimmed));
+    }
+    let chars: Vec<char> = str_arg(name, chars)?.chars().take(4096).collect();
+    Ok(Value::from(match name {
+        "strip" => text.trim_matches(&chars[..]),
+        "lstrip" => text.trim_start_matches(&chars[..]),
+        _ => text.trim_end_matches(&chars[..]),
+    }))
+}
+
+/// The part of a text that optional start and end arguments select, with the character index where it begins.
+fn window<'t>(text: &'t str, args: &[Value]) -> Result<(&'t str, usize)> {
+    if args.len() < 2 {
+        return Ok((text, 0));
+    }
+    let len = text.chars().count() as i128;
+    let bound = |at: usize, default: i128| match args.get(at) {
+        None => Ok(default),
+        Some(none) if none.is_none() => Ok(default),
+        Some(value) => {
+            int_of(value).map(|index| if index < 0 { (index + len).max(0) } else { index.min(len) })
+        }
+    };
+    let (start, end) = (bound(1, 0)?, bound(2, len)?);
+    let byte = |index: i128| text.char_indices().nth(index as usize).map_or(text.len(), |(at, _)| at);
+    Ok((if start < end { &text[byte(start)..byte(end)] } else { "" }, start as usize))
+}
+
+fn affix(text: &str, name: &str, args: &[Value]) -> Result<Value> {
+    let (text, _) = window(text, args)?;
+    let test =
+        |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
+    let wrong = |value: &Value| {
+        let kind = type_name(value);
+        type_error(format!("{name} first arg must be str or a tuple of str, not {kind}"))
+    };
+    match py(&args[0]) {
+        Py::Str(affix) => Ok(Value::from(test(affix))),
+        Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
+            let mut found = false;
+            for affix in seq.items() {
+                found |= test(affix.as_str().ok_or_else(|| wrong(affix))?);
+            }
+            Ok(Value::from(found))
+        }
+        _ => Err(wrong(&args[0])),
+    }
+}
+
+/// `str.replace`, also the filter.
+pub(super) fn replace(state: &mut State, text: &str, args: &[Value]) -> Result<Value> {
+    let [old, new, rest @ ..] = args else {
+        return Err(type_error("replace expected at least 2 arguments, got 1"));
+    };
+    let (old, new) = (str_arg("replace()", old)?, str_arg("replace()", new)?);
+    let limit = match rest.first() {
+        Some(limit) if !limit.is_none() => usize::try_from(int_of(limit)?).unwrap_or(usize::MAX),
+        _ => usize::MAX,
+    };
+    let hits = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() }.min(limit);
+    budget::spend(state, text.len().saturating_add(hits.saturating_mul(new.len())))?;
+    Ok(Value::from(text.replacen(old, new, limit)))
+}
+
+fn search(text: &str, name: &str, args: &[Value]) -> Result<Value> {
+    let needle = str_arg(name, &args[0])?;
+    let (text, offset) = window(text, args)?;
+    let chars = |at: usize| text[..at].chars().count() + offset;
+    let found = match name {
+        "count" if needle.is_empty() => return Ok(Value::from(text.chars().count() + 1)),
+        "count" => return Ok(Value::from(text.matches(needle).count())),
+        "find" | "index" => text.find(needle),
+        _ => text.rfind(needle),
+    };
+    match found {
+        Some(at) => Ok(Value::from(chars(at))),
+        None if name.ends_with("find") => Ok(Value::from(-1)),
+        None => Err(type_error("substring not found")),
+    }
+}
+
+fn partition(state: &mut State, text: &str, name: &str, separator: &Value) -> Result<Value> {
+    let separator = str_arg(name, separator)?;
+    if separator.is_empty() {
+        return Err(type_error("empty separator"));
+    }
+    let halves = if name == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+    let parts = match halves {
+        Some((head, tail)) => [head, separator, tail],
+        None if name == "partition" => [text, "", ""],
+        None => ["", "", text],
+    };
+    tuple(state, parts.into_iter().map(Value::from).collect())
+}
+
+fn pad(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
+    let width = usize::try_from(int_of(&args[0])?.max(0)).unwrap_or(usize::MAX);
+    let fill = match args.get(1) {
+        Some(fill) => str_arg(name, fill)?.chars().next().unwrap_or(' '),
+        None => {
+            if name == "zfill" {
+                '0'
+            } else {
+                ' '
+            }
+        }
+    };
+    let gap = width.saturating_sub(text.chars().count());
+    budget::spend(state, gap.saturating_mul(4))?;
+    let filled = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
+    let padded = match name {
+        "ljust" => text.to_owned() + &filled(gap),
+        "rjust" => filled(gap) + text,
+        "zfill" => {
+            let digits = text.trim_start_matches(['+', '-']);
+            text[..text.len() - digits.len()].to_owned() + &filled(gap) + digits
+        }
+        // CPython puts the odd space on the left when the width is odd.
+        _ => {
+            let left = gap / 2 + (gap & width & 1);
+            filled(left) + text + &filled(gap - left)
+        }
+    };
+    string(state, padded)
+}
+
+fn split(state: &mut State, text: &str, from_right: bool, args: Args) -> Result<Value> {
+    let [separator, limit] = args.bind("split", ["sep", "maxsplit"])?;
+    let limit = limit.map_or(Ok(-1), |limit| int_of(&limit))?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut parts: Vec<&str> = match separator.filter(|separator| !separator.is_none()) {
+        Some(separator) => {
+            let separator = str_arg("split()", &separator)?.to_owned();
+            if separator.is_empty() {
+                return Err(type_error("empty separator"));
+            }
+            let pieces = limit.saturating_add(1);
+            match from_right {
+                true => text.rsplitn(pieces, separator.as_str()).collect(),
+                false => text.splitn(pieces, separator.as_str()).collect(),
+            }
+        }
+        None if from_right => split_space_right(text, limit),
+        None => split_space(text, limit),
+    };
+    if from_right {
+        parts.reverse();
+    }
+    budget::spend(state, parts.len() * size_of::<Value>() * 2)?;
+    list(state, parts.into_iter().map(Value::from).collect())
+}
+
+fn split_space(text: &str, limit: usize) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut rest = text.trim_start_matches(is_space);
+    while !rest.is_empty() {
+        let end = rest.find(is_space).filter(|_| parts.len() < limit);
+        let Some(end) = end else {
+            parts.push(rest); // with its trailing white space, as in Python
+            break;
+        };
+        parts.push(&rest[..end]);
+        rest = rest[end..].trim_start_matches(is_space);
+    }
+    parts
+}
+
+/// The parts of a split from the right, last part first.
+fn split_space_right(text: &str, limit: usize) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut rest = text.trim_end_matches(is_space);
+    while !rest.is_empty() {
+        let last_space =
+            rest.char_indices().rev().find(|(_, c)| is_space(*c)).filter(|_| parts.len() < limit);
+        let Some((at, c)) = last_space else {
+            parts.push(rest);
+            break;
+        };
+        parts.push(&rest[at + c.len_utf8()..]);
+        rest = rest[..at].trim_end_matches(is_space);
+    }
+    parts
+}
+
+/// Lines at every line boundary that Python knows.
+pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let mut start = 0;
+    let mut chars = text.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        if !matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        ) {
+            continue;
+        }
+        let mut end = at + c.len_utf8();
+        if c == '\r' && chars.next_if(|(_, next)| *next == '\n').is_some() {
+            end += 1;
+        }
+        lines.push(&text[start..if keep_ends { end } else { at }]);
+        start = end;
+    }
+    if start < text.len() {
+        lines.push(&text[start..]);
+    }
+    lines
+}
+
+fn join(state: &mut State, separator: &str, items: &Value) -> Result<Value> {
+    let items = items_of(state, items)?;
+    let mut out = String::new();
+    for (at, item) in items.iter().enumerate() {
+        let item = item.as_str().ok_or_else(|| {
+            type_error(format!("sequence item {at}: expected str instance, {} found", type_name(item)))
+        })?;
+        budget::spend(state, separator.len() + item.len())?;
+        out.push_str(if at > 0 { separator } else { "" });
+        out.push_str(item);
+    }
+    Ok(Value::from(out))
+}

@@ -1,0 +1,459 @@
+//! The containers and callable values that Python has and minijinja has not, or has with other behaviour.
+//!
+//! All are immutable but `Namespace` and the position of a `Generator`, as in Hugging Face's immutable sandbox.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
+use minijinja::{State, Value};
+
+use super::{Args, MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, methods, ops, py, text, type_error};
+
+/// Nesting below a value and the bytes that printing it takes, counted with repetition.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cost {
+    pub depth: u32,
+    pub weight: u64,
+}
+
+impl Cost {
+    /// What a value adds to the container that holds it.
+    pub fn of(value: &Value) -> Result<Cost> {
+        Ok(match py(value) {
+            Py::Str(text) => Cost { depth: 0, weight: text.len() as u64 + 4 },
+            Py::Seq(seq) => seq.cost,
+            Py::Dict(dict) => dict.cost,
+            Py::Generator(generator) => generator.cost,
+            Py::Method(method) => Cost { depth: method.depth, weight: 64 },
+            Py::Namespace(namespace) => Cost { depth: namespace.hold(), weight: 40 },
+            // The loop object holds its items, with a depth that nobody counts.
+            Py::Other if !value.get_attr("depth0").unwrap_or_default().is_undefined() => {
+                return Err(type_error("the loop object cannot be stored in another value"));
+            }
+            _ => Cost { depth: 0, weight: 40 },
+        })
+    }
+
+    fn sum<'v>(values: impl Iterator<Item = &'v Value>) -> Result<Cost> {
+        let mut total = Cost { depth: 1, weight: 16 };
+        for value in values {
+            let cost = Cost::of(value)?;
+            total.depth = total.depth.max(cost.depth + 1);
+            total.weight = total.weight.saturating_add(cost.weight);
+        }
+        if total.depth > MAX_DEPTH {
+            return Err(budget::exhausted("its values nest too deeply"));
+        }
+        if total.weight > MAX_WEIGHT {
+            return Err(budget::exhausted("it builds a value that is too large"));
+        }
+        Ok(total)
+    }
+}
+
+/// Which of Python's sequences this is; they differ in printing and in what may be done with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum SeqKind {
+    List,
+    Tuple,
+    /// A tuple that also answers to `grouper` and `list`.
+    Group,
+    Range,
+    Keys,
+    Values,
+    Items,
+}
+
+impl SeqKind {
+    pub(super) fn type_name(self) -> &'static str {
+        match self {
+            SeqKind::List => "list",
+            SeqKind::Tuple | SeqKind::Group => "tuple",
+            SeqKind::Range => "range",
+            SeqKind::Keys => "dict_keys",
+            SeqKind::Values => "dict_values",
+            SeqKind::Items => "dict_items",
+        }
+    }
+
+    /// Views of a mapping have neither an index nor slices.
+    pub(super) fn is_view(self) -> bool {
+        matches!(self, SeqKind::Keys | SeqKind::Values | SeqKind::Items)
+    }
+}
+
+/// A list, tuple, range or view.
+#[derive(Debug)]
+pub(in super::super) struct Seq {
+    kind: SeqKind,
+    items: Vec<Value>,
+    cost: Cost,
+}
+
+impl Seq {
+    /// Builds a sequence without a rendering at hand (constants and inputs).
+    pub(super) fn value(kind: SeqKind, items: Vec<Value>) -> Result<Value> {
+        let cost = Cost::sum(items.iter())?;
+        Ok(Value::from_object(Seq { kind, items, cost }))
+    }
+
+    pub(super) fn build(state: &mut State, kind: SeqKind, items: Vec<Value>) -> Result<Value> {
+        budget::spend(state, 64 + items.len() * size_of::<Value>())?;
+        Seq::value(kind, items)
+    }
+
+    pub(super) fn kind(&self) -> SeqKind {
+        self.kind
+    }
+
+    pub(super) fn items(&self) -> &[Value] {
+        &self.items
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        self.cost.weight
+    }
+}
+
+impl Object for Seq {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.items.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.items.len())
+    }
+
+    fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {
+        methods::call(state, &Value::from_dyn_object(self.clone()), name, Args::new(args.to_vec()))
+    }
+}
+
+/// A mapping that keeps its order.
+pub(in super::super) struct Dict {
+    entries: Vec<(Value, Value)>,
+    /// Positions of string keys, once a linear search would be slow.
+    index: Option<HashMap<Arc<str>, usize>>,
+    cost: Cost,
+}
+
+const INDEX_FROM: usize = 12;
+
+impl fmt::Debug for Dict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<dict of {}>", self.entries.len())
+    }
+}
+
+impl Dict {
+    /// Builds a mapping; of equal keys the first position and the last value stay, as in Python.
+    pub(in super::super) fn value(pairs: Vec<(Value, Value)>) -> Result<Value> {
+        let mut dict = Dict { entries: Vec::with_capacity(pairs.len()), index: None, cost: Cost::default() };
+        for (key, value) in pairs {
+            if matches!(py(&key), Py::Dict(_) | Py::Namespace(_) | Py::Generator(_))
+                || matches!(py(&key), Py::Seq(seq) if seq.kind != SeqKind::Tuple)
+            {
+                return Err(type_error(format!("unhashable type: '{}'", super::type_name(&key))));
+            }
+            match dict.position(&key) {
+                Some(at) => dict.entries[at].1 = value,
+                None => dict.push(key, value),
+            }
+        }
+        dict.cost = Cost::sum(dict.entries.iter().flat_map(|(key, value)| [key, value]))?;
+        Ok(Value::from_object(dict))
+    }
+
+    pub(super) fn build(state: &mut State, pairs: Vec<(Value, Value)>) -> Result<Value> {
+        // Keys that are not strings are searched linearly.
+        let others = pairs.iter().filter(|(key, _)| key.as_str().is_none()).count();
+        budget::spend(state, 64 + pairs.len() * 4 * size_of::<Value>() + others * others)?;
+        Dict::value(pairs)
+    }
+
+    fn push(&mut self, key: Value, value: Value) {
+        let at = self.entries.len();
+        if let (Some(index), Some(text)) = (&mut self.index, key.to_str()) {
+            index.insert(text, at);
+        }
+        self.entries.push((key, value));
+        if self.index.is_none() && self.entries.len() >= INDEX_FROM {
+            let strings = self.entries.iter().enumerate();
+            self.index = Some(strings.filter_map(|(at, (key, _))| Some((key.to_str()?, at))).collect());
+        }
+    }
+
+    fn position(&self, key: &Value) -> Option<usize> {
+        match (&self.index, key.as_str()) {
+            (Some(index), Some(text)) => index.get(text).copied(),
+            (None, Some(text)) => self.entries.iter().position(|(known, _)| known.as_str() == Some(text)),
+            (_, None) => self.entries.iter().position(|(known, _)| ops::equal(known, key)),
+        }
+    }
+
+    pub(super) fn get(&self, key: &Value) -> Option<&Value> {
+        self.position(key).map(|at| &self.entries[at].1)
+    }
+
+    pub(super) fn entries(&self) -> &[(Value, Value)] {
+        &self.entries
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        self.cost.weight
+    }
+}
+
+impl Object for Dict {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get(key).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.entries.iter().map(|(key, _)| key.clone()).collect())
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.entries.len())
+    }
+
+    fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {
+        let receiver = Value::from_dyn_object(self.clone());
+        methods::call(state, &receiver, name, Args::new(args.to_vec()))
+    }
+}
+
+/// What lazy filters return: it has no length, no index, and can be walked once.
+pub(super) struct Generator {
+    items: Mutex<Vec<Value>>,
+    cost: Cost,
+}
+
+impl fmt::Debug for Generator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<generator object>")
+    }
+}
+
+impl Generator {
+    pub fn build(state: &mut State, mut items: Vec<Value>) -> Result<Value> {
+        budget::spend(state, 64 + items.len() * size_of::<Value>())?;
+        let cost = Cost::sum(items.iter())?;
+        items.reverse(); // taken from the end
+        Ok(Value::from_object(Generator { items: Mutex::new(items), cost }))
+    }
+
+    pub fn drain(&self) -> Vec<Value> {
+        let mut items = std::mem::take(&mut *self.items.lock().unwrap_or_else(PoisonError::into_inner));
+        items.reverse();
+        items
+    }
+
+    pub fn next(&self) -> Option<Value> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+impl Object for Generator {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.drain())
+    }
+}
+
+/// `namespace(...)`: the only value whose members a template can assign.
+///
+/// Once it is part of another value it takes flat values only. So the depth that its holder counted stays true, and
+/// no cycle can be built.
+#[derive(Default)]
+pub(super) struct Namespace {
+    state: Mutex<NamespaceState>,
+}
+
+#[derive(Default)]
+struct NamespaceState {
+    members: Vec<(String, Value)>,
+    /// Deepest nesting ever assigned.
+    depth: u32,
+    held: bool,
+}
+
+/// Members are searched linearly.
+const MAX_MEMBERS: usize = 1000;
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<namespace>")
+    }
+}
+
+impl Namespace {
+    pub fn value(members: Vec<(String, Value)>) -> Result<Value> {
+        let namespace = Namespace::default();
+        for (name, value) in members {
+            namespace.set(&name, value)?;
+        }
+        Ok(Value::from_object(namespace))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, NamespaceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that another value holds this one; gives its depth.
+    fn hold(&self) -> u32 {
+        let mut state = self.lock();
+        state.held = true;
+        state.depth + 1
+    }
+
+    pub fn set(&self, name: &str, value: Value) -> Result<()> {
+        let depth = Cost::of(&value)?.depth; // before the lock: the value may be this very namespace
+        let mut state = self.lock();
+        if state.held && depth > 0 {
+            return Err(type_error("a namespace inside another value takes only plain values"));
+        }
+        if depth >= MAX_DEPTH {
+            return Err(budget::exhausted("its values nest too deeply"));
+        }
+        state.depth = state.depth.max(depth);
+        match state.members.iter().position(|(known, _)| known == name) {
+            Some(at) => state.members[at].1 = value,
+            None if state.members.len() >= MAX_MEMBERS => {
+                return Err(budget::exhausted("a namespace has too many members"));
+            }
+            None => state.members.push((name.to_owned(), value)),
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, name: &str) -> Option<Value> {
+        self.lock().members.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+    }
+}
+
+impl Object for Namespace {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get(key.as_str()?)
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+}
+
+/// A method taken off its value without a call, e.g. `tool.items` where `items` is Python's method.
+#[derive(Debug)]
+pub(super) struct Method {
+    pub receiver: Value,
+    pub name: String,
+    pub depth: u32,
+}
+
+impl Method {
+    pub fn value(receiver: &Value, name: &str) -> Result<Value> {
+        let depth = Cost::of(receiver)?.depth + 1;
+        if depth > MAX_DEPTH {
+            return Err(budget::exhausted("its values nest too deeply"));
+        }
+        Ok(Value::from_object(Method { receiver: receiver.clone(), name: name.to_owned(), depth }))
+    }
+}
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &mut State, args: &[Value]) -> Result<Value> {
+        methods::call(state, &self.receiver, &self.name, Args::new(args.to_vec()))
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<built-in method {} of {} object>", self.name, super::type_name(&self.receiver))
+    }
+}
+
+/// JSON as Python's `json.loads` would give it.
+///
+/// # Errors
+/// When the value nests deeper than [`MAX_DEPTH`].
+pub(in super::super) fn from_json(json: &serde_json::Value) -> Result<Value> {
+    from_json_at(json, 0)
+}
+
+fn from_json_at(json: &serde_json::Value, depth: u32) -> Result<Value> {
+    if depth > MAX_DEPTH {
+        return Err(budget::exhausted("the conversation nests too deeply"));
+    }
+    Ok(match json {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(flag) => Value::from(*flag),
+        serde_json::Value::Number(number) => json_number(number),
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => {
+            let items = items.iter().map(|item| from_json_at(item, depth + 1)).collect::<Result<_>>()?;
+            Seq::value(SeqKind::List, items)?
+        }
+        serde_json::Value::Object(members) => {
+            let pairs = members
+                .iter()
+                .map(|(key, value)| Ok((Value::from(key.as_str()), from_json_at(value, depth + 1)?)));
+            Dict::value(pairs.collect::<Result<_>>()?)?
+        }
+    })
+}
+
+fn json_number(number: &serde_json::Number) -> Value {
+    if let Some(int) = number.as_i64() {
+        Value::from(int)
+    } else if let Some(int) = number.as_u64() {
+        Value::from(int)
+    } else {
+        Value::from(number.as_f64().unwrap_or(f64::NAN))
+    }
+}
+
+/// A constant that minijinja folded into its own containers, as ours.
+///
+/// # Errors
+/// When it nests too deeply or is too large.
+pub(in super::super) fn adopt(value: &Value) -> Result<Value> {
+    if value.is_kwargs() {
+        return Ok(value.clone());
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            let kind = if value.is_tuple() { SeqKind::Tuple } else { SeqKind::List };
+            let items = value.try_iter()?.map(|item| adopt(&item)).collect::<Result<_>>()?;
+            Seq::value(kind, items)
+        }
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
+            Dict::value(pairs.map(|(key, item)| Ok((key, adopt(&item)?))).collect::<Result<_>>()?)
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// Shows a value in an error message, shortened.
+pub(super) fn brief(value: &Value) -> String {
+    let shown = text::repr_of(value).unwrap_or_default();
+    match shown.char_indices().nth(60) {
+        Some((at, _)) => format!("{}...", &shown[..at]),
+        None => shown,
+    }
+}

@@ -1,0 +1,486 @@
+//! Python's operators. [`super::super::link`] replaces minijinja's own operator instructions by calls of these, so
+//! that semantics are Python's and every result is paid for from the budget.
+//!
+//! The names contain a colon: a template cannot spell them.
+
+use std::cmp::Ordering;
+
+use minijinja::{Environment, State, Value};
+
+use super::object::{Dict, Method, Namespace, Seq, SeqKind};
+use super::{
+    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, methods, object,
+    percent, py, string, text, truthy, type_error, type_name, undefined_error,
+};
+
+pub(super) fn install(env: &mut Environment<'static>) {
+    add_filter(env, "py:list", |state, args| list(state, args.positional));
+    add_filter(env, "py:tuple", |state, args| super::tuple(state, args.positional));
+    add_filter(env, "py:dict", |state, args| {
+        let pairs = args.positional.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+        Dict::build(state, pairs.collect())
+    });
+    for (name, native) in BINARY {
+        add_filter(env, name, *native);
+    }
+    add_filter(env, "py:neg", |_, args| negate(&args.positional[0]));
+    add_filter(env, "py:slice", |state, args| slice(state, &args.positional));
+    add_filter(env, "py:attr", |_, args| attribute(&args.positional[0], text_at(&args, 1)));
+    add_filter(env, "py:item", |_, args| item(&args.positional[0], &args.positional[1]));
+    add_filter(env, "py:setattr", |_, args| set_attribute(&args.positional, text_at(&args, 2)));
+    add_filter(env, "py:iter", |state, args| iterate(state, &args.positional[0]));
+    add_filter(env, "py:scalar", |state, args| scalar(state, &args.positional[0]));
+    add_filter(env, "py:no_loader", |_, _| {
+        Err(type_error("include, import and extends need other files, which a chat template has not"))
+    });
+}
+
+const BINARY: &[(&str, super::Native)] = &[
+    ("py:add", |state, args| add(state, &args.positional[0], &args.positional[1])),
+    ("py:sub", |_, args| arithmetic("-", &args.positional[0], &args.positional[1])),
+    ("py:mul", |state, args| multiply(state, &args.positional[0], &args.positional[1])),
+    ("py:div", |_, args| arithmetic("/", &args.positional[0], &args.positional[1])),
+    ("py:floordiv", |_, args| arithmetic("//", &args.positional[0], &args.positional[1])),
+    ("py:rem", |state, args| remainder(state, &args.positional[0], &args.positional[1])),
+    ("py:pow", |_, args| arithmetic("**", &args.positional[0], &args.positional[1])),
+    ("py:concat", |state, args| concat(state, &args.positional[0], &args.positional[1])),
+    ("py:eq", |state, args| paid_equal(state, &args).map(Value::from)),
+    ("py:ne", |state, args| paid_equal(state, &args).map(|same| Value::from(!same))),
+    ("py:lt", |state, args| compare(state, "<", &args).map(|order| Value::from(order.is_lt()))),
+    ("py:le", |state, args| compare(state, "<=", &args).map(|order| Value::from(order.is_le()))),
+    ("py:gt", |state, args| compare(state, ">", &args).map(|order| Value::from(order.is_gt()))),
+    ("py:ge", |state, args| compare(state, ">=", &args).map(|order| Value::from(order.is_ge()))),
+    ("py:in", |state, args| contains(state, &args.positional[0], &args.positional[1]).map(Value::from)),
+];
+
+fn text_at(args: &Args, at: usize) -> &str {
+    args.positional.get(at).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Bytes that a look at the whole value costs.
+pub(super) fn weight(value: &Value) -> usize {
+    match py(value) {
+        Py::Str(text) => text.len(),
+        Py::Seq(seq) => usize::try_from(seq.weight()).unwrap_or(usize::MAX),
+        Py::Dict(dict) => usize::try_from(dict.weight()).unwrap_or(usize::MAX),
+        _ => 16,
+    }
+}
+
+fn unsupported(op: &str, left: &Value, right: &Value) -> minijinja::Error {
+    if left.is_undefined() || right.is_undefined() {
+        return undefined_error(format!("an operand of `{op}` is undefined"));
+    }
+    match (op, py(left)) {
+        ("+", Py::Str(_)) => {
+            type_error(format!("can only concatenate str (not \"{}\") to str", type_name(right)))
+        }
+        _ => {
+            let (left, right) = (type_name(left), type_name(right));
+            type_error(format!("unsupported operand type(s) for {op}: '{left}' and '{right}'"))
+        }
+    }
+}
+
+fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
+    match (py(left), py(right)) {
+        (Py::Str(_), Py::Str(_)) if left.is_safe() || right.is_safe() => {
+            let joined = markup::escaped(state, left)? + &markup::escaped(state, right)?;
+            Ok(Value::from_safe_string(joined))
+        }
+        (Py::Str(a), Py::Str(b)) => {
+            budget::spend(state, a.len() + b.len())?;
+            Ok(Value::from([a, b].concat()))
+        }
+        (Py::Seq(a), Py::Seq(b))
+            if a.kind() == b.kind() && matches!(a.kind(), SeqKind::List | SeqKind::Tuple) =>
+        {
+            let items = [a.items(), b.items()].concat();
+            Seq::build(state, a.kind(), items)
+        }
+        _ => arithmetic("+", left, right),
+    }
+}
+
+fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
+    let (repeated, times) = match (py(left), py(right)) {
+        (Py::Str(_) | Py::Seq(_), Py::Int(times)) => (left, times),
+        (Py::Str(_) | Py::Seq(_), Py::Bool(times)) => (left, times.into()),
+        (Py::Int(times), Py::Str(_) | Py::Seq(_)) => (right, times),
+        (Py::Bool(times), Py::Str(_) | Py::Seq(_)) => (right, times.into()),
+        _ => return arithmetic("*", left, right),
+    };
+    let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
+    match py(repeated) {
+        Py::Str(text) => {
+            budget::spend(state, text.len().saturating_mul(times))?;
+            Ok(same_safety(repeated, text.repeat(times)))
+        }
+        Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
+            budget::spend(state, size_of_val(seq.items()).saturating_mul(times))?;
+            let times = if seq.items().is_empty() { 0 } else { times };
+            let items = std::iter::repeat_n(seq.items(), times).flatten().cloned();
+            Seq::build(state, seq.kind(), items.collect())
+        }
+        _ => Err(unsupported("*", left, right)),
+    }
+}
+
+fn remainder(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
+    match py(left) {
+        Py::Str(format) if left.is_safe() => {
+            let escaped = match py(right) {
+                Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
+                    let items = seq.items().iter().map(|item| markup::escape_one(state, item));
+                    let items = items.collect::<Result<_>>()?;
+                    super::tuple(state, items)?
+                }
+                _ => markup::escape_one(state, right)?,
+            };
+            let formatted = percent::format(state, format, &escaped)?;
+            markup::mark(state, formatted)
+        }
+        Py::Str(format) => percent::format(state, format, right),
+        _ => arithmetic("%", left, right),
+    }
+}
+
+/// A text made of another one, safe if that was.
+pub(super) fn same_safety(of: &Value, text: impl Into<String>) -> Value {
+    if of.is_safe() { Value::from_safe_string(text.into()) } else { Value::from(text.into()) }
+}
+
+/// `~`: both sides as `str()`.
+fn concat(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
+    budget::spend(state, weight(left).saturating_add(weight(right)))?;
+    string(state, text::str_of(left)? + &text::str_of(right)?)
+}
+
+/// A number for arithmetic; bool counts as 0 or 1.
+enum Num {
+    Int(i128),
+    Float(f64),
+}
+
+fn num(value: &Value) -> Option<Num> {
+    match py(value) {
+        Py::Int(int) => Some(Num::Int(int)),
+        Py::Bool(flag) => Some(Num::Int(flag.into())),
+        Py::Float(float) => Some(Num::Float(float)),
+        _ => None,
+    }
+}
+
+impl Num {
+    fn float(&self) -> f64 {
+        match self {
+            Num::Int(int) => *int as f64,
+            Num::Float(float) => *float,
+        }
+    }
+}
+
+fn arithmetic(op: &str, left: &Value, right: &Value) -> Result<Value> {
+    let (Some(a), Some(b)) = (num(left), num(right)) else {
+        return Err(unsupported(op, left, right));
+    };
+    if matches!(op, "/" | "//" | "%") && b.float() == 0.0 {
+        return Err(type_error("division by zero"));
+    }
+    match (&a, &b) {
+        (Num::Int(a), Num::Int(b)) if op != "/" && !(op == "**" && *b < 0) => {
+            int_arithmetic(op, *a, *b).map(int_value).ok_or_else(|| type_error("an integer is too large"))
+        }
+        _ => Ok(Value::from(float_arithmetic(op, a.float(), b.float()))),
+    }
+}
+
+fn int_arithmetic(op: &str, a: i128, b: i128) -> Option<i128> {
+    match op {
+        "+" => a.checked_add(b),
+        "-" => a.checked_sub(b),
+        "*" => a.checked_mul(b),
+        "**" => a.checked_pow(u32::try_from(b).ok()?),
+        "//" => {
+            let quotient = a.checked_div(b)?;
+            let inexact = a.checked_rem(b)? != 0;
+            Some(if inexact && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
+        }
+        _ => {
+            let rest = a.checked_rem(b)?;
+            Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+        }
+    }
+}
+
+fn float_arithmetic(op: &str, a: f64, b: f64) -> f64 {
+    match op {
+        "+" => a + b,
+        "-" => a - b,
+        "*" => a * b,
+        "/" => a / b,
+        "**" => a.powf(b),
+        "//" => (a / b).floor(),
+        _ => {
+            let rest = a % b;
+            if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
+        }
+    }
+}
+
+fn negate(value: &Value) -> Result<Value> {
+    match num(value) {
+        Some(Num::Int(int)) => {
+            Ok(int_value(int.checked_neg().ok_or_else(|| type_error("an integer is too large"))?))
+        }
+        Some(Num::Float(float)) => Ok(Value::from(-float)),
+        None if value.is_undefined() => Err(undefined_error("the operand of `-` is undefined")),
+        None => Err(type_error(format!("bad operand type for unary -: '{}'", type_name(value)))),
+    }
+}
+
+/// Python's `==`.
+pub(super) fn equal(left: &Value, right: &Value) -> bool {
+    if let (Some(a), Some(b)) = (num(left), num(right)) {
+        return match (a, b) {
+            (Num::Int(a), Num::Int(b)) => a == b,
+            (a, b) => a.float() == b.float(),
+        };
+    }
+    match (py(left), py(right)) {
+        (Py::Undefined, Py::Undefined) | (Py::None, Py::None) => true,
+        (Py::Str(a), Py::Str(b)) => a == b,
+        (Py::Seq(a), Py::Seq(b)) => {
+            a.kind() == b.kind()
+                && a.items().len() == b.items().len()
+                && a.items().iter().zip(b.items()).all(|(a, b)| equal(a, b))
+        }
+        (Py::Dict(a), Py::Dict(b)) => {
+            a.entries().len() == b.entries().len()
+                && a.entries().iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
+        }
+        _ => false,
+    }
+}
+
+fn paid_equal(state: &mut State, args: &Args) -> Result<bool> {
+    let (left, right) = (&args.positional[0], &args.positional[1]);
+    budget::spend(state, weight(left).min(weight(right)))?;
+    Ok(equal(left, right))
+}
+
+fn compare(state: &mut State, op: &str, args: &Args) -> Result<Ordering> {
+    let (left, right) = (&args.positional[0], &args.positional[1]);
+    budget::spend(state, weight(left).min(weight(right)))?;
+    order(op, left, right)
+}
+
+/// Python's ordering: numbers among numbers, strings by code point, sequences item by item.
+pub(super) fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
+    if let (Some(a), Some(b)) = (num(left), num(right)) {
+        return Ok(match (a, b) {
+            (Num::Int(a), Num::Int(b)) => a.cmp(&b),
+            (a, b) => a.float().partial_cmp(&b.float()).unwrap_or(Ordering::Equal),
+        });
+    }
+    match (py(left), py(right)) {
+        (Py::Str(a), Py::Str(b)) => Ok(a.cmp(b)),
+        (Py::Seq(a), Py::Seq(b)) if a.kind() == b.kind() && !a.kind().is_view() => {
+            for (a, b) in a.items().iter().zip(b.items()) {
+                if !equal(a, b) {
+                    return order(op, a, b);
+                }
+            }
+            Ok(a.items().len().cmp(&b.items().len()))
+        }
+        (Py::Undefined, _) | (_, Py::Undefined) => {
+            Err(undefined_error(format!("an operand of `{op}` is undefined")))
+        }
+        _ => {
+            let (left, right) = (type_name(left), type_name(right));
+            Err(type_error(format!("'{op}' not supported between instances of '{left}' and '{right}'")))
+        }
+    }
+}
+
+/// Sorts stably by a key; of keys that cannot be compared the first such pair is the error. Equal values need no
+/// order, so `[None, None]` sorts.
+pub(super) fn sort_by<T>(items: &mut [T], key: impl Fn(&T) -> Value) -> Result<()> {
+    let mut failure = None;
+    items.sort_by(|a, b| {
+        let (a, b) = (key(a), key(b));
+        if equal(&a, &b) {
+            return Ordering::Equal;
+        }
+        order("<", &a, &b).unwrap_or_else(|error| {
+            failure.get_or_insert(error);
+            Ordering::Equal
+        })
+    });
+    failure.map_or(Ok(()), Err)
+}
+
+/// `needle in haystack`.
+pub(super) fn contains(state: &mut State, needle: &Value, haystack: &Value) -> Result<bool> {
+    budget::spend(state, if matches!(py(haystack), Py::Dict(_)) { 16 } else { weight(haystack) })?;
+    match (py(haystack), py(needle)) {
+        (Py::Undefined, _) => Ok(false),
+        (Py::Str(text), Py::Str(part)) => Ok(text.contains(part)),
+        (Py::Str(_), _) => Err(type_error(format!(
+            "'in <string>' requires string as left operand, not {}",
+            type_name(needle)
+        ))),
+        (Py::Dict(dict), _) => Ok(dict.get(needle).is_some()),
+        (Py::Seq(_) | Py::Generator(_), _) => {
+            Ok(items_of(state, haystack)?.iter().any(|item| equal(item, needle)))
+        }
+        _ => Err(type_error(format!("argument of type '{}' is not iterable", type_name(haystack)))),
+    }
+}
+
+/// `value.name`: Python's own attribute first, then the member of that name.
+pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
+    match py(value) {
+        Py::Undefined => Err(undefined_error(format!("attribute '{name}' is read from an undefined value"))),
+        Py::Namespace(namespace) => Ok(namespace.get(name).unwrap_or(Value::UNDEFINED)),
+        Py::Other => value.get_attr(name),
+        _ if methods::has(value, name) => Method::value(value, name),
+        Py::Dict(dict) => Ok(dict.get(&Value::from(name)).cloned().unwrap_or(Value::UNDEFINED)),
+        Py::Seq(seq) if seq.kind() == SeqKind::Group => Ok(match name {
+            "grouper" => seq.items()[0].clone(),
+            "list" => seq.items()[1].clone(),
+            _ => Value::UNDEFINED,
+        }),
+        _ => Ok(Value::UNDEFINED),
+    }
+}
+
+/// `value[key]`: the member first, then an attribute of that name. What is not there is undefined.
+pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
+    let found = match (py(value), py(key)) {
+        (Py::Undefined, _) => {
+            let key = object::brief(key);
+            return Err(undefined_error(format!("member {key} is read from an undefined value")));
+        }
+        (Py::Dict(dict), _) => dict.get(key).cloned(),
+        (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind().is_view() => {
+            position(int_of(key)?, seq.items().len()).map(|at| seq.items()[at].clone())
+        }
+        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => {
+            char_at(text, int_of(key)?).map(|c| same_safety(value, c))
+        }
+        _ => None,
+    };
+    match (found, key.as_str()) {
+        (Some(found), _) => Ok(found),
+        (None, Some(name)) => attribute(value, name),
+        (None, None) => Ok(Value::UNDEFINED),
+    }
+}
+
+fn position(index: i128, len: usize) -> Option<usize> {
+    let index = if index < 0 { index + len as i128 } else { index };
+    usize::try_from(index).ok().filter(|at| *at < len)
+}
+
+fn char_at(text: &str, index: i128) -> Option<char> {
+    match usize::try_from(index) {
+        Ok(at) => text.chars().nth(at),
+        Err(_) => text.chars().rev().nth(usize::try_from(-(index + 1)).ok()?),
+    }
+}
+
+fn set_attribute(args: &[Value], name: &str) -> Result<Value> {
+    match py(&args[1]) {
+        Py::Namespace(namespace) => {
+            namespace.set(name, args[0].clone())?;
+            Ok(Value::UNDEFINED)
+        }
+        _ => Err(type_error("cannot assign attribute on non-namespace object")),
+    }
+}
+
+/// What a `for` loop walks. minijinja's loop needs a sequence whose length is known.
+fn iterate(state: &mut State, value: &Value) -> Result<Value> {
+    match py(value) {
+        Py::Seq(_) => Ok(value.clone()),
+        _ => {
+            let items = items_of(state, value)?;
+            list(state, items)
+        }
+    }
+}
+
+/// Guards the middle operand of a chained comparison, which minijinja compares itself.
+fn scalar(state: &mut State, value: &Value) -> Result<Value> {
+    budget::spend(state, weight(value))?;
+    match py(value) {
+        Py::Int(_) | Py::Float(_) | Py::Bool(_) | Py::Str(_) | Py::None => Ok(value.clone()),
+        _ => Err(type_error(format!("'{}' cannot be part of a chained comparison", type_name(value)))),
+    }
+}
+
+/// Indices that `[start:stop:step]` selects of `len` items.
+fn selected(args: &[Value], len: usize) -> Result<Vec<usize>> {
+    let part = |at: usize| match &args[at] {
+        none if none.is_none() => Ok(None),
+        value => int_of(value).map(Some).map_err(|_| type_error("slice indices must be integers or None")),
+    };
+    let (start, stop, step) = (part(1)?, part(2)?, part(3)?.unwrap_or(1));
+    if step == 0 {
+        return Err(type_error("slice step cannot be zero"));
+    }
+    let len = len as i128;
+    let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let clamp = |index: i128| (if index < 0 { index + len } else { index }).clamp(low, high);
+    let mut at = start.map_or(if step > 0 { low } else { high }, clamp);
+    let stop = stop.map_or(if step > 0 { high } else { low }, clamp);
+    let mut indices = Vec::new();
+    while (step > 0 && at < stop) || (step < 0 && at > stop) {
+        indices.push(at as usize);
+        at = at.saturating_add(step);
+    }
+    Ok(indices)
+}
+
+fn slice(state: &mut State, args: &[Value]) -> Result<Value> {
+    budget::spend(state, weight(&args[0]))?;
+    match py(&args[0]) {
+        Py::Str(text) => {
+            let chars: Vec<char> = text.chars().collect();
+            let picked: String = selected(args, chars.len())?.into_iter().map(|at| chars[at]).collect();
+            budget::spend(state, picked.len())?;
+            Ok(same_safety(&args[0], picked))
+        }
+        Py::Seq(seq) if !seq.kind().is_view() => {
+            let picked = selected(args, seq.items().len())?.into_iter().map(|at| seq.items()[at].clone());
+            let kind = if seq.kind() == SeqKind::Tuple { SeqKind::Tuple } else { SeqKind::List };
+            Seq::build(state, kind, picked.collect())
+        }
+        Py::Undefined => Err(undefined_error("a slice is taken of an undefined value")),
+        Py::Dict(_) => Err(type_error("unhashable type: 'slice'")),
+        _ => Err(type_error(format!("'{}' object is not subscriptable", type_name(&args[0])))),
+    }
+}
+
+/// `namespace(...)`: members from mappings and keyword arguments.
+pub(super) fn namespace(state: &mut State, args: Args) -> Result<Value> {
+    let mut members = Vec::new();
+    for source in &args.positional {
+        let Py::Dict(dict) = py(source) else {
+            return Err(type_error("namespace() takes mappings and keyword arguments"));
+        };
+        for (key, value) in dict.entries() {
+            members.push((key.as_str().unwrap_or_default().to_owned(), value.clone()));
+        }
+    }
+    members.extend(args.named);
+    budget::spend(state, 64 + members.len() * 64)?;
+    Namespace::value(members)
+}
+
+/// `a if truthy(a) else b`, for filters that take a fallback.
+pub(super) fn or_else(value: Value, fallback: Value, falsy_too: bool) -> Value {
+    let missing = value.is_undefined() || (falsy_too && !truthy(&value));
+    if missing { fallback } else { value }
+}

@@ -1,0 +1,129 @@
+//! Jinja's tests (`x is ...`) with Python's idea of what is a sequence, a number or a mapping.
+
+use minijinja::value::{Rest, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use super::{Args, Py, Result, budget, int_of, ops, py, text, type_error};
+
+/// A test: the subject and its arguments.
+type Test = fn(&mut State, &Value, &[Value]) -> Result<bool>;
+
+const TESTS: &[(&str, Test)] = &[
+    ("defined", |_, value, _| Ok(!value.is_undefined())),
+    ("undefined", |_, value, _| Ok(value.is_undefined())),
+    ("none", |_, value, _| Ok(value.is_none())),
+    ("true", |_, value, _| Ok(matches!(py(value), Py::Bool(true)))),
+    ("false", |_, value, _| Ok(matches!(py(value), Py::Bool(false)))),
+    ("boolean", |_, value, _| Ok(matches!(py(value), Py::Bool(_)))),
+    ("integer", |_, value, _| Ok(matches!(py(value), Py::Int(_)))),
+    ("float", |_, value, _| Ok(matches!(py(value), Py::Float(_)))),
+    ("number", |_, value, _| Ok(matches!(py(value), Py::Int(_) | Py::Float(_) | Py::Bool(_)))),
+    ("string", |_, value, _| Ok(matches!(py(value), Py::Str(_)))),
+    ("mapping", |_, value, _| Ok(matches!(py(value), Py::Dict(_)))),
+    ("sequence", |_, value, _| Ok(is_sequence(value))),
+    ("iterable", |_, value, _| Ok(is_sequence(value) || matches!(py(value), Py::Seq(_) | Py::Generator(_)))),
+    ("callable", |_, value, _| Ok(matches!(py(value), Py::Method(_) | Py::Other))),
+    ("escaped", |_, _, _| Ok(false)),
+    ("lower", |_, value, _| cased(value, char::is_lowercase, char::is_uppercase)),
+    ("upper", |_, value, _| cased(value, char::is_uppercase, char::is_lowercase)),
+    ("odd", |_, value, _| Ok(int_of(value)?.rem_euclid(2) == 1)),
+    ("even", |_, value, _| Ok(int_of(value)?.rem_euclid(2) == 0)),
+    ("divisibleby", |_, value, args| {
+        let divisor = int_of(argument(args)?)?;
+        match int_of(value)?.checked_rem(divisor) {
+            Some(rest) => Ok(rest == 0),
+            None => Err(type_error("integer modulo by zero")),
+        }
+    }),
+    ("sameas", |_, value, args| {
+        // Identity of small values is what templates ask for: `x is sameas true`.
+        let other = argument(args)?;
+        Ok(value.kind() == other.kind() && ops::equal(value, other))
+    }),
+    ("in", |state, value, args| ops::contains(state, value, argument(args)?)),
+    ("filter", |state, value, _| Ok(known(value, |name| state.apply_filter(name, &[]).err()))),
+    ("test", |state, value, _| Ok(known(value, |name| state.perform_test(name, &[]).err()))),
+];
+
+const EQUAL: [&str; 3] = ["eq", "equalto", "=="];
+const NOT_EQUAL: [&str; 2] = ["ne", "!="];
+/// Name of the test, operator in its messages, orders for which it holds.
+type Order = (&'static str, &'static str, fn(std::cmp::Ordering) -> bool);
+
+const ORDERS: &[Order] = &[
+    ("lt", "<", std::cmp::Ordering::is_lt),
+    ("lessthan", "<", std::cmp::Ordering::is_lt),
+    ("<", "<", std::cmp::Ordering::is_lt),
+    ("le", "<=", std::cmp::Ordering::is_le),
+    ("<=", "<=", std::cmp::Ordering::is_le),
+    ("gt", ">", std::cmp::Ordering::is_gt),
+    ("greaterthan", ">", std::cmp::Ordering::is_gt),
+    (">", ">", std::cmp::Ordering::is_gt),
+    ("ge", ">=", std::cmp::Ordering::is_ge),
+    (">=", ">=", std::cmp::Ordering::is_ge),
+];
+pub(super) fn install(env: &mut Environment<'static>) {
+    for name in ["int", "safe", "startingwith", "endingwith"] {
+        env.remove_test(name); // minijinja's own
+    }
+    for (name, test) in TESTS {
+        add(env, name, *test);
+    }
+    for name in EQUAL {
+        add(env, name, equal);
+    }
+    for name in NOT_EQUAL {
+        add(env, name, |state, value, args| equal(state, value, args).map(|same| !same));
+    }
+    for (name, op, holds) in ORDERS {
+        add(env, name, move |state, value, args| {
+            let other = argument(args)?;
+            budget::spend(state, ops::weight(value).min(ops::weight(other)))?;
+            ops::order(op, value, other).map(holds)
+        });
+    }
+}
+
+fn add<F>(env: &mut Environment<'static>, name: &'static str, test: F)
+where
+    F: Fn(&mut State, &Value, &[Value]) -> Result<bool> + Send + Sync + 'static,
+{
+    env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+        let args = Args::new(args.into_values()).no_names(name)?;
+        let (subject, rest) = args.split_first().ok_or_else(|| type_error("a test needs a value"))?;
+        test(state, subject, rest)
+    });
+}
+
+fn argument(args: &[Value]) -> Result<&Value> {
+    args.first().ok_or_else(|| type_error("the test needs an argument"))
+}
+
+fn equal(state: &mut State, value: &Value, args: &[Value]) -> Result<bool> {
+    let other = argument(args)?;
+    budget::spend(state, ops::weight(value).min(ops::weight(other)))?;
+    Ok(ops::equal(value, other))
+}
+
+/// Has a length and an index; in Python that holds for strings and mappings too, and for Jinja's undefined.
+fn is_sequence(value: &Value) -> bool {
+    match py(value) {
+        Py::Str(_) | Py::Dict(_) | Py::Undefined => true,
+        Py::Seq(seq) => !seq.kind().is_view(),
+        _ => false,
+    }
+}
+
+fn cased(value: &Value, wanted: fn(char) -> bool, other: fn(char) -> bool) -> Result<bool> {
+    let text = text::str_of(value)?;
+    Ok(text.chars().any(wanted) && !text.chars().any(other))
+}
+
+/// Whether a filter or test of that name exists: an unknown one fails in its own way.
+fn known(name: &Value, attempt: impl FnOnce(&str) -> Option<Error>) -> bool {
+    let Some(name) = name.as_str().filter(|name| !name.contains(':')) else {
+        return false;
+    };
+    let unknown = |error: &Error| matches!(error.kind(), ErrorKind::UnknownFilter | ErrorKind::UnknownTest);
+    !attempt(name).is_some_and(|error| unknown(&error))
+}

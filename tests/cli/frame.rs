@@ -1,0 +1,132 @@
+//! Help, versions, typos, colours, variables: what needs neither prompt nor model.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use super::{Place, finish, llmctl};
+
+#[test]
+fn help_is_as_written() {
+    insta::assert_snapshot!("help_short", llmctl(&["-h"]).check(0, "").stdout);
+    insta::assert_snapshot!("help", llmctl(&["--help"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_run_short", llmctl(&["run", "-h"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_run", llmctl(&["run", "--help"]).check(0, "").stdout);
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_no_command_is_a_usage_error() {
+    let version = llmctl(&["--version"]);
+    assert_eq!(version.check(0, "").stdout, concat!("llmctl ", env!("CARGO_PKG_VERSION"), "\n"));
+    let none = llmctl(&[]);
+    assert_eq!(none.check(2, "Usage: llmctl").stdout, "");
+}
+
+#[test]
+fn subcommands_that_do_not_work_yet_are_not_offered() {
+    let help = llmctl(&["--help"]).stdout;
+    for absent in ["chat", "serve", "bench"] {
+        assert!(!help.contains(&format!("\n  {absent} ")), "{absent} is listed");
+        llmctl(&[absent]).check(2, "unrecognized subcommand");
+    }
+}
+
+#[test]
+fn typos_get_suggestions() {
+    llmctl(&["rnu", "hi"]).check(2, "similar subcommand exists: 'run'");
+    llmctl(&["run", "--temprature", "1", "hi"]).check(2, "similar argument exists: '--temperature'");
+    llmctl(&["run", "--prompt", "sumarize"]).check(66, "did you mean summarize?");
+    llmctl(&["run", "--output", "jsn", "hi"]).check(2, "similar value exists: 'json'");
+}
+
+#[test]
+fn wrong_values_are_refused_before_any_model_is_sought() {
+    let check = |args: &[&str], message: &str| {
+        let args = [&["run", "--model", "/no/such/model", "hi"], args].concat();
+        llmctl(&args).check(2, message);
+    };
+    check(&["--temperature", "3"], "--temperature: 3 is not in [0, 2]");
+    check(&["--temperature", "-1"], "--temperature: -1 is not in [0, 2]");
+    check(&["--temperature", "nan"], "--temperature: NaN is not in [0, 2]");
+    check(&["--top-p", "0"], "--top-p: 0 is not in (0, 1]");
+    check(&["--top-k", "0"], "`all` keeps all tokens");
+    check(&["--min-p", "1.5"], "--min-p: 1.5 is not in [0, 1]");
+    check(&["--repetition-penalty", "0"], "--repetition-penalty: 0 is not in (0, 2]");
+    check(&["--presence-penalty", "-3"], "--presence-penalty: -3 is not in [-2, 2]");
+    check(&["--frequency-penalty", "3"], "--frequency-penalty: 3 is not in [-2, 2]");
+    check(&["--logit-bias", "5=200"], "--logit-bias: 200 is not in [-100, 100]");
+    check(&["--logit-bias", "5"], "not of the form ID=BIAS");
+    check(&["--max-tokens", "0"], "0 is not in 1..");
+    check(&["--ctx", "1"], "1 is not in 2..");
+    check(&["--seed", "-1"], "unexpected argument '-1'");
+    check(&["--logprobs", "21", "--output", "json"], "--logprobs");
+    check(&["--logprobs", "2"], "--logprobs has no place in plain text");
+    check(&["--raw", "--system", "x"], "cannot be used with");
+    check(&["--dtype", "f32", "--quantize", "q8_0"], "cannot be used with");
+    check(&["--resume"], "--out <FILE>");
+}
+
+#[test]
+fn every_flag_has_a_variable_and_the_flag_wins() {
+    let place = Place::new();
+    let with = |name: &str, value: &str, args: &[&str]| {
+        let mut command = place.command(&[&["run", "--model", "/no/such/model", "hi"], args].concat());
+        command.env(name, value);
+        finish(command, "")
+    };
+    with("LLMCTL_TEMPERATURE", "3", &[]).check(2, "--temperature: 3 is not in");
+    with("LLMCTL_TEMPERATURE", "3", &["--temperature", "1"]).check(66, "/no/such/model");
+    with("LLMCTL_TEMPERATURE", "", &[]).check(66, "/no/such/model");
+    with("LLMCTL_STATS", "perhaps", &[]).check(2, "--stats");
+    with("LLMCTL_STATS", "yes", &[]).check(66, "/no/such/model");
+    with("LLMCTL_OUTPUT", "yaml", &[]).check(2, "--output");
+}
+
+#[test]
+fn devices_that_are_not_built_in_are_refused() {
+    let Some(model) = super::stories() else { return };
+    for (device, built) in [("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))] {
+        if !built {
+            let ran = llmctl(&["run", "--model", &model, "--device", device, "--raw", "hi"]);
+            ran.check(2, "this build has no support for").check(2, "--device cpu");
+        }
+    }
+}
+
+#[test]
+fn colours_are_for_terminals_and_those_who_ask() {
+    let place = Place::new();
+    let args = ["run", "--prompt", "none"];
+    let plain = |ran: &super::Ran| !ran.stderr.contains('\x1b') && !ran.stdout.contains('\x1b');
+    assert!(plain(&place.run(&args)));
+    assert!(plain(&place.run(&["run", "--none"])));
+    assert!(plain(&place.run(&["--help"])));
+    assert!(!plain(&place.run(&["--color", "always", "run", "--prompt", "none"])));
+    assert!(!plain(&place.run(&["--color", "always", "run", "--none"])));
+    let with = |name: &str, value: &str, args: &[&str]| {
+        let mut command = place.command(args);
+        command.env(name, value);
+        finish(command, "")
+    };
+    assert!(!plain(&with("CLICOLOR_FORCE", "1", &args)));
+    assert!(!plain(&with("LLMCTL_COLOR", "always", &args)));
+    assert!(plain(&with("CLICOLOR_FORCE", "1", &["--color", "never", "run", "--prompt", "none"])));
+}
+
+#[test]
+fn a_reader_of_help_that_leaves_is_no_failure() {
+    let place = Place::new();
+    let mut child = place.command(&["run", "--help"]).stdout(Stdio::piped()).spawn().expect("starts");
+    let mut first = [0; 10];
+    child.stdout.take().expect("a pipe").read_exact(&mut first).expect("some help");
+    assert_eq!(child.wait().expect("ends").code(), Some(0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_also_for_help_and_lists() {
+    for args in [&["--help"][..], &["run", "--list-prompts"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+        let status = Place::new().command(args).stdout(full).stderr(Stdio::null()).status().expect("runs");
+        assert_eq!(status.code(), Some(74), "{args:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! `llmctl run` on a real trained model: text, JSON, pipes, disks, signals, damaged files.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use super::{Place, Ran, finish, llmctl, read_line, stories};
+
+const ONCE: &str = "Once upon a time";
+
+/// Runs with the trained model; `None` without fixtures.
+fn run(args: &[&str]) -> Option<Ran> {
+    let model = stories()?;
+    Some(llmctl(&[&["run", "--model", &model], args].concat()))
+}
+
+/// How the model goes on greedily.
+const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball.";
+
+#[test]
+fn the_main_job_streams_a_coherent_story() {
+    let Some(ran) = run(&["--raw", ONCE, "--max-tokens", "32"]) else { return };
+    ran.check(0, "");
+    assert!(STORY.starts_with(ran.stdout.trim_end()) && ran.stdout.len() > 60, "{ran:?}");
+    assert!(ran.stdout.ends_with('\n') && !ran.stdout.contains('\x1b') && ran.stderr.is_empty(), "{ran:?}");
+    let whole = run(&["--raw", ONCE, "--max-tokens", "32", "--no-stream"]).expect("fixtures");
+    assert_eq!(whole.stdout, ran.stdout);
+}
+
+#[test]
+fn a_model_without_template_completes_text_and_says_so() {
+    let Some(ran) = run(&[ONCE, "--max-tokens", "8"]) else { return };
+    ran.check(0, "has no chat template: the prompt is completed as plain text");
+    run(&[ONCE, "--system", "Be brief."]).expect("fixtures").check(65, "has no chat template");
+    let quiet = run(&[ONCE, "--max-tokens", "8", "--quiet"]).expect("fixtures");
+    assert_eq!((quiet.stderr.as_str(), quiet.stdout), ("", ran.stdout));
+}
+
+#[test]
+fn a_chat_template_from_a_file_is_used() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    place.write("t.jinja", "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[answer]{% endif %}");
+    let args = ["run", "--model", &model, "--chat-template", "t.jinja", "--dry-run", "--system", "S", "hi"];
+    assert_eq!(place.run(&args).check(0, "").stdout, "[system] S\n[user] hi\n[answer]\n");
+    place.write("t.jinja", "{{ raise_exception('no way') }}");
+    place.run(&args).check(65, "no way");
+    place.write("t.jinja", "{{ broken");
+    place.run(&args).check(65, "line 1");
+}
+
+#[test]
+fn json_has_text_usage_timings_seed_and_model() {
+    let args = ["--raw", ONCE, "--max-tokens", "8", "--output", "json", "--logprobs", "2", "--seed", "5"];
+    let Some(ran) = run(&args) else { return };
+    let value: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    assert_eq!(value["schema"], "llmctl.run.v1");
+    assert_eq!(value["usage"]["completion_tokens"], 8);
+    assert_eq!(value["usage"]["total_tokens"], value["context"]["used"]);
+    assert_eq!((&value["finish_reason"], &value["finish"]["by"]), (&"length".into(), &"max_tokens".into()));
+    assert_eq!((&value["seed"], &value["model"]), (&5.into(), &"hf".into()));
+    let logprobs = value["logprobs"].as_array().expect("logprobs");
+    assert_eq!(logprobs.len(), 8);
+    let joined: String = logprobs.iter().map(|token| token["token"].as_str().expect("text")).collect();
+    assert_eq!(joined, value["text"].as_str().expect("text"), "one token, one piece of the text");
+    for token in logprobs {
+        assert_eq!(token["top"].as_array().expect("alternatives").len(), 2);
+        assert_eq!(token["top"][0]["id"], token["id"], "greedy takes the best");
+    }
+}
+
+#[test]
+fn jsonl_events_join_to_the_same_text() {
+    let Some(text) = run(&["--raw", ONCE, "--max-tokens", "32"]) else { return };
+    let ran = run(&["--raw", ONCE, "--max-tokens", "32", "--output", "jsonl"]).expect("fixtures");
+    let events: Vec<Value> =
+        ran.check(0, "").stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let names: Vec<_> = events.iter().map(|event| event["event"].as_str().expect("a name")).collect();
+    assert_eq!((names[0], names[names.len() - 1]), ("started", "done"));
+    let joined: String = events.iter().filter_map(|event| event["text"].as_str()).collect();
+    assert_eq!(joined, text.stdout.trim_end_matches('\n'));
+    let tokens: usize = events.iter().filter_map(|event| Some(event["tokens"].as_array()?.len())).sum();
+    assert_eq!(tokens, 32);
+}
+
+#[test]
+fn a_seed_repeats_a_run_and_the_drawn_one_is_told() {
+    let sampled = |seed: &[&str]| {
+        let args = [&["--raw", ONCE, "-n", "24", "--temperature", "1", "--output", "json"], seed].concat();
+        let ran = run(&args)?;
+        Some(serde_json::from_str::<Value>(&ran.check(0, "").stdout).expect("JSON"))
+    };
+    let Some(first) = sampled(&[]) else { return };
+    let again = sampled(&["--seed", &first["seed"].to_string()]).expect("fixtures");
+    assert_eq!(first["text"], again["text"]);
+    let texts: std::collections::HashSet<_> = (0..4)
+        .map(|seed| sampled(&["--seed", &seed.to_string()]).expect("fixtures")["text"].to_string())
+        .collect();
+    assert!(texts.len() > 1, "seeds make a difference");
+}
+
+#[test]
+fn stop_strings_limits_and_their_exit_codes() {
+    let Some(ran) = run(&["--raw", ONCE, "--stop", " Lily", "--stop", "zzz", "--fail-on-length"]) else {
+        return;
+    };
+    assert_eq!(ran.check(0, "").stdout, ", there was a little girl named\n");
+    run(&["--raw", ONCE, "-n", "4", "--fail-on-length"]).expect("fixtures").check(3, "");
+    run(&["--raw", ONCE, "-n", "4"]).expect("fixtures").check(0, "");
+    let full = run(&["--raw", ONCE, "--ctx", "32", "--ignore-eos", "--fail-on-length"]).expect("fixtures");
+    full.check(3, "the context of 32 tokens is full");
+    run(&["--raw", ONCE, "--ctx", "4"]).expect("fixtures").check(65, "the prompt has");
+    run(&["--raw", ONCE, "--ctx", "32", "-n", "64"]).expect("fixtures").check(65, "--max-tokens");
+    let clamped = run(&["--raw", ONCE, "--ctx", "32", "-n", "64", "--overflow", "clamp"]).expect("fixtures");
+    clamped.check(0, "the context of 32 tokens is full");
+    run(&["--raw", ONCE, "--ctx", "100000"]).expect("fixtures").check(2, "100000");
+    run(&["--raw", ONCE, "--logit-bias", "999999=1"]).expect("fixtures").check(2, "vocabulary");
+}
+
+#[test]
+fn stats_go_to_stderr() {
+    let Some(ran) = run(&["--raw", ONCE, "-n", "8", "--stats", "--seed", "9"]) else { return };
+    for line in ["prefill ", "decode ", "first token ", "context ", "finish       length", "seed         9"] {
+        ran.check(0, line);
+    }
+    assert!(!ran.stdout.contains("seed"));
+}
+
+#[test]
+fn the_answer_begins_with_its_prefill() {
+    let Some(ran) = run(&["--raw", "Once upon", "--prefill-response", " a time", "-n", "32"]) else { return };
+    let story = run(&["--raw", ONCE, "-n", "32"]).expect("fixtures").stdout;
+    assert_eq!(ran.check(0, "").stdout, format!(" a time{story}"));
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_run_quietly() {
+    let Some(model) = stories() else { return };
+    // Far more than a pipe holds, so that the command must notice.
+    let args =
+        ["run", "--model", &model, "--raw", ONCE, "--ignore-eos", "--output", "jsonl", "--logprobs", "20"];
+    let place = Place::new();
+    let mut child =
+        place.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    read_line(&mut child.stdout.take().expect("a pipe"));
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_input_output_error() {
+    let Some(model) = stories() else { return };
+    for format in ["text", "json", "jsonl"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+        let place = Place::new();
+        let mut command =
+            place.command(&["run", "--model", &model, "--raw", ONCE, "-n", "4", "--output", format]);
+        let output = command.stdout(full).output().expect("ends");
+        assert_eq!(output.status.code(), Some(74), "{format}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains("writing to standard output: No space left"), "{stderr}");
+    }
+}
+
+/// Starts a run that is blocked in writing its answer, signals it, and returns how it ended and all it wrote.
+#[cfg(unix)]
+fn signalled(signals: &[i32], reads_on: bool) -> Option<(Option<i32>, String)> {
+    let model = stories()?;
+    let args =
+        ["run", "--model", &model, "--raw", ONCE, "--ignore-eos", "--output", "jsonl", "--logprobs", "20"];
+    let place = Place::new();
+    let mut child =
+        place.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let mut text = read_line(&mut stdout) + "\n";
+    for (index, signal) in signals.iter().enumerate() {
+        if index > 0 {
+            // Longer than two signals may be one wish.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        }
+        // SAFETY: plain system call on a child that has not been waited for.
+        unsafe { libc::kill(child.id() as libc::pid_t, *signal) };
+    }
+    if reads_on {
+        stdout.read_to_string(&mut text).expect("UTF-8");
+    }
+    Some((child.wait().expect("ends").code(), text))
+}
+
+#[cfg(unix)]
+#[test]
+fn the_first_signal_ends_in_good_order() {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let Some((ended, text)) = signalled(&[signal], true) else { return };
+        assert_eq!(ended, Some(code));
+        let last: Value = serde_json::from_str(text.lines().last().expect("lines")).expect("JSON");
+        assert_eq!(last["event"], "done");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_second_signal_ends_at_once() {
+    let Some((ended, _)) = signalled(&[libc::SIGINT, libc::SIGINT], false) else { return };
+    assert_eq!(ended, Some(130));
+}
+
+#[test]
+fn models_that_are_missing_or_damaged_are_told_apart() {
+    let place = Place::new();
+    place.run(&["run", "hi"]).check(2, "no model is given");
+    place.run(&["run", "hi", "--model", "./none.gguf"]).check(66, "none.gguf");
+    place.write("text.gguf", "this is no model");
+    place.run(&["run", "hi", "--model", "./text.gguf"]).check(65, "text.gguf");
+    let Some(folder) = crate::common::fixtures() else { return };
+    let whole = std::fs::read(folder.join("models/stories260K/gguf/stories260K-f32.gguf"))
+        .or_else(|_| std::fs::read(folder.join("models/llama-2-tiny-random.gguf")));
+    let Ok(whole) = whole else { return };
+    for part in [8, whole.len() / 3, whole.len() - 7] {
+        place.write("cut.gguf", &whole[..part]);
+        place.run(&["run", "hi", "--model", "./cut.gguf"]).check(65, "cut.gguf");
+    }
+}
+
+#[test]
+fn a_long_prompt_through_stdin_arrives_whole() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    let long = "word ".repeat(100_000);
+    let ran = finish(place.command(&["run", "--model", &model, "--raw", "--dry-run"]), &long);
+    ran.check(65, "but the context holds 512");
+    assert_eq!(ran.stdout, format!("{long}\n"));
+}

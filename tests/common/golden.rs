@@ -1,0 +1,144 @@
+//! The parity fixtures: tiny checkpoints with logits of their reference implementation, and how to run them.
+
+use std::path::{Path, PathBuf};
+
+use llmctl::runtime::backend::KvType;
+use llmctl::runtime::kernel::Dtype;
+use llmctl::runtime::kv::{PagePool, PageTable};
+use llmctl::runtime::load::hub::{ModelSource, Resolved};
+use llmctl::runtime::load::{self, Device, LoadOptions, LoadedModel};
+use llmctl::runtime::model::{Batch, Model, Row};
+use llmctl::runtime::{LoadError, Result};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+/// One prompt with what the reference computed.
+pub struct GoldenPrompt {
+    pub name: &'static str,
+    pub tokens: Vec<u32>,
+    /// Positions whose logits are stored.
+    pub positions: Vec<usize>,
+    /// `[positions, vocab]`.
+    pub logits: Vec<f32>,
+    pub greedy: Vec<u32>,
+}
+
+/// The folder of checkpoints: the shared fixtures, else the copy in the repository.
+pub fn parity_folder() -> PathBuf {
+    match crate::common::fixtures() {
+        Some(fixtures) => fixtures.join("parity"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity"),
+    }
+}
+
+/// The GGUF form of a checkpoint, where there is one: in the shared fixtures, or the copy in the repository.
+pub fn parity_gguf(file: &str) -> Option<PathBuf> {
+    let shared = crate::common::fixtures().map(|fixtures| fixtures.join("parity-gguf").join(file));
+    let copied = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity-gguf").join(file);
+    shared.into_iter().chain([copied]).find(|path| path.exists())
+}
+
+/// All prompts of a checkpoint.
+pub fn golden_prompts(folder: &Path) -> Vec<GoldenPrompt> {
+    let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
+    let tensors = SafeTensors::deserialize(&bytes).expect("golden.safetensors");
+    let json = std::fs::read(folder.join("golden.json")).expect("golden.json");
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("golden.json");
+    let tensor = |name: &str, part: &str| tensors.tensor(&format!("{name}.{part}")).expect("golden tensor");
+    let prompt = |name: &'static str| GoldenPrompt {
+        name,
+        tokens: integers(&tensor(name, "tokens")).into_iter().map(|token| token as u32).collect(),
+        positions: integers(&tensor(name, "positions")),
+        logits: floats(&tensor(name, "logits")),
+        greedy: serde_json::from_value(json["prompts"][name]["greedy"].clone()).expect("greedy ids"),
+    };
+    ["short", "medium", "long"].map(prompt).into()
+}
+
+fn integers(tensor: &TensorView<'_>) -> Vec<usize> {
+    let width = tensor.data().len() / tensor.shape()[0];
+    let integer = |bytes: &[u8]| bytes.iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte));
+    tensor.data().chunks(width).map(integer).collect()
+}
+
+fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
+    tensor.data().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect()
+}
+
+/// How the parity table loads: everything in f32.
+pub fn exact() -> LoadOptions {
+    LoadOptions {
+        device: Device::Cpu { threads: 2 },
+        dtype: Some(Dtype::F32),
+        quantize: None,
+        context: None,
+        kv_type: KvType::F32,
+        available_memory: None,
+    }
+}
+
+/// Loads a checkpoint folder or a GGUF file.
+pub fn load_model(path: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
+    let source = match path.is_dir() {
+        true => ModelSource::Folder(path.into()),
+        false => ModelSource::Gguf(path.into()),
+    };
+    let resolved = Resolved { name: path.display().to_string(), source, notices: Vec::new() };
+    load::load(&resolved, options, &mut |_, _| ())
+}
+
+/// One sequence fed to a model in chunks, as the engine would.
+pub struct Fed<'a> {
+    model: &'a mut dyn Model,
+    table: PageTable,
+}
+
+impl<'a> Fed<'a> {
+    pub fn new(model: &'a mut dyn Model) -> Self {
+        Self { model, table: PageTable::new(&PagePool::new(64)) }
+    }
+
+    /// Logits of every token of `tokens`, `[tokens, vocab]`.
+    pub fn feed(&mut self, tokens: &[u32], chunk: usize) -> Vec<f32> {
+        let mut logits = Vec::new();
+        for tokens in tokens.chunks(chunk) {
+            let start = self.table.len();
+            self.table.extend(tokens.len()).expect("enough pages");
+            let row =
+                |(index, &token)| Row { token, position: start + index, sequence: 0, wants_logits: true };
+            let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
+            let batch = Batch { rows: &rows, tables: &[&self.table] };
+            logits.extend(self.model.forward(&batch).expect("forward").values);
+        }
+        logits
+    }
+}
+
+/// The largest difference between computed logits of all positions and the stored ones of some.
+pub fn worst_difference(prompt: &GoldenPrompt, logits: &[f32]) -> f32 {
+    let vocab = logits.len() / prompt.tokens.len();
+    let rows = prompt.positions.iter().zip(prompt.logits.chunks(vocab));
+    rows.flat_map(|(&position, stored)| logits[position * vocab..].iter().zip(stored))
+        .map(|(computed, stored)| (computed - stored).abs())
+        .fold(0.0, larger)
+}
+
+/// The largest difference between values that should be the same; infinite when there are more of one.
+pub fn largest_difference(left: &[f32], right: &[f32]) -> f32 {
+    if left.len() != right.len() {
+        return f32::INFINITY;
+    }
+    left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, larger)
+}
+
+/// `f32::max`, except that what is not a number is the largest of all, where `f32::max` would drop it.
+fn larger(worst: f32, difference: f32) -> f32 {
+    if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
+}
+
+/// The most likely token and by how much it leads.
+pub fn top_two(logits: &[f32]) -> (u32, f32) {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    (order[0] as u32, logits[order[0]] - logits[order[1]])
+}

@@ -1,0 +1,320 @@
+//! Toy models and vocabularies for engine tests. A toy model keeps real content: each KV slot holds the position and the
+//! token that were written there, and logits are a function of the history read back through the page tables, so a row
+//! that lands in the wrong place, or a page shared by mistake, changes the answer.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+
+use llmctl::runtime::kv::PageId;
+use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl::runtime::text::Vocabulary;
+use llmctl::runtime::{
+    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Sampling, Token,
+};
+
+/// The logits after a history.
+pub type Rule = Box<dyn FnMut(&[u32]) -> Result<Vec<f32>, Error> + Send>;
+
+/// The rows of every forward pass so far, with the tests' side able to look on.
+pub type Log = Arc<Mutex<Vec<Vec<Row>>>>;
+
+pub struct ToyModel {
+    spec: ModelSpec,
+    slots: HashMap<(PageId, usize), (usize, u32)>,
+    rule: Rule,
+    log: Log,
+}
+
+impl ToyModel {
+    pub fn new(vocab_size: usize, rule: Rule) -> Self {
+        let spec = ModelSpec {
+            architecture: "toy".to_owned(),
+            vocab_size,
+            context_length: 1 << 20,
+            kv_bytes_per_token: 8,
+            can_rewind: true,
+        };
+        Self { spec, slots: HashMap::new(), rule, log: Log::default() }
+    }
+
+    pub fn without_rewind(mut self) -> Self {
+        self.spec.can_rewind = false;
+        self
+    }
+
+    pub fn log(&self) -> Log {
+        self.log.clone()
+    }
+
+    fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
+        let table = batch.tables[row.sequence];
+        let token_at = |position| {
+            let (written_at, token) = self.slots[&table.slot(position)];
+            assert_eq!(written_at, position, "a slot holds another position's row");
+            token
+        };
+        (0..=row.position).map(token_at).collect()
+    }
+}
+
+/// Rows of one sequence are gapless and ascending, and their table covers exactly them.
+fn check_batch(batch: &Batch<'_>) {
+    for (index, table) in batch.tables.iter().enumerate() {
+        let positions: Vec<usize> =
+            batch.rows.iter().filter(|row| row.sequence == index).map(|row| row.position).collect();
+        let first = positions[0];
+        assert!(positions.iter().enumerate().all(|(offset, &position)| position == first + offset));
+        assert_eq!(first + positions.len(), table.len());
+    }
+}
+
+impl Model for ToyModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits, Error> {
+        check_batch(batch);
+        self.log.lock().expect("no test panics with it").push(batch.rows.to_vec());
+        for row in batch.rows {
+            let slot = batch.tables[row.sequence].slot(row.position);
+            self.slots.insert(slot, (row.position, row.token));
+        }
+        let mut logits = Logits { values: Vec::new(), vocab_size: self.spec.vocab_size };
+        for row in batch.rows.iter().filter(|row| row.wants_logits) {
+            let history = self.history(batch, row);
+            logits.values.extend((self.rule)(&history)?);
+        }
+        Ok(logits)
+    }
+}
+
+/// All weight on one token.
+pub fn one_hot(vocab_size: usize, id: u32) -> Vec<f32> {
+    let mut logits = vec![0.0; vocab_size];
+    logits[id as usize] = 20.0;
+    logits
+}
+
+/// After token n comes n + 1: the prompt's last token decides where the chain begins.
+pub fn counting(vocab_size: usize) -> Rule {
+    Box::new(move |history| Ok(one_hot(vocab_size, (history[history.len() - 1] + 1) % vocab_size as u32)))
+}
+
+/// Logits that depend on every token of the history and its place.
+pub fn hashing(vocab_size: usize) -> Rule {
+    Box::new(move |history| Ok(hashed_logits(history, vocab_size)))
+}
+
+pub fn hashed_logits(history: &[u32], vocab_size: usize) -> Vec<f32> {
+    let seed = history.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &token| {
+        (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3).rotate_left(17)
+    });
+    let logit = |id: u64| {
+        let mixed = (seed ^ id.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 40) as f32 / (1 << 22) as f32
+    };
+    (0..vocab_size as u64).map(logit).collect()
+}
+
+/// Token ids as pieces of text, by index.
+pub struct ToyVocabulary {
+    pieces: Vec<Vec<u8>>,
+    special: BTreeSet<u32>,
+}
+
+impl ToyVocabulary {
+    pub fn new<P: AsRef<[u8]>>(pieces: &[P], special: &[u32]) -> Arc<Self> {
+        let pieces = pieces.iter().map(|piece| piece.as_ref().to_vec()).collect();
+        Arc::new(Self { pieces, special: special.iter().copied().collect() })
+    }
+
+    /// Token n is `n` and a space.
+    pub fn numbers(count: usize) -> Arc<Self> {
+        Self::new(&(0..count).map(|id| format!("{id} ")).collect::<Vec<_>>(), &[])
+    }
+}
+
+impl Vocabulary for ToyVocabulary {
+    fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        self.pieces.get(id as usize).map(|piece| Cow::Borrowed(&piece[..]))
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+}
+
+/// An engine on a toy model over `vocab_size` numbers, with room for `max_running` full contexts.
+pub struct Setup {
+    pub vocab_size: usize,
+    pub context_length: usize,
+    pub step_tokens: usize,
+    pub max_running: usize,
+    pub max_sessions: usize,
+    /// Pages beyond one full context for each running request.
+    pub spare_pages: usize,
+    pub end_of_generation: Vec<u32>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            vocab_size: 64,
+            context_length: 256,
+            step_tokens: 16,
+            max_running: 4,
+            max_sessions: 4,
+            spare_pages: 0,
+            end_of_generation: vec![63],
+        }
+    }
+}
+
+impl Setup {
+    pub fn config(&self) -> EngineConfig {
+        let one = EngineConfig::new(self.context_length, self.end_of_generation.clone());
+        EngineConfig {
+            step_tokens: self.step_tokens,
+            max_running: self.max_running,
+            max_sessions: self.max_sessions,
+            num_pages: one.num_pages * self.max_running + self.spare_pages,
+            ..one
+        }
+    }
+
+    pub fn engine(&self, rule: Rule) -> Engine {
+        self.engine_and_log(rule).0
+    }
+
+    pub fn engine_and_log(&self, rule: Rule) -> (Engine, Log) {
+        self.engine_with(ToyModel::new(self.vocab_size, rule), ToyVocabulary::numbers(self.vocab_size))
+    }
+
+    pub fn engine_with(&self, model: ToyModel, vocabulary: Arc<ToyVocabulary>) -> (Engine, Log) {
+        let log = model.log();
+        let engine = Engine::new(Box::new(model), vocabulary, self.config()).expect("a valid configuration");
+        (engine, log)
+    }
+}
+
+pub fn request(prompt: &[u32]) -> Request {
+    Request { prompt: prompt.to_vec(), ..Request::default() }
+}
+
+pub fn limited(prompt: &[u32], max_tokens: usize) -> Request {
+    let mut request = request(prompt);
+    request.limits.max_tokens = Some(max_tokens);
+    request
+}
+
+pub fn seeded(seed: u64) -> Sampling {
+    Sampling { temperature: 1.0, seed: Some(seed), ..Sampling::default() }
+}
+
+/// All that a request said.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    pub events: Vec<Event>,
+}
+
+impl Answer {
+    pub fn text(&self) -> String {
+        let text = |event: &Event| match event {
+            Event::Text { text, .. } => text.clone(),
+            _ => String::new(),
+        };
+        self.events.iter().map(text).collect()
+    }
+
+    pub fn tokens(&self) -> Vec<Token> {
+        let tokens = |event: &Event| match event {
+            Event::Text { tokens, .. } => tokens.clone(),
+            _ => Vec::new(),
+        };
+        self.events.iter().flat_map(tokens).collect()
+    }
+
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens().iter().map(|token| token.id).collect()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        matches!(self.events.last(), Some(Event::Done(_) | Event::Failed(_)))
+    }
+
+    #[track_caller]
+    pub fn outcome(&self) -> &Outcome {
+        match self.events.last() {
+            Some(Event::Done(outcome)) => outcome,
+            other => panic!("not done but {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub fn finish(&self) -> &Finish {
+        &self.outcome().finish
+    }
+
+    #[track_caller]
+    pub fn error(&self) -> &Error {
+        match self.events.last() {
+            Some(Event::Failed(error)) => error,
+            other => panic!("not failed but {other:?}"),
+        }
+    }
+
+    /// Started, then Prefill, then Text, then one end; whatever is missing, the order holds.
+    #[track_caller]
+    pub fn check_order(&self) {
+        let rank = |event: &Event| match event {
+            Event::Started(_) => 0,
+            Event::Prefill { .. } => 1,
+            Event::Text { .. } => 2,
+            Event::Done(_) | Event::Failed(_) => 3,
+        };
+        let ranks: Vec<u8> = self.events.iter().map(rank).collect();
+        assert!(ranks.is_sorted(), "{:?}", self.events);
+        assert_eq!(ranks.iter().filter(|&&rank| rank == 3).count(), 1, "one end: {:?}", self.events);
+        assert!(ranks.iter().filter(|&&rank| rank == 0).count() <= 1, "{:?}", self.events);
+    }
+}
+
+/// Steps until nothing is left, adding each event to its answer.
+pub fn drain(engine: &mut Engine, answers: &mut HashMap<RequestId, Answer>) {
+    while !engine.is_idle() {
+        step(engine, answers);
+    }
+}
+
+pub fn step(engine: &mut Engine, answers: &mut HashMap<RequestId, Answer>) {
+    for (id, event) in engine.step() {
+        answers.entry(id).or_default().events.push(event);
+    }
+}
+
+/// Runs the requests together, to the end of all; answers in the order of the requests.
+pub fn run_all(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
+    let submit = |request| engine.submit(request).expect("a valid request");
+    let ids: Vec<RequestId> = requests.into_iter().map(submit).collect();
+    let mut answers = HashMap::new();
+    drain(engine, &mut answers);
+    let answer = |id| answers.remove(id).expect("every request is answered");
+    let answers: Vec<Answer> = ids.iter().map(answer).collect();
+    answers.iter().for_each(Answer::check_order);
+    answers
+}
+
+pub fn run_one(engine: &mut Engine, request: Request) -> Answer {
+    run_all(engine, vec![request]).remove(0)
+}
+
+/// Tokens that the model has computed, over all forward passes.
+pub fn fed_tokens(log: &Log) -> Vec<u32> {
+    log.lock().expect("no test panics with it").iter().flatten().map(|row| row.token).collect()
+}
+
+pub fn num_forwards(log: &Log) -> usize {
+    log.lock().expect("no test panics with it").len()
+}

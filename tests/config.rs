@@ -1,0 +1,255 @@
+//! Promise: configuration files and helper subcommands behave in the built program as `llmctl config --help` says.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A user with a home and a project folder of their own; nothing of the real environment shows through.
+struct User {
+    dir: tempfile::TempDir,
+}
+
+impl User {
+    fn new() -> Self {
+        let user = Self { dir: tempfile::tempdir().expect("tempdir") };
+        fs::create_dir_all(user.path("project")).expect("mkdir");
+        user
+    }
+
+    fn path(&self, relative: &str) -> PathBuf {
+        self.dir.path().join(relative)
+    }
+
+    fn write(&self, relative: &str, text: &str) -> PathBuf {
+        let path = self.path(relative);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("mkdir");
+        fs::write(&path, text).expect("write");
+        path
+    }
+
+    fn user_file(&self, text: &str) {
+        self.write("home/.config/llmctl/config.toml", text);
+    }
+
+    fn project_file(&self, text: &str) {
+        self.write("project/llmctl.toml", text);
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_llmctl"));
+        command.args(words).env_clear().env("HOME", self.path("home")).current_dir(self.path("project"));
+        command
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("llmctl starts")
+    }
+
+    fn stdout(&self, words: &[&str]) -> String {
+        text(&self.output(words))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.stdout(words)).expect("JSON on stdout")
+    }
+}
+
+/// stdout of a success.
+#[track_caller]
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+#[track_caller]
+fn failure(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+#[test]
+fn show_says_where_each_value_comes_from() {
+    let user = User::new();
+    user.user_file("model = \"o/user\"\ntemperature = 0.5\n\n[run]\nstop = [\"a\", \"b#\\\"\"]\n");
+    user.project_file("# the project's\nmodel = \"o/project\"\n[aliases]\nsmall = \"o/m:Q4_0\"\n");
+    let output =
+        user.command(&["--quiet", "config", "show", "--origin"]).env("LLMCTL_MAX_TOKENS", "7").output();
+    let shown = text(&output.expect("llmctl starts"));
+    let origin = |key: &str| {
+        let line = shown.lines().find(|line| line.starts_with(&format!("{key} ")))?;
+        let (value, origin) = line.rsplit_once(" # ")?;
+        Some((value.trim().to_owned(), origin.to_owned()))
+    };
+    for (key, value, from) in [
+        ("quiet", "quiet = true", "flag"),
+        ("model", "model = \"o/project\"", "llmctl.toml:2"),
+        ("temperature", "temperature = 0.5", "~/.config/llmctl/config.toml:2"),
+        ("max-tokens", "max-tokens = 7", "LLMCTL_MAX_TOKENS"),
+        ("stop", "stop = [\"a\", 'b#\"']", "~/.config/llmctl/config.toml:5"),
+        ("\"small\"", "\"small\" = \"o/m:Q4_0\"", "llmctl.toml:4"),
+    ] {
+        assert_eq!(origin(key), Some((value.to_owned(), from.to_owned())), "{key} in\n{shown}");
+    }
+    assert!(shown.contains("# top-k is not set"), "{shown}");
+}
+
+#[test]
+fn what_show_prints_is_a_configuration_file() {
+    let user = User::new();
+    user.user_file(
+        "model = \"o/m\"\ntop-k = \"all\"\n[run]\ntemperature = 1\nraw = true\nlogit-bias = [\"1=2\", \"3=-4\"]\n\
+         stop = [\"a\\nb\", \"\\u0000\"]\nverbose = 2\n[aliases]\n\"x:1\" = \"o/x\"\n",
+    );
+    let shown = user.stdout(&["config", "show"]);
+    for key in ["model", "top-k", "temperature", "raw", "logit-bias", "stop", "verbose", "\"x:1\""] {
+        assert!(shown.contains(&format!("{key} = ")), "{key} in\n{shown}");
+    }
+    let other = User::new();
+    other.user_file(&shown);
+    assert_eq!(other.stdout(&["config", "show"]), shown);
+    assert_eq!(user.json(&["config", "show", "--output", "json"])["schema"], "llmctl.config.v1");
+}
+
+#[test]
+fn mistakes_are_exit_78_with_positions_and_suggestions() {
+    let user = User::new();
+    user.user_file("ctx = 100\ntemprature = 1\n");
+    user.project_file("[run]\nmax_tokens = \"many\"\n");
+    let said = failure(&user.output(&["run", "hello"]), 78);
+    assert!(
+        said.contains("config.toml:2:1: unknown key \"temprature\"; did you mean \"temperature\"?"),
+        "{said}"
+    );
+    assert!(said.contains("llmctl.toml:2:14: max-tokens: expected an integer, found a string"), "{said}");
+    for words in [&["models"][..], &["config", "show"]] {
+        failure(&user.output(words), 78);
+    }
+}
+
+#[test]
+fn a_broken_file_does_not_take_away_what_helps_to_repair_it() {
+    let user = User::new();
+    user.user_file("what is this");
+    let path = user.path("home/.config/llmctl/config.toml").display().to_string();
+    assert_eq!(user.stdout(&["config", "path"]).trim_end(), path);
+    assert!(user.stdout(&["doctor"]).contains("config.toml:1:6:"));
+    for words in [&["--help"][..], &["run", "--help"], &["--version"], &["completions", "bash"], &["man"]] {
+        user.stdout(words);
+    }
+}
+
+#[test]
+fn a_named_file_replaces_the_users_and_must_be_there() {
+    let user = User::new();
+    user.user_file("seed = 1\n");
+    let named = user.write("other.toml", "seed = 2\n");
+    let named = named.to_str().expect("UTF-8");
+    assert!(user.stdout(&["config", "show", "--config", named]).contains("seed = 2"));
+    let output = user.command(&["config", "show"]).env("LLMCTL_CONFIG", named).output();
+    assert!(text(&output.expect("llmctl starts")).contains("seed = 2"));
+    let said = failure(&user.output(&["--config", "missing.toml", "config", "show"]), 78);
+    assert!(said.contains("missing.toml"), "{said}");
+    assert_eq!(user.stdout(&["config", "path", "--config", named]).trim_end(), named);
+}
+
+#[test]
+fn a_wrong_variable_is_a_usage_error_that_names_it() {
+    let user = User::new();
+    let output = user.command(&["config", "show"]).env("LLMCTL_TEMPERATURE", "warm").output();
+    let said = failure(&output.expect("llmctl starts"), 2);
+    assert!(said.contains("LLMCTL_TEMPERATURE"), "{said}");
+}
+
+/// A Hugging Face cache with one GGUF of two quantisations.
+fn with_cache(user: &User) -> PathBuf {
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let snapshot = format!("hub/models--o--m/snapshots/{commit}");
+    user.write(&format!("{snapshot}/m-Q4_0.gguf"), "GGUF");
+    user.write(&format!("{snapshot}/m-Q8_0.gguf"), "GGUF and more");
+    user.path("hub")
+}
+
+#[test]
+fn models_are_listed_with_aliases() {
+    let user = User::new();
+    let hub = with_cache(&user);
+    user.project_file("[aliases]\nsmall = \"o/m:Q4_0\"\ngone = \"o/gone\"\n");
+    let listed = text(&user.command(&["models"]).env("HF_HUB_CACHE", &hub).output().expect("llmctl starts"));
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["MODEL", "o/m:Q4_0", "o/m:Q8_0", "gone", "small"]);
+    let output = user.command(&["list", "--output", "json"]).env("HF_HUB_CACHE", &hub).output();
+    let json: Value = serde_json::from_str(&text(&output.expect("llmctl starts"))).expect("JSON");
+    assert_eq!(json["models"][1]["bytes"], 13);
+    assert_eq!(json["models"][1]["type"], "Q8_0");
+    assert!(json["aliases"][0]["error"].as_str().is_some_and(|error| error.contains("o/gone")), "{json}");
+    assert!(json["aliases"][1]["path"].as_str().is_some_and(|path| path.ends_with("m-Q4_0.gguf")), "{json}");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_exit_66_and_no_download_is_promised() {
+    let user = User::new();
+    let hub = with_cache(&user);
+    let output = user.command(&["models", "show", "o/n"]).env("HF_HUB_CACHE", &hub).output();
+    let said = failure(&output.expect("llmctl starts"), 66);
+    assert!(said.contains("does not download"), "{said}");
+    failure(&user.output(&["models", "show", "./nothing.gguf"]), 66);
+    failure(&user.output(&["models", "show", "hf:../../etc"]), 2);
+}
+
+#[test]
+fn a_real_model_is_described_without_loading_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/llama");
+    if !folder.is_dir() {
+        eprintln!("skipped: no copy of the parity models at {}", folder.display());
+        return;
+    }
+    let json = User::new().json(&["models", "show", folder.to_str().expect("UTF-8"), "--output", "json"]);
+    assert_eq!(json["architecture"], "llama");
+    assert_eq!((&json["runs"], &json["kind"]), (&Value::Bool(true), &Value::from("safetensors")));
+    assert!(json["parameters"].as_u64() > Some(1000) && json["context_length"].as_u64() > Some(0), "{json}");
+}
+
+#[test]
+fn doctor_reports_and_warns() {
+    let user = User::new();
+    user.project_file("model = \"o/gone\"\n");
+    let json = user.json(&["doctor", "--output", "json"]);
+    assert_eq!(json["schema"], "llmctl.doctor.v1");
+    assert_eq!(json["build"]["version"], env!("CARGO_PKG_VERSION"));
+    assert!(json["cpu"]["threads"].as_u64() >= Some(1), "{json}");
+    assert_eq!(json["config"]["project"]["exists"], true);
+    assert_eq!(json["models"]["default"], "o/gone");
+    let warnings = json["warnings"].as_array().expect("a list");
+    let about = |name: &str| warnings.iter().any(|warning| warning["name"] == name);
+    assert!(about("default") && !about("state"), "{json}");
+    assert_eq!(about("profile"), cfg!(debug_assertions));
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let user = User::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(user.stdout(&["completions", shell]).contains("max-tokens"), "{shell}");
+    }
+    assert!(user.stdout(&["man"]).contains(".TH llmctl 1"));
+    user.stdout(&["man", "--out", "pages"]);
+    let page = |name: &str| fs::read_to_string(user.path("project/pages").join(name)).expect("a page");
+    assert!(
+        page("llmctl-run.1").contains("llmctl run") && page("llmctl-run.1").contains("\\-\\-max\\-tokens")
+    );
+    assert!(page("llmctl-config-show.1").contains("\\-\\-origin"));
+}
+
+#[test]
+fn every_shell_completion_and_page_survives_a_closed_pipe() {
+    use std::process::Stdio;
+    let user = User::new();
+    let mut child =
+        user.command(&["man"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}

@@ -1,0 +1,325 @@
+//! Promise: the engine behind its thread answers many callers at once, stops working for those who have gone, is not held
+//! up by slow readers, and says so when it is gone. No test here depends on time: models wait at gates.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use llmctl::runtime::{EngineHandle, Error, Event, EventStream, Finish, NotYet, Request, Sampling};
+
+use crate::common::toy::{
+    Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited, num_forwards,
+    request, run_one, seeded,
+};
+
+fn spawn(setup: Setup, rule: Rule) -> (EngineHandle, Log) {
+    spawn_model(setup, ToyModel::new(64, rule))
+}
+
+fn spawn_model(setup: Setup, model: ToyModel) -> (EngineHandle, Log) {
+    let log = model.log();
+    let build = move || Ok(setup.engine_with(model, ToyVocabulary::numbers(64)).0);
+    (EngineHandle::spawn(build).expect("builds"), log)
+}
+
+/// Counts, but each sampling waits for a permit; when the gate is dropped all pass.
+fn gated() -> (Rule, Sender<()>) {
+    let (gate, permits) = mpsc::channel();
+    let mut count = counting(64);
+    let rule = move |history: &[u32]| {
+        let _ = permits.recv(); // fails when the gate is open for good
+        count(history)
+    };
+    (Box::new(rule), gate)
+}
+
+fn read(stream: EventStream) -> Answer {
+    let answer = Answer { events: stream.collect() };
+    answer.check_order();
+    answer
+}
+
+fn wait_for(stream: &mut EventStream, wanted: impl Fn(&Event) -> bool) {
+    assert!(stream.any(|event| wanted(&event)), "the event never came");
+}
+
+fn is_text(event: &Event) -> bool {
+    matches!(event, Event::Text { .. })
+}
+
+#[test]
+fn the_handle_may_be_shared() {
+    fn check<T: Send + Sync + Clone + 'static>() {}
+    fn check_stream<T: Send + 'static>() {}
+    check::<EngineHandle>();
+    check_stream::<EventStream>();
+}
+
+#[test]
+fn many_callers_each_get_their_own_answer() {
+    let (handle, _) = spawn(Setup::default(), hashing(64));
+    let callers: Vec<_> = (0..12u32)
+        .map(|caller| {
+            let handle = handle.clone();
+            std::thread::spawn(move || {
+                let prompt: Vec<u32> = (0..=caller * 3).collect();
+                let request = Request { sampling: seeded(caller.into()), ..limited(&prompt, 25) };
+                let stream = handle.submit(request.clone()).expect("valid");
+                (request, read(stream))
+            })
+        })
+        .collect();
+    for caller in callers {
+        let (request, answer) = caller.join().expect("no panic");
+        let alone = run_one(&mut Setup::default().engine(hashing(64)), request);
+        assert_eq!(answer.ids(), alone.ids());
+        assert_eq!(answer.finish(), alone.finish());
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_by_value_without_work() {
+    let (handle, log) = spawn(Setup::default(), counting(64));
+    assert!(matches!(handle.submit(request(&[])), Err(Error::PromptEmpty)));
+    assert!(matches!(handle.submit(request(&[1; 256])), Err(Error::PromptTooLong { .. })));
+    let sampling = Sampling { temperature: 3.0, ..Sampling::default() };
+    let refused = handle.submit(Request { sampling, ..request(&[1]) });
+    assert!(matches!(refused, Err(Error::InvalidParameter { name: "temperature", .. })));
+    drop(handle);
+    assert_eq!(num_forwards(&log), 0);
+}
+
+#[test]
+fn a_refusal_that_depends_on_the_engines_state_is_the_first_event() {
+    let setup = Setup { max_running: 1, ..Setup::default() };
+    let build = move || {
+        let mut engine = setup.engine(counting(64));
+        engine.create_session()?; // holds all pages
+        Ok(engine)
+    };
+    let handle = EngineHandle::spawn(build).expect("builds");
+    let answer = read(handle.submit(request(&[1])).expect("valid in itself"));
+    assert!(matches!(answer.events[..], [Event::Failed(Error::SessionsFull { capacity: 1 })]));
+}
+
+#[test]
+fn a_dropped_stream_stops_its_generation_within_a_step() {
+    let (rule, gate) = gated();
+    let (handle, log) = spawn(Setup::default(), rule);
+    let mut stream = handle.submit(limited(&[1], 200)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut stream, is_text);
+    drop(stream);
+    drop(gate);
+    let answer = read(handle.submit(limited(&[30], 5)).expect("valid"));
+    assert_eq!(answer.ids(), [31, 32, 33, 34, 35]);
+    drop(handle);
+    // The prompt, and at most the one step that had begun when the stream was dropped.
+    let dropped: Vec<u32> = fed_tokens(&log).into_iter().filter(|&token| token < 30).collect();
+    assert!([&[1][..], &[1, 2]].contains(&&dropped[..]), "{dropped:?}");
+}
+
+/// A gate for every forward pass, for prompts whose chunks sample nothing.
+struct GatedModel(ToyModel, mpsc::Receiver<()>);
+
+impl llmctl::runtime::model::Model for GatedModel {
+    fn spec(&self) -> &llmctl::runtime::model::ModelSpec {
+        self.0.spec()
+    }
+
+    fn forward(
+        &mut self,
+        batch: &llmctl::runtime::model::Batch<'_>,
+    ) -> llmctl::runtime::Result<llmctl::runtime::model::Logits> {
+        let _ = self.1.recv(); // fails when the gate is open for good
+        self.0.forward(batch)
+    }
+}
+
+#[test]
+fn a_dropped_stream_stops_its_prompt_between_chunks() {
+    let setup = Setup { step_tokens: 4, ..Setup::default() };
+    let (gate, permits) = mpsc::channel();
+    let model = ToyModel::new(64, counting(64));
+    let log = model.log();
+    let build = move || {
+        let model = Box::new(GatedModel(model, permits));
+        llmctl::runtime::Engine::new(model, ToyVocabulary::numbers(64), setup.config())
+    };
+    let handle = EngineHandle::spawn(build).expect("builds");
+    let mut stream = handle.submit(limited(&[9; 100], 10)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut stream, |event| matches!(event, Event::Prefill { done: 4, total: 100 }));
+    drop(stream);
+    drop(gate);
+    assert_eq!(read(handle.submit(limited(&[30], 2)).expect("valid")).ids(), [31, 32]);
+    drop(handle);
+    let computed = fed_tokens(&log).iter().filter(|&&token| token == 9).count();
+    assert!([4, 8].contains(&computed), "{computed} of 100 prompt tokens were computed");
+}
+
+#[test]
+fn an_explicit_cancel_still_delivers_the_end() {
+    let (rule, gate) = gated();
+    let (handle, _) = spawn(Setup::default(), rule);
+    let mut stream = handle.submit(limited(&[1], 200)).expect("valid");
+    (0..3).for_each(|_| gate.send(()).expect("the engine lives"));
+    (0..3).for_each(|_| wait_for(&mut stream, is_text));
+    let stop = stream.stop_handle();
+    std::thread::spawn(move || stop.stop()).join().expect("no panic");
+    drop(gate);
+    let rest = Answer { events: stream.by_ref().collect() };
+    let outcome = rest.outcome();
+    assert_eq!((&outcome.finish, outcome.usage.prompt_tokens), (&Finish::Cancelled, 1));
+    assert_eq!(outcome.usage.completion_tokens, 3 + rest.ids().len());
+    assert!(rest.ids().len() <= 1);
+    assert!(stream.next().is_none(), "nothing follows the end");
+}
+
+#[test]
+fn a_cancelled_request_that_waits_never_starts() {
+    let (rule, gate) = gated();
+    let (handle, log) = spawn(Setup { max_running: 1, ..Setup::default() }, rule);
+    let running = handle.submit(limited(&[1], 3)).expect("valid");
+    let waiting = handle.submit(limited(&[40], 3)).expect("valid");
+    waiting.cancel();
+    drop(gate);
+    let answer = read(waiting);
+    assert!(matches!(&answer.events[..], [Event::Done(outcome)] if outcome.finish == Finish::Cancelled));
+    assert_eq!(read(running).ids(), [2, 3, 4]);
+    drop(handle);
+    assert!(!fed_tokens(&log).contains(&40));
+}
+
+#[test]
+fn a_reader_that_does_not_read_holds_up_nobody() {
+    let (handle, _) = spawn(Setup { max_running: 2, ..Setup::default() }, counting(64));
+    let mut ignored = request(&[1]);
+    ignored.limits.ignore_eos = true;
+    let unread = handle.submit(ignored).expect("valid");
+    for _ in 0..5 {
+        assert_eq!(read(handle.submit(limited(&[5], 40)).expect("valid")).ids().len(), 40);
+    }
+    let late = read(unread);
+    assert_eq!(
+        (late.ids().len(), late.finish()),
+        (255, &Finish::ContextFull),
+        "all is there when it reads at last"
+    );
+}
+
+#[test]
+fn next_timeout_gives_up_and_goes_on() {
+    let (rule, gate) = gated();
+    let (handle, _) = spawn(Setup::default(), rule);
+    let mut stream = handle.submit(limited(&[1], 2)).expect("valid");
+    assert!(matches!(stream.next_timeout(Duration::from_millis(1)), Err(NotYet)), "the gate is closed");
+    drop(gate);
+    let mut answer = Answer::default();
+    loop {
+        match stream.next_timeout(Duration::from_secs(3600)) {
+            Ok(Some(event)) => answer.events.push(event),
+            Ok(None) => break,
+            Err(NotYet) => panic!("an hour has passed"),
+        }
+    }
+    assert_eq!(answer.ids(), [2, 3]);
+    answer.check_order();
+}
+
+#[test]
+fn a_sink_gets_the_events_and_can_end_the_generation() {
+    let (handle, log) = spawn(Setup::default(), counting(64));
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let (done, ended) = mpsc::channel();
+    let seen = events.clone();
+    let sink = move |event: Event| {
+        let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
+        let mut seen = seen.lock().expect("unpoisoned");
+        seen.push(event);
+        if is_last {
+            let _ = done.send(());
+        }
+        let enough = seen.iter().filter(|event| is_text(event)).count() == 3;
+        if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    handle.submit_to(limited(&[1], 100), Box::new(sink)).expect("valid");
+    ended.recv().expect("the end comes");
+    let answer = Answer { events: events.lock().expect("unpoisoned").clone() };
+    assert_eq!((answer.ids(), answer.finish()), (vec![2, 3, 4], &Finish::Cancelled));
+    drop(handle);
+    assert_eq!(fed_tokens(&log), [1, 2, 3], "cancelled before the next step");
+}
+
+#[test]
+fn dropping_the_last_handle_ends_the_thread_and_what_runs() {
+    let (rule, gate) = gated();
+    let (handle, log) = spawn(Setup::default(), rule);
+    let clone = handle.clone();
+    let mut stream = handle.submit(limited(&[1], 200)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut stream, is_text);
+    drop(handle);
+    let mut second = clone.submit(limited(&[30], 200)).expect("a clone is enough");
+    drop(gate);
+    wait_for(&mut second, is_text);
+    drop(clone);
+    assert_eq!(Arc::strong_count(&log), 1, "the thread is gone, and the model with it");
+    for stream in [stream, second] {
+        let events: Vec<Event> = stream.collect();
+        let gone = matches!(events.last(), Some(Event::Failed(Error::EngineGone)));
+        assert!(gone || matches!(events.last(), Some(Event::Done(_))), "{:?}", events.last());
+    }
+}
+
+#[test]
+fn an_engine_that_cannot_be_built_is_an_error() {
+    let refused = EngineHandle::spawn(|| Err(Error::Backend("no device".to_owned())));
+    assert!(matches!(refused, Err(Error::Backend(message)) if message == "no device"));
+    let panicked = EngineHandle::spawn(|| panic!("while building"));
+    assert!(matches!(panicked, Err(Error::EngineGone)));
+}
+
+#[test]
+fn a_dead_engine_is_reported_to_all() {
+    let (handle, _) = spawn(Setup::default(), counting(64));
+    let other = handle.submit(request(&[1])).expect("valid");
+    let mut broken = false;
+    let sink = move |_| {
+        if !std::mem::replace(&mut broken, true) {
+            panic!("a sink must not");
+        }
+        ControlFlow::Continue(())
+    };
+    handle.submit_to(limited(&[1], 3), Box::new(sink)).expect("valid");
+    assert!(
+        other.last().is_some_and(|event| matches!(event, Event::Failed(Error::EngineGone) | Event::Done(_)))
+    );
+    // The thread is dying: at the latest after a few tries every request fails with the same word.
+    let gone = std::iter::repeat_with(|| handle.submit(limited(&[1], 1)).map(|stream| stream.last()));
+    let mut gone = gone.map(|result| matches!(result, Err(Error::EngineGone)));
+    assert!(gone.by_ref().take(1_000_000).any(|gone| gone));
+}
+
+#[test]
+fn a_model_that_panics_fails_its_requests_and_the_thread_lives_on() {
+    let mut count = counting(64);
+    let rule: Rule = Box::new(move |history| {
+        assert_ne!(history.last(), Some(&33), "the chosen token");
+        count(history)
+    });
+    let (handle, _) = spawn(Setup::default(), rule);
+    let failed = read(handle.submit(limited(&[31], 9)).expect("valid"));
+    assert_eq!(failed.ids(), [32, 33]);
+    assert!(matches!(failed.error(), Error::Backend(message) if message.contains("the chosen token")));
+    assert_eq!(read(handle.submit(limited(&[1], 3)).expect("valid")).ids(), [2, 3, 4]);
+}
+
+#[test]
+fn drawn_seeds_differ_between_requests() {
+    let (handle, _) = spawn(Setup::default(), hashing(64));
+    let seed = |_| read(handle.submit(limited(&[1], 1)).expect("valid")).outcome().seed;
+    assert!((0..8).map(seed).collect::<HashSet<u64>>().len() > 1);
+}

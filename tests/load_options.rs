@@ -1,0 +1,157 @@
+//! What loading does besides reading: conversion, context and memory, multimodal nesting, real configurations.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use llmctl::runtime::LoadError;
+use llmctl::runtime::kernel::Dtype;
+use llmctl::runtime::load::{LoadOptions, LoadedModel};
+use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::common::fixtures;
+use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
+
+fn checkpoint(name: &str) -> std::path::PathBuf {
+    parity_folder().join(name)
+}
+
+/// The loaded model and how far its logits are from the reference's on the long prompt.
+fn loaded(name: &str, options: &LoadOptions) -> (LoadedModel, f32) {
+    let folder = checkpoint(name);
+    let mut model = load_model(&folder, options).expect("loads");
+    let prompt = golden_prompts(&folder).pop().expect("a prompt");
+    let logits = Fed::new(&mut *model.model).feed(&prompt.tokens, 64);
+    let worst = worst_difference(&prompt, &logits);
+    (model, worst)
+}
+
+#[test]
+fn float_types_are_exact_where_they_can_be_and_close_where_not() {
+    // The checkpoint is bf16: as it is, and widened, it is the same numbers.
+    for (dtype, tolerance) in
+        [(None, 1e-4), (Some(Dtype::Bf16), 1e-4), (Some(Dtype::F32), 1e-4), (Some(Dtype::F16), 2e-3)]
+    {
+        let (_, worst) = loaded("qwen3", &LoadOptions { dtype, ..exact() });
+        assert!(worst < tolerance, "{dtype:?}: {worst}");
+    }
+}
+
+#[test]
+fn quantising_on_load_costs_little_and_says_what_it_could_not_do() {
+    for (quantize, tolerance) in [(Dtype::Q8_0, 0.1), (Dtype::Q4_0, 1.5)] {
+        let (model, worst) =
+            loaded("qwen3", &LoadOptions { dtype: None, quantize: Some(quantize), ..exact() });
+        assert!(worst > 0.0 && worst < tolerance, "{quantize:?}: {worst}");
+        assert!(quantize == Dtype::Q4_0 || model.notices.is_empty(), "{:?}", model.notices);
+    }
+    // Rows of 32 and 96 values are no whole K-blocks: kept as Q8_0, and said.
+    let (model, _) = loaded("qwen3", &LoadOptions { dtype: None, quantize: Some(Dtype::Q4K), ..exact() });
+    assert!(model.notices.iter().any(|notice| notice.contains("q8_0")), "{:?}", model.notices);
+}
+
+#[test]
+fn a_context_beyond_the_models_is_refused_and_a_smaller_one_honoured() {
+    let options = |context| LoadOptions { context: Some(context), ..exact() };
+    let error = load_model(&checkpoint("llama"), &options(2049)).err().expect("refused");
+    assert!(matches!(error, LoadError::ContextTooLong { asked: 2049, most: 2048 }), "{error}");
+    let model = load_model(&checkpoint("llama"), &options(100)).expect("loads");
+    assert_eq!(model.model.spec().context_length, 100);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_loading_with_what_would() {
+    let options = |context, available| LoadOptions { context, available_memory: Some(available), ..exact() };
+    let llama = checkpoint("llama");
+    // Far too little: not even the weights.
+    let error = load_model(&llama, &options(None, 1000)).err().expect("refused");
+    assert!(matches!(error, LoadError::TooBig { largest_context: None, .. }), "{error}");
+    // Enough for everything: find out how much that is, then take half of the KV away.
+    let error = load_model(&llama, &options(Some(2048), 1000)).err().expect("refused");
+    let LoadError::TooBig { needed, .. } = error else { panic!("{error}") };
+    assert!(load_model(&llama, &options(Some(2048), needed)).is_ok());
+    let per_token = load_model(&llama, &exact()).expect("loads").model.spec().kv_bytes_per_token as u64;
+    let available = needed - 1024 * per_token;
+    let error = load_model(&llama, &options(Some(2048), available)).err().expect("refused");
+    assert!(matches!(error, LoadError::TooBig { largest_context: Some(1024), .. }), "{error}");
+    // Not asked for, the context is what fits, and that is said.
+    let model = load_model(&llama, &options(None, available)).expect("loads");
+    assert_eq!(model.model.spec().context_length, 1024);
+    assert!(model.notices.iter().any(|notice| notice.contains("1024 of 2048")), "{:?}", model.notices);
+}
+
+/// Rewrites a text checkpoint as the text part of a multimodal one: nested config, longer names, a vision tensor.
+fn as_multimodal(folder: &Path, into: &Path, prefix: &str) {
+    for entry in std::fs::read_dir(folder).expect("folder") {
+        let entry = entry.expect("entry");
+        std::fs::copy(entry.path(), into.join(entry.file_name())).expect("copy");
+    }
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("config.json")).expect("config")).expect("JSON");
+    let nested = json!({"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 9}});
+    std::fs::write(into.join("config.json"), nested.to_string()).expect("write");
+    let bytes = std::fs::read(folder.join("model.safetensors")).expect("weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("weights");
+    let rename = |name: &str| name.replacen("model.", prefix, 1);
+    let mut renamed: BTreeMap<String, _> =
+        tensors.iter().map(|(name, tensor)| (rename(name), tensor)).collect();
+    let vision = tensors.tensor("model.norm.weight").expect("norm");
+    renamed.insert("model.vision_tower.patch.weight".to_owned(), vision);
+    safetensors::serialize_to_file(renamed, None, &into.join("model.safetensors")).expect("write");
+}
+
+#[test]
+fn the_text_part_of_a_multimodal_checkpoint_is_the_same_model() {
+    let folder = checkpoint("gemma3");
+    for prefix in ["model.language_model.", "language_model.model."] {
+        let nested = tempfile::tempdir().expect("tempdir");
+        as_multimodal(&folder, nested.path(), prefix);
+        let mut model =
+            load_model(nested.path(), &exact()).unwrap_or_else(|error| panic!("{prefix}: {error}"));
+        let prompt = golden_prompts(&folder).pop().expect("a prompt");
+        let logits = Fed::new(&mut *model.model).feed(&prompt.tokens, 64);
+        assert!(worst_difference(&prompt, &logits) < 1e-4, "{prefix}");
+    }
+}
+
+#[test]
+fn end_of_generation_is_every_id_that_the_files_and_the_tokenizer_name() {
+    let model = load_model(&checkpoint("qwen3"), &exact()).expect("loads");
+    let tokenizer = &model.texts.tokenizer;
+    let eos = tokenizer.eos().expect("an EOS");
+    assert!(model.texts.end_of_generation.contains(&eos));
+    for terminator in tokenizer.turn_terminators() {
+        assert!(model.texts.end_of_generation.contains(terminator));
+    }
+}
+
+#[test]
+fn real_configurations_are_described_or_refused_by_name() {
+    let Some(fixtures) = fixtures() else { return };
+    let mut described = 0;
+    for source in ["LLM-TPU", "executorch", "rtp-llm"] {
+        for entry in std::fs::read_dir(fixtures.join("models/configs").join(source)).expect("folder") {
+            let path = entry.expect("entry").path();
+            let config: Value = serde_json::from_slice(&std::fs::read(&path).expect("file")).expect("JSON");
+            let model_type = config["model_type"].as_str().unwrap_or_default().to_owned();
+            // Of a multimodal model, the text part decides.
+            let nested = config["text_config"]["model_type"].as_str().unwrap_or_default();
+            let is_known = |name: &str| FAMILIES.iter().any(|family| family.model_types.contains(&name));
+            let known = is_known(&model_type) || is_known(nested);
+            match describe(&Facts::hugging_face(path.clone(), config.clone())) {
+                Ok(description) => {
+                    assert!(known, "{}", path.display());
+                    let text = config.get("text_config").unwrap_or(&config);
+                    assert_eq!(Some(description.config.hidden_size as u64), text["hidden_size"].as_u64());
+                    described += 1;
+                }
+                Err(LoadError::UnknownArchitecture { name, .. }) => {
+                    assert!(!known, "{}: {name}", path.display());
+                }
+                Err(error) => assert!(!known || model_type.is_empty(), "{}: {error}", path.display()),
+            }
+        }
+    }
+    assert!(described >= 25, "only {described}");
+}
