@@ -5,17 +5,12 @@
 //! computed alone, in a tile with others, or on another processor.
 
 use super::isa::dispatch;
-
-/// Partial sums per inner product: one AVX-512 register of f32.
-pub const LANES: usize = 16;
-
-/// Rows of `x` that one tile handles together.
-pub const TILE_X: usize = 4;
+use super::wide::LANES; // partial sums per inner product
 
 type Lanes = [f32; LANES];
 
 #[inline(always)]
-fn sum_lanes(lanes: Lanes) -> f32 {
+pub(super) fn sum_lanes(lanes: Lanes) -> f32 {
     let mut width = LANES / 2;
     let mut sums = lanes;
     while width > 0 {
@@ -51,36 +46,6 @@ pub(super) fn dot_body(a: &[f32], b: &[f32]) -> f32 {
 dispatch! {
     /// Inner product of two rows of equal length.
     pub fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
-}
-
-#[inline(always)]
-pub(super) fn tile_body(w: [&[f32]; 2], x: [&[f32]; TILE_X]) -> [[f32; TILE_X]; 2] {
-    let blocks = w[0].len() / LANES;
-    let split = w.map(|row| row.as_chunks::<LANES>());
-    let split_x = x.map(|row| row.as_chunks::<LANES>());
-    let (w0, w1) = (&split[0].0[..blocks], &split[1].0[..blocks]);
-    let rows = split_x.map(|(row, _)| &row[..blocks]);
-    let mut sums = [[[0f32; LANES]; TILE_X]; 2];
-    for block in 0..blocks {
-        for column in 0..TILE_X {
-            fma_lanes(&mut sums[0][column], &w0[block], &rows[column][block]);
-            fma_lanes(&mut sums[1][column], &w1[block], &rows[column][block]);
-        }
-    }
-    for (w_row, (_, w_tail)) in split.iter().enumerate() {
-        for (column, (_, x_tail)) in split_x.iter().enumerate() {
-            for (lane, (a, b)) in x_tail.iter().zip(*w_tail).enumerate() {
-                let sum = &mut sums[w_row][column][lane];
-                *sum = a.mul_add(*b, *sum);
-            }
-        }
-    }
-    sums.map(|row| row.map(sum_lanes))
-}
-
-dispatch! {
-    /// Inner products of two rows with each of [`TILE_X`] rows, all of one length.
-    pub fn dot_tile(w: [&[f32]; 2], x: [&[f32]; TILE_X]) -> [[f32; TILE_X]; 2] = tile_body
 }
 
 #[inline(always)]
@@ -130,19 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_and_tile_gives_the_same_bits() {
+    fn every_instruction_set_gives_the_same_bits() {
         for len in [0, 1, 15, 16, 17, 31, 33, 64, 96, 100, 256, 1000] {
-            let x: Vec<_> = (0..TILE_X as u32).map(|seed| row(len, seed)).collect();
-            let w = [row(len, 77), row(len, 78)];
+            let (a, b) = (row(len, 1), row(len, 77));
+            let scalar = dot(Isa::Scalar, &a, &b);
             for isa in available() {
-                let tile = dot_tile(isa, [&w[0], &w[1]], [&x[0], &x[1], &x[2], &x[3]]);
-                for (w_row, sums) in w.iter().zip(tile) {
-                    for (x_row, sum) in x.iter().zip(sums) {
-                        let scalar = dot(Isa::Scalar, w_row, x_row);
-                        assert_eq!(sum.to_bits(), scalar.to_bits(), "{isa:?}, len {len}");
-                        assert_eq!(dot(isa, w_row, x_row).to_bits(), scalar.to_bits(), "{isa:?}, len {len}");
-                    }
-                }
+                assert_eq!(dot(isa, &a, &b).to_bits(), scalar.to_bits(), "{isa:?}, len {len}");
             }
         }
     }

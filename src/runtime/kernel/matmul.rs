@@ -2,8 +2,12 @@
 //!
 //! Every output is one inner product in [`dot`](super::dot)'s order, so tiling and batch size do not show in the result.
 
-use super::dot::{TILE_X, dot_body, tile_body};
-use super::isa::dispatch;
+use super::dot::sum_lanes;
+use super::isa::{self, Isa};
+use super::wide::{LANES, Wide};
+
+/// Rows of `w` and of `x` that one tile handles together: their 16 sums fit the registers.
+const TILE: usize = 4;
 
 /// Shapes of one call of [`block`].
 #[derive(Debug, Clone, Copy)]
@@ -14,57 +18,125 @@ pub struct Shape {
     pub m: usize,
 }
 
-#[inline(always)]
-fn block_body(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    let Shape { k, m } = shape;
-    let mut w_rows = w.chunks_exact(2 * k);
-    let mut outs = out.chunks_exact_mut(2 * m);
-    for (pair, out) in w_rows.by_ref().zip(outs.by_ref()) {
-        let (w0, w1) = pair.split_at(k);
-        let (out0, out1) = out.split_at_mut(m);
-        pair_body(k, [w0, w1], x, [out0, out1]);
-    }
-    let last = w_rows.remainder();
-    if !last.is_empty() {
-        for (out, x) in outs.into_remainder().iter_mut().zip(x.chunks_exact(k)) {
-            *out = dot_body(last, x);
+/// `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
+pub fn block(isa: Isa, shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+    assert!(isa <= isa::detected(), "instruction set not available");
+    // SAFETY: the assertion above: this processor has the features that each function enables.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => block_avx512(shape, w, x, out),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => block_avx2(shape, w, x, out),
+            _ => block_body::<[f32; LANES]>(shape, w, x, out),
         }
     }
 }
 
+/// # Safety
+/// The features.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn block_avx2(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+    // SAFETY: by this function's contract.
+    unsafe { block_body::<[std::arch::x86_64::__m256; 2]>(shape, w, x, out) }
+}
+
+/// # Safety
+/// The features.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma")]
+unsafe fn block_avx512(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+    // SAFETY: by this function's contract.
+    unsafe { block_body::<std::arch::x86_64::__m512>(shape, w, x, out) }
+}
+
+/// # Safety
+/// The processor has `V`'s instruction set.
 #[inline(always)]
-fn pair_body(k: usize, w: [&[f32]; 2], x: &[f32], out: [&mut [f32]; 2]) {
-    let [out0, out1] = out;
-    let mut tiles = x.chunks_exact(TILE_X * k);
-    let mut at = 0;
-    for tile in tiles.by_ref() {
-        let rows = std::array::from_fn(|row| &tile[row * k..(row + 1) * k]);
-        let sums = tile_body(w, rows);
-        out0[at..at + TILE_X].copy_from_slice(&sums[0]);
-        out1[at..at + TILE_X].copy_from_slice(&sums[1]);
-        at += TILE_X;
-    }
-    for x in tiles.remainder().chunks_exact(k) {
-        out0[at] = dot_body(w[0], x);
-        out1[at] = dot_body(w[1], x);
-        at += 1;
+unsafe fn block_body<V: Wide>(Shape { k, m }: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+    for (w, out) in w.chunks(TILE * k).zip(out.chunks_mut(TILE * m)) {
+        for (index, x) in x.chunks(TILE * k).enumerate() {
+            // SAFETY: by this function's contract.
+            unsafe {
+                match (w.len() / k, x.len() / k) {
+                    (TILE, TILE) => tile::<V, TILE, TILE>([k, m], w, x, index * TILE, out),
+                    (TILE, 1) => tile::<V, TILE, 1>([k, m], w, x, index * TILE, out),
+                    (rows, columns) => {
+                        for row in 0..rows {
+                            for column in 0..columns {
+                                let (w, x) = (&w[row * k..][..k], &x[column * k..][..k]);
+                                let out = &mut out[row * m..][..m];
+                                tile::<V, 1, 1>([k, m], w, x, index * TILE + column, out);
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
-dispatch! {
-    /// `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
-    pub fn block(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) = block_body
+/// `R` weight rows times `C` activation rows; the results go to column `at` of `out` and those after it.
+///
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn tile<V: Wide, const R: usize, const C: usize>(
+    [k, m]: [usize; 2],
+    w: &[f32],
+    x: &[f32],
+    at: usize,
+    out: &mut [f32],
+) {
+    let blocks = k / LANES;
+    let w: [_; R] = std::array::from_fn(|row| w[row * k..][..k].as_chunks::<LANES>());
+    let x: [_; C] = std::array::from_fn(|column| x[column * k..][..k].as_chunks::<LANES>());
+    // SAFETY: by this function's contract.
+    unsafe {
+        let mut sums = [[V::zero(); C]; R];
+        for block in 0..blocks {
+            let mut columns = [V::zero(); C];
+            for column in 0..C {
+                columns[column] = V::load(&x[column].0[block]);
+            }
+            for row in 0..R {
+                let weights = V::load(&w[row].0[block]);
+                for column in 0..C {
+                    sums[row][column] = sums[row][column].fma(weights, columns[column]);
+                }
+            }
+        }
+        for row in 0..R {
+            for column in 0..C {
+                let mut lanes = sums[row][column].lanes();
+                for (lane, (a, b)) in lanes.iter_mut().zip(w[row].1.iter().zip(x[column].1)) {
+                    *lane = a.mul_add(*b, *lane);
+                }
+                out[row * m + at + column] = sum_lanes(lanes);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::dot::dot;
-    use super::super::isa::{Isa, available};
+    use super::super::isa::available;
     use super::*;
 
     #[test]
     fn every_output_is_the_inner_product_of_its_rows_bit_for_bit() {
-        for (n, m, k) in [(1, 1, 1), (2, 4, 16), (3, 5, 33), (4, 17, 64), (5, 3, 100), (7, 9, 31)] {
+        for (n, m, k) in [
+            (1, 1, 1),
+            (2, 4, 16),
+            (3, 5, 33),
+            (4, 17, 64),
+            (5, 3, 100),
+            (7, 9, 31),
+            (16, 8, 48),
+            (6, 13, 20),
+        ] {
             let w: Vec<f32> = (0..n * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 13.0).collect();
             let x: Vec<f32> = (0..m * k).map(|i| ((i * 53 % 97) as f32 - 48.0) / 7.0).collect();
             for isa in available() {

@@ -13,6 +13,7 @@ pub mod matmul;
 pub mod norm;
 pub mod pool;
 pub mod quant;
+pub mod wide;
 
 pub use dtype::Dtype;
 pub use isa::Isa;

@@ -1,0 +1,118 @@
+//! Sixteen f32 side by side, as the instruction set holds them: one register, two, or an array.
+//!
+//! Every operation acts on each lane alone, so the kernels written over [`Wide`] give the same bits with all three. Needed
+//! where plain loops over arrays do not do: with many sums at once the compiler takes arrays apart into single numbers.
+
+/// Lanes of a [`Wide`].
+pub const LANES: usize = 16;
+
+/// Sixteen f32. The functions require the instruction set that the type stands for.
+pub trait Wide: Copy {
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn zero() -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn load(from: &[f32; LANES]) -> Self;
+
+    /// `self + a * b` with one rounding.
+    ///
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn lanes(self) -> [f32; LANES];
+}
+
+impl Wide for [f32; LANES] {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        [0.0; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: &[f32; LANES]) -> Self {
+        *from
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], self[lane]))
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(self) -> [f32; LANES] {
+        self
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{LANES, Wide};
+
+    /// AVX2 and FMA.
+    impl Wide for [__m256; 2] {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_setzero_ps(); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: &[f32; LANES]) -> Self {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
+        }
+
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_fmadd_ps(a[0], b[0], self[0]), _mm256_fmadd_ps(a[1], b[1], self[1])] }
+        }
+
+        #[inline(always)]
+        unsafe fn lanes(self) -> [f32; LANES] {
+            let mut lanes = [0.0; LANES];
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe {
+                _mm256_storeu_ps(lanes.as_mut_ptr(), self[0]);
+                _mm256_storeu_ps(lanes.as_mut_ptr().add(8), self[1]);
+            }
+            lanes
+        }
+    }
+
+    /// AVX-512 F.
+    impl Wide for __m512 {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_setzero_ps() }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: &[f32; LANES]) -> Self {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_loadu_ps(from.as_ptr()) }
+        }
+
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_fmadd_ps(a, b, self) }
+        }
+
+        #[inline(always)]
+        unsafe fn lanes(self) -> [f32; LANES] {
+            let mut lanes = [0.0; LANES];
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), self) };
+            lanes
+        }
+    }
+}
