@@ -184,7 +184,7 @@ pub struct LimitArgs {
     pub overflow: Option<OverflowPolicy>,
 
     /// Stop before this text; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 
     /// Go on past the model's end-of-generation tokens

@@ -44,6 +44,15 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, Comma
     bar.clear();
     let loaded = loaded?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
+        let ids: std::collections::BTreeSet<_> = ends.iter().collect();
+        let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
+        terminal.note(&format!(
+            "end-of-generation ids of {}: {}",
+            loaded.texts.defaults_source,
+            ids.join(", ")
+        ));
+    }
     let context_tokens = loaded.model.spec().context_length;
     let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
     let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
@@ -92,9 +101,14 @@ fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
 }
 
 fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
-    let available_memory = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
+    let device = device(args, terminal)?;
+    // What a GPU has is not known here; its driver refuses what it cannot hold.
+    let available_memory = match device {
+        Device::Cpu { .. } => tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
+        Device::Candle(_) => None,
+    };
     Ok(LoadOptions {
-        device: device(args, terminal)?,
+        device,
         dtype: args.dtype.map(|dtype| match dtype {
             WeightDtype::F32 => Dtype::F32,
             WeightDtype::Bf16 => Dtype::Bf16,

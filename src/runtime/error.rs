@@ -85,6 +85,10 @@ pub enum LoadError {
     #[error("{reference:?} is not a model reference: {message}")]
     InvalidReference { reference: String, message: String },
 
+    /// The system has no memory, or no address space, to map a file into.
+    #[error("{}: not enough memory to map it", .0.display())]
+    OutOfMemory(PathBuf),
+
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
 
@@ -125,6 +129,7 @@ impl LoadError {
     pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
         match error.kind() {
             std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            std::io::ErrorKind::OutOfMemory => LoadError::OutOfMemory(path.into()),
             _ => LoadError::Io { path: path.into(), message: error.to_string() },
         }
     }

@@ -164,7 +164,7 @@ impl Generation {
             _ => finish,
         };
         let usage = Usage {
-            prompt_tokens: self.request.prompt.len(),
+            prompt_tokens: self.request.prompt.len() - self.prompt_left(),
             cached_tokens: self.num_cached,
             completion_tokens: self.num_generated,
         };

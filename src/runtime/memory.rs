@@ -178,17 +178,6 @@ impl Fit {
     }
 }
 
-/// Checks `demand` against this process's limits; nothing known is nothing refused.
-///
-/// # Errors
-/// [`LoadError::TooBig`], naming the largest context that fits.
-pub fn check_budget(demand: Demand, context: usize) -> Result<(), LoadError> {
-    match tightest(&memory_limits(Path::new("/"))) {
-        Some(limit) => fit(demand, context, limit.available).check(),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

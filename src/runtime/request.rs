@@ -263,6 +263,7 @@ impl Finish {
 /// Token counts of one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// Prompt tokens resident at the end: all of them, unless the request was cancelled before its first token.
     pub prompt_tokens: usize,
     /// Prompt tokens whose KV was reused instead of computed.
     pub cached_tokens: usize,

@@ -26,11 +26,11 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// One sequence of `context_length` tokens at a time, prompts in chunks of 512.
+    /// One sequence of `context_length` tokens at a time, prompts in chunks of 128: a cancelled prompt ends within one.
     pub fn new(context_length: usize, end_of_generation: Vec<u32>) -> Self {
         Self {
             context_length,
-            step_tokens: 512,
+            step_tokens: 128,
             max_running: 1,
             max_sessions: 1,
             num_pages: context_length.div_ceil(PAGE_TOKENS),

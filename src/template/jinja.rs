@@ -19,7 +19,7 @@ use super::{Content, Conversation, Message, Role, TemplateError, ToolCall, link,
 /// Instructions that one rendering may take: a thousand times what a long conversation needs.
 const FUEL: u64 = 20_000_000;
 /// Bytes that one rendering may produce or scan, plus a multiple of what it is given.
-const BASE_BYTES: u64 = 256 << 20;
+const BASE_BYTES: u64 = 32 << 20;
 const BYTES_PER_INPUT_BYTE: u64 = 256;
 /// Nested scopes; a macro call counts four, so that macros may call each other 75 deep.
 const MAX_SCOPES: usize = 300;

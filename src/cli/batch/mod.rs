@@ -41,6 +41,9 @@ const IMPOSSIBLE: f32 = -9999.0;
 /// Runs the batch that `--batch` names.
 pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let path = args.batch.batch.as_deref().unwrap_or(Path::new("-"));
+    if args.batch.out.as_deref().is_some_and(|out| is_same_file(path, out)) {
+        return Err(CommandError::usage("--batch and --out are the same file"));
+    }
     let (rows, total) = open_rows(path)?;
     let (results, earlier) = match &args.batch.out {
         Some(out) => Results::open(out, args.batch.resume)?,
@@ -99,6 +102,11 @@ fn known_names(llm: &dyn Llm, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
 
+/// Whether both exist and are one file, whatever they are called.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// The rows, and how many lines they are where that can be known beforehand.
 fn open_rows(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>), CommandError> {
     if path == Path::new("-") {
@@ -140,11 +148,13 @@ fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let template = match total {
-        Some(_) => "{bar:30} {pos}/{len} rows, {per_sec}, ETA {eta} {msg}",
+        Some(_) => "{pos}/{len} rows, {per_sec}, ETA {eta} {wide_bar} {msg}",
         None => "{spinner} {pos} rows, {per_sec} {msg}",
     };
     let style = ProgressStyle::with_template(template).expect("the template is constant and valid");
-    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style)
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style);
+    bar.tick(); // the first row may take long
+    bar
 }
 
 /// Why the rows came to an end.

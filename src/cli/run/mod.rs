@@ -96,7 +96,7 @@ pub struct PromptArgs {
     pub system_file: Option<PathBuf>,
 
     /// Complete the prompt as plain text, without the chat template
-    #[arg(long, conflicts_with_all = ["system", "system_file"])]
+    #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
     pub raw: bool,
 
     /// Begin the answer with this text
@@ -257,6 +257,9 @@ fn check(args: &RunArgs) -> Result<(), CommandError> {
     if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
     }
+    if args.batch.batch.is_none() && (args.batch.out.is_some() || args.batch.any_model) {
+        return Err(CommandError::usage("--out and --any-model are for --batch"));
+    }
     let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
     if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
         let hint = "add --output json or --output jsonl";
@@ -337,7 +340,8 @@ fn answer(
                 Err(OutputError::Closed) | Ok(()) => {}
             }
             drop(report);
-            conclude(llm, &outcome, &args.output, terminal);
+            let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
+            conclude(llm, &outcome, drawn, &args.output, terminal);
             let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull);
             Ok(match signal {
                 Some(number) => Exit::Signal(number),
@@ -348,14 +352,16 @@ fn answer(
     }
 }
 
-/// What is said on stderr after the answer.
-fn conclude(llm: &dyn Llm, outcome: &Outcome, args: &OutputArgs, terminal: &Terminal) {
+/// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.
+fn conclude(llm: &dyn Llm, outcome: &Outcome, drawn: bool, args: &OutputArgs, terminal: &Terminal) {
     let info = llm.info();
     if outcome.finish == Finish::ContextFull {
         terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
     }
     if args.stats {
         terminal.report(&report::stats(outcome, info));
+    } else if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
+        terminal.note(&format!("seed {}", outcome.seed));
     }
 }
 

@@ -48,24 +48,10 @@ impl Isa {
     }
 }
 
-static CHOSEN: OnceLock<Isa> = OnceLock::new();
-
-/// The instruction set in use by this process.
+/// The instruction set in use by this process: the best there is, found out once.
 pub fn isa() -> Isa {
-    *CHOSEN.get_or_init(Isa::detect)
-}
-
-/// Uses `wanted` for the whole process, before any kernel has run.
-///
-/// # Errors
-/// The instruction set in use, when `wanted` is not available here or another one was chosen already.
-pub fn force(wanted: Isa) -> Result<(), Isa> {
-    let detected = Isa::detect();
-    if wanted > detected {
-        return Err(detected);
-    }
-    let chosen = *CHOSEN.get_or_init(|| wanted);
-    if chosen == wanted { Ok(()) } else { Err(chosen) }
+    static DETECTED: OnceLock<Isa> = OnceLock::new();
+    *DETECTED.get_or_init(Isa::detect)
 }
 
 /// Declares `pub fn $name(isa, args...)` that runs `$body` compiled for `isa`.
@@ -86,7 +72,7 @@ macro_rules! dispatch {
                     $body($($arg),*)
                 }
                 use $crate::runtime::kernel::Isa;
-                assert!(isa <= $crate::runtime::kernel::isa::detected(), "instruction set not available");
+                assert!(isa <= $crate::runtime::kernel::isa::isa(), "instruction set not available");
                 match isa {
                     // SAFETY: the assertion above: this processor has the features that the function enables.
                     Isa::Avx512 => return unsafe { avx512($($arg),*) },
@@ -102,14 +88,8 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// [`Isa::detect`], remembered.
-pub fn detected() -> Isa {
-    static DETECTED: OnceLock<Isa> = OnceLock::new();
-    *DETECTED.get_or_init(Isa::detect)
-}
-
 /// Every instruction set that can be tested on this machine.
 #[cfg(test)]
 pub fn available() -> Vec<Isa> {
-    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&isa| isa <= detected()).collect()
+    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&set| set <= isa()).collect()
 }

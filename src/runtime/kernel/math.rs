@@ -12,7 +12,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// e^x to about 1 ulp; 0 below -87.3 and infinity above 88.7.
+/// e^x to about 1 ulp; denormal below -87.3, 0 below -104, infinity above 88.7.
 ///
 /// Method: Cody and Waite. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its Taylor series to r^7,
 /// whose remainder is below 2^-25 there; 2^n by building the exponent, in two halves so that it cannot overflow early.

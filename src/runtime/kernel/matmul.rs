@@ -20,7 +20,7 @@ pub struct Shape {
 
 /// `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
 pub fn block(isa: Isa, shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    assert!(isa <= isa::detected(), "instruction set not available");
+    assert!(isa <= isa::isa(), "instruction set not available");
     // SAFETY: the assertion above: this processor has the features that each function enables.
     unsafe {
         match isa {

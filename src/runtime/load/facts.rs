@@ -17,7 +17,9 @@ pub fn facts(gguf: &Arc<Gguf>) -> Facts {
     let path = gguf.paths().next().map(Into::into).unwrap_or_default();
     let gguf = gguf.clone();
     Facts::gguf(path, move |key| match key {
-        "vocab_size" => gguf.describe("token_embd.weight").map(|(shape, _)| json!(shape[0])),
+        "vocab_size" => {
+            gguf.describe("token_embd.weight").and_then(|(shape, _)| shape.first().map(|rows| json!(rows)))
+        }
         _ if key.ends_with(".vocab_size") => None,
         _ => value(gguf.metadata(), key),
     })

@@ -197,8 +197,8 @@ fn read_entry(
 
 fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<Entry, String> {
     let dims = cursor.u32()?;
-    if dims > MAX_DIMS {
-        return Err(format!("has {dims} dimensions; at most {MAX_DIMS} are possible"));
+    if !(1..=MAX_DIMS).contains(&dims) {
+        return Err(format!("has {dims} dimensions; 1 to {MAX_DIMS} are possible"));
     }
     let mut shape = vec![0; dims as usize];
     for dim in shape.iter_mut().rev() {

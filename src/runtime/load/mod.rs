@@ -28,6 +28,7 @@ pub use files::ModelFiles;
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 
+use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
@@ -60,6 +61,8 @@ pub struct ModelTexts {
     pub defaults: GenerationDefaults,
     /// What the defaults were read from.
     pub defaults_source: &'static str,
+    /// The end-of-generation ids that `defaults_source` and config.json list.
+    pub listed_ends: Vec<u32>,
     /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
     pub end_of_generation: Vec<u32>,
 }
@@ -105,19 +108,16 @@ pub struct LoadOptions {
 pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     let tokenizer = files.tokenizer()?;
     let generation = files.generation()?;
+    let listed_ends = generation.eos_token_ids.clone();
     let mut end_of_generation = generation.eos_token_ids;
     end_of_generation.extend(tokenizer.eos());
     end_of_generation.extend(tokenizer.turn_terminators());
     end_of_generation.sort_unstable();
     end_of_generation.dedup();
-    if let Some(id) = end_of_generation.last().filter(|id| **id as usize >= tokenizer.vocab_size()) {
-        let tokens = tokenizer.vocab_size();
-        let message = format!("the end-of-generation id {id} is beyond its {tokens} tokens");
-        return Err(LoadError::Tokenizer(message));
-    }
     Ok(ModelTexts {
         tokenizer: Arc::new(tokenizer),
         chat_templates: files.chat_templates()?,
+        listed_ends,
         defaults: generation.defaults,
         defaults_source: files.settings_source(),
         end_of_generation,
@@ -136,22 +136,27 @@ pub fn load(
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
     let description = describe(files.facts())?;
-    let texts = load_texts(&files)?;
+    let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
-    check_vocabulary(&texts, &description.config)?;
+    fit_vocabulary(&mut texts, &description.config, &mut notices);
     let context_length = context(&files, &description, options, &mut notices)?;
     let model = decoder(&files, description, options, context_length, progress, &mut notices)?;
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, notices })
 }
 
-/// A token the model has no row for would fail in the middle of a request.
-fn check_vocabulary(texts: &ModelTexts, config: &DecoderConfig) -> Result<(), LoadError> {
+/// Published models have tokens without a row (Gemma 3's image token, padding added later): a prompt with one is refused
+/// when it is submitted, and no answer can end with one.
+fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut Vec<String>) {
     let (tokens, rows) = (texts.tokenizer.vocab_size(), config.vocab_size);
     if tokens > rows {
-        return Err(LoadError::Tokenizer(format!("has {tokens} tokens, but the model has {rows} rows")));
+        notices.push(format!("the tokenizer has {tokens} tokens, but the model only {rows} rows for them"));
     }
-    Ok(())
+    let is_row = |id: &u32| (*id as usize) < rows;
+    if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
+        notices.push(format!("the end-of-generation id {id} is no token of the model and is left out"));
+        texts.end_of_generation.retain(is_row);
+    }
 }
 
 /// The context in force, or why it cannot be had.
@@ -169,7 +174,8 @@ fn context(
     };
     let Some(available) = options.available_memory else { return Ok(wanted) };
     let fit = fit(demand(files, description, options)?, wanted, available);
-    match (options.context, fit.largest_context) {
+    // One token has no room for an answer.
+    match (options.context, fit.largest_context.filter(|largest| *largest >= 2)) {
         (None, Some(largest)) if !fit.fits() => {
             notices.push(format!("context limited to {largest} of {most} tokens by the memory available"));
             Ok(largest)
@@ -187,13 +193,30 @@ fn demand(files: &ModelFiles, description: &Description, options: &LoadOptions) 
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
         let bytes = super::tensor::byte_len(dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        weights = weights.saturating_add(bytes as u64);
+        // The kernels' own layout is up to a sixteenth larger than the file's.
+        let packing = if dtype.is_quantized() { bytes / 16 } else { 0 };
+        weights = weights.saturating_add((bytes + packing) as u64);
     }
+    let kv_per_token = kv_bytes_per_token(config, options.kv_type) as u64;
     Ok(Demand {
         weights,
-        kv_per_token: kv_bytes_per_token(config, options.kv_type) as u64,
-        fixed: activation_bytes(config),
+        kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
+        // The last page of a sequence may be nearly empty.
+        fixed: activation_bytes(config) + kv_per_token * PAGE_TOKENS as u64,
     })
+}
+
+/// What attention holds of each token it sees while it computes a layer: a key and a value in f32 per thread.
+fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
+    let heads = config.layers.iter().map(|layer| {
+        let attention = &layer.attention;
+        let at_once = match device {
+            Device::Cpu { threads } => threads.min(attention.num_kv_heads),
+            Device::Candle(_) => attention.num_kv_heads,
+        };
+        2 * 4 * at_once * attention.head_dim
+    });
+    heads.max().unwrap_or(0) as u64
 }
 
 /// Activations of one step, generously: a prompt chunk in every buffer of the decoder, and a row of logits.
@@ -232,12 +255,13 @@ fn decoder(
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<String>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let substitutes = RefCell::new(BTreeMap::<&'static str, usize>::new());
+    let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
         let wanted = target(options, matrix, tensor.dtype);
         let converted = quantize::convert(name, &tensor, wanted)?;
-        if converted.dtype != wanted {
-            *substitutes.borrow_mut().entry(converted.dtype.name()).or_default() += 1;
+        let asked = options.quantize.or(options.dtype).unwrap_or(converted.dtype);
+        if converted.dtype != asked {
+            *kept.borrow_mut().entry((converted.dtype.name(), asked.name())).or_default() += 1;
         }
         Ok(converted)
     };
@@ -257,9 +281,11 @@ fn decoder(
             Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)
         }
     };
-    for (dtype, count) in substitutes.into_inner() {
+    for ((dtype, asked), count) in kept.into_inner() {
+        let matrices = if count == 1 { "matrix is" } else { "matrices are" };
         notices.push(format!(
-            "{count} matrices do not divide into blocks of the type asked and are kept as {dtype}"
+            "{count} {matrices} in {dtype} instead of {asked}: token tables are kept finer, rows that are no \
+             whole blocks in another type, quantised weights as they are"
         ));
     }
     Ok(model)

@@ -3,14 +3,13 @@
 //! This file knows the names of keys and files; how a vocabulary works is `text::tokenizer`'s business.
 //! Every error names the file, and the key where there is one.
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use super::hf::{MAX_FILE_BYTES, read_optional};
 use super::metadata::Metadata;
 use crate::runtime::error::LoadError;
 use crate::runtime::text::{HfSettings, TokenKind, Tokenizer, VocabSpec};
@@ -123,7 +122,7 @@ fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
 /// [`LoadError::Tokenizer`] for a tokenizer that cannot be built.
 pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
     let path = folder.join("tokenizer.json");
-    let json = read(&path)?.ok_or_else(|| LoadError::NotFound(path.clone()))?;
+    let json = read_optional(&path, MAX_FILE_BYTES)?.ok_or_else(|| LoadError::NotFound(path.clone()))?;
     let settings = hf_settings(folder)?;
     Tokenizer::from_json(&json, &settings).map_err(|error| match error {
         LoadError::Tokenizer(message) => LoadError::Tokenizer(format!("{}: {message}", path.display())),
@@ -182,20 +181,12 @@ fn added_tokens(decoder: Option<Value>) -> Vec<(u32, AddedToken)> {
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, LoadError> {
-    let Some(json) = read(path)? else { return Ok(None) };
+    let Some(json) = read_optional(path, MAX_FILE_BYTES)? else { return Ok(None) };
     serde_json::from_slice(&json).map(Some).map_err(|error| LoadError::Malformed {
         path: path.to_owned(),
         what: "JSON".to_owned(),
         message: error.to_string(),
     })
-}
-
-fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(LoadError::Io { path: path.to_owned(), message: error.to_string() }),
-    }
 }
 
 #[cfg(test)]
@@ -205,7 +196,7 @@ mod tests {
     fn settings(files: &[(&str, &str)]) -> Result<HfSettings, LoadError> {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
-            fs::write(folder.path().join(name), content).unwrap();
+            std::fs::write(folder.path().join(name), content).unwrap();
         }
         hf_settings(folder.path())
     }
@@ -243,7 +234,7 @@ mod tests {
             matches!(&missing, LoadError::NotFound(path) if path.ends_with("tokenizer.json")),
             "{missing}"
         );
-        fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
         let message = from_folder(folder.path()).unwrap_err().to_string();
         assert!(message.contains("tokenizer.json: missing field `model`"), "{message}");
     }

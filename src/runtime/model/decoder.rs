@@ -120,6 +120,7 @@ impl<B: Backend> Decoder<B> {
         if naming.gguf {
             apply_divisors(&mut config, &file)?;
         }
+        file.check_layers(config.layers.len())?;
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -350,7 +351,12 @@ fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(
                     (Some(from_file_short), Some(from_file_long)) => {
                         (*short, *long) = (from_file_short, from_file_long);
                     }
-                    _ => rope.scaling = RopeScaling::None,
+                    (None, None) => rope.scaling = RopeScaling::None,
+                    _ => {
+                        let tensor = "rope_factors_short.weight".to_owned();
+                        let message = "comes with rope_factors_long.weight or not at all".to_owned();
+                        return Err(LoadError::Tensor { tensor, message });
+                    }
                 }
             }
             _ => {}

@@ -43,6 +43,23 @@ impl<'a> WeightFile<'a> {
         })
     }
 
+    /// A file with more layers than its description has lies about one of the two.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensor`] naming a tensor of a layer too many.
+    pub fn check_layers(&self, num_layers: usize) -> Result<(), LoadError> {
+        let prefix = if self.naming.gguf { "blk.".to_owned() } else { format!("{}layers.", self.prefix) };
+        let layer = |name: &str| name.strip_prefix(&prefix)?.split('.').next()?.parse::<usize>().ok();
+        match self.source.names().iter().find(|name| layer(name).is_some_and(|layer| layer >= num_layers)) {
+            Some(name) => {
+                let message =
+                    format!("belongs to a layer beyond the {num_layers} of the model's description");
+                Err(LoadError::Tensor { tensor: name.to_string(), message })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
     fn global_name(&self, hf: &str, gguf: &str) -> String {
         if self.naming.gguf { gguf.to_owned() } else { format!("{}{hf}", self.prefix) }

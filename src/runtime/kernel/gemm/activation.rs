@@ -55,11 +55,6 @@ impl Activations {
         &self.blocks[index * self.blocks_per_row..][..self.blocks_per_row]
     }
 
-    /// The blocks of all rows from `first` on, row by row.
-    pub fn rows_from(&self, first: usize) -> &[Block] {
-        &self.blocks[first * self.blocks_per_row..]
-    }
-
     /// Takes the rows of `x`, `[rows, cols]`; `cols` is a multiple of 32 and not 0.
     pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize, pool: &Pool) {
         assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");

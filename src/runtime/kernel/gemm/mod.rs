@@ -128,7 +128,7 @@ enum Variant {
 impl Variant {
     /// All variants within an instruction set, the best one last. Panics when this processor does not have the set.
     fn within(isa: Isa) -> impl Iterator<Item = Variant> {
-        assert!(isa <= isa::detected(), "instruction set not available");
+        assert!(isa <= isa::isa(), "instruction set not available");
         #[cfg(target_arch = "x86_64")]
         let more = [
             (isa >= Isa::Avx2, Variant::Avx2),

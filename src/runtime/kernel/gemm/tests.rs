@@ -63,7 +63,7 @@ impl Case {
         let [n, k] = self.shape;
         let packed = Packed::pack(self.dtype, self.shape, &self.weights, pool).unwrap().unwrap();
         let mut x = Activations::default();
-        x.quantize(isa::detected(), &self.x[rows.start * k..rows.end * k], k, pool);
+        x.quantize(isa::isa(), &self.x[rows.start * k..rows.end * k], k, pool);
         let mut out = vec![f32::NAN; n * rows.len()];
         matmul_by(variant, &packed, &x, &mut out, pool);
         out
@@ -114,7 +114,7 @@ fn the_scalar_twin_agrees_with_double_precision() {
 fn check(case: &Case, m: usize, pools: &[Pool]) {
     let n = case.shape[0];
     let expected = bits(&case.product(Variant::Scalar, 0..m, &pools[0]));
-    for variant in Variant::within(isa::detected()) {
+    for variant in Variant::within(isa::isa()) {
         for pool in pools {
             let got = bits(&case.product(variant, 0..m, pool));
             assert!(
@@ -178,7 +178,7 @@ fn a_broken_activation_spoils_its_own_row_only() {
     let pool = Pool::new(1).unwrap();
     let mut case = Case::new(Dtype::Q4K, [16, 256], 9, &mut Random(3));
     case.x[256 + 40] = f32::INFINITY;
-    for variant in Variant::within(isa::detected()) {
+    for variant in Variant::within(isa::isa()) {
         let out = case.product(variant, 0..9, &pool);
         for (row, out) in out.chunks(16).enumerate() {
             assert!(out.iter().all(|value| value.is_nan() == (row == 1)), "{variant:?} row {row}");

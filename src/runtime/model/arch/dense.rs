@@ -2,7 +2,7 @@
 
 use super::Description;
 use super::facts::Facts;
-use super::rope::rope;
+use super::rope::{partial_factor, rope};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
     Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, Naming, NormNames, QkNorm,
@@ -49,6 +49,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         (None, Some(default)) => Ok(default),
         _ => facts.size(key, MAX_WIDTH),
     };
+    refuse_experts(facts)?;
     let hidden_size = width(facts.pick("hidden_size", "embedding_length"), None)?;
     let num_layers = facts.size(facts.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
     let heads_key = facts.pick("num_attention_heads", "attention.head_count");
@@ -65,10 +66,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         _ => facts.size("vocab_size", MAX_VOCAB)?,
     };
     let rotated = rotated_dim(facts, head_dim)?;
-    let context_key = facts.pick("max_position_embeddings", "context_length");
-    let norm_eps = facts
-        .number(facts.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon"))?
-        .unwrap_or(defaults.norm_eps);
+    let norm_eps = norm_eps(facts, defaults)?;
     let layer = LayerConfig {
         attention: AttentionConfig {
             num_heads,
@@ -93,7 +91,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         architecture: name,
         vocab_size,
         hidden_size,
-        context_length: facts.count(context_key)?.unwrap_or(defaults.context_length),
+        context_length: context_length(facts, defaults)?,
         embedding_scale: 1.0,
         layers: vec![layer; num_layers],
         ropes: vec![rope(facts, "full_attention", rotated, defaults.rope_theta)?],
@@ -109,6 +107,31 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         norms: NormNames::LLAMA,
     };
     Ok(Description { config, naming })
+}
+
+fn context_length(facts: &Facts, defaults: Defaults) -> Result<usize, LoadError> {
+    let key = facts.pick("max_position_embeddings", "context_length");
+    match facts.count(key)?.unwrap_or(defaults.context_length) {
+        context if context >= 2 => Ok(context),
+        context => Err(facts.error(key, format!("a context of {context} has no room for an answer"))),
+    }
+}
+
+fn norm_eps(facts: &Facts, defaults: Defaults) -> Result<f32, LoadError> {
+    let key = facts.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+    match facts.number(key)?.unwrap_or(defaults.norm_eps) {
+        eps if eps >= 0.0 => Ok(eps),
+        eps => Err(facts.error(key, format!("{eps} is below 0"))),
+    }
+}
+
+/// Experts are another kind of layer, which a file of a dense family may hold (Mixtral as `llama`).
+fn refuse_experts(facts: &Facts) -> Result<(), LoadError> {
+    const KEY: &str = "expert_count";
+    match facts.is_gguf() && facts.count(KEY)?.is_some_and(|count| count > 0) {
+        true => Err(facts.error(KEY, "mixtures of experts are not supported yet")),
+        false => Ok(()),
+    }
 }
 
 fn head_dim(facts: &Facts, derived: usize, defaults: Defaults) -> Result<usize, LoadError> {
@@ -128,7 +151,13 @@ fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
     let dim = if facts.is_gguf() {
         facts.count(key)?.unwrap_or(head_dim)
     } else {
-        (head_dim as f32 * facts.number(key)?.unwrap_or(1.0)) as usize
+        let factor = match partial_factor(facts, "full_attention") {
+            Some(value) => {
+                value.as_f64().ok_or_else(|| facts.error("rope_parameters", "partial_rotary_factor"))?
+            }
+            None => facts.number(key)?.unwrap_or(1.0).into(),
+        };
+        (head_dim as f64 * factor) as usize
     };
     if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
         return Err(facts.error(key, format!("rotates {dim} of {head_dim} values of a head")));

@@ -27,7 +27,7 @@ impl Facts {
     pub fn hugging_face(path: PathBuf, config: Value) -> Self {
         let lookup = move |key: &str| {
             let nested = config.get("text_config").and_then(|text| text.get(key));
-            nested.or_else(|| config.get(key)).filter(|value| !value.is_null()).cloned()
+            nested.or_else(|| config.get(key)).cloned()
         };
         Self { path, format: Format::HuggingFace, lookup: Box::new(lookup) }
     }
@@ -60,7 +60,12 @@ impl Facts {
     }
 
     pub fn value(&self, key: &str) -> Option<Value> {
-        (self.lookup)(key)
+        (self.lookup)(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the file does not mention the key at all; `null` is a mention.
+    pub fn is_absent(&self, key: &str) -> bool {
+        (self.lookup)(key).is_none()
     }
 
     /// An error that names the file and the key.

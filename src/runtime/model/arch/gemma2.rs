@@ -25,11 +25,24 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
     };
     let mut description = dense("gemma2", facts, defaults)?;
     shared_with_gemma3(&mut description, facts, LAYERS_27B)?;
+    default_caps(&mut description, facts);
     let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
     let sliding = facts.sliding_layers(description.config.layers.len())?;
     description
         .slide(Some(window), |layer| sliding.as_ref().map_or(layer % 2 == 0, |sliding| sliding[layer]));
     Ok(description)
+}
+
+/// A file that does not mention the caps has the class's; one that says null has none.
+fn default_caps(description: &mut Description, facts: &Facts) {
+    if facts.is_absent("final_logit_softcapping") {
+        description.config.final_softcap = Some(30.0);
+    }
+    if facts.is_absent("attn_logit_softcapping") {
+        for layer in &mut description.config.layers {
+            layer.attention.softcap = Some(50.0);
+        }
+    }
 }
 
 /// Norms, embedding scale, query scale and caps.

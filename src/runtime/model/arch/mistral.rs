@@ -9,7 +9,10 @@ pub const FAMILY: Family = Family { name: "mistral", model_types: &["mistral"], 
 
 fn describe(facts: &Facts) -> Result<Description, LoadError> {
     let mut description = dense("mistral", facts, Defaults::default())?;
-    let window = facts.count("sliding_window")?.filter(|window| *window > 0);
+    // The class's own window holds for a file that does not mention it; null is none.
+    let window =
+        if facts.is_absent("sliding_window") { Some(4096) } else { facts.count("sliding_window")? };
+    let window = window.filter(|window| *window > 0);
     description.slide(window, |_| true);
     Ok(description)
 }

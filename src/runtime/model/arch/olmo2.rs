@@ -12,6 +12,11 @@ pub const FAMILY: Family =
 fn describe(facts: &Facts) -> Result<Description, LoadError> {
     let defaults = Defaults { norm_eps: 1e-5, ..Defaults::default() };
     let mut description = dense("olmo2", facts, defaults)?;
+    // llama.cpp writes OLMo 3, which has windows and two rotary tables, under this name too.
+    const WINDOW: &str = "attention.sliding_window";
+    if facts.is_gguf() && facts.count(WINDOW)?.is_some_and(|window| window > 0) {
+        return Err(facts.error(WINDOW, "OLMo 3 is not supported"));
+    }
     description.naming.norms = NormNames::SANDWICH;
     for layer in &mut description.config.layers {
         layer.attention.qk_norm = QkNorm::Whole;

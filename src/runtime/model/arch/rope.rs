@@ -8,11 +8,53 @@ use crate::runtime::model::config::{RopeConfig, RopeScaling};
 
 /// Reads the rotary table that applies to `kind` of layers ("full_attention" where a family has but one).
 pub fn rope(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
-    if facts.is_gguf() {
-        gguf(facts, dim, default_theta)
-    } else {
-        hugging_face(facts, kind, dim, default_theta)
+    let rope = match facts.is_gguf() {
+        true => gguf(facts, dim, default_theta)?,
+        false => hugging_face(facts, kind, dim, default_theta)?,
+    };
+    check(&rope).map_err(|message| facts.error(facts.pick("rope_theta / rope_scaling", "rope"), message))?;
+    Ok(rope)
+}
+
+/// Numbers that would only show as logits that are no numbers.
+fn check(rope: &RopeConfig) -> Result<(), String> {
+    let positive = |name: &str, value: f32| match value > 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => Err(format!("{name} is {value}, which must be above 0")),
+    };
+    positive("theta", rope.theta)?;
+    match &rope.scaling {
+        RopeScaling::None | RopeScaling::Divisors(_) => Ok(()),
+        RopeScaling::Linear { factor } => positive("factor", *factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            positive("factor", *factor)?;
+            positive("low_freq_factor", *low_freq_factor)?;
+            positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)?;
+            positive("original context", *original_context as f32)
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => {
+            positive("factor", *factor)?;
+            positive("beta_fast", *beta_fast)?;
+            positive("beta_slow", *beta_slow)?;
+            positive("original context", *original_context as f32)
+        }
+        RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+            positive("original context", *original_context as f32)?;
+            positive("attention_factor", *attention_factor)?;
+            let pairs = rope.dim / 2;
+            // GGUF's are empty until the tensors are read, and checked there.
+            match [short, long].iter().find(|list| !list.is_empty() && list.len() != pairs) {
+                Some(list) => Err(format!("{} factors for {pairs} rotary pairs", list.len())),
+                None => Ok(()),
+            }
+        }
     }
+}
+
+/// The part of a head that is rotated, where transformers 5 keeps it with the other rotary parameters.
+pub fn partial_factor(facts: &Facts, kind: &str) -> Option<Value> {
+    let all = facts.value("rope_parameters")?;
+    all.get(kind).unwrap_or(&all).get("partial_rotary_factor").cloned()
 }
 
 /// transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer where they differ; before
@@ -23,6 +65,9 @@ fn hugging_face(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Re
         Some(parameters) => ("rope_parameters", Some(parameters)),
         None => ("rope_scaling", facts.value("rope_scaling")),
     };
+    if let Some(other) = scaling.as_ref().filter(|scaling| !scaling.is_object()) {
+        return Err(facts.error(key, format!("{other} is not an object")));
+    }
     let parameters = Parameters { facts, key, map: scaling.unwrap_or(Value::Null) };
     let theta = match parameters.number("rope_theta")? {
         Some(theta) => theta,
@@ -149,7 +194,10 @@ fn gguf(facts: &Facts, dim: usize, default_theta: f32) -> Result<RopeConfig, Loa
                 Some(original) => original,
                 None => facts.size("context_length", usize::MAX)?,
             },
-            attention_factor: facts.number("rope.scaling.attn_factor")?,
+            // llama.cpp multiplies YaRN's own magnitude by what the file gives.
+            attention_factor: facts
+                .number("rope.scaling.attn_factor")?
+                .map(|given| given * (0.1 * factor.unwrap_or(1.0).max(1.0).ln() + 1.0)),
             truncate: true,
         },
         Some(other) => {

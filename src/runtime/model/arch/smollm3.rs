@@ -2,7 +2,7 @@
 //! Source: transformers `SmolLM3Config`; llama.cpp fixes the interval, which GGUF does not carry.
 
 use super::dense::{Defaults, dense};
-use super::{Description, Facts, Family, qwen2};
+use super::{Description, Facts, Family};
 use crate::runtime::error::LoadError;
 
 pub const FAMILY: Family =
@@ -15,7 +15,6 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         Defaults { context_length: 32_768, rope_theta: 2e6, tied: Some(true), ..Defaults::default() };
     let mut description = dense("smollm3", facts, defaults)?;
     description.naming.interleaved_qk = facts.is_gguf();
-    qwen2::slide_upper_layers(&mut description, facts)?;
     let listed = rope_layers(facts, description.config.layers.len())?;
     let interval = match facts.count("no_rope_layer_interval")? {
         Some(0) => return Err(facts.error("no_rope_layer_interval", "0 is not a period of layers")),
@@ -25,7 +24,22 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         let has_rope = listed.as_ref().map_or(!(index + 1).is_multiple_of(interval), |listed| listed[index]);
         layer.attention.rope = has_rope.then_some(0);
     }
+    slide(&mut description, facts)?;
     Ok(description)
+}
+
+/// `use_sliding_window` turns windows on, for the layers that `layer_types` names or those without positions.
+fn slide(description: &mut Description, facts: &Facts) -> Result<(), LoadError> {
+    if facts.flag("use_sliding_window")? != Some(true) {
+        return Ok(());
+    }
+    let window = facts.count("sliding_window")?.filter(|window| *window > 0);
+    let listed = facts.sliding_layers(description.config.layers.len())?;
+    let without_rope: Vec<bool> =
+        description.config.layers.iter().map(|layer| layer.attention.rope.is_none()).collect();
+    let sliding = listed.unwrap_or(without_rope);
+    description.slide(window, |layer| sliding[layer]);
+    Ok(())
 }
 
 /// `no_rope_layers`: despite its name, 1 for layers that have rotary positions.
