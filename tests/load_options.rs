@@ -72,8 +72,10 @@ fn what_does_not_fit_is_refused_before_loading_with_what_would() {
     let error = load_model(&llama, &options(Some(2048), 1000)).err().expect("refused");
     let LoadError::TooBig { needed, .. } = error else { panic!("{error}") };
     assert!(load_model(&llama, &options(Some(2048), needed)).is_ok());
-    let per_token = load_model(&llama, &exact()).expect("loads").model.spec().kv_bytes_per_token as u64;
-    let available = needed - 1024 * per_token;
+    let error = load_model(&llama, &options(Some(1024), 1000)).err().expect("refused");
+    let LoadError::TooBig { needed: available, .. } = error else { panic!("{error}") };
+    let kv_per_token = load_model(&llama, &exact()).expect("loads").model.spec().kv_bytes_per_token as u64;
+    assert!(needed - available >= 1024 * kv_per_token);
     let error = load_model(&llama, &options(Some(2048), available)).err().expect("refused");
     assert!(matches!(error, LoadError::TooBig { largest_context: Some(1024), .. }), "{error}");
     // Not asked for, the context is what fits, and that is said.
@@ -165,4 +167,69 @@ fn real_configurations_are_described_or_refused_by_name() {
         }
     }
     assert!(described >= 25, "only {described}");
+}
+
+/// A checkpoint with one key of its config.json changed.
+fn with_config(name: &str, key: &str, value: Value) -> tempfile::TempDir {
+    let (folder, changed) = (checkpoint(name), tempfile::tempdir().expect("tempdir"));
+    for entry in std::fs::read_dir(&folder).expect("folder") {
+        let entry = entry.expect("entry");
+        std::fs::copy(entry.path(), changed.path().join(entry.file_name())).expect("copy");
+    }
+    let path = changed.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("config")).expect("JSON");
+    config[key] = value;
+    std::fs::write(path, config.to_string()).expect("write");
+    changed
+}
+
+#[test]
+fn a_configuration_that_lies_is_refused_and_names_what_is_wrong() {
+    for (key, value, named) in [
+        ("num_hidden_layers", json!(3), "model.layers.3."),
+        ("num_hidden_layers", json!(5), "model.layers.4."),
+        ("vocab_size", json!(383), "embed_tokens"),
+        ("rope_theta", json!(0), "rope_theta"),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "factor"),
+        ("rope_scaling", json!(5), "rope_scaling"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0],
+            "original_max_position_embeddings": 128}),
+            "rotary pairs",
+        ),
+        ("rms_norm_eps", json!(-1.0), "rms_norm_eps"),
+        ("max_position_embeddings", json!(1), "max_position_embeddings"),
+    ] {
+        let folder = with_config("llama-untied", key, value.clone());
+        let error = load_model(folder.path(), &exact()).err();
+        let error = error.unwrap_or_else(|| panic!("{key} = {value} loads")).to_string();
+        assert!(error.contains(named), "{key} = {value}: {error}");
+    }
+}
+
+#[test]
+fn partly_rotated_heads_are_read_in_both_forms() {
+    let old = with_config("llama-untied", "partial_rotary_factor", json!(0.5));
+    let new = with_config(
+        "llama-untied",
+        "rope_parameters",
+        json!({"rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    );
+    let prompt = golden_prompts(&checkpoint("llama-untied")).remove(0);
+    let logits = [checkpoint("llama-untied").as_path(), old.path(), new.path()].map(|folder| {
+        let mut model = load_model(folder, &exact()).expect("loads");
+        Fed::new(&mut *model.model).feed(&prompt.tokens, 64)
+    });
+    assert_eq!(logits[1], logits[2]);
+    assert_ne!(logits[0], logits[1]);
+}
+
+#[test]
+fn tokens_without_a_row_are_said_and_do_not_keep_a_model_from_running() {
+    // As Gemma 3 is published: one token more than the embedding table has rows.
+    let folder = with_config("llama-untied", "eos_token_id", json!([1, 4000]));
+    let model = load_model(folder.path(), &exact()).expect("loads");
+    assert!(model.notices.iter().any(|notice| notice.contains("4000")), "{:?}", model.notices);
+    assert!(!model.texts.end_of_generation.contains(&4000));
 }
