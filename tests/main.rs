@@ -14,6 +14,7 @@ mod load_options;
 mod loading;
 mod oracle;
 mod parity_table;
+mod phi3_gguf;
 mod quantized_products;
 mod real_models;
 mod session;
