@@ -17,24 +17,9 @@ use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
 use crate::common::golden::{
-    Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder, parity_gguf,
-    worst_difference,
+    FAMILIES, Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder,
+    parity_gguf, worst_difference,
 };
-
-/// Families that the decoder runs, of those in the parity fixtures.
-const DENSE: [&str; 11] = [
-    "gemma2",
-    "gemma3",
-    "granite",
-    "llama",
-    "llama-untied",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-];
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
 const FLOAT: f32 = 2e-6;
@@ -62,7 +47,7 @@ fn load_candle(path: &Path, dtype: Option<Dtype>) -> Box<dyn Model> {
 
 #[test]
 fn candle_reproduces_the_reference_in_any_chunks() {
-    for family in DENSE {
+    for family in FAMILIES {
         let folder = parity_folder().join(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let mut line = format!("{family:<13}");
@@ -82,7 +67,7 @@ fn candle_reproduces_the_reference_in_any_chunks() {
 /// lies in consecutive pages.
 #[test]
 fn candle_keeps_the_sequences_of_a_batch_apart() {
-    for family in DENSE {
+    for family in FAMILIES {
         let folder = parity_folder().join(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let prompts = golden_prompts(&folder);
@@ -128,7 +113,7 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
 fn candle_reads_gguf_as_the_cpu_backend_does() {
     let mut seen = Vec::new();
     for (family, dtype) in
-        DENSE.iter().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
+        FAMILIES.iter().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
     {
         let Some(path) = parity_gguf(&format!("{family}-{dtype}.gguf")) else { continue };
         seen.push(dtype);

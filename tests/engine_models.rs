@@ -6,24 +6,10 @@ use std::path::Path;
 
 use llmctl::runtime::{Decoded, Engine, EngineConfig, Request, Sampling};
 
-use crate::common::golden::{exact, golden_prompts, load_model, parity_folder};
+use crate::common::golden::{FAMILIES, exact, golden_prompts, load_model, parity_folder};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 
 const NEW_TOKENS: usize = 24;
-
-const FAMILIES: [&str; 11] = [
-    "gemma2",
-    "gemma3",
-    "granite",
-    "llama",
-    "llama-untied",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-];
 
 fn engine(checkpoint: &Path, step_tokens: usize) -> Engine {
     let loaded = load_model(checkpoint, &exact()).unwrap_or_else(|error| panic!("{checkpoint:?}: {error}"));

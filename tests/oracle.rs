@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::common::golden::{
-    Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder,
+    FAMILIES, Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder,
 };
 
 /// Largest absolute difference of a logit where both are right.
@@ -53,21 +53,6 @@ const DEVIATIONS: &[Deviation] = &[
     deviates("granite", "long", 1.523, NO_MULTIPLIERS),
     deviates("mistral", "medium", 5.793, ONE_TOO_MANY),
     deviates("mistral", "long", 4.434, ONE_TOO_MANY),
-];
-
-/// Families that both we and candle-transformers have.
-const FAMILIES: [&str; 11] = [
-    "gemma2",
-    "gemma3",
-    "granite",
-    "llama",
-    "llama-untied",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
 ];
 
 /// Families whose fault can be made good from outside.

@@ -2,7 +2,7 @@
 //! attention), however its prompt is cut, and the same weights as GGUF give the same logits.
 
 use crate::common::golden::{
-    Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf, top_two, worst_difference,
+    FAMILIES, Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf, top_two, worst_difference,
 };
 
 /// Largest absolute difference of a logit.
@@ -11,35 +11,13 @@ const TOLERANCE: f32 = 1e-4;
 /// Below this lead of the best token over the next, two correct implementations may disagree about it.
 const MARGIN: f32 = 1e-2;
 
-/// A checkpoint of the table.
-struct Row {
-    name: &'static str,
-    /// Why its GGUF form is not the same model, if it is not.
-    gguf_differs: Option<&'static str>,
-}
-
-const fn row(name: &'static str) -> Row {
-    Row { name, gguf_differs: None }
-}
-
-const TABLE: [Row; 11] = [
-    row("gemma2"),
-    row("gemma3"),
-    row("granite"),
-    row("llama"),
-    row("llama-untied"),
-    Row { name: "mistral", gguf_differs: Some("llama.cpp's form does not carry the sliding window") },
-    row("olmo2"),
-    row("phi3"),
-    row("qwen2"),
-    row("qwen3"),
-    row("smollm3"),
-];
+/// Checkpoints whose GGUF form is not the same model, and why.
+const GGUF_DIFFERS: [(&str, &str); 1] = [("mistral", "llama.cpp's form does not carry the sliding window")];
 
 #[test]
 fn parity() {
     let folder = parity_folder();
-    for Row { name, .. } in TABLE {
+    for name in FAMILIES {
         let checkpoint = folder.join(name);
         let mut loaded = load_model(&checkpoint, &exact()).unwrap_or_else(|error| panic!("{name}: {error}"));
         for prompt in golden_prompts(&checkpoint) {
@@ -72,7 +50,7 @@ fn every_checkpoint_of_the_fixtures_is_in_the_table_or_listed_as_missing() {
     for entry in std::fs::read_dir(folder).expect("parity folder") {
         let path = entry.expect("entry").path();
         let name = path.file_name().and_then(|name| name.to_str()).expect("name").to_owned();
-        if TABLE.iter().any(|row| row.name == name) {
+        if FAMILIES.contains(&name.as_str()) {
             continue;
         }
         // Not known yet: it must say so, and not run as something else.
@@ -83,7 +61,8 @@ fn every_checkpoint_of_the_fixtures_is_in_the_table_or_listed_as_missing() {
 
 #[test]
 fn the_same_weights_as_gguf_give_the_same_logits() {
-    for Row { name, gguf_differs } in TABLE {
+    for name in FAMILIES {
+        let gguf_differs = GGUF_DIFFERS.iter().find(|(family, _)| *family == name).map(|(_, why)| why);
         let Some(gguf) = parity_gguf(&format!("{name}-f32.gguf")) else {
             eprintln!("{name:14} has no GGUF form here");
             continue;

@@ -58,12 +58,26 @@ impl PromptTemplate {
     /// # Errors
     /// `UndefinedVariables` naming what is missing and what was given; else as a chat template's rendering.
     pub fn render(&self, vars: &BTreeMap<String, String>) -> Result<RenderedPrompt, TemplateError> {
-        let given: Map<String, Json> =
-            vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
-        let text =
-            jinja::run(&self.env, &given, DateTime::utc_now()).map_err(|error| self.explain(error, vars))?;
+        let text = self.fill(vars).map_err(|error| self.explain(error, vars))?;
         let unused = vars.keys().filter(|name| !self.variables.contains(*name)).cloned().collect();
         Ok(RenderedPrompt { text, unused })
+    }
+
+    fn fill(&self, vars: &BTreeMap<String, String>) -> Result<String, TemplateError> {
+        let given: Map<String, Json> =
+            vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
+        jinja::run(&self.env, &given, DateTime::utc_now())
+    }
+
+    /// Those of the missing variables without which the file cannot be filled in, whatever the others are: one that is
+    /// only tested (`is defined`) is not among them.
+    fn required(&self, missing: &[String], vars: &BTreeMap<String, String>) -> Vec<String> {
+        let fails_without = |name: &&String| {
+            let others =
+                missing.iter().filter(|other| other != name).map(|other| (other.clone(), String::new()));
+            self.fill(&vars.clone().into_iter().chain(others).collect()).is_err()
+        };
+        missing.iter().filter(fails_without).cloned().collect()
     }
 
     /// A failure while variables are missing is taken to be theirs: strict mode fails on nothing else that is plain.
@@ -72,6 +86,8 @@ impl PromptTemplate {
             self.variables.iter().filter(|name| !vars.contains_key(*name)).cloned().collect();
         match error {
             TemplateError::Render { .. } if !missing.is_empty() => {
+                let required = self.required(&missing, vars);
+                let missing = if required.is_empty() { missing } else { required };
                 TemplateError::UndefinedVariables { missing, known: vars.keys().cloned().collect() }
             }
             error => error,
@@ -119,6 +135,14 @@ mod tests {
         };
         assert_eq!(error, wanted);
         assert_eq!(error.to_string(), "undefined variable `a` (given: `b`, `c`)");
+    }
+
+    #[test]
+    fn a_variable_that_is_only_tested_is_not_called_missing() {
+        let source = "{{ a }}{% if b is defined %} {{ b }}{% endif %}{{ c }}";
+        let error = render_prompt(source, &vars(&[])).expect_err("a and c are missing");
+        let missing = vec!["a".to_owned(), "c".to_owned()];
+        assert_eq!(error, TemplateError::UndefinedVariables { missing, known: vec![] });
     }
 
     #[test]

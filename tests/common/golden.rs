@@ -12,6 +12,21 @@ use llmctl::runtime::{LoadError, Result};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
+/// The checkpoints whose families run natively, by folder.
+pub const FAMILIES: [&str; 11] = [
+    "gemma2",
+    "gemma3",
+    "granite",
+    "llama",
+    "llama-untied",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+];
+
 /// One prompt with what the reference computed.
 pub struct GoldenPrompt {
     pub name: &'static str,
