@@ -16,5 +16,7 @@ mod oracle;
 mod parity_table;
 mod real_models;
 mod session;
+mod session_store;
+mod session_transcript;
 mod templates;
 mod tokenizers;

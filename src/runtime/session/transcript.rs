@@ -73,15 +73,16 @@ impl SplicedPrompt {
 const TAIL_BYTES: usize = 96;
 
 /// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
-/// blocks that are empty or only opened (Qwen3 and its kin, Gemma 4), and white space (Mistral's `[/INST] `).
+/// blocks that are empty or only opened (Qwen3 and its kin, Gemma 4), and white space (Mistral's `[/INST] `). Tried in this
+/// order: history may hold a thought where the mark got an empty block, so a block is taken off when there is one.
 const SCAFFOLDS: [&str; 9] = [
-    "",
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
     "<think></think>\n",
     "<think></think>",
     "<think>\n",
     "<|channel>thought\n<channel|>",
+    "",
     " ",
     "\n",
 ];
@@ -100,8 +101,11 @@ pub struct Fingerprint(String);
 impl Fingerprint {
     /// Also for messages of other roles, where it serves the chain.
     pub fn of(message: &Message) -> Self {
-        let calls: Vec<Value> =
-            message.tool_calls.iter().map(|call| json!([call.name, normal_arguments(&call.arguments)])).collect();
+        let calls: Vec<Value> = message
+            .tool_calls
+            .iter()
+            .map(|call| json!([call.name, normal_arguments(&call.arguments)]))
+            .collect();
         Self(json!([content_form(message.content.as_ref()), calls]).to_string())
     }
 }
@@ -136,7 +140,8 @@ fn normal_arguments(arguments: &Value) -> Value {
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
-            let by_key: BTreeMap<&String, Value> = map.iter().map(|(key, value)| (key, sorted(value))).collect();
+            let by_key: BTreeMap<&String, Value> =
+                map.iter().map(|(key, value)| (key, sorted(value))).collect();
             Value::Object(by_key.into_iter().map(|(key, value)| (key.clone(), value)).collect())
         }
         Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
@@ -153,7 +158,8 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![0];
     for message in messages {
         let mut hasher = DefaultHasher::new();
-        (chains[chains.len() - 1], message.role.as_str(), &message.name, Fingerprint::of(message)).hash(&mut hasher);
+        (chains[chains.len() - 1], message.role.as_str(), &message.name, Fingerprint::of(message))
+            .hash(&mut hasher);
         chains.push(hasher.finish());
     }
     chains
@@ -202,6 +208,20 @@ impl Transcript {
         }
     }
 
+    /// The transcript of a conversation from disk. `known` names answers by their index in `messages`, with what
+    /// [`Self::record`] was told of each.
+    pub fn restored<'a>(
+        messages: &[Message],
+        known: impl IntoIterator<Item = (usize, &'a str, &'a [u32])>,
+    ) -> Self {
+        let chains = chains(messages);
+        let answer = |(index, after, ids): (usize, &str, &[u32])| {
+            let fingerprint = Fingerprint::of(messages.get(index)?);
+            Some((chains[index], Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
+        };
+        Self { answers: known.into_iter().filter_map(answer).collect() }
+    }
+
     /// The ids of the message at `index`, when it is an answer of this session with the same messages before it.
     pub fn lookup(&self, messages: &[Message], index: usize) -> Option<&[u32]> {
         let message = messages.get(index).filter(|message| message.role == Role::Assistant)?;
@@ -224,7 +244,7 @@ impl Transcript {
         mut render: impl FnMut(&Conversation) -> Result<String, E>,
     ) -> Result<SplicedPrompt, E> {
         let plain = render(conversation)?;
-        let mut places = self.places(&conversation.messages);
+        let mut places = self.places(&conversation.messages, &plain);
         for _ in 0..MAX_ATTEMPTS {
             if places.is_empty() {
                 break;
@@ -232,7 +252,8 @@ impl Transcript {
             let marks = Marks::new(conversation, places.len());
             let marked = render(&marks.applied(conversation, &places));
             let Ok(marked) = marked else {
-                places = second_way(places);
+                let all: Vec<usize> = places.iter().map(|place| place.index).collect();
+                places = reconsidered(places, &all);
                 continue;
             };
             match cut(&marked, &plain, &marks, &places) {
@@ -243,13 +264,14 @@ impl Transcript {
         Ok(SplicedPrompt::text(plain))
     }
 
-    fn places(&self, messages: &[Message]) -> Vec<Place<'_>> {
+    fn places(&self, messages: &[Message], plain: &str) -> Vec<Place<'_>> {
         let chains = chains(messages);
+        let has_markup = CALL_MARKUP.iter().any(|(open, _)| plain.contains(open));
         let answers = messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
         let found = answers.filter_map(|(index, message)| {
             let answer = self.find(chains[index], message)?;
             let is_call = !message.tool_calls.is_empty() && content_form(message.content.as_ref()) == "";
-            Some(Place { index, answer, way: Way::Content, has_second_way: is_call })
+            Some(Place { index, answer, way: Way::Content, has_second_way: is_call && has_markup })
         });
         found.collect()
     }
@@ -275,24 +297,19 @@ enum Way {
     Calls,
 }
 
-/// After doubt: the doubtful ones are marked the second way, or given up.
+/// After doubt: the calls up to the last doubtful answer are marked the second way, since one that is marked wrongly makes
+/// those after it look doubtful; when none is left, the doubtful answers are given up.
 fn reconsidered<'a>(places: Vec<Place<'a>>, doubtful: &[usize]) -> Vec<Place<'a>> {
-    let keep = |place: Place<'a>| match doubtful.contains(&place.index) {
-        false => Some(place),
-        true if place.has_second_way => Some(Place { way: Way::Calls, has_second_way: false, ..place }),
-        true => None,
-    };
-    places.into_iter().filter_map(keep).collect()
-}
-
-/// After a template refused the marked conversation: every call is marked the second way, or there is nothing left.
-fn second_way(places: Vec<Place<'_>>) -> Vec<Place<'_>> {
-    if !places.iter().any(|place| place.has_second_way) {
-        return Vec::new();
+    let last = doubtful.iter().max().copied().unwrap_or(usize::MAX);
+    let is_open = |place: &Place<'_>| place.has_second_way && place.index <= last;
+    if places.iter().any(is_open) {
+        let switch = |place: Place<'a>| match is_open(&place) {
+            true => Place { way: Way::Calls, has_second_way: false, ..place },
+            false => place,
+        };
+        return places.into_iter().map(switch).collect();
     }
-    let calls: Vec<usize> =
-        places.iter().filter(|place| place.has_second_way).map(|place| place.index).collect();
-    reconsidered(places, &calls)
+    places.into_iter().filter(|place| !doubtful.contains(&place.index)).collect()
 }
 
 /// Words that nothing in a conversation contains, all of one length.
@@ -329,7 +346,10 @@ impl Marks {
                 Way::Calls => {
                     let calls = message.tool_calls.iter().enumerate();
                     message.tool_calls = calls
-                        .map(|(n, call)| ToolCall { arguments: json!({ self.mark(at, n): 0 }), ..call.clone() })
+                        .map(|(n, call)| ToolCall {
+                            arguments: json!({ self.mark(at, n): 0 }),
+                            ..call.clone()
+                        })
                         .collect();
                 }
             }
@@ -342,7 +362,7 @@ impl Marks {
 fn cut(marked: &str, plain: &str, marks: &Marks, places: &[Place<'_>]) -> Result<Vec<Segment>, Vec<usize>> {
     let index_of = |place: &Place<'_>| place.index;
     let spans: Vec<Option<Range<usize>>> =
-        places.iter().enumerate().map(|(at, place)| span(marked, marks, at, place, plain)).collect();
+        places.iter().enumerate().map(|(at, place)| span(marked, marks, at, place)).collect();
     let unmarked: Vec<usize> =
         places.iter().zip(&spans).filter(|(_, span)| span.is_none()).map(|(place, _)| place.index).collect();
     if !unmarked.is_empty() {
@@ -357,8 +377,10 @@ fn cut(marked: &str, plain: &str, marks: &Marks, places: &[Place<'_>]) -> Result
     let mut plain_at = 0;
     let mut from = 0;
     for (place, span) in places.iter().zip(&spans) {
-        match fitted(&marked[from..span.start], place, from > 0) {
-            Some(fitted) if appears(plain, &mut plain_at, &marked[from..span.start][..fitted.common], from == 0) => {
+        match fitted(&marked[from..span.start], &place.answer.after, from > 0) {
+            Some(fitted)
+                if appears(plain, &mut plain_at, &marked[from..span.start][..fitted.common], from == 0) =>
+            {
                 segments.push(Segment::Text(fitted.text));
                 segments.push(Segment::Ids(place.answer.ids.clone()));
             }
@@ -388,7 +410,7 @@ fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
 }
 
 /// Where the answer stands in the marked rendering. Each mark must be there exactly once.
-fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>, plain: &str) -> Option<Range<usize>> {
+fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>) -> Option<Range<usize>> {
     match place.way {
         Way::Content => only(marked, &marks.mark(at, 0)),
         Way::Calls => {
@@ -402,7 +424,7 @@ fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>, plain: &str) 
             let enclosed = |(open, close): &(&str, &str)| {
                 let start = marked[..first.start].rfind(open)?;
                 let end = last.end + marked[last.end..].find(close)? + close.len();
-                plain.contains(open).then_some(start..end)
+                Some(start..end)
             };
             CALL_MARKUP.iter().find_map(enclosed)
         }
@@ -428,13 +450,17 @@ struct Fitted {
 /// history     ...<|im_end|>\n<|im_start|>assistant\n                        MARK
 /// generated   ...<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n answer
 /// ```
-fn fitted(before: &str, place: &Place<'_>, follows_ids: bool) -> Option<Fitted> {
-    let wanted = &place.answer.after;
+///
+/// A text that follows ids may be shorter than what is remembered: then an answer before it was text at that time.
+fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
+    if wanted.is_empty() {
+        return None; // nobody said
+    }
     for printed in SCAFFOLDS {
         let Some(bare) = before.strip_suffix(printed) else { continue };
         for generated in SCAFFOLDS.into_iter().filter(|scaffold| wanted.ends_with(scaffold)) {
             let text = format!("{bare}{generated}");
-            if text.ends_with(wanted) && (wanted.len() >= TAIL_BYTES.min(text.len()) || follows_ids) {
+            if text.ends_with(wanted) || (follows_ids && !text.is_empty() && wanted.ends_with(&text)) {
                 return Some(Fitted { text, common: bare.len() });
             }
         }
@@ -445,4 +471,238 @@ fn fitted(before: &str, place: &Place<'_>, follows_ids: bool) -> Option<Fitted> 
 /// The last [`TAIL_BYTES`] of a text, at least: it begins at a character.
 fn tail(text: &str) -> &str {
     &text[text.floor_char_boundary(text.len().saturating_sub(TAIL_BYTES))..]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn user(text: &str) -> Message {
+        Message::user(text)
+    }
+
+    fn call(name: &str, arguments: Value) -> Message {
+        let id = Some("call_1".to_owned());
+        let tool_calls = vec![ToolCall { id, name: name.to_owned(), arguments }];
+        Message { content: None, tool_calls, ..Message::assistant("") }
+    }
+
+    fn conversation(messages: &[Message]) -> Conversation {
+        Conversation { messages: messages.to_vec(), ..Conversation::default() }
+    }
+
+    /// A template of one line per message, and how it prints the answers.
+    fn rendered(conversation: &Conversation, answer: impl Fn(&str) -> String) -> Result<String, Infallible> {
+        let mut text = String::new();
+        for message in &conversation.messages {
+            let Value::String(content) = content_form(message.content.as_ref()) else {
+                unreachable!("texts only")
+            };
+            let calls: String =
+                message.tool_calls.iter().map(|call| format!("{}{}", call.name, call.arguments)).collect();
+            match message.role {
+                Role::Assistant => text.push_str(&answer(&format!("{content}{calls}"))),
+                _ => text.push_str(&format!("[{}]{content}[/]", message.role.as_str())),
+            }
+        }
+        Ok(text + "[assistant]")
+    }
+
+    fn usual(answer: &str) -> String {
+        format!("[assistant]{answer}[/]")
+    }
+
+    fn recorded(transcript: &mut Transcript, before: &[Message], answer: &Message, ids: &[u32]) {
+        let prompt = transcript.splice(&conversation(before), |c| rendered(c, usual)).expect("renders");
+        let after = prompt.splice_after().to_owned();
+        transcript.record(before, answer, &after, Some(ids));
+    }
+
+    fn ids_in(transcript: &Transcript, messages: &[Message]) -> Vec<Vec<u32>> {
+        let prompt = transcript.splice(&conversation(messages), |c| rendered(c, usual)).expect("renders");
+        let ids = prompt.segments.into_iter().filter_map(|segment| match segment {
+            Segment::Ids(ids) => Some(ids),
+            Segment::Text(_) => None,
+        });
+        ids.collect()
+    }
+
+    #[test]
+    fn fingerprints_ignore_what_clients_change() {
+        let of = |arguments: Value| Fingerprint::of(&call("f", arguments));
+        let wanted = of(json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
+        assert_eq!(of(json!({"b": {"y": null, "x": [1, 2]}, "a": 1})), wanted);
+        assert_eq!(of(json!(" {\"b\" : {\"y\":null,\"x\":[1,2]},\n\"a\":1}")), wanted);
+        for other in
+            [json!({"a": 1}), json!({"a": 1, "b": {"x": [2, 1], "y": null}}), json!("{\"a\": 1"), json!(null)]
+        {
+            assert_ne!(of(other), wanted);
+        }
+        assert_eq!(of(json!("f(x")), of(json!("f(x")));
+        assert_ne!(of(json!("f(x")), of(json!("f(x ")), "text that is not JSON counts byte for byte");
+        assert_ne!(of(json!("f(x")), of(json!({"not json": "f(y"})));
+        let mut other = call("f", json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
+        (other.reasoning, other.tool_calls[0].id) = (Some("hm".to_owned()), None);
+        assert_eq!(Fingerprint::of(&other), wanted);
+        other.content = Some(Content::Text(String::new()));
+        assert_eq!(Fingerprint::of(&other), wanted);
+        other.content = Some(Content::Text(" ".to_owned()));
+        assert_ne!(Fingerprint::of(&other), wanted);
+        let part = |text| json!({"type": "text", "text": text});
+        let parts = Message { content: Some(Content::Parts(vec![part("a"), part("b")])), ..user("") };
+        assert_eq!(Fingerprint::of(&parts), Fingerprint::of(&user("ab")));
+        let image =
+            Message { content: Some(Content::Parts(vec![part("ab"), json!({"type": "image"})])), ..user("") };
+        assert_ne!(Fingerprint::of(&image), Fingerprint::of(&user("ab")));
+    }
+
+    #[test]
+    fn an_answer_goes_back_as_ids_between_the_texts_around_it() {
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &[user("hi")], &Message::assistant("hello"), &[7, 8]);
+        let messages = [user("hi"), Message::assistant("hello"), user("and?")];
+        let prompt = transcript.splice(&conversation(&messages), |c| rendered(c, usual)).expect("renders");
+        let text = |text: &str| Segment::Text(text.to_owned());
+        let wanted =
+            [text("[user]hi[/][assistant]"), Segment::Ids(vec![7, 8]), text("[/][user]and?[/][assistant]")];
+        assert_eq!(prompt.segments, wanted);
+        assert_eq!(transcript.lookup(&messages, 1), Some(&[7, 8][..]));
+        assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
+        let ids = prompt.ids(|text, first| Ok::<_, ()>(vec![text.len() as u32, u32::from(first)]));
+        assert_eq!(ids, Ok(vec![22, 1, 7, 8, 27, 0]));
+    }
+
+    #[test]
+    fn edited_regenerated_and_foreign_answers() {
+        let [q1, q2, q3] = ["one?", "two?", "three?"].map(user);
+        let [a1, a2] = ["one", "two"].map(Message::assistant);
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, std::slice::from_ref(&q1), &a1, &[1]);
+        recorded(&mut transcript, &[q1.clone(), a1.clone(), q2.clone()], &a2, &[2]);
+        let whole = [q1.clone(), a1.clone(), q2.clone(), a2.clone(), q3.clone()];
+        assert_eq!(ids_in(&transcript, &whole), [[1], [2]]);
+        let with = |at: usize, message: Message| {
+            let mut messages = whole.clone();
+            messages[at] = message;
+            messages
+        };
+        assert_eq!(ids_in(&transcript, &with(3, Message::assistant("two!"))), [[1]], "edited by the client");
+        assert_eq!(ids_in(&transcript, &with(3, Message::assistant("two "))), [[1]], "white space counts");
+        assert!(
+            ids_in(&transcript, &with(1, Message::assistant("uno"))).is_empty(),
+            "nothing behind an edit"
+        );
+        assert!(ids_in(&transcript, &with(0, user("one!"))).is_empty());
+        let exemplars = [&[user("2+2"), Message::assistant("4")][..], &whole].concat();
+        assert!(
+            ids_in(&transcript, &exemplars).is_empty(),
+            "exemplars put in front are text, and all behind them"
+        );
+
+        let mut regenerated = transcript.clone();
+        let two = Message::assistant("zwei");
+        recorded(&mut regenerated, &[q1.clone(), a1.clone(), q2.clone()], &two, &[22]);
+        assert_eq!(ids_in(&regenerated, &with(3, two)), [[1], [22]]);
+        assert_eq!(ids_in(&regenerated, &whole), [[1]], "the old answer was replaced");
+
+        let other_branch = [q1.clone(), a1.clone(), user("three!")];
+        recorded(&mut transcript, &other_branch, &a2, &[3]);
+        assert_eq!(transcript.len(), 2, "what is on no branch is forgotten");
+        assert_eq!(ids_in(&transcript, &whole), [[1]]);
+    }
+
+    #[test]
+    fn a_conversation_first_seen_with_history_is_spliced_from_then_on() {
+        let history = [user("q"), Message::assistant("imported"), user("go on")];
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &history, &Message::assistant("ours"), &[5]);
+        let next = [&history[..], &[Message::assistant("ours"), user("more")]].concat();
+        assert_eq!(ids_in(&transcript, &next), [[5]]);
+        let known = [(3, "[user]go on[/][assistant]", &[5][..]), (99, "", &[1])];
+        let restored = Transcript::restored(&next[..4], known);
+        assert_eq!(ids_in(&restored, &next), [[5]], "as from disk");
+    }
+
+    #[test]
+    fn what_the_client_was_not_shown_stays_text() {
+        let mut transcript = Transcript::default();
+        let (before, answer) = ([user("q")], Message::assistant("a"));
+        recorded(&mut transcript, &before, &answer, &[1]);
+        transcript.record(&before, &answer, "[user]q[/][assistant]", None);
+        assert!(
+            transcript.is_empty(),
+            "a stop string was cut off, and the earlier answer is replaced all the same"
+        );
+        transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[]));
+        assert!(transcript.is_empty());
+        transcript.record(&before, &answer, "", Some(&[1]));
+        assert!(
+            ids_in(&transcript, &[before[0].clone(), answer, user("x")]).is_empty(),
+            "nobody knows what was before"
+        );
+    }
+
+    #[test]
+    fn a_template_that_is_not_understood_gives_its_plain_text() {
+        let (before, answer) = ([user("q")], Message::assistant("abc"));
+        let next = conversation(&[before[0].clone(), answer.clone(), user("x")]);
+        type Answers = fn(&str) -> String;
+        let templates: [(&str, Answers); 7] = [
+            ("drops answers", |_| String::new()),
+            ("prints them twice", |a| format!("[assistant]{a}{a}[/]")),
+            ("changes case", |a| format!("[assistant]{}[/]", a.to_uppercase())),
+            ("cuts them", |a| format!("[assistant]{}[/]", &a[..3])),
+            ("another header", |a| format!("[model]{a}[/]")),
+            ("something in front", |a| format!("[assistant]<think>{a}[/]")),
+            ("depends on the answer", |a| format!("[assistant]{a}[/{}]", a.len())),
+        ];
+        for (what, template) in templates {
+            let mut transcript = Transcript::default();
+            transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
+            let plain = rendered(&next, template).expect("renders");
+            let prompt = transcript.splice(&next, |c| rendered(c, template)).expect("renders");
+            assert_eq!(prompt.segments, [Segment::Text(plain)], "{what}");
+        }
+        let mut transcript = Transcript::default();
+        transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
+        let refused = |c: &Conversation| if c == &next { Ok("plain".to_owned()) } else { Err("marks") };
+        assert_eq!(transcript.splice(&next, refused), Ok(SplicedPrompt::text("plain".to_owned())));
+        assert_eq!(transcript.splice(&next, |_| Err("no")), Err("no"));
+    }
+
+    #[test]
+    fn texts_that_hold_marks_do_not_confuse() {
+        let stem = Marks::new(&conversation(&[]), 1);
+        let evil = [user(&format!("say {}", stem.mark(0, 0)))];
+        let answer = Message::assistant(stem.mark(0, 0));
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &evil, &answer, &[1, 2]);
+        let next = [evil[0].clone(), answer, user(&stem.stem)];
+        assert_eq!(ids_in(&transcript, &next), [[1, 2]]);
+    }
+
+    #[test]
+    fn the_scaffold_is_what_it_was_when_the_answer_was_generated() {
+        let head = "<|im_end|>\n<|im_start|>assistant\n";
+        let empty = "<think>\n\n</think>\n\n";
+        for (printed, generated) in
+            [("", ""), ("", empty), (empty, ""), (empty, empty), ("", "<think>\n"), (empty, "<think>\n")]
+        {
+            let fitted = fitted(&format!("u{head}{printed}"), &format!("u{head}{generated}"), false);
+            assert_eq!(
+                fitted.map(|f| (f.text, f.common)),
+                Some((format!("u{head}{generated}"), 1 + head.len()))
+            );
+        }
+        assert!(
+            fitted("[INST] q [/INST] ", "[INST] q [/INST]", false).is_some(),
+            "white space that generation does not have"
+        );
+        assert!(fitted("<start_of_turn>model\n", "<start_of_turn>model\n", false).is_some(), "any header");
+        assert!(fitted(&format!("u{head}<think>\nso\n</think>\n\n"), &format!("u{head}"), false).is_none());
+        assert!(fitted(&format!("u{head}"), &format!("v{head}"), false).is_none());
+        assert!(fitted(head, "", false).is_none());
+    }
 }

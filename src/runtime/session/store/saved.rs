@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::record::{Record, SCHEMA, TurnRecord, Unreadable};
 use super::{ModelFingerprint, SessionName, Turn};
+use crate::runtime::session::transcript::Transcript;
 use crate::template::message::Message;
 
 /// A finished turn and the model that made it.
@@ -67,6 +68,18 @@ impl SavedSession {
         tokens
     }
 
+    /// The answers that can go back into prompts of `model` as they were generated.
+    pub fn transcript(&self, model: &ModelFingerprint) -> Transcript {
+        let messages: Vec<Message> = self.messages().cloned().collect();
+        let mut end = 0;
+        let known = self.turns.iter().filter_map(|saved| {
+            end += saved.turn.messages.len();
+            let after = saved.turn.splice_after.as_deref().filter(|_| *saved.model == *model)?;
+            Some((end.checked_sub(1)?, after, saved.turn.generated.as_slice()))
+        });
+        Transcript::restored(&messages, known)
+    }
+
     /// The length of [`Self::tokens`].
     pub fn num_tokens(&self) -> usize {
         self.turns.last().map_or(0, |saved| saved.turn.num_tokens())
@@ -96,6 +109,9 @@ impl SavedSession {
             return Err(format!("turn {number} after turn {}", self.turns.len()));
         }
         let turn = Turn::try_from(record)?;
+        if turn.messages.is_empty() {
+            return Err("a turn without messages".to_owned());
+        }
         if turn.kept_tokens > self.num_tokens() {
             return Err(format!("the turn keeps {} of {} tokens", turn.kept_tokens, self.num_tokens()));
         }
