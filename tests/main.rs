@@ -18,5 +18,7 @@ mod phi3_gguf;
 mod quantized_products;
 mod real_models;
 mod session;
+mod session_store;
+mod session_transcript;
 mod templates;
 mod tokenizers;

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::runtime::{Error, LoadError};
+use crate::runtime::{Error, LoadError, StoreError};
 
 /// Why a command failed; each kind is one exit code of the table in `llmctl help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -175,6 +175,10 @@ impl From<Error> for CommandError {
             Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
             Error::SessionNotFound(_) => (Kind::NotFound, None),
             Error::Load(error) => return error.clone().into(),
+            Error::Store(StoreError::Io { .. }) => (Kind::Io, None),
+            Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
+                (Kind::BadData, None)
+            }
             Error::Backend(_) => (Kind::Failure, None),
             Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))

@@ -58,6 +58,10 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
 
+    /// A saved session cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
     /// The forward pass failed or panicked; the sessions in the batch were reset.
     #[error("backend failure: {0}")]
     Backend(String),
@@ -65,6 +69,22 @@ pub enum Error {
     /// The engine thread is gone; nothing more can be asked of it.
     #[error("the engine has stopped")]
     EngineGone,
+}
+
+/// Why a saved session cannot be read or written. Every message names the file.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// The system refused: no permission, a full disk, a read-only folder. What was saved before still is.
+    #[error("{}: {message}", path.display())]
+    Io { path: PathBuf, message: String },
+
+    /// The file was changed since it was written. Lines count from 1; those before this one are intact.
+    #[error("{}: line {line}: {message}", path.display())]
+    Damaged { path: PathBuf, line: usize, message: String },
+
+    /// Well-formed, but beyond what this version reads.
+    #[error("{}: {message}", path.display())]
+    Unsupported { path: PathBuf, message: String },
 }
 
 /// Why a model cannot be loaded. Every message names the file, and the tensor or key at fault.

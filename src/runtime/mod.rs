@@ -24,7 +24,7 @@ pub mod text;
 pub mod thread;
 
 pub use engine::{Decoded, Engine, EngineLoad, RequestId, SessionId, StopHandle};
-pub use error::{Error, LoadError, Result};
+pub use error::{Error, LoadError, Result, StoreError};
 pub use request::{
     Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Sampling, Started, Timings,
     Token, Usage,

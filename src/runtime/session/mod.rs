@@ -5,6 +5,9 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+pub mod store;
+pub mod transcript;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;

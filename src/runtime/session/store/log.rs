@@ -1,0 +1,441 @@
+//! The append-only file under a session: framed lines, their checksums, and what a crash may leave behind.
+//!
+//! A line is `{"crc32":"XXXXXXXX","record":BODY}` and a line feed; the checksum is taken over the previous line's
+//! checksum (its eight digits; none for the first line) and BODY, so that a line changed, lost, doubled or moved is
+//! noticed. [`Log::append`] returns when the line is on disk. A write that fails is taken back before the next one.
+//!
+//! Only the end of the file can be torn: by a crash while a line was written, which therefore was never promised. It
+//! has no line feed, or NULs where a block never reached the disk. Everything else that is wrong is damage: an error.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+const BEFORE_CRC: &str = r#"{"crc32":""#;
+const AFTER_CRC: &str = r#"","record":"#;
+const AFTER_BODY: &str = "}";
+
+/// What a log needs of a file that is open for appending; tests put faults here.
+pub trait LogFile {
+    /// # Errors
+    /// Those of the file; part of `bytes` may have been written.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Returns when all that was written is on disk.
+    ///
+    /// # Errors
+    /// Those of the file.
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// # Errors
+    /// Those of the file.
+    fn truncate(&mut self, len: u64) -> io::Result<()>;
+}
+
+impl LogFile for File {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+
+    fn truncate(&mut self, len: u64) -> io::Result<()> {
+        self.set_len(len)
+    }
+}
+
+/// The end of a log, where lines are added.
+#[derive(Debug)]
+pub struct Log<F> {
+    file: F,
+    /// Bytes that are known to be whole lines on disk.
+    len: u64,
+    /// The last line's checksum.
+    chain: Option<u32>,
+    /// A write failed and what it left is still there.
+    has_debris: bool,
+}
+
+impl<F: LogFile> Log<F> {
+    /// A log whose file is empty.
+    pub fn new(file: F) -> Self {
+        Self { file, len: 0, chain: None, has_debris: false }
+    }
+
+    /// Goes on where `scan` found the intact lines to end: cuts a torn end off, or gives the last line its line feed.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn resume(file: F, scan: &Scan<'_>) -> io::Result<Self> {
+        let mut log = Self { file, len: scan.intact_bytes, chain: scan.chain, has_debris: false };
+        match scan.end {
+            End::Clean => {}
+            End::Torn { .. } => log.take_back()?,
+            End::NoLineFeed => {
+                log.take_back()?;
+                log.file.append(b"\n")?;
+                log.file.sync()?;
+                log.len += 1;
+            }
+        }
+        Ok(log)
+    }
+
+    /// Writes one line per body, all or none, and returns when they are on disk.
+    ///
+    /// # Errors
+    /// Those of the file; the log is as it was before, or will be made so before anything else is written.
+    pub fn append(&mut self, bodies: &[String]) -> io::Result<()> {
+        if self.has_debris {
+            self.take_back()?;
+        }
+        let mut chain = self.chain;
+        let mut bytes = String::new();
+        for body in bodies {
+            let crc = line_crc(chain, body);
+            bytes.push_str(&format!("{BEFORE_CRC}{crc:08x}{AFTER_CRC}{body}{AFTER_BODY}\n"));
+            chain = Some(crc);
+        }
+        let written = self.file.append(bytes.as_bytes()).and_then(|()| self.file.sync());
+        if let Err(error) = written {
+            // Also after a failed sync: what the disk then holds is unknown, and a later sync would not tell.
+            self.has_debris = true;
+            drop(self.take_back()); // else tried again before the next line
+            return Err(error);
+        }
+        self.len += bytes.len() as u64;
+        self.chain = chain;
+        Ok(())
+    }
+
+    fn take_back(&mut self) -> io::Result<()> {
+        self.file.truncate(self.len)?;
+        self.file.sync()?;
+        self.has_debris = false;
+        Ok(())
+    }
+}
+
+/// What a log's bytes hold.
+#[derive(Debug)]
+pub struct Scan<'a> {
+    /// The records of the intact lines, in order.
+    pub bodies: Vec<&'a str>,
+    pub end: End,
+    /// The first line that is wrong otherwise; nothing behind it was read.
+    pub damage: Option<Damage>,
+    /// Where the intact lines end.
+    intact_bytes: u64,
+    chain: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Clean,
+    /// The last line was never finished.
+    Torn {
+        num_bytes: usize,
+    },
+    /// The last line is whole but for its line feed.
+    NoLineFeed,
+}
+
+/// A line, counted from 1, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    pub line: usize,
+    pub message: String,
+}
+
+/// Splits a log into its records, up to the first line that is damaged or torn.
+pub fn scan(bytes: &[u8]) -> Scan<'_> {
+    let mut scan = Scan { bodies: Vec::new(), end: End::Clean, damage: None, intact_bytes: 0, chain: None };
+    let mut rest = bytes;
+    while let Some(end) = rest.iter().position(|&b| b == b'\n') {
+        match unframe(scan.chain, &rest[..end]) {
+            Ok((body, crc)) => scan.accept(body, crc, end + 1),
+            Err(_) if rest[end + 1..].iter().all(|&b| b == 0) && has_hole(&rest[..end]) => break,
+            Err(message) => {
+                scan.damage = Some(Damage { line: scan.bodies.len() + 1, message: message.to_owned() });
+                return scan;
+            }
+        }
+        rest = &rest[end + 1..];
+    }
+    scan.read_tail(rest);
+    scan
+}
+
+impl<'a> Scan<'a> {
+    fn accept(&mut self, body: &'a str, crc: u32, num_bytes: usize) {
+        self.bodies.push(body);
+        self.chain = Some(crc);
+        self.intact_bytes += num_bytes as u64;
+    }
+
+    /// What stands behind the last line feed. The line feed itself may be missing, or another byte in its place.
+    fn read_tail(&mut self, tail: &'a [u8]) {
+        let Some((_, all_but_one)) = tail.split_last() else { return };
+        for line in [tail, all_but_one] {
+            if let Ok((body, crc)) = unframe(self.chain, line) {
+                self.accept(body, crc, line.len());
+                self.end = End::NoLineFeed;
+                return;
+            }
+        }
+        self.end = End::Torn { num_bytes: tail.len() };
+    }
+}
+
+/// Whether a block of the line never reached the disk. One NUL can be a flipped bit; a hole is as long as a sector,
+/// or as what the line has of it.
+fn has_hole(line: &[u8]) -> bool {
+    line.windows(8).any(|window| window.iter().all(|&b| b == 0))
+}
+
+/// The body of a line and its checksum. Every byte of the frame counts: only what `append` writes is taken.
+fn unframe(chain: Option<u32>, line: &[u8]) -> Result<(&str, u32), &'static str> {
+    let line = str::from_utf8(line).map_err(|_| "is not UTF-8")?;
+    let not_a_line = "is not a line of a session";
+    let rest = line.strip_prefix(BEFORE_CRC).ok_or(not_a_line)?;
+    let (digits, rest) = rest.split_at_checked(8).ok_or(not_a_line)?;
+    let body =
+        rest.strip_prefix(AFTER_CRC).and_then(|rest| rest.strip_suffix(AFTER_BODY)).ok_or(not_a_line)?;
+    let crc = line_crc(chain, body);
+    if digits == format!("{crc:08x}") { Ok((body, crc)) } else { Err("the checksum is wrong") }
+}
+
+fn line_crc(chain: Option<u32>, body: &str) -> u32 {
+    let seed = chain.map(|crc| format!("{crc:08x}")).unwrap_or_default();
+    crc32(seed.bytes().chain(body.bytes()))
+}
+
+/// CRC-32 of ISO 3309 (Ethernet, zip, PNG): polynomial 0x04C11DB7, here with reflected bits, all ones before and after.
+fn crc32(bytes: impl Iterator<Item = u8>) -> u32 {
+    !bytes.fold(u32::MAX, |crc, byte| crc >> 8 ^ CRC_TABLE[((crc ^ u32::from(byte)) & 0xFF) as usize])
+}
+
+const CRC_TABLE: [u32; 256] = crc_table();
+
+const fn crc_table() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut n = 0;
+    while n < 256 {
+        let mut crc = n as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[n] = crc;
+        n += 1;
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk of `room` bytes that can also refuse to sync or truncate.
+    #[derive(Debug, Default)]
+    struct Disk {
+        bytes: Vec<u8>,
+        room: usize,
+        fail_syncs: usize,
+        fail_truncates: usize,
+    }
+
+    impl LogFile for Disk {
+        fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+            let fits = bytes.len().min(self.room - self.bytes.len());
+            self.bytes.extend_from_slice(&bytes[..fits]);
+            if fits == bytes.len() { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+        }
+
+        fn sync(&mut self) -> io::Result<()> {
+            take(&mut self.fail_syncs)
+        }
+
+        fn truncate(&mut self, len: u64) -> io::Result<()> {
+            take(&mut self.fail_truncates)?;
+            self.bytes.truncate(len as usize);
+            Ok(())
+        }
+    }
+
+    fn take(failures: &mut usize) -> io::Result<()> {
+        match failures.checked_sub(1) {
+            Some(left) => {
+                *failures = left;
+                Err(io::Error::other("no luck"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn body(n: usize) -> String {
+        format!(r#"{{"n":{n},"text":"zwölf € \n"}}"#)
+    }
+
+    fn log_of(lines: usize) -> Log<Disk> {
+        let mut log = Log::new(Disk { room: 1 << 20, ..Disk::default() });
+        for n in 0..lines {
+            log.append(&[body(n)]).expect("room enough");
+        }
+        log
+    }
+
+    /// Ends of the lines, the start of the file included.
+    fn boundaries(bytes: &[u8]) -> Vec<usize> {
+        let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'\n').map(|(at, _)| at + 1);
+        std::iter::once(0).chain(ends).collect()
+    }
+
+    #[test]
+    fn crc32_has_the_catalogued_check_value() {
+        assert_eq!(crc32(b"123456789".iter().copied()), 0xCBF4_3926);
+        assert_eq!(crc32(std::iter::empty()), 0);
+    }
+
+    #[test]
+    fn lines_come_back_as_they_went() {
+        let log = log_of(5);
+        let scan = scan(&log.file.bytes);
+        assert_eq!(scan.bodies, (0..5).map(body).collect::<Vec<_>>());
+        assert_eq!((scan.end, scan.damage), (End::Clean, None));
+        for line in str::from_utf8(&log.file.bytes).expect("text").lines() {
+            let line: serde_json::Value = serde_json::from_str(line).expect("each line is JSON");
+            assert!(line["record"]["n"].is_number());
+        }
+    }
+
+    #[test]
+    fn a_cut_anywhere_keeps_every_whole_line_and_the_log_goes_on() {
+        let whole = log_of(4).file.bytes;
+        let ends = boundaries(&whole);
+        for cut in 0..=whole.len() {
+            let bytes = whole[..cut].to_vec();
+            let scan = scan(&bytes);
+            let all_but_feed = ends.contains(&(cut + 1)) && cut + 1 > ends[1] - 1;
+            let kept = ends.iter().filter(|end| **end <= cut).count() - 1 + usize::from(all_but_feed);
+            assert_eq!(scan.damage, None, "cut at {cut}");
+            assert_eq!(scan.bodies, (0..kept).map(body).collect::<Vec<_>>(), "cut at {cut}");
+            let torn = if all_but_feed || ends.contains(&cut) { 0 } else { cut - ends[kept] };
+            let end = match torn {
+                0 if all_but_feed => End::NoLineFeed,
+                0 => End::Clean,
+                num_bytes => End::Torn { num_bytes },
+            };
+            assert_eq!(scan.end, end, "cut at {cut}");
+            let file = Disk { bytes: bytes.clone(), room: 1 << 20, ..Disk::default() };
+            let mut log = Log::resume(file, &scan).expect("a healthy disk");
+            (kept..4).for_each(|n| log.append(&[body(n)]).expect("room enough"));
+            assert_eq!(log.file.bytes, whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn no_flipped_bit_passes_and_nothing_before_it_is_lost() {
+        let whole = log_of(3).file.bytes;
+        let ends = boundaries(&whole);
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << bit;
+                let scan = scan(&bytes);
+                let line = ends.iter().filter(|end| **end <= at).count();
+                if at == whole.len() - 1 {
+                    assert_eq!(
+                        (scan.bodies.len(), scan.end),
+                        (3, End::NoLineFeed),
+                        "bit {bit} of the last byte"
+                    );
+                    let repaired =
+                        Log::resume(Disk { bytes: bytes.clone(), room: 1 << 20, ..Disk::default() }, &scan);
+                    assert_eq!(repaired.expect("a healthy disk").file.bytes, whole);
+                    continue;
+                }
+                assert_eq!(scan.bodies.len(), line - 1, "bit {bit} of byte {at}");
+                assert_eq!(scan.damage.map(|damage| damage.line), Some(line), "bit {bit} of byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_lost_doubled_or_swapped_are_damage() {
+        let whole = log_of(4).file.bytes;
+        let lines: Vec<&[u8]> = whole.split_inclusive(|&b| b == b'\n').collect();
+        for (order, damaged_line) in
+            [(vec![0, 2, 3], 2), (vec![0, 1, 1, 2], 3), (vec![0, 2, 1, 3], 2), (vec![1], 1)]
+        {
+            let bytes = order.iter().map(|&n| lines[n]).collect::<Vec<_>>().concat();
+            let scan = scan(&bytes);
+            assert_eq!(scan.damage.map(|damage| damage.line), Some(damaged_line), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_never_reached_the_disk_are_torn_only_at_the_end() {
+        let whole = log_of(3).file.bytes;
+        let ends = boundaries(&whole);
+        let mut bytes = whole.clone();
+        bytes[ends[2] + 20..].fill(0);
+        assert_eq!(scan(&bytes).end, End::Torn { num_bytes: whole.len() - ends[2] });
+        let mut bytes = whole.clone();
+        bytes[ends[2] + 20..whole.len() - 3].fill(0); // the line feed reached it
+        assert_eq!(scan(&bytes).end, End::Torn { num_bytes: whole.len() - ends[2] });
+        let mut bytes = whole.clone();
+        bytes[ends[1] + 20..ends[2] - 3].fill(0);
+        assert_eq!(scan(&bytes).damage.map(|damage| damage.line), Some(2));
+    }
+
+    #[test]
+    fn a_full_disk_at_any_byte_takes_the_line_back() {
+        let whole = log_of(3).file.bytes;
+        let ends = boundaries(&whole);
+        for room in ends[2]..whole.len() {
+            let mut log = log_of(2);
+            log.file.room = room;
+            let error = log.append(&[body(2)]).expect_err("no room");
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            assert_eq!(log.file.bytes, whole[..ends[2]], "room for {room}");
+            log.file.room = 1 << 20;
+            log.append(&[body(2)]).expect("room again");
+            assert_eq!(log.file.bytes, whole);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_taken_back_at_once_is_before_the_next_line() {
+        for (syncs, truncates) in [(1, 0), (2, 0), (1, 1), (1, 2), (3, 1)] {
+            let mut log = log_of(2);
+            (log.file.fail_syncs, log.file.fail_truncates) = (syncs, truncates);
+            let failures = (0..10).take_while(|_| log.append(&[body(2)]).is_err()).count();
+            assert!((1..=4).contains(&failures), "{failures}");
+            assert_eq!(log.file.bytes, log_of(3).file.bytes, "{syncs} {truncates}");
+        }
+    }
+
+    #[test]
+    fn several_lines_are_all_or_none() {
+        let mut log = log_of(1);
+        log.file.room = log_of(2).file.bytes.len() + 10;
+        log.append(&[body(1), body(2)]).expect_err("no room for both");
+        assert_eq!(log.file.bytes, log_of(1).file.bytes);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn dev_full_is_an_error() {
+        let Ok(file) = File::options().append(true).open("/dev/full") else {
+            eprintln!("skipped: no /dev/full");
+            return;
+        };
+        let mut log = Log::new(file);
+        for _ in 0..3 {
+            log.append(&[body(0)]).expect_err("always full");
+        }
+    }
+}

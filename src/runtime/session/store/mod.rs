@@ -1,0 +1,421 @@
+//! Sessions on disk: `<root>/<name>/transcript.jsonl`, append-only, one line per finished turn.
+//!
+//! Invariants: what a call reported as done survives a crash at any later moment; a session appears and disappears as
+//! a whole; one process at a time writes to a session, any number read. Damage is reported by line and never repaired
+//! unasked. A conversation is precious and plain: no KV here, and nothing that cannot be read with `jq`.
+//!
+//! `name` maps names to folders, `folder` owns locks and modes, `log` lines and checksums, `record` the format, `saved`
+//! what the records mean, `writer` the one open session. Knows no engine and no tokenizer.
+
+mod folder;
+mod log;
+mod name;
+mod record;
+mod saved;
+mod writer;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use self::folder::io_error;
+use self::log::{End, Log, Scan};
+use self::saved::{Contradiction, replay};
+use self::writer::Opened;
+use super::super::error::{Error, Result, StoreError};
+use super::super::request::{Finish, Sampling, Usage};
+use crate::template::message::Message;
+
+pub use self::name::{MAX_NAME_BYTES, SessionName};
+pub use self::saved::{ForkOf, SavedSession, SavedTurn};
+pub use self::writer::SessionWriter;
+
+const TRANSCRIPT: &str = "transcript.jsonl";
+/// Folders that are being made or removed begin so, which no session's folder does.
+const UNFINISHED: &str = ".unfinished-";
+/// What a crash left of those is removed after this time.
+const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
+
+/// Which model made a turn: token ids are worth something only to the same one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFingerprint {
+    /// What the user calls it.
+    pub name: String,
+    /// Anything that is equal only for models with the same vocabulary, template and weights.
+    pub fingerprint: String,
+}
+
+/// A finished turn: one request and its answer. Times are milliseconds since 1970, UTC.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    /// What the turn adds to the conversation, the answer last.
+    pub messages: Vec<Message>,
+    /// Tokens of the conversation before this turn that the prompt begins with.
+    pub kept_tokens: usize,
+    /// The rest of the prompt.
+    pub prompt_tail: Vec<u32>,
+    /// The answer as it was generated, the end-of-generation token excluded.
+    pub generated: Vec<u32>,
+    /// The end of the prompt's text, when later prompts may contain `generated` in place of the answer's text (see
+    /// `transcript`); `None` when they may not, e.g. because a stop string was cut off.
+    pub splice_after: Option<String>,
+    /// With the seed in force.
+    pub sampling: Sampling,
+    pub finish: Finish,
+    pub usage: Usage,
+    pub started_ms: u64,
+    pub finished_ms: u64,
+}
+
+impl Turn {
+    /// Tokens of the conversation after this turn.
+    pub fn num_tokens(&self) -> usize {
+        self.kept_tokens + self.prompt_tail.len() + self.generated.len()
+    }
+}
+
+/// One session in a list.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    pub name: SessionName,
+    /// What cannot be read is listed too, with the reason.
+    pub summary: Result<Summary>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    pub turns: usize,
+    pub tokens: usize,
+    pub created_ms: u64,
+    pub last_used_ms: u64,
+    pub model: ModelFingerprint,
+    /// Bytes of the transcript.
+    pub num_bytes: u64,
+}
+
+/// What `SessionStore::repair` did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The first line that was wrong.
+    pub line: usize,
+    /// Turns that are kept.
+    pub turns: usize,
+    /// The damaged file.
+    pub backup: PathBuf,
+}
+
+/// The sessions below one folder. Touches nothing until asked to.
+#[derive(Debug, Clone)]
+pub struct SessionStore {
+    root: PathBuf,
+}
+
+impl SessionStore {
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// A new session, open for writing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there is one of that name; [`Error::Store`].
+    pub fn create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
+        self.create_saved(name, SavedSession::new(model, now_ms()))
+    }
+
+    /// Opens a session for writing. A torn last line is cut off and reported in the notices.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`] while another writer has it; [`Error::Store`].
+    pub fn open(&self, name: &SessionName) -> Result<SessionWriter> {
+        let folder = self.existing(name)?;
+        let lock = folder::lock(&folder, name)?;
+        let path = folder.join(TRANSCRIPT);
+        let bytes = read_transcript(&path, name)?;
+        let (scan, saved) = load(&path, &bytes).into_result()?;
+        let file = folder::private_file(OpenOptions::new().append(true), &path);
+        let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
+        let notices = end_notice(name, scan.end).into_iter().collect();
+        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices, lock }))
+    }
+
+    /// Opens a session, or creates it.
+    ///
+    /// # Errors
+    /// As [`Self::open`] and [`Self::create`].
+    pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
+        match self.open(name) {
+            Err(Error::SessionNotFound(_)) => self.create(name, model),
+            opened => opened,
+        }
+    }
+
+    /// Reads a session, also while another process writes to it; a line that is being written is not seen.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::Store`].
+    pub fn read(&self, name: &SessionName) -> Result<SavedSession> {
+        let path = self.existing(name)?.join(TRANSCRIPT);
+        let bytes = read_transcript(&path, name)?;
+        load(&path, &bytes).into_result().map(|(_, saved)| saved)
+    }
+
+    /// All sessions, by name. Folders that are none are passed over.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the folder itself cannot be read; one that does not exist yet holds no sessions.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io_error(&self.root, &error)),
+        };
+        let mut listed = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| io_error(&self.root, &error))?;
+            let Some(name) = entry.file_name().to_str().and_then(SessionName::from_folder) else { continue };
+            if entry.path().join(TRANSCRIPT).exists() {
+                listed.push(Listed { summary: self.summary(&name), name });
+            }
+        }
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listed)
+    }
+
+    fn summary(&self, name: &SessionName) -> Result<Summary> {
+        let path = self.path(name).join(TRANSCRIPT);
+        let bytes = read_transcript(&path, name)?;
+        let (_, saved) = load(&path, &bytes).into_result()?;
+        Ok(Summary {
+            turns: saved.turns.len(),
+            tokens: saved.num_tokens(),
+            created_ms: saved.created_ms,
+            last_used_ms: saved.last_used_ms,
+            model: (*saved.model).clone(),
+            num_bytes: bytes.len() as u64,
+        })
+    }
+
+    /// Gives a session another name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when that name is taken; as [`Self::open`].
+    pub fn rename(&self, from: &SessionName, to: &SessionName) -> Result<()> {
+        let mut writer = self.open(from)?;
+        if from == to {
+            return Ok(());
+        }
+        let (old, new) = (self.path(from), self.path(to));
+        self.move_into_place(&old, to)?;
+        drop(writer.renamed(to.clone(), new)); // history only: the folder says what the session is called
+        Ok(())
+    }
+
+    /// A new session, open for writing, with the first `turns` turns (all when `None`) of another, which is only read.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there are fewer turns, or the name is taken; as [`Self::read`].
+    pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
+        let mut saved = self.read(from)?;
+        let turns = turns.unwrap_or(saved.turns.len());
+        if turns > saved.turns.len() {
+            let message = format!("session {:?} has {} turns, not {turns}", from.as_str(), saved.turns.len());
+            return Err(Error::InvalidParameter { name: "turns", message });
+        }
+        saved.turns.truncate(turns);
+        saved.fork_of = Some(ForkOf { name: from.to_string(), turns });
+        saved.created_ms = now_ms();
+        self.create_saved(to, saved)
+    }
+
+    /// Removes a session and all that lies in its folder.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; a session whose content is damaged can be removed.
+    pub fn remove(&self, name: &SessionName) -> Result<()> {
+        let folder = self.existing(name)?;
+        let lock = folder::lock(&folder, name)?;
+        let doomed = self.root.join(unfinished_name());
+        fs::rename(&folder, &doomed).map_err(|error| io_error(&folder, &error))?;
+        folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))?;
+        drop(lock);
+        fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))
+    }
+
+    /// Keeps what stands before the first damaged line, and the damaged file beside it. `None` when nothing is wrong.
+    ///
+    /// # Errors
+    /// [`Error::Store`], also when nothing can be kept (the first line is damaged) or a newer llmctl wrote the file; as
+    /// [`Self::open`].
+    pub fn repair(&self, name: &SessionName) -> Result<Option<Repaired>> {
+        let folder = self.existing(name)?;
+        let _lock = folder::lock(&folder, name)?;
+        let path = folder.join(TRANSCRIPT);
+        let bytes = read_transcript(&path, name)?;
+        let loaded = load(&path, &bytes);
+        let (Some(StoreError::Damaged { line, .. }), Some(saved)) = (&loaded.problem, &loaded.saved) else {
+            return loaded.into_result().map(|_| None);
+        };
+        let backup = folder.join(format!("transcript.damaged-{}.jsonl", now_ms()));
+        let copied = folder::private_file(OpenOptions::new().append(true).create_new(true), &backup)
+            .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
+        copied.map_err(|error| io_error(&backup, &error))?;
+        let bodies: Vec<String> =
+            saved.to_records(name, now_ms()).iter().map(record::Record::to_body).collect();
+        writer::replace(&folder.join("transcript.new"), &path, &bodies)
+            .and_then(|_| folder::sync_folder(&folder))
+            .map_err(|error| io_error(&path, &error))?;
+        Ok(Some(Repaired { line: *line, turns: saved.turns.len(), backup }))
+    }
+
+    fn path(&self, name: &SessionName) -> PathBuf {
+        self.root.join(name.to_folder())
+    }
+
+    fn existing(&self, name: &SessionName) -> Result<PathBuf> {
+        let folder = self.path(name);
+        match fs::metadata(folder.join(TRANSCRIPT)) {
+            Ok(_) => Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(Error::SessionNotFound(name.to_string()))
+            }
+            Err(error) => Err(io_error(&folder, &error)),
+        }
+    }
+
+    /// Builds the whole folder under another name, locked, and moves it into place: no moment shows half a session.
+    fn create_saved(&self, name: &SessionName, saved: SavedSession) -> Result<SessionWriter> {
+        if self.path(name).exists() {
+            return Err(name_taken(name)); // asked again, atomically, when it is moved into place
+        }
+        folder::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
+        self.remove_leftovers();
+        let draft = self.root.join(unfinished_name());
+        let made = self.make_draft(&draft, name, &saved).and_then(|(log, lock)| {
+            self.move_into_place(&draft, name)?;
+            Ok((log, lock))
+        });
+        let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
+        let folder = self.path(name);
+        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices: Vec::new(), lock }))
+    }
+
+    fn make_draft(
+        &self,
+        draft: &Path,
+        name: &SessionName,
+        saved: &SavedSession,
+    ) -> Result<(Log<File>, File)> {
+        folder::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
+        let lock = folder::lock(draft, name)?;
+        let path = draft.join(TRANSCRIPT);
+        let bodies: Vec<String> =
+            saved.to_records(name, now_ms()).iter().map(record::Record::to_body).collect();
+        let log = folder::private_file(OpenOptions::new().append(true).create_new(true), &path)
+            .and_then(|file| {
+                let mut log = Log::new(file);
+                log.append(&bodies)?;
+                folder::sync_folder(draft)?;
+                Ok(log)
+            })
+            .map_err(|error| io_error(&path, &error))?;
+        Ok((log, lock))
+    }
+
+    /// Moves a session's folder to where `name` belongs; the system refuses to replace a folder that is not empty.
+    fn move_into_place(&self, folder: &Path, name: &SessionName) -> Result<()> {
+        let target = self.path(name);
+        if target.exists() {
+            return Err(name_taken(name));
+        }
+        fs::rename(folder, &target).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => name_taken(name),
+            _ => io_error(&target, &error),
+        })?;
+        folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))
+    }
+
+    /// Removes what crashes left of sessions that were being made or removed; failing to is no harm.
+    fn remove_leftovers(&self) {
+        let Ok(entries) = fs::read_dir(&self.root) else { return };
+        for entry in entries.flatten() {
+            let is_unfinished = entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED));
+            let modified = entry.metadata().and_then(|metadata| metadata.modified());
+            let is_old =
+                modified.is_ok_and(|time| time.elapsed().is_ok_and(|elapsed| elapsed > LEFTOVER_AGE));
+            if is_unfinished && is_old {
+                drop(fs::remove_dir_all(entry.path()));
+            }
+        }
+    }
+}
+
+/// A transcript's content and the first thing that is wrong with it.
+struct Loaded<'a> {
+    scan: Scan<'a>,
+    /// What stands before the problem.
+    saved: Option<SavedSession>,
+    problem: Option<StoreError>,
+}
+
+impl<'a> Loaded<'a> {
+    fn into_result(self) -> Result<(Scan<'a>, SavedSession)> {
+        match (self.problem, self.saved) {
+            (Some(problem), _) => Err(problem.into()),
+            (None, saved) => Ok((self.scan, saved.expect("without a header there is a problem"))),
+        }
+    }
+}
+
+fn load<'a>(path: &Path, bytes: &'a [u8]) -> Loaded<'a> {
+    let scan = log::scan(bytes);
+    let (saved, contradiction) = replay(&scan.bodies);
+    let damaged = |line, message| StoreError::Damaged { path: path.into(), line, message };
+    let problem = match (contradiction, &scan.damage) {
+        (Some(Contradiction::Line { line, message }), _) => Some(damaged(line, message)),
+        (Some(Contradiction::Schema(schema)), _) => {
+            let message =
+                format!("written by a newer llmctl: the schema is {schema:?}, not {:?}", record::SCHEMA);
+            Some(StoreError::Unsupported { path: path.into(), message })
+        }
+        (None, Some(damage)) => Some(damaged(damage.line, damage.message.clone())),
+        (None, None) if saved.is_none() => Some(damaged(1, "there is no header".to_owned())),
+        (None, None) => None,
+    };
+    Loaded { scan, saved, problem }
+}
+
+fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {
+    folder::read_file(path)?.ok_or_else(|| Error::SessionNotFound(name.to_string()))
+}
+
+fn end_notice(name: &SessionName, end: End) -> Option<String> {
+    match end {
+        End::Clean => None,
+        End::Torn { num_bytes } => Some(format!(
+            "session {name}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
+        )),
+        End::NoLineFeed => {
+            Some(format!("session {name}: the end of the last line was missing and was restored"))
+        }
+    }
+}
+
+fn name_taken(name: &SessionName) -> Error {
+    let message = format!("there is a session named {:?} already", name.as_str());
+    Error::InvalidParameter { name: "session", message }
+}
+
+/// Unlike any other that is in use, here or in another process.
+fn unfinished_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
+    format!("{UNFINISHED}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn now_ms() -> u64 {
+    let millis = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis());
+    u64::try_from(millis).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,197 @@
+//! Session names and the folder names they become.
+//!
+//! A name comes from users and, later, from HTTP clients: it is data, never a path. Its folder name holds only
+//! `a-z 0-9 - _ % ~`, begins with no dot, is no device name of Windows, and differs from every other name's also where
+//! file names do not tell upper from lower case. The encoding has exactly one inverse, so the folder name alone says
+//! which session it holds. Touches no file.
+
+use std::fmt;
+
+use crate::runtime::error::{Error, Result};
+
+/// Most bytes of a name.
+pub const MAX_NAME_BYTES: usize = 128;
+/// Percent-encoded names longer than this take the denser form; common file systems allow 255 bytes.
+const MAX_PLAIN_BYTES: usize = 200;
+/// RFC 4648 base 32 in lower case, without padding.
+const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+
+/// A valid name: 1 to 128 printable ASCII characters (0x21 to 0x7E) without `/` and `\`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionName(String);
+
+impl SessionName {
+    /// # Errors
+    /// [`Error::InvalidParameter`] that says what is wrong with the name.
+    pub fn new(name: &str) -> Result<Self> {
+        let refuse = |message: String| Err(Error::InvalidParameter { name: "session", message });
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, this one {}", name.len()));
+        }
+        match name.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
+            Some(bad) => refuse(format!("{bad:?} cannot be part of a name")),
+            None => Ok(Self(name.to_owned())),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The folder that holds the session.
+    pub(super) fn to_folder(&self) -> String {
+        let plain = percent_encoded(&self.0);
+        if plain.len() <= MAX_PLAIN_BYTES { plain } else { format!("~{}", base32(self.0.as_bytes())) }
+    }
+
+    /// The session that a folder of this name holds; `None` when it is no session's.
+    pub(super) fn from_folder(folder: &str) -> Option<Self> {
+        let bytes = match folder.strip_prefix('~') {
+            Some(dense) => base32_decoded(dense)?,
+            None => percent_decoded(folder)?,
+        };
+        let name = Self::new(&String::from_utf8(bytes).ok()?).ok()?;
+        (name.to_folder() == folder).then_some(name) // one folder name per session, no second spelling
+    }
+}
+
+impl fmt::Display for SessionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn percent_encoded(name: &str) -> String {
+    let escape_first = is_device(name);
+    let mut folder = String::with_capacity(name.len());
+    for (at, byte) in name.bytes().enumerate() {
+        let plain = byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+        if plain && !(escape_first && at == 0) {
+            folder.push(char::from(byte));
+        } else {
+            folder.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    folder
+}
+
+/// Names that Windows keeps for devices. Other spellings (upper case, with an extension) are escaped anyway.
+fn is_device(name: &str) -> bool {
+    let numbered = |prefix| {
+        name.strip_prefix(prefix).is_some_and(|n: &str| n.len() == 1 && n.as_bytes()[0].is_ascii_digit())
+    };
+    matches!(name, "con" | "prn" | "aux" | "nul") || numbered("com") || numbered("lpt")
+}
+
+fn percent_decoded(folder: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(folder.len());
+    let mut rest = folder.as_bytes();
+    while let [first, after @ ..] = rest {
+        if *first == b'%' {
+            let digits = str::from_utf8(after.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    Some(bytes)
+}
+
+fn base32(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 8 / 5 + 1);
+    let (mut buffer, mut num_bits) = (0u32, 0);
+    for &byte in bytes {
+        buffer = buffer << 8 | u32::from(byte);
+        num_bits += 8;
+        while num_bits >= 5 {
+            num_bits -= 5;
+            text.push(char::from(BASE32[(buffer >> num_bits & 31) as usize]));
+        }
+        buffer &= (1 << num_bits) - 1;
+    }
+    if num_bits > 0 {
+        text.push(char::from(BASE32[(buffer << (5 - num_bits) & 31) as usize]));
+    }
+    text
+}
+
+fn base32_decoded(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() * 5 / 8);
+    let (mut buffer, mut num_bits) = (0u32, 0);
+    for digit in text.bytes() {
+        let value = BASE32.iter().position(|&known| known == digit)?;
+        buffer = buffer << 5 | value as u32;
+        num_bits += 5;
+        if num_bits >= 8 {
+            num_bits -= 8;
+            bytes.push((buffer >> num_bits) as u8);
+        }
+        buffer &= (1 << num_bits) - 1;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn folder(name: &str) -> String {
+        SessionName::new(name).expect("a valid name").to_folder()
+    }
+
+    #[test]
+    fn names_are_one_to_128_printable_characters_without_separators() {
+        for good in ["a", "A.b:c", "..", ".", "%41", "~x", "con", "*?<>|\"", &"x".repeat(128)] {
+            assert!(SessionName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a/b", "a\\b", "../x", "é", "a\n", "\0", "a\u{7f}", &"x".repeat(129)] {
+            let error = SessionName::new(bad).expect_err(bad);
+            assert!(matches!(error, Error::InvalidParameter { name: "session", .. }), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn folders_are_readable_and_harmless() {
+        for (name, expected) in [
+            ("work-2_b", "work-2_b"),
+            ("Work", "%57ork"),
+            ("..", "%2e%2e"),
+            ("a.b", "a%2eb"),
+            ("%41", "%2541"),
+            ("con", "%63on"),
+            ("com7", "%63om7"),
+            ("comb", "comb"),
+            ("~x", "%7ex"),
+        ] {
+            assert_eq!(folder(name), expected);
+        }
+        assert!(folder(&"Z".repeat(128)).starts_with('~'), "too long in the plain form");
+        for stranger in
+            ["", ".new-1", "%2", "%zz", "Work", "%61", "con", "~me", "a.b", "lost+found", "é", "%"]
+        {
+            assert_eq!(SessionName::from_folder(stranger), None, "{stranger}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_has_its_own_folder(name in "[!-.0-\\[\\]-~]{1,128}") {
+            let name = SessionName::new(&name).expect("the pattern draws valid names");
+            let folder = name.to_folder();
+            prop_assert!(folder.len() <= 255);
+            prop_assert!(folder.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_%~".contains(&b)));
+            prop_assert_eq!(SessionName::from_folder(&folder), Some(name));
+        }
+
+        #[test]
+        fn any_folder_name_is_a_session_or_none(folder in "\\PC{0,40}") {
+            if let Some(name) = SessionName::from_folder(&folder) {
+                prop_assert_eq!(name.to_folder(), folder);
+            }
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! What a line of a saved session says, `llmctl.session.v1`: the file's own types and their conversion both ways.
+//!
+//! The types here are the format: a field is never renamed, and one more means the next schema. Everything an older
+//! llmctl would not understand is refused instead of skipped. Knows no file, no checksum and no other record.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ModelFingerprint, Turn};
+use crate::runtime::request::{Finish, Sampling, Usage};
+use crate::template::message::{Content, Message, Role, ToolCall};
+
+pub const SCHEMA: &str = "llmctl.session.v1";
+const SCHEMA_FAMILY: &str = "llmctl.session.v";
+
+/// One line. Times are milliseconds since 1970, UTC.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Record {
+    /// The first line. `name` is the session's at its creation; its folder says what it is called now.
+    Header { schema: String, name: String, created_ms: u64, model: ModelRecord },
+    /// Later turns come from another model; the ids before it mean nothing to it.
+    Model { model: ModelRecord },
+    /// A finished turn, the `number`th (from 1) of those that then count.
+    Turn { number: usize, turn: Box<TurnRecord> },
+    /// Only the first `turns` turns count from here on.
+    Truncate { turns: usize, time_ms: u64 },
+    /// The session got another name.
+    Rename { to: String, time_ms: u64 },
+    /// The turns before the next own one were copied from the first `turns` of another session.
+    ForkOf { name: String, turns: usize, time_ms: u64 },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRecord {
+    name: String,
+    fingerprint: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TurnRecord {
+    messages: Vec<MessageRecord>,
+    kept_tokens: usize,
+    prompt_tail: Vec<u32>,
+    generated: Vec<u32>,
+    splice_after: Option<String>,
+    sampling: SamplingRecord,
+    finish: FinishRecord,
+    usage: UsageRecord,
+    started_ms: u64,
+    finished_ms: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MessageRecord {
+    role: String,
+    /// A text, a list of parts, or null.
+    content: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCallRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ToolCallRecord {
+    id: Option<String>,
+    name: String,
+    arguments: Value,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SamplingRecord {
+    temperature: f32,
+    top_k: Option<usize>,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    /// Pairs: serde cannot read a map with numbers for keys below a tag.
+    logit_bias: Vec<(u32, f32)>,
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FinishRecord {
+    Eos(u32),
+    StopString(String),
+    MaxTokens,
+    ContextFull,
+    Cancelled,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsageRecord {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    completion_tokens: usize,
+}
+
+/// Why a body is no record.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// A schema of this name, which this version does not know.
+    #[error("the schema {0:?} is unknown")]
+    Schema(String),
+    #[error("{0}")]
+    Malformed(String),
+}
+
+impl Record {
+    pub fn to_body(&self) -> String {
+        serde_json::to_string(self).expect("strings, numbers, lists and string-keyed maps are always JSON")
+    }
+
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn from_body(body: &str) -> Result<Self, Unreadable> {
+        check_schema(body)?;
+        serde_json::from_str(body).map_err(|error| Unreadable::Malformed(error.to_string()))
+    }
+}
+
+/// A header is asked for its schema before anything else: the rest of it may look different.
+fn check_schema(body: &str) -> Result<(), Unreadable> {
+    #[derive(Deserialize)]
+    struct Header {
+        r#type: String,
+        schema: String,
+    }
+    match serde_json::from_str::<Header>(body) {
+        Ok(header) if header.r#type == "header" && header.schema != SCHEMA => {
+            if header.schema.starts_with(SCHEMA_FAMILY) {
+                return Err(Unreadable::Schema(header.schema));
+            }
+            Err(Unreadable::Malformed(format!("{:?} is no schema of a session", header.schema)))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl From<&ModelFingerprint> for ModelRecord {
+    fn from(model: &ModelFingerprint) -> Self {
+        Self { name: model.name.clone(), fingerprint: model.fingerprint.clone() }
+    }
+}
+
+impl From<ModelRecord> for ModelFingerprint {
+    fn from(record: ModelRecord) -> Self {
+        Self { name: record.name, fingerprint: record.fingerprint }
+    }
+}
+
+impl From<&Turn> for TurnRecord {
+    fn from(turn: &Turn) -> Self {
+        Self {
+            messages: turn.messages.iter().map(MessageRecord::from).collect(),
+            kept_tokens: turn.kept_tokens,
+            prompt_tail: turn.prompt_tail.clone(),
+            generated: turn.generated.clone(),
+            splice_after: turn.splice_after.clone(),
+            sampling: SamplingRecord::from(&turn.sampling),
+            finish: FinishRecord::from(&turn.finish),
+            usage: UsageRecord {
+                prompt_tokens: turn.usage.prompt_tokens,
+                cached_tokens: turn.usage.cached_tokens,
+                completion_tokens: turn.usage.completion_tokens,
+            },
+            started_ms: turn.started_ms,
+            finished_ms: turn.finished_ms,
+        }
+    }
+}
+
+impl TryFrom<TurnRecord> for Turn {
+    type Error = String;
+
+    fn try_from(record: TurnRecord) -> Result<Self, String> {
+        Ok(Self {
+            messages: record.messages.into_iter().map(Message::try_from).collect::<Result<_, _>>()?,
+            kept_tokens: record.kept_tokens,
+            prompt_tail: record.prompt_tail,
+            generated: record.generated,
+            splice_after: record.splice_after,
+            sampling: record.sampling.into(),
+            finish: record.finish.into(),
+            usage: Usage {
+                prompt_tokens: record.usage.prompt_tokens,
+                cached_tokens: record.usage.cached_tokens,
+                completion_tokens: record.usage.completion_tokens,
+            },
+            started_ms: record.started_ms,
+            finished_ms: record.finished_ms,
+        })
+    }
+}
+
+impl From<&Message> for MessageRecord {
+    fn from(message: &Message) -> Self {
+        let call = |call: &ToolCall| ToolCallRecord {
+            id: call.id.clone(),
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+        };
+        Self {
+            role: message.role.as_str().to_owned(),
+            content: match &message.content {
+                None => Value::Null,
+                Some(Content::Text(text)) => Value::String(text.clone()),
+                Some(Content::Parts(parts)) => Value::Array(parts.clone()),
+            },
+            reasoning: message.reasoning.clone(),
+            tool_calls: message.tool_calls.iter().map(call).collect(),
+            tool_call_id: message.tool_call_id.clone(),
+            name: message.name.clone(),
+        }
+    }
+}
+
+impl TryFrom<MessageRecord> for Message {
+    type Error = String;
+
+    fn try_from(record: MessageRecord) -> Result<Self, String> {
+        let content = match record.content {
+            Value::Null => None,
+            Value::String(text) => Some(Content::Text(text)),
+            Value::Array(parts) => Some(Content::Parts(parts)),
+            _ => return Err("content is neither a text, a list nor null".to_owned()),
+        };
+        let call =
+            |call: ToolCallRecord| ToolCall { id: call.id, name: call.name, arguments: call.arguments };
+        Ok(Self {
+            role: Role::from(record.role.as_str()),
+            content,
+            reasoning: record.reasoning,
+            tool_calls: record.tool_calls.into_iter().map(call).collect(),
+            tool_call_id: record.tool_call_id,
+            name: record.name,
+        })
+    }
+}
+
+impl From<&Sampling> for SamplingRecord {
+    fn from(sampling: &Sampling) -> Self {
+        Self {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: sampling.logit_bias.iter().map(|(&id, &bias)| (id, bias)).collect(),
+            seed: sampling.seed,
+        }
+    }
+}
+
+impl From<SamplingRecord> for Sampling {
+    fn from(record: SamplingRecord) -> Self {
+        Self {
+            temperature: record.temperature,
+            top_k: record.top_k,
+            top_p: record.top_p,
+            min_p: record.min_p,
+            repetition_penalty: record.repetition_penalty,
+            presence_penalty: record.presence_penalty,
+            frequency_penalty: record.frequency_penalty,
+            logit_bias: record.logit_bias.into_iter().collect(),
+            seed: record.seed,
+        }
+    }
+}
+
+impl From<&Finish> for FinishRecord {
+    fn from(finish: &Finish) -> Self {
+        match finish {
+            Finish::Eos(id) => Self::Eos(*id),
+            Finish::StopString(text) => Self::StopString(text.clone()),
+            Finish::MaxTokens => Self::MaxTokens,
+            Finish::ContextFull => Self::ContextFull,
+            Finish::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl From<FinishRecord> for Finish {
+    fn from(record: FinishRecord) -> Self {
+        match record {
+            FinishRecord::Eos(id) => Self::Eos(id),
+            FinishRecord::StopString(text) => Self::StopString(text),
+            FinishRecord::MaxTokens => Self::MaxTokens,
+            FinishRecord::ContextFull => Self::ContextFull,
+            FinishRecord::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rich_turn() -> Turn {
+        let mut answer = Message::assistant("see \u{2028} \"this\"\n\0");
+        answer.reasoning = Some("hm".to_owned());
+        answer.tool_calls = vec![
+            ToolCall {
+                id: Some("c1".to_owned()),
+                name: "f".to_owned(),
+                arguments: json!({"b": 0.1, "a": [null]}),
+            },
+            ToolCall { id: None, name: "g".to_owned(), arguments: json!("not json {") },
+        ];
+        let mut result = Message::new(Role::Tool, "42");
+        (result.tool_call_id, result.name) = (Some("c1".to_owned()), Some("f".to_owned()));
+        let mut parts = Message::user("");
+        parts.content = Some(Content::Parts(vec![json!({"type": "text", "text": "x"})]));
+        let mut silent = Message::assistant("");
+        silent.content = None;
+        let sampling = Sampling {
+            temperature: 0.7,
+            top_k: Some(40),
+            top_p: 0.95,
+            min_p: 0.05,
+            repetition_penalty: 1.1,
+            presence_penalty: -0.3,
+            frequency_penalty: 1e-7,
+            logit_bias: [(7, -100.0), (u32::MAX, 0.1)].into(),
+            seed: Some(u64::MAX),
+        };
+        Turn {
+            messages: vec![
+                parts,
+                Message::new(Role::Other("critic".to_owned()), "x"),
+                silent,
+                result,
+                answer,
+            ],
+            kept_tokens: 3,
+            prompt_tail: vec![1, u32::MAX],
+            generated: vec![],
+            splice_after: Some("<|im_start|>assistant\n".to_owned()),
+            sampling,
+            finish: Finish::Eos(2),
+            usage: Usage { prompt_tokens: 5, cached_tokens: 3, completion_tokens: 0 },
+            started_ms: 1,
+            finished_ms: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn every_record_comes_back_as_it_went() {
+        let model = ModelRecord { name: "m".to_owned(), fingerprint: "f".to_owned() };
+        let header =
+            Record::Header { schema: SCHEMA.into(), name: "n".into(), created_ms: 1, model: model.clone() };
+        let mut turns = vec![rich_turn()];
+        for finish in
+            [Finish::StopString("\n".to_owned()), Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled]
+        {
+            turns.push(Turn { finish, splice_after: None, ..rich_turn() });
+        }
+        let mut records = vec![
+            header,
+            Record::Model { model },
+            Record::Truncate { turns: 0, time_ms: 2 },
+            Record::Rename { to: "b".into(), time_ms: 3 },
+            Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4 },
+        ];
+        for turn in turns {
+            let record = TurnRecord::from(&turn);
+            assert_eq!(Turn::try_from(record.clone()), Ok(turn));
+            records.push(Record::Turn { number: 1, turn: Box::new(record) });
+        }
+        for record in records {
+            let body = record.to_body();
+            assert!(!body.contains('\n'), "one line: {body}");
+            assert_eq!(Record::from_body(&body), Ok(record));
+        }
+    }
+
+    #[test]
+    fn what_another_version_wrote_is_refused() {
+        let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
+        assert_eq!(
+            Record::from_body(&header("llmctl.session.v2")),
+            Err(Unreadable::Schema("llmctl.session.v2".into()))
+        );
+        for malformed in [
+            &*header("other.v1"),
+            &*header(SCHEMA),
+            r#"{"type":"telepathy"}"#,
+            r#"{"type":"truncate","turns":1,"time_ms":2,"new":3}"#,
+            r#"{"type":"truncate","turns":-1,"time_ms":2}"#,
+            "[]",
+            "",
+        ] {
+            assert!(matches!(Record::from_body(malformed), Err(Unreadable::Malformed(_))), "{malformed}");
+        }
+    }
+}

@@ -1,0 +1,708 @@
+//! The transcript: answers of this session go back into later prompts as the exact token ids that were generated.
+//!
+//! A chat template prints an earlier answer as text, which need not become the same ids again (re-serialised tool
+//! arguments, think blocks, merges), and then nothing after it can be resumed. So each answer is remembered under the
+//! chain of messages before it; when a later conversation holds it there, the prompt becomes text, ids, text.
+//!
+//! Pure: rendering and encoding are passed in. Any doubt (a mark the template changed, a surrounding it would not have
+//! printed, another text in front of the answer than when it was generated) makes that answer plain text: the prompt
+//! then says the same, and costs a prefill. Beyond the reference, which counts answers: a conversation first seen with
+//! history resumes too, because foreign answers have no entry and do not shift ours.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use crate::template::message::{Content, Conversation, Message, Role, ToolCall};
+
+/// A part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Segment {
+    Text(String),
+    /// An answer as it was generated.
+    Ids(Vec<u32>),
+}
+
+/// A prompt, ready to be encoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SplicedPrompt {
+    /// Text at both ends; never two of a kind in a row.
+    pub segments: Vec<Segment>,
+}
+
+impl SplicedPrompt {
+    fn text(text: String) -> Self {
+        Self { segments: vec![Segment::Text(text)] }
+    }
+
+    /// Answers that went in as ids.
+    pub fn num_spliced(&self) -> usize {
+        self.segments.iter().filter(|segment| matches!(segment, Segment::Ids(_))).count()
+    }
+
+    /// What the answer to this prompt will stand behind: pass it to [`Transcript::record`], also from disk.
+    pub fn splice_after(&self) -> &str {
+        match self.segments.last() {
+            Some(Segment::Text(text)) => tail(text),
+            _ => "",
+        }
+    }
+
+    /// All ids. `encode` gets each text and whether it begins the prompt: only there a BOS, or the space that some
+    /// tokenizers put before a text, belongs.
+    ///
+    /// # Errors
+    /// The first of `encode`.
+    pub fn ids<E>(&self, mut encode: impl FnMut(&str, bool) -> Result<Vec<u32>, E>) -> Result<Vec<u32>, E> {
+        let mut ids = Vec::new();
+        for (at, segment) in self.segments.iter().enumerate() {
+            match segment {
+                Segment::Text(text) if text.is_empty() && at > 0 => {}
+                Segment::Text(text) => ids.extend(encode(text, at == 0)?),
+                Segment::Ids(run) => ids.extend_from_slice(run),
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// How much of a prompt's end is remembered: an assistant header with its scaffold, and some of what is before.
+const TAIL_BYTES: usize = 96;
+
+/// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
+/// blocks that are empty or only opened (Qwen3 and its kin, Gemma 4), and white space (Mistral's `[/INST] `). Tried in this
+/// order: history may hold a thought where the mark got an empty block, so a block is taken off when there is one.
+const SCAFFOLDS: [&str; 9] = [
+    "<think>\n\n</think>\n\n",
+    "<think>\n\n</think>\n",
+    "<think></think>\n",
+    "<think></think>",
+    "<think>\n",
+    "<|channel>thought\n<channel|>",
+    "",
+    " ",
+    "\n",
+];
+
+/// How templates enclose a tool call that they do not print where the message's text stands (Gemma 4).
+const CALL_MARKUP: [(&str, &str); 1] = [("<|tool_call>", "<tool_call|>")];
+
+/// Renderings with marks before all is plain text. Each but the last gives up an answer or a way of marking.
+const MAX_ATTEMPTS: usize = 4;
+
+/// An answer in a form that ignores what clients change: call ids, reasoning, white space and key order of arguments,
+/// whether a text is one part or a list of them. Equal forms are the same answer.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint(String);
+
+impl Fingerprint {
+    /// Also for messages of other roles, where it serves the chain.
+    pub fn of(message: &Message) -> Self {
+        let calls: Vec<Value> = message
+            .tool_calls
+            .iter()
+            .map(|call| json!([call.name, normal_arguments(&call.arguments)]))
+            .collect();
+        Self(json!([content_form(message.content.as_ref()), calls]).to_string())
+    }
+}
+
+/// No content and an empty one are the same; so are a text and its parts, when all of them are text.
+fn content_form(content: Option<&Content>) -> Value {
+    match content {
+        None => Value::String(String::new()),
+        Some(Content::Text(text)) => Value::String(text.clone()),
+        Some(Content::Parts(parts)) => {
+            let texts: Option<String> = parts.iter().map(text_of_part).collect();
+            texts.map_or_else(|| Value::Array(parts.iter().map(sorted).collect()), Value::String)
+        }
+    }
+}
+
+fn text_of_part(part: &Value) -> Option<&str> {
+    (part.get("type")? == "text").then(|| part.get("text")?.as_str())?
+}
+
+/// Arguments given as JSON text are what the text says; text that is not JSON is itself, byte for byte.
+fn normal_arguments(arguments: &Value) -> Value {
+    match arguments {
+        Value::String(text) => match serde_json::from_str(text) {
+            Ok(parsed) => sorted(&parsed),
+            Err(_) => json!({ "not json": text }),
+        },
+        parsed => sorted(parsed),
+    }
+}
+
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let by_key: BTreeMap<&String, Value> =
+                map.iter().map(|(key, value)| (key, sorted(value))).collect();
+            Value::Object(by_key.into_iter().map(|(key, value)| (key.clone(), value)).collect())
+        }
+        Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
+        other => other.clone(),
+    }
+}
+
+/// Stands for the messages before an answer. 64 bits are enough: an entry also holds the answer's whole fingerprint,
+/// so that a collision would splice ids of the same answer, which read the same.
+type Chain = u64;
+
+/// The chain before each message, and after the last.
+fn chains(messages: &[Message]) -> Vec<Chain> {
+    let mut chains = vec![0];
+    for message in messages {
+        let mut hasher = DefaultHasher::new();
+        (chains[chains.len() - 1], message.role.as_str(), &message.name, Fingerprint::of(message))
+            .hash(&mut hasher);
+        chains.push(hasher.finish());
+    }
+    chains
+}
+
+/// One answer of this session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Answer {
+    fingerprint: Fingerprint,
+    ids: Vec<u32>,
+    /// The end of the prompt it was generated from.
+    after: String,
+}
+
+/// The answers of one session that can go back as ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transcript {
+    /// One per place in the conversation: an answer generated anew replaces the old one.
+    answers: BTreeMap<Chain, Answer>,
+}
+
+impl Transcript {
+    pub fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.answers.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.answers.clear();
+    }
+
+    /// Remembers the answer to the conversation `before`, once it is final. Answers that are not on this branch of the
+    /// conversation are forgotten, so there are never more than the conversation has. `after` is the prompt's
+    /// [`SplicedPrompt::splice_after`]; `ids` are what was generated, without the end-of-generation token, and `None`
+    /// when they are not what the client was shown (a stop string was cut off).
+    pub fn record(&mut self, before: &[Message], answer: &Message, after: &str, ids: Option<&[u32]>) {
+        let chains = chains(before);
+        let here = chains[before.len()];
+        self.answers.retain(|chain, _| *chain != here && chains.contains(chain));
+        if let Some(ids) = ids.filter(|ids| !ids.is_empty()) {
+            let fingerprint = Fingerprint::of(answer);
+            self.answers.insert(here, Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() });
+        }
+    }
+
+    /// The transcript of a conversation from disk. `known` names answers by their index in `messages`, with what
+    /// [`Self::record`] was told of each.
+    pub fn restored<'a>(
+        messages: &[Message],
+        known: impl IntoIterator<Item = (usize, &'a str, &'a [u32])>,
+    ) -> Self {
+        let chains = chains(messages);
+        let answer = |(index, after, ids): (usize, &str, &[u32])| {
+            let fingerprint = Fingerprint::of(messages.get(index)?);
+            Some((chains[index], Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
+        };
+        Self { answers: known.into_iter().filter_map(answer).collect() }
+    }
+
+    /// The ids of the message at `index`, when it is an answer of this session with the same messages before it.
+    pub fn lookup(&self, messages: &[Message], index: usize) -> Option<&[u32]> {
+        let message = messages.get(index).filter(|message| message.role == Role::Assistant)?;
+        let chain = chains(&messages[..index])[index];
+        self.find(chain, message).map(|answer| answer.ids.as_slice())
+    }
+
+    fn find(&self, chain: Chain, message: &Message) -> Option<&Answer> {
+        self.answers.get(&chain).filter(|answer| answer.fingerprint == Fingerprint::of(message))
+    }
+
+    /// The prompt of a conversation, its known answers as ids. `render` gives the text that ends with the generation
+    /// prompt; it is called once for the plain text, and once more, rarely more often, for marked ones.
+    ///
+    /// # Errors
+    /// That of rendering the conversation as it is; a failure on a marked one only means plain text.
+    pub fn splice<E>(
+        &self,
+        conversation: &Conversation,
+        mut render: impl FnMut(&Conversation) -> Result<String, E>,
+    ) -> Result<SplicedPrompt, E> {
+        let plain = render(conversation)?;
+        let mut places = self.places(&conversation.messages, &plain);
+        for _ in 0..MAX_ATTEMPTS {
+            if places.is_empty() {
+                break;
+            }
+            let marks = Marks::new(conversation, places.len());
+            let marked = render(&marks.applied(conversation, &places));
+            let Ok(marked) = marked else {
+                let all: Vec<usize> = places.iter().map(|place| place.index).collect();
+                places = reconsidered(places, &all);
+                continue;
+            };
+            match cut(&marked, &plain, &marks, &places) {
+                Ok(segments) => return Ok(SplicedPrompt { segments }),
+                Err(doubtful) => places = reconsidered(places, &doubtful),
+            }
+        }
+        Ok(SplicedPrompt::text(plain))
+    }
+
+    fn places(&self, messages: &[Message], plain: &str) -> Vec<Place<'_>> {
+        let chains = chains(messages);
+        let has_markup = CALL_MARKUP.iter().any(|(open, _)| plain.contains(open));
+        let answers = messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
+        let found = answers.filter_map(|(index, message)| {
+            let answer = self.find(chains[index], message)?;
+            let is_call = !message.tool_calls.is_empty() && content_form(message.content.as_ref()) == "";
+            Some(Place { index, answer, way: Way::Content, has_second_way: is_call && has_markup })
+        });
+        found.collect()
+    }
+}
+
+/// An answer that is to go in as ids.
+#[derive(Debug, Clone)]
+struct Place<'a> {
+    /// Of the message in the conversation.
+    index: usize,
+    answer: &'a Answer,
+    way: Way,
+    /// A tool call without text can also be marked in its arguments.
+    has_second_way: bool,
+}
+
+/// How an answer is marked in the conversation that is rendered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The message becomes a plain answer whose text is the mark.
+    Content,
+    /// The message stays a tool call whose arguments are the mark; the answer is the whole of the markup around it.
+    Calls,
+}
+
+/// After doubt: the calls up to the last doubtful answer are marked the second way, since one that is marked wrongly makes
+/// those after it look doubtful; when none is left, the doubtful answers are given up.
+fn reconsidered<'a>(places: Vec<Place<'a>>, doubtful: &[usize]) -> Vec<Place<'a>> {
+    let last = doubtful.iter().max().copied().unwrap_or(usize::MAX);
+    let is_open = |place: &Place<'_>| place.has_second_way && place.index <= last;
+    if places.iter().any(is_open) {
+        let switch = |place: Place<'a>| match is_open(&place) {
+            true => Place { way: Way::Calls, has_second_way: false, ..place },
+            false => place,
+        };
+        return places.into_iter().map(switch).collect();
+    }
+    places.into_iter().filter(|place| !doubtful.contains(&place.index)).collect()
+}
+
+/// Words that nothing in a conversation contains, all of one length.
+struct Marks {
+    stem: String,
+    count: usize,
+}
+
+impl Marks {
+    fn new(conversation: &Conversation, count: usize) -> Self {
+        // The debug form holds every text of the conversation, its letters and digits as they are.
+        let everything = format!("{conversation:?}");
+        let stems = (0u32..).map(|n| format!("Zq{n}xSpliced"));
+        let stem = { stems }.find(|stem| !everything.contains(stem)).expect("a conversation is finite");
+        Self { stem, count }
+    }
+
+    /// Letters and digits only: templates trim, escape and split on much else.
+    fn mark(&self, place: usize, call: usize) -> String {
+        debug_assert!(place < self.count);
+        format!("{}{place:06}c{call:03}Qz", self.stem)
+    }
+
+    fn applied(&self, conversation: &Conversation, places: &[Place<'_>]) -> Conversation {
+        let mut marked = conversation.clone();
+        for (at, place) in places.iter().enumerate() {
+            let message = &mut marked.messages[place.index];
+            message.reasoning = None;
+            match place.way {
+                Way::Content => {
+                    message.content = Some(Content::Text(self.mark(at, 0)));
+                    message.tool_calls = Vec::new();
+                }
+                Way::Calls => {
+                    let calls = message.tool_calls.iter().enumerate();
+                    message.tool_calls = calls
+                        .map(|(n, call)| ToolCall {
+                            arguments: json!({ self.mark(at, n): 0 }),
+                            ..call.clone()
+                        })
+                        .collect();
+                }
+            }
+        }
+        marked
+    }
+}
+
+/// Cuts the marked rendering at its marks; `Err` names the messages in doubt.
+fn cut(marked: &str, plain: &str, marks: &Marks, places: &[Place<'_>]) -> Result<Vec<Segment>, Vec<usize>> {
+    let index_of = |place: &Place<'_>| place.index;
+    let spans: Vec<Option<Range<usize>>> =
+        places.iter().enumerate().map(|(at, place)| span(marked, marks, at, place)).collect();
+    let unmarked: Vec<usize> =
+        places.iter().zip(&spans).filter(|(_, span)| span.is_none()).map(|(place, _)| place.index).collect();
+    if !unmarked.is_empty() {
+        return Err(unmarked);
+    }
+    let spans: Vec<Range<usize>> = spans.into_iter().flatten().collect();
+    if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        return Err(places.iter().map(index_of).collect());
+    }
+    let mut segments = Vec::new();
+    let mut doubtful = Vec::new();
+    let mut plain_at = 0;
+    let mut from = 0;
+    for (place, span) in places.iter().zip(&spans) {
+        match fitted(&marked[from..span.start], &place.answer.after, from > 0) {
+            Some(fitted)
+                if appears(plain, &mut plain_at, &marked[from..span.start][..fitted.common], from == 0) =>
+            {
+                segments.push(Segment::Text(fitted.text));
+                segments.push(Segment::Ids(place.answer.ids.clone()));
+            }
+            _ => doubtful.push(place.index),
+        }
+        from = span.end;
+    }
+    let last = &marked[from..];
+    if !(plain.ends_with(last) && plain.len() - last.len() >= plain_at) {
+        doubtful.extend(places.last().map(index_of));
+    }
+    segments.push(Segment::Text(last.to_owned()));
+    doubtful.dedup();
+    if doubtful.is_empty() { Ok(segments) } else { Err(doubtful) }
+}
+
+/// Whether the plain rendering goes on with `text` behind what was found of it so far: at its start for the first.
+fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
+    let found = if is_first { plain.starts_with(text).then_some(0) } else { plain[*at..].find(text) };
+    match found {
+        Some(offset) => {
+            *at += offset + text.len();
+            true
+        }
+        None => false,
+    }
+}
+
+/// Where the answer stands in the marked rendering. Each mark must be there exactly once.
+fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>) -> Option<Range<usize>> {
+    match place.way {
+        Way::Content => only(marked, &marks.mark(at, 0)),
+        Way::Calls => {
+            let first = only(marked, &marks.mark(at, 0))?;
+            let mut last = first.clone();
+            let mut call = 1;
+            while let Some(next) = only(marked, &marks.mark(at, call)) {
+                last = next;
+                call += 1;
+            }
+            let enclosed = |(open, close): &(&str, &str)| {
+                let start = marked[..first.start].rfind(open)?;
+                let end = last.end + marked[last.end..].find(close)? + close.len();
+                Some(start..end)
+            };
+            CALL_MARKUP.iter().find_map(enclosed)
+        }
+    }
+}
+
+fn only(text: &str, mark: &str) -> Option<Range<usize>> {
+    let mut found = text.match_indices(mark);
+    let (start, _) = found.next()?;
+    found.next().is_none().then_some(start..start + mark.len())
+}
+
+/// The text before an answer, made to end as it did when the answer was generated.
+struct Fitted {
+    text: String,
+    /// How much of the text that was there is left.
+    common: usize,
+}
+
+/// Takes the scaffold that history has off, and puts on the one that the generation prompt had.
+///
+/// ```text
+/// history     ...<|im_end|>\n<|im_start|>assistant\n                        MARK
+/// generated   ...<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n answer
+/// ```
+///
+/// A text that follows ids may be shorter than what is remembered: then an answer before it was text at that time.
+fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
+    if wanted.is_empty() {
+        return None; // nobody said
+    }
+    for printed in SCAFFOLDS {
+        let Some(bare) = before.strip_suffix(printed) else { continue };
+        for generated in SCAFFOLDS.into_iter().filter(|scaffold| wanted.ends_with(scaffold)) {
+            let text = format!("{bare}{generated}");
+            if text.ends_with(wanted) || (follows_ids && !text.is_empty() && wanted.ends_with(&text)) {
+                return Some(Fitted { text, common: bare.len() });
+            }
+        }
+    }
+    None
+}
+
+/// The last [`TAIL_BYTES`] of a text, at least: it begins at a character.
+fn tail(text: &str) -> &str {
+    &text[text.floor_char_boundary(text.len().saturating_sub(TAIL_BYTES))..]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn user(text: &str) -> Message {
+        Message::user(text)
+    }
+
+    fn call(name: &str, arguments: Value) -> Message {
+        let id = Some("call_1".to_owned());
+        let tool_calls = vec![ToolCall { id, name: name.to_owned(), arguments }];
+        Message { content: None, tool_calls, ..Message::assistant("") }
+    }
+
+    fn conversation(messages: &[Message]) -> Conversation {
+        Conversation { messages: messages.to_vec(), ..Conversation::default() }
+    }
+
+    /// A template of one line per message, and how it prints the answers.
+    fn rendered(conversation: &Conversation, answer: impl Fn(&str) -> String) -> Result<String, Infallible> {
+        let mut text = String::new();
+        for message in &conversation.messages {
+            let Value::String(content) = content_form(message.content.as_ref()) else {
+                unreachable!("texts only")
+            };
+            let calls: String =
+                message.tool_calls.iter().map(|call| format!("{}{}", call.name, call.arguments)).collect();
+            match message.role {
+                Role::Assistant => text.push_str(&answer(&format!("{content}{calls}"))),
+                _ => text.push_str(&format!("[{}]{content}[/]", message.role.as_str())),
+            }
+        }
+        Ok(text + "[assistant]")
+    }
+
+    fn usual(answer: &str) -> String {
+        format!("[assistant]{answer}[/]")
+    }
+
+    fn recorded(transcript: &mut Transcript, before: &[Message], answer: &Message, ids: &[u32]) {
+        let prompt = transcript.splice(&conversation(before), |c| rendered(c, usual)).expect("renders");
+        let after = prompt.splice_after().to_owned();
+        transcript.record(before, answer, &after, Some(ids));
+    }
+
+    fn ids_in(transcript: &Transcript, messages: &[Message]) -> Vec<Vec<u32>> {
+        let prompt = transcript.splice(&conversation(messages), |c| rendered(c, usual)).expect("renders");
+        let ids = prompt.segments.into_iter().filter_map(|segment| match segment {
+            Segment::Ids(ids) => Some(ids),
+            Segment::Text(_) => None,
+        });
+        ids.collect()
+    }
+
+    #[test]
+    fn fingerprints_ignore_what_clients_change() {
+        let of = |arguments: Value| Fingerprint::of(&call("f", arguments));
+        let wanted = of(json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
+        assert_eq!(of(json!({"b": {"y": null, "x": [1, 2]}, "a": 1})), wanted);
+        assert_eq!(of(json!(" {\"b\" : {\"y\":null,\"x\":[1,2]},\n\"a\":1}")), wanted);
+        for other in
+            [json!({"a": 1}), json!({"a": 1, "b": {"x": [2, 1], "y": null}}), json!("{\"a\": 1"), json!(null)]
+        {
+            assert_ne!(of(other), wanted);
+        }
+        assert_eq!(of(json!("f(x")), of(json!("f(x")));
+        assert_ne!(of(json!("f(x")), of(json!("f(x ")), "text that is not JSON counts byte for byte");
+        assert_ne!(of(json!("f(x")), of(json!({"not json": "f(y"})));
+        let mut other = call("f", json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
+        (other.reasoning, other.tool_calls[0].id) = (Some("hm".to_owned()), None);
+        assert_eq!(Fingerprint::of(&other), wanted);
+        other.content = Some(Content::Text(String::new()));
+        assert_eq!(Fingerprint::of(&other), wanted);
+        other.content = Some(Content::Text(" ".to_owned()));
+        assert_ne!(Fingerprint::of(&other), wanted);
+        let part = |text| json!({"type": "text", "text": text});
+        let parts = Message { content: Some(Content::Parts(vec![part("a"), part("b")])), ..user("") };
+        assert_eq!(Fingerprint::of(&parts), Fingerprint::of(&user("ab")));
+        let image =
+            Message { content: Some(Content::Parts(vec![part("ab"), json!({"type": "image"})])), ..user("") };
+        assert_ne!(Fingerprint::of(&image), Fingerprint::of(&user("ab")));
+    }
+
+    #[test]
+    fn an_answer_goes_back_as_ids_between_the_texts_around_it() {
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &[user("hi")], &Message::assistant("hello"), &[7, 8]);
+        let messages = [user("hi"), Message::assistant("hello"), user("and?")];
+        let prompt = transcript.splice(&conversation(&messages), |c| rendered(c, usual)).expect("renders");
+        let text = |text: &str| Segment::Text(text.to_owned());
+        let wanted =
+            [text("[user]hi[/][assistant]"), Segment::Ids(vec![7, 8]), text("[/][user]and?[/][assistant]")];
+        assert_eq!(prompt.segments, wanted);
+        assert_eq!(transcript.lookup(&messages, 1), Some(&[7, 8][..]));
+        assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
+        let ids = prompt.ids(|text, first| Ok::<_, ()>(vec![text.len() as u32, u32::from(first)]));
+        assert_eq!(ids, Ok(vec![22, 1, 7, 8, 27, 0]));
+    }
+
+    #[test]
+    fn edited_regenerated_and_foreign_answers() {
+        let [q1, q2, q3] = ["one?", "two?", "three?"].map(user);
+        let [a1, a2] = ["one", "two"].map(Message::assistant);
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, std::slice::from_ref(&q1), &a1, &[1]);
+        recorded(&mut transcript, &[q1.clone(), a1.clone(), q2.clone()], &a2, &[2]);
+        let whole = [q1.clone(), a1.clone(), q2.clone(), a2.clone(), q3.clone()];
+        assert_eq!(ids_in(&transcript, &whole), [[1], [2]]);
+        let with = |at: usize, message: Message| {
+            let mut messages = whole.clone();
+            messages[at] = message;
+            messages
+        };
+        assert_eq!(ids_in(&transcript, &with(3, Message::assistant("two!"))), [[1]], "edited by the client");
+        assert_eq!(ids_in(&transcript, &with(3, Message::assistant("two "))), [[1]], "white space counts");
+        assert!(
+            ids_in(&transcript, &with(1, Message::assistant("uno"))).is_empty(),
+            "nothing behind an edit"
+        );
+        assert!(ids_in(&transcript, &with(0, user("one!"))).is_empty());
+        let exemplars = [&[user("2+2"), Message::assistant("4")][..], &whole].concat();
+        assert!(
+            ids_in(&transcript, &exemplars).is_empty(),
+            "exemplars put in front are text, and all behind them"
+        );
+
+        let mut regenerated = transcript.clone();
+        let two = Message::assistant("zwei");
+        recorded(&mut regenerated, &[q1.clone(), a1.clone(), q2.clone()], &two, &[22]);
+        assert_eq!(ids_in(&regenerated, &with(3, two)), [[1], [22]]);
+        assert_eq!(ids_in(&regenerated, &whole), [[1]], "the old answer was replaced");
+
+        let other_branch = [q1.clone(), a1.clone(), user("three!")];
+        recorded(&mut transcript, &other_branch, &a2, &[3]);
+        assert_eq!(transcript.len(), 2, "what is on no branch is forgotten");
+        assert_eq!(ids_in(&transcript, &whole), [[1]]);
+    }
+
+    #[test]
+    fn a_conversation_first_seen_with_history_is_spliced_from_then_on() {
+        let history = [user("q"), Message::assistant("imported"), user("go on")];
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &history, &Message::assistant("ours"), &[5]);
+        let next = [&history[..], &[Message::assistant("ours"), user("more")]].concat();
+        assert_eq!(ids_in(&transcript, &next), [[5]]);
+        let known = [(3, "[user]go on[/][assistant]", &[5][..]), (99, "", &[1])];
+        let restored = Transcript::restored(&next[..4], known);
+        assert_eq!(ids_in(&restored, &next), [[5]], "as from disk");
+    }
+
+    #[test]
+    fn what_the_client_was_not_shown_stays_text() {
+        let mut transcript = Transcript::default();
+        let (before, answer) = ([user("q")], Message::assistant("a"));
+        recorded(&mut transcript, &before, &answer, &[1]);
+        transcript.record(&before, &answer, "[user]q[/][assistant]", None);
+        assert!(
+            transcript.is_empty(),
+            "a stop string was cut off, and the earlier answer is replaced all the same"
+        );
+        transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[]));
+        assert!(transcript.is_empty());
+        transcript.record(&before, &answer, "", Some(&[1]));
+        assert!(
+            ids_in(&transcript, &[before[0].clone(), answer, user("x")]).is_empty(),
+            "nobody knows what was before"
+        );
+    }
+
+    #[test]
+    fn a_template_that_is_not_understood_gives_its_plain_text() {
+        let (before, answer) = ([user("q")], Message::assistant("abc"));
+        let next = conversation(&[before[0].clone(), answer.clone(), user("x")]);
+        type Answers = fn(&str) -> String;
+        let templates: [(&str, Answers); 7] = [
+            ("drops answers", |_| String::new()),
+            ("prints them twice", |a| format!("[assistant]{a}{a}[/]")),
+            ("changes case", |a| format!("[assistant]{}[/]", a.to_uppercase())),
+            ("cuts them", |a| format!("[assistant]{}[/]", &a[..3])),
+            ("another header", |a| format!("[model]{a}[/]")),
+            ("something in front", |a| format!("[assistant]<think>{a}[/]")),
+            ("depends on the answer", |a| format!("[assistant]{a}[/{}]", a.len())),
+        ];
+        for (what, template) in templates {
+            let mut transcript = Transcript::default();
+            transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
+            let plain = rendered(&next, template).expect("renders");
+            let prompt = transcript.splice(&next, |c| rendered(c, template)).expect("renders");
+            assert_eq!(prompt.segments, [Segment::Text(plain)], "{what}");
+        }
+        let mut transcript = Transcript::default();
+        transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
+        let refused = |c: &Conversation| if c == &next { Ok("plain".to_owned()) } else { Err("marks") };
+        assert_eq!(transcript.splice(&next, refused), Ok(SplicedPrompt::text("plain".to_owned())));
+        assert_eq!(transcript.splice(&next, |_| Err("no")), Err("no"));
+    }
+
+    #[test]
+    fn texts_that_hold_marks_do_not_confuse() {
+        let stem = Marks::new(&conversation(&[]), 1);
+        let evil = [user(&format!("say {}", stem.mark(0, 0)))];
+        let answer = Message::assistant(stem.mark(0, 0));
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &evil, &answer, &[1, 2]);
+        let next = [evil[0].clone(), answer, user(&stem.stem)];
+        assert_eq!(ids_in(&transcript, &next), [[1, 2]]);
+    }
+
+    #[test]
+    fn the_scaffold_is_what_it_was_when_the_answer_was_generated() {
+        let head = "<|im_end|>\n<|im_start|>assistant\n";
+        let empty = "<think>\n\n</think>\n\n";
+        for (printed, generated) in
+            [("", ""), ("", empty), (empty, ""), (empty, empty), ("", "<think>\n"), (empty, "<think>\n")]
+        {
+            let fitted = fitted(&format!("u{head}{printed}"), &format!("u{head}{generated}"), false);
+            assert_eq!(
+                fitted.map(|f| (f.text, f.common)),
+                Some((format!("u{head}{generated}"), 1 + head.len()))
+            );
+        }
+        assert!(
+            fitted("[INST] q [/INST] ", "[INST] q [/INST]", false).is_some(),
+            "white space that generation does not have"
+        );
+        assert!(fitted("<start_of_turn>model\n", "<start_of_turn>model\n", false).is_some(), "any header");
+        assert!(fitted(&format!("u{head}<think>\nso\n</think>\n\n"), &format!("u{head}"), false).is_none());
+        assert!(fitted(&format!("u{head}"), &format!("v{head}"), false).is_none());
+        assert!(fitted(head, "", false).is_none());
+    }
+}
