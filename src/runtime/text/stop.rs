@@ -12,7 +12,7 @@
 
 /// Looks for stop strings in a stream of text.
 ///
-/// ```
+/// ```standalone_crate
 /// use llmctl::runtime::text::StopMatcher;
 ///
 /// let mut stop = StopMatcher::new(["END"]);
