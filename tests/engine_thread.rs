@@ -136,6 +136,14 @@ impl llmctl::runtime::model::Model for GatedModel {
         let _ = self.1.recv(); // fails when the gate is open for good
         self.0.forward(batch)
     }
+
+    fn copy_page(
+        &mut self,
+        from: llmctl::runtime::kv::PageId,
+        to: llmctl::runtime::kv::PageId,
+    ) -> llmctl::runtime::Result<()> {
+        self.0.copy_page(from, to)
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod engine;
 mod engine_models;
 mod engine_thread;
 mod hub;
+mod kv;
 mod load_options;
 mod loading;
 mod oracle;
