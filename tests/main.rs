@@ -19,3 +19,4 @@ mod real_models;
 mod session;
 mod templates;
 mod tokenizers;
+mod warm_resume;

@@ -69,6 +69,19 @@ impl Sequence {
         Self { resident: Resident::new(pool), pending: None, turn: TurnStart::default(), poisoned: false }
     }
 
+    /// Holds `tokens`, whose rows lie in `table`. Panics when they are not equally many.
+    pub fn resume(tokens: &[u32], table: PageTable) -> Self {
+        assert_eq!(tokens.len(), table.len(), "tokens and rows must agree");
+        let resident = Resident { tokens: tokens.to_vec(), table };
+        Self { resident, pending: None, turn: TurnStart::default(), poisoned: false }
+    }
+
+    /// Another sequence over the same pages, with nothing pending. The original must not be poisoned.
+    pub fn fork(&self) -> Self {
+        debug_assert!(!self.poisoned);
+        Self::resume(self.resident.tokens(), self.resident.table.fork())
+    }
+
     /// Tokens resident.
     pub fn position(&self) -> usize {
         self.resident.tokens.len()
