@@ -352,6 +352,30 @@ fn idle_sessions_give_way_the_longest_unused_first_and_come_back() {
     check_reuse(&run_one(&mut engine, within("a", limited(&edited, 1))), 0, ReuseReason::Evicted, Some(60));
 }
 
+#[test]
+fn a_refused_call_by_hand_takes_no_pages_from_idle_sessions() {
+    let (mut engine, _) = tight(counting(64));
+    run_one(&mut engine, within("a", limited(&[5; 100], 1)));
+    let by_hand = engine.create_session().expect("room");
+    let refused = engine.prefill_tokens(by_hand, &[1; 4000], &Sampling::default());
+    assert!(matches!(refused, Err(Error::PromptTooLong { .. })));
+    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 100);
+}
+
+#[test]
+fn sessions_driven_by_hand_get_pages_from_idle_ones() {
+    let (mut engine, _) = tight(counting(64));
+    let by_hand = [(); 2].map(|()| engine.create_session().expect("room"));
+    run_one(&mut engine, within("a", limited(&[5; 100], 1)));
+    for id in by_hand {
+        engine.prefill_tokens(id, &[1; 127], &Sampling::default()).expect("promised");
+    }
+    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 100, "there was room for all");
+    run_one(&mut engine, limited(&[6; 20], 1));
+    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 0);
+    assert_eq!(engine.position(by_hand[0]).expect("open"), 127, "never theirs");
+}
+
 // ---- properties
 
 #[derive(Debug, Clone)]

@@ -53,8 +53,11 @@ impl Engine {
     /// [`Error::InvalidParameter`] when the model cannot serve what `config` asks, naming the field.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
+        let num_pages = spec.config.num_pages;
+        // Without reuse, or with state beyond the pages, nobody would look for what the index names.
+        let has_index = spec.config.warm_resume && spec.model.can_rewind;
         Ok(Self {
-            pool: PagePool::new(spec.config.num_pages),
+            pool: if has_index { PagePool::new(num_pages) } else { PagePool::without_index(num_pages) },
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),

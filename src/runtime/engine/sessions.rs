@@ -126,14 +126,19 @@ impl Engine {
     /// # Errors
     /// Those of [`crate::runtime::session::Session::prefill`], and [`Error::SessionNotFound`].
     pub fn prefill_tokens(&mut self, id: SessionId, tokens: &[u32], sampling: &Sampling) -> Result<()> {
-        self.make_room(self.sessions.get(id)?.table().num_needed(tokens.len()));
+        let session = self.sessions.get(id)?;
+        session.check_prefill(self.spec(), tokens, sampling)?; // a refused call takes no one's pages
+        self.make_room(session.table().num_needed(tokens.len()));
         self.sessions.get_mut(id)?.prefill(&mut self.executor, tokens, sampling)
     }
 
     /// # Errors
     /// Those of [`crate::runtime::session::Session::decode_one`], and [`Error::SessionNotFound`].
     pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<Decoded> {
-        self.make_room(self.sessions.get(id)?.table().num_needed(1));
+        let session = self.sessions.get(id)?;
+        if session.has_pending() {
+            self.make_room(session.table().num_needed(1));
+        }
         self.sessions.get_mut(id)?.decode_one(&mut self.executor, &*self.vocabulary, sampling)
     }
 

@@ -35,6 +35,8 @@ struct State {
     /// By when they were let go of.
     cached: BTreeMap<u64, PageId>,
     index: PrefixIndex,
+    /// Whether pages are named at all.
+    indexes: bool,
     clock: u64,
 }
 
@@ -54,9 +56,17 @@ impl PagePool {
             free: Vec::new(),
             cached: BTreeMap::new(),
             index: PrefixIndex::default(),
+            indexes: true,
             clock: 0,
         };
         Self { state: Rc::new(RefCell::new(state)) }
+    }
+
+    /// A pool that remembers no content: a free page is used again before memory is made for another.
+    pub fn without_index(capacity: usize) -> Self {
+        let pool = Self::new(capacity);
+        pool.state.borrow_mut().indexes = false;
+        pool
     }
 
     /// A page nobody holds; `None` when all are taken.
@@ -98,7 +108,10 @@ impl PagePool {
     pub(super) fn publish(&self, page: &Page, key: PageKey<'_>) -> ChainHash {
         let mut state = self.state.borrow_mut();
         let name = state.index.name(key);
-        if state.pages[page.id as usize].name.is_none() && state.index.insert(name, key, page.id) {
+        if state.indexes
+            && state.pages[page.id as usize].name.is_none()
+            && state.index.insert(name, key, page.id)
+        {
             state.pages[page.id as usize].name = Some(name);
         }
         name
@@ -237,6 +250,17 @@ mod tests {
         drop(again);
         assert_eq!(pool.num_free(), 1);
         assert_eq!(pool.take().expect("one free").id(), freed);
+    }
+
+    #[test]
+    fn without_an_index_the_page_let_go_of_last_is_used_first() {
+        let pool = PagePool::without_index(2);
+        let page = pool.take().expect("free");
+        let (id, key) = (page.id(), PageKey { parent: None, tokens: &[1] });
+        pool.publish(&page, key);
+        drop(page);
+        assert!(pool.find(key).is_none());
+        assert_eq!(pool.take().expect("free").id(), id);
     }
 
     #[test]

@@ -224,7 +224,11 @@ impl Session {
         Ok(())
     }
 
-    fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+    /// What `prefill` refuses, without doing anything.
+    ///
+    /// # Errors
+    /// Those of `prefill` that leave the session untouched.
+    pub fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         self.check_healthy()?;
         validate_prompt(tokens, spec.vocab_size())?;
         sampling.validate(spec.vocab_size())?;
@@ -266,6 +270,11 @@ impl Session {
         self.step(executor, Input::Pending, sampling)?;
         let bytes = if vocabulary.is_special(id) { None } else { vocabulary.token_bytes(id) };
         Ok(Decoded::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
+    }
+
+    /// Whether a token has been sampled that is not resident yet.
+    pub fn has_pending(&self) -> bool {
+        self.sequence.pending().is_some()
     }
 
     fn step(&mut self, executor: &mut Executor, input: Input<'_>, sampling: &Sampling) -> Result<()> {
