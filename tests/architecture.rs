@@ -49,14 +49,14 @@ const LEAVES: &[&str] = &[
     "cli::bench::stats",
     "runtime::kernel",
     "runtime::machine",
-    "runtime::session::prefill",
     "runtime::text::stop",
     "runtime::text::utf8",
     "template",
 ];
 
 /// Leaves that may still use plain data.
-const DATA_LEAVES: &[(&str, &[&str])] = &[("runtime::schedule", &["runtime::request"])];
+const DATA_LEAVES: &[(&str, &[&str])] =
+    &[("runtime::schedule", &["runtime::request"]), ("runtime::session::prefill", &["runtime::request"])];
 
 /// Below these nothing is printed and no variable, argument or terminal is read.
 const SILENT: [&str; 3] = ["runtime", "template", "serve"];

@@ -17,7 +17,7 @@ use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
 use crate::common::golden::{
-    FAMILIES, Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder,
+    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, parity_folder,
     parity_gguf, worst_difference,
 };
 
@@ -76,6 +76,36 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
             let worst = worst_difference(prompt, &logits);
             assert!(worst <= LOGITS, "{family} {}: {worst:e}", prompt.name);
         }
+    }
+}
+
+/// Two sequences share their beginning up to the middle of a page; the first to go on gets a copy of it.
+#[test]
+fn forked_sequences_do_not_write_into_each_other() {
+    let folder = parity_folder().join("gemma3");
+    for (mut model, kv_type) in [KvType::F32, KvType::F16].into_iter().flat_map(|kv_type| {
+        let devices = [load::Device::Cpu { threads: 1 }, load::Device::Candle(DeviceKind::Cpu)];
+        devices.map(|device| {
+            let options = LoadOptions { device, kv_type, ..exact() };
+            (load_model(&folder, &options).expect("loads").model, kv_type)
+        })
+    }) {
+        let tokens = &golden_prompts(&folder)[2].tokens;
+        let (shared, rest) = tokens.split_at(50);
+        let other: Vec<u32> = rest.iter().rev().copied().collect();
+        let pool = PagePool::new(32);
+        let mut alone = |tokens| {
+            let mut table = PageTable::new(&pool);
+            feed(&mut *model, &mut table, shared);
+            feed(&mut *model, &mut table, tokens)
+        };
+        let expected = [alone(rest), alone(&other)];
+        let mut table = PageTable::new(&pool);
+        feed(&mut *model, &mut table, shared);
+        let mut fork = table.fork();
+        let forked = feed(&mut *model, &mut fork, &other);
+        let kept = feed(&mut *model, &mut table, rest);
+        assert_eq!([kept, forked], expected, "{}", kv_type.name());
     }
 }
 

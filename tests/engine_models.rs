@@ -1,9 +1,10 @@
 //! Promise: on every family, a request in the company of others, cut into other chunks, in pages that others have used before,
-//! gets the same tokens with the same log-probabilities to the last bit as alone, beyond the sliding window too; and a
-//! session driven by hand agrees.
+//! gets the same tokens with the same log-probabilities to the last bit as alone, beyond the sliding window too; a session
+//! driven by hand agrees; and a turn that finds rows computed before, in whatever way, agrees with one that computes all.
 
 use std::path::Path;
 
+use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::{Decoded, Engine, EngineConfig, Request, Sampling};
 
 use crate::common::golden::{FAMILIES, exact, golden_prompts, load_model, parity_folder};
@@ -42,7 +43,7 @@ fn company_chunks_and_used_pages_change_no_bit() {
         let alone: Vec<_> = alone.map(|answer| answer.tokens()).collect();
         assert!(alone.iter().all(|tokens| tokens.len() == NEW_TOKENS), "{family}");
         let mut engine_shared = engine(&checkpoint, 13);
-        for round in ["fresh pages", "used pages"] {
+        for round in ["fresh pages", "used pages, and some of the rows in them"] {
             let together = run_all(&mut engine_shared, requests(&checkpoint));
             let together: Vec<_> = together.iter().map(Answer::tokens).collect();
             assert_eq!(together, alone, "{family}, {round}");
@@ -78,6 +79,59 @@ fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
                 }
             }
             assert_eq!(decoded, expected, "{family}, round {round}");
+        }
+    }
+}
+
+fn within(session: &str, request: &Request) -> Request {
+    Request { session: Some(session.to_owned()), ..request.clone() }
+}
+
+/// The prompt of 150 tokens is longer than every sliding window here (32); all turns go on from it.
+#[test]
+fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
+    for family in FAMILIES {
+        let checkpoint = parity_folder().join(family);
+        let first = requests(&checkpoint).into_iter().nth(2).expect("the long prompt");
+        let (mut engine_cold, mut engine) = (engine(&checkpoint, 512), engine(&checkpoint, 29));
+        let mut cold = |request: &Request| {
+            // Nothing to find: an engine that has other tokens in all its pages.
+            let filler = |n: u32| limited(&vec![n; 230], 20);
+            run_all(&mut engine_cold, (0..4).map(filler).collect());
+            let answer = run_one(&mut engine_cold, request.clone());
+            assert_eq!(answer.outcome().usage.cached_tokens, 0, "{family}");
+            answer.tokens()
+        };
+        let answer = run_one(&mut engine, within("a", &first));
+        assert_eq!(answer.tokens(), cold(&first), "{family}, first turn");
+        let said = [&first.prompt[..], &answer.ids()].concat();
+        let turn = |keep: usize, more: &[u32], seed: Option<u64>| {
+            let sampling = seed.map_or_else(Sampling::default, seeded);
+            Request { sampling, prompt: [&said[..keep], more].concat(), ..first.clone() }
+        };
+        let all = said.len();
+        let cases = [
+            ("warm and forked", turn(all, &[5, 6, 7], None), turn(all, &[8], Some(3)), all - 1),
+            ("edited and again", turn(71, &[9], Some(4)), turn(all, &[8], Some(3)), 71),
+        ];
+        engine.fork_session("a", "b").expect("room");
+        for (name, in_a, in_b, cached) in cases {
+            let together = run_all(&mut engine, vec![within("a", &in_a), within("b", &in_b)]);
+            assert_eq!(together[0].outcome().usage.cached_tokens, cached, "{family}, {name}");
+            assert!(together[1].outcome().usage.cached_tokens >= cached, "{family}, {name}");
+            let together: Vec<_> = together.iter().map(Answer::tokens).collect();
+            assert_eq!(together, [cold(&in_a), cold(&in_b)], "{family}, {name}");
+        }
+        // Strangers take pages from both sessions: first all but one, which is the first of its chain, then all.
+        for (lens, name, from) in [([230, 230, 230, 200], "b", 0), ([230; 4], "a", 10)] {
+            let strangers = (from..).zip(lens).map(|(n, len)| limited(&vec![n; len], 20)).collect();
+            run_all(&mut engine, strangers);
+            assert!(engine.list_sessions().iter().all(|info| info.num_resident == 0), "{family}");
+            let back = turn(all, &[11, 12], Some(5));
+            let answer = run_one(&mut engine, within(name, &back));
+            let cached = answer.outcome().usage.cached_tokens;
+            assert_eq!(cached, if name == "b" { PAGE_TOKENS } else { 0 }, "{family}");
+            assert_eq!(answer.tokens(), cold(&back), "{family}, evicted");
         }
     }
 }

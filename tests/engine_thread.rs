@@ -136,6 +136,14 @@ impl llmctl::runtime::model::Model for GatedModel {
         let _ = self.1.recv(); // fails when the gate is open for good
         self.0.forward(batch)
     }
+
+    fn copy_page(
+        &mut self,
+        from: llmctl::runtime::kv::PageId,
+        to: llmctl::runtime::kv::PageId,
+    ) -> llmctl::runtime::Result<()> {
+        self.0.copy_page(from, to)
+    }
 }
 
 #[test]
@@ -315,6 +323,28 @@ fn a_model_that_panics_fails_its_requests_and_the_thread_lives_on() {
     assert_eq!(failed.ids(), [32, 33]);
     assert!(matches!(failed.error(), Error::Backend(message) if message.contains("the chosen token")));
     assert_eq!(read(handle.submit(limited(&[1], 3)).expect("valid")).ids(), [2, 3, 4]);
+}
+
+#[test]
+fn sessions_are_asked_for_through_the_handle_while_others_run() {
+    let (rule, gate) = gated();
+    let (handle, _) = spawn(Setup::default(), rule);
+    let within = |name: &str, request| Request { session: Some(name.to_owned()), ..request };
+    let mut stream = handle.submit(within("a", limited(&[1], 50))).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut stream, is_text);
+    let second = handle.submit(within("a", limited(&[1], 1))).expect("valid in itself");
+    drop(gate);
+    assert!(matches!(read(second).error(), Error::SessionBusy(name) if name == "a"));
+    while stream.next().is_some() {}
+    handle.fork_session("a", "b").expect("idle");
+    handle.reset_session("a").expect("idle");
+    let listed = handle.list_sessions().expect("the engine lives");
+    let listed: Vec<_> = listed.iter().map(|info| (&info.name[..], info.num_tokens)).collect();
+    assert_eq!(listed, [("a", 0), ("b", 50)]);
+    assert_eq!(handle.inspect_session("b").expect("open").tokens, (1..=50).collect::<Vec<_>>());
+    handle.close_session("b").expect("idle");
+    assert!(matches!(handle.close_session("b"), Err(Error::SessionNotFound(name)) if name == "b"));
 }
 
 #[test]

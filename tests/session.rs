@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use llmctl::runtime::kv::PAGE_TOKENS;
+use llmctl::runtime::kv::{PAGE_TOKENS, PageId};
 use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Result, Sampling, SessionId};
 use proptest::prelude::*;
 
@@ -326,6 +326,9 @@ fn a_failure_in_a_later_chunk_poisons_too() {
         ) -> Result<llmctl::runtime::model::Logits> {
             self.1 += 1;
             if self.1 == 2 { Err(Error::Backend("second chunk".to_owned())) } else { self.0.forward(batch) }
+        }
+        fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+            self.0.copy_page(from, to)
         }
     }
     let setup = Setup { step_tokens: 4, ..Setup::default() };

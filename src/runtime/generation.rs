@@ -2,13 +2,14 @@
 //!
 //! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`; every
 //! generated token appears in one `Text`, also when it adds no text yet; text held back is flushed before the end
-//! unless it belongs to the stop string that ended it. Pages go back when this is dropped.
+//! unless it belongs to the stop string that ended it. Pages go back when this is dropped, unless a session takes the
+//! sequence over: then it holds what was said and nothing beyond.
 
 use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::kv::PagePool;
-use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
+use super::request::{Event, Finish, Outcome, Request, Reuse, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Sequence, TurnStart};
 use super::spec::EngineSpec;
@@ -34,7 +35,18 @@ pub struct Generation {
     num_generated: usize,
     utf8: Utf8Stream,
     stop: StopMatcher,
+    said: Said,
     clock: Clock,
+}
+
+/// Which generated tokens the delivered text stands for, in bytes of text.
+#[derive(Debug, Default)]
+struct Said {
+    /// Text of all tokens so far.
+    num_bytes: usize,
+    num_delivered: usize,
+    /// Where each token's text ends; one beyond, when its last character is unfinished.
+    ends: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -57,6 +69,7 @@ impl Generation {
             num_generated: 0,
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
+            said: Said::default(),
             clock: Clock { submitted: Instant::now(), started: None, first_token: None, last_token: None },
             request,
         }
@@ -76,10 +89,24 @@ impl Generation {
         self.request.prompt.len() + self.max_tokens
     }
 
-    /// Leaves the queue.
-    pub fn start(&mut self, events: &mut Events) {
+    pub fn prompt(&self) -> &[u32] {
+        &self.request.prompt
+    }
+
+    /// Name of the session it runs in.
+    pub fn session(&self) -> Option<&str> {
+        self.request.session.as_deref()
+    }
+
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Leaves the queue with a sequence that holds the beginning of its prompt, as `reuse` says.
+    pub fn start(&mut self, sequence: Sequence, reuse: Reuse, events: &mut Events) {
         self.clock.started = Some(Instant::now());
-        self.num_cached = self.sequence.position();
+        self.num_cached = reuse.cached_tokens;
+        self.sequence = sequence;
         let generated_from = self.request.prompt.len();
         self.sequence.begin_turn(TurnStart {
             generated_from,
@@ -87,7 +114,13 @@ impl Generation {
             logprobs: self.request.logprobs,
         });
         let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.max_tokens);
-        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed }));
+        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed, reuse }));
+    }
+
+    /// Pages that feeding `rows` takes at most.
+    pub fn num_pages_needed(&self, rows: usize) -> usize {
+        let left = self.prompt_left();
+        self.sequence.resident().table().num_needed(if left == 0 { 1 } else { rows.min(left) })
     }
 
     /// What goes into the next step: `rows` tokens of the prompt, or the pending token.
@@ -138,6 +171,8 @@ impl Generation {
         self.clock.last_token = Some(now);
         self.num_generated += 1;
         let text = self.text_of(token.id, vocabulary);
+        self.said.num_delivered += text.len();
+        self.said.ends.push(self.said.num_bytes + usize::from(self.utf8.is_pending()));
         self.emit(events, Event::Text { text, tokens: vec![token] });
         if let Some(stop) = self.stop.hit() {
             return Some(Finish::StopString(stop.to_owned()));
@@ -153,6 +188,7 @@ impl Generation {
         }
         let bytes = vocabulary.token_bytes(id).unwrap_or_default();
         let complete = self.utf8.push(&bytes);
+        self.said.num_bytes += complete.len();
         self.stop.push(&complete)
     }
 
@@ -183,8 +219,20 @@ impl Generation {
         let mut text = self.stop.push(&unfinished);
         text.push_str(&self.stop.finish());
         if !text.is_empty() {
+            self.said.num_delivered += text.len();
             self.emit(events, Event::Text { text, tokens: Vec::new() });
         }
+    }
+
+    /// What is left for a session: the sequence, cut back to what was said when a stop string cut the text.
+    pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
+        self.sequence.clear_pending();
+        if self.stop.hit().is_some() && can_rewind {
+            let num_said = self.said.ends.partition_point(|&end| end <= self.said.num_delivered);
+            let end = self.request.prompt.len() + num_said;
+            self.sequence.truncate(end.min(self.sequence.position()));
+        }
+        self.sequence
     }
 
     fn emit(&self, events: &mut Events, event: Event) {

@@ -23,11 +23,13 @@ pub mod tensor;
 pub mod text;
 pub mod thread;
 
-pub use engine::{Decoded, Engine, EngineLoad, RequestId, SessionId, StopHandle};
+pub use engine::{
+    Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
+};
 pub use error::{Error, LoadError, Result, StoreError};
 pub use request::{
-    Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Sampling, Started, Timings,
-    Token, Usage,
+    Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling,
+    Started, Timings, Token, Usage,
 };
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
 pub use thread::{EngineHandle, EventStream, NotYet, Sink};

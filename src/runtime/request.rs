@@ -19,6 +19,9 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Let special (control) tokens appear in the text; by default they produce none.
     pub render_special: bool,
+    /// The conversation that this is a turn of: it keeps tokens and KV for the next one, and begins with its first
+    /// request. Without one, nothing is kept but what the prefix index still finds.
+    pub session: Option<String>,
 }
 
 impl Request {
@@ -37,6 +40,10 @@ impl Request {
         if self.logprobs.is_some_and(|alternatives| alternatives > MAX_LOGPROBS) {
             let message = format!("at most {MAX_LOGPROBS} alternatives can be reported");
             return Err(Error::InvalidParameter { name: "logprobs", message });
+        }
+        if self.session.as_deref() == Some("") {
+            let message = "a session's name must not be empty".to_owned();
+            return Err(Error::InvalidParameter { name: "session", message });
         }
         self.limits.resolve(prompt_tokens, context_length)
     }
@@ -224,6 +231,59 @@ pub struct Started {
     pub max_tokens: usize,
     /// The seed in force, drawn or given.
     pub seed: u64,
+    pub reuse: Reuse,
+}
+
+/// What of a prompt did not have to be computed, and why not more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Prompt tokens whose KV was there already.
+    pub cached_tokens: usize,
+    pub reason: ReuseReason,
+    /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
+    /// the prompt goes on where the session ended, or there was nothing to compare.
+    pub first_difference: Option<usize>,
+}
+
+/// Why as much of a prompt was reused as was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReuseReason {
+    /// Nothing was known: no session, a new one, or reuse is off.
+    #[default]
+    New,
+    /// The prompt goes on where the session ended.
+    ExactPrefix,
+    /// The prompt is what the session holds; at most its last token is computed again.
+    Equal,
+    /// The session and the prompt begin alike: the session was cut back to that.
+    PartialPrefix,
+    /// They differ from the first token, or the model cannot be cut back.
+    Mismatch,
+    /// A step failed under the session, and its rows were thrown away.
+    Dirty,
+    /// The idle session's pages had been given to others.
+    Evicted,
+    /// Another request or session had computed the same beginning, or this one before it was evicted.
+    PrefixCache,
+    /// As `PrefixCache`, from pages on disk.
+    Restored,
+}
+
+impl ReuseReason {
+    /// Its name on the wire: those that the reference server has are spelled as there.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReuseReason::New => "new",
+            ReuseReason::ExactPrefix => "exact_prefix",
+            ReuseReason::Equal => "equal",
+            ReuseReason::PartialPrefix => "partial_prefix",
+            ReuseReason::Mismatch => "mismatch",
+            ReuseReason::Dirty => "dirty",
+            ReuseReason::Evicted => "evicted",
+            ReuseReason::PrefixCache => "prefix_cache",
+            ReuseReason::Restored => "restored",
+        }
+    }
 }
 
 /// How a generation ended.

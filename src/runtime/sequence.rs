@@ -6,7 +6,7 @@
 //! Sessions and requests both are sequences; this file knows neither.
 
 use super::kv::table::PoolExhausted;
-use super::kv::{PagePool, PageTable};
+use super::kv::{PageCopy, PagePool, PageTable};
 use super::request::Token;
 
 /// Tokens and the pages that hold their KV rows, always equally many.
@@ -29,14 +29,14 @@ impl Resident {
         &self.table
     }
 
-    /// Appends `tokens` and the places for their rows.
+    /// Appends `tokens` and the places for their rows. A copy returned is to be made before they are written.
     ///
     /// # Errors
     /// [`PoolExhausted`]; nothing has changed then.
-    pub fn extend(&mut self, tokens: &[u32]) -> Result<(), PoolExhausted> {
-        self.table.extend(tokens.len())?;
+    pub fn extend(&mut self, tokens: &[u32]) -> Result<Option<PageCopy>, PoolExhausted> {
+        let copy = self.table.extend(tokens.len())?;
         self.tokens.extend_from_slice(tokens);
-        Ok(())
+        Ok(copy)
     }
 
     /// Keeps the first `len` tokens. Panics when there are fewer.
@@ -67,6 +67,19 @@ pub struct TurnStart {
 impl Sequence {
     pub fn new(pool: &PagePool) -> Self {
         Self { resident: Resident::new(pool), pending: None, turn: TurnStart::default(), poisoned: false }
+    }
+
+    /// Holds `tokens`, whose rows lie in `table`. Panics when they are not equally many.
+    pub fn resume(tokens: &[u32], table: PageTable) -> Self {
+        assert_eq!(tokens.len(), table.len(), "tokens and rows must agree");
+        let resident = Resident { tokens: tokens.to_vec(), table };
+        Self { resident, pending: None, turn: TurnStart::default(), poisoned: false }
+    }
+
+    /// Another sequence over the same pages, with nothing pending. The original must not be poisoned.
+    pub fn fork(&self) -> Self {
+        debug_assert!(!self.poisoned);
+        Self::resume(self.resident.tokens(), self.resident.table.fork())
     }
 
     /// Tokens resident.
@@ -102,19 +115,22 @@ impl Sequence {
         self.pending = None;
     }
 
-    /// Appends tokens whose rows are about to be computed; until `settle` the sequence counts as poisoned.
+    /// Appends tokens whose rows are about to be computed; until `settle` the sequence counts as poisoned. A copy
+    /// returned is to be made first.
     ///
     /// # Errors
     /// [`PoolExhausted`]; nothing has changed then.
-    pub fn begin_feed(&mut self, tokens: &[u32]) -> Result<(), PoolExhausted> {
-        self.resident.extend(tokens)?;
+    pub fn begin_feed(&mut self, tokens: &[u32]) -> Result<Option<PageCopy>, PoolExhausted> {
+        let copy = self.resident.extend(tokens)?;
         self.pending = None;
         self.poisoned = true;
-        Ok(())
+        Ok(copy)
     }
 
-    /// The rows of the last feed are computed; `pending` is what was sampled after them, if anything.
+    /// The rows of the last feed are computed, so their full pages may be shared; `pending` is what was sampled after
+    /// them, if anything.
     pub fn settle(&mut self, pending: Option<Token>) {
+        self.resident.table.publish(&self.resident.tokens);
         self.pending = pending;
         self.poisoned = false;
     }

@@ -17,12 +17,14 @@ pub struct EngineConfig {
     pub step_tokens: usize,
     /// The most requests that run at once; more wait.
     pub max_running: usize,
-    /// The most sessions that exist at once.
+    /// The most sessions that exist at once, named and driven by hand together.
     pub max_sessions: usize,
     /// KV pages of [`PAGE_TOKENS`] tokens that the model's storage holds.
     pub num_pages: usize,
     /// Ids that end a generation: the model's own and its turn terminators.
     pub end_of_generation: Vec<u32>,
+    /// Whether requests keep what of their prompt is computed already. Changes no answer, only the work.
+    pub warm_resume: bool,
 }
 
 impl EngineConfig {
@@ -35,6 +37,7 @@ impl EngineConfig {
             max_sessions: 1,
             num_pages: context_length.div_ceil(PAGE_TOKENS),
             end_of_generation,
+            warm_resume: true,
         }
     }
 }

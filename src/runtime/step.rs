@@ -60,7 +60,7 @@ impl Executor {
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
         for feed in feeds.iter_mut() {
-            let result = append_rows(feed, num_tables, &mut self.rows);
+            let result = append_rows(&mut *self.model, feed, num_tables, &mut self.rows);
             num_tables += usize::from(result.is_ok());
             results.push(result);
         }
@@ -78,10 +78,7 @@ impl Executor {
         let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
         let batch = Batch { rows: &self.rows, tables: &tables };
         let model = &mut self.model;
-        // Unwind safety: what a panic leaves half-written is this batch's KV rows, whose sequences stay poisoned, and
-        // the model's scratch space, which `forward` overwrites.
-        let logits = catch_unwind(AssertUnwindSafe(|| model.forward(&batch)))
-            .unwrap_or_else(|panic| Err(Error::Backend(panic_message(&*panic))))?;
+        let logits = guarded(|| model.forward(&batch))?;
         let wanted = self.rows.iter().filter(|row| row.wants_logits).count();
         let vocab_size = self.spec.vocab_size();
         if logits.values.len() != wanted * vocab_size || (wanted > 0 && logits.vocab_size != vocab_size) {
@@ -114,8 +111,16 @@ impl Executor {
     }
 }
 
-/// Extends the feed's sequence and appends its rows. On an error nothing has changed.
-fn append_rows(feed: &mut Feed<'_>, sequence: usize, rows: &mut Vec<Row>) -> Result<()> {
+/// Extends the feed's sequence and appends its rows. On an error no rows have been appended, and the sequence is as it was
+/// or, where a page could not be copied, poisoned.
+///
+/// The copy is made at once: a page let go of in this step may be given to the next sequence of it.
+fn append_rows(
+    model: &mut dyn Model,
+    feed: &mut Feed<'_>,
+    sequence: usize,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
     let pending;
     let tokens = match feed.input {
         Input::Chunk(tokens) | Input::LastChunk(tokens) => tokens,
@@ -126,12 +131,20 @@ fn append_rows(feed: &mut Feed<'_>, sequence: usize, rows: &mut Vec<Row>) -> Res
     };
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
-    feed.sequence.begin_feed(tokens).map_err(exhausted)?;
+    if let Some(copy) = feed.sequence.begin_feed(tokens).map_err(exhausted)? {
+        guarded(|| model.copy_page(copy.from, copy.to))?;
+    }
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
     let row =
         |(index, &token)| Row { token, position: start + index, sequence, wants_logits: Some(index) == last };
     rows.extend(tokens.iter().enumerate().map(row));
     Ok(())
+}
+
+/// A panic as an error. Unwind safety: what it leaves half-written is KV rows of the sequences being fed, which stay
+/// poisoned, and the model's scratch space, which the next call overwrites.
+fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(Error::Backend(panic_message(&*panic))))
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::engine::{Engine, RequestId, StopHandle};
+use super::engine::{Engine, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
@@ -24,7 +24,17 @@ pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 /// Everything that can be asked of the engine thread.
 enum Command {
     Submit { request: Request, client: Client },
+    Session(SessionCommand),
     Shutdown,
+}
+
+/// What can be done to named sessions between their requests.
+enum SessionCommand {
+    Reset { name: String, reply: Sender<Result<()>> },
+    Close { name: String, reply: Sender<Result<()>> },
+    Fork { from: String, to: String, reply: Sender<Result<()>> },
+    Inspect { name: String, reply: Sender<Result<SessionDetail>> },
+    List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
 
 struct Client {
@@ -98,6 +108,45 @@ impl EngineHandle {
         let command = Command::Submit { request, client: Client { sink, stop: stop.clone() } };
         self.shared.commands.send(command).map_err(|_| Error::EngineGone)?;
         Ok(stop)
+    }
+}
+
+/// Named sessions. Each call waits for the engine, at most for the step that it is in.
+impl EngineHandle {
+    /// # Errors
+    /// Those of [`Engine::reset_session`]; [`Error::EngineGone`], here and below.
+    pub fn reset_session(&self, name: &str) -> Result<()> {
+        self.ask(|reply| SessionCommand::Reset { name: name.to_owned(), reply })
+    }
+
+    /// # Errors
+    /// Those of [`Engine::close_session`].
+    pub fn close_session(&self, name: &str) -> Result<()> {
+        self.ask(|reply| SessionCommand::Close { name: name.to_owned(), reply })
+    }
+
+    /// # Errors
+    /// Those of [`Engine::fork_session`].
+    pub fn fork_session(&self, from: &str, to: &str) -> Result<()> {
+        self.ask(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    }
+
+    /// # Errors
+    /// Those of [`Engine::inspect_session`].
+    pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+        self.ask(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
+    }
+
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
+        self.ask(|reply| SessionCommand::List { reply })
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
+        let (reply, answer) = mpsc::channel();
+        self.shared.commands.send(Command::Session(command(reply))).map_err(|_| Error::EngineGone)?;
+        answer.recv().map_err(|_| Error::EngineGone)?
     }
 }
 
@@ -183,6 +232,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
         while let Some(command) = next_command(inbox, engine.is_idle()) {
             match command {
                 Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
+                Command::Session(command) => obey(&mut engine, command),
                 Command::Shutdown => return,
             }
         }
@@ -217,6 +267,17 @@ fn admit(
         Ok(id) => drop(clients.insert(id, client)),
         Err(error) => drop((client.sink)(Event::Failed(error))),
     }
+}
+
+fn obey(engine: &mut Engine, command: SessionCommand) {
+    // Nobody may be waiting for the answer any more.
+    let _ = match command {
+        SessionCommand::Reset { name, reply } => reply.send(engine.reset_session(&name)).is_ok(),
+        SessionCommand::Close { name, reply } => reply.send(engine.close_session(&name)).is_ok(),
+        SessionCommand::Fork { from, to, reply } => reply.send(engine.fork_session(&from, &to)).is_ok(),
+        SessionCommand::Inspect { name, reply } => reply.send(engine.inspect_session(&name)).is_ok(),
+        SessionCommand::List { reply } => reply.send(Ok(engine.list_sessions())).is_ok(),
+    };
 }
 
 fn deliver(clients: &mut HashMap<RequestId, Client>, id: RequestId, event: Event) {

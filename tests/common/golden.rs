@@ -115,18 +115,20 @@ impl<'a> Fed<'a> {
 
     /// Logits of every token of `tokens`, `[tokens, vocab]`.
     pub fn feed(&mut self, tokens: &[u32], chunk: usize) -> Vec<f32> {
-        let mut logits = Vec::new();
-        for tokens in tokens.chunks(chunk) {
-            let start = self.table.len();
-            self.table.extend(tokens.len()).expect("enough pages");
-            let row =
-                |(index, &token)| Row { token, position: start + index, sequence: 0, wants_logits: true };
-            let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-            let batch = Batch { rows: &rows, tables: &[&self.table] };
-            logits.extend(self.model.forward(&batch).expect("forward").values);
-        }
-        logits
+        let feed = |tokens| feed(&mut *self.model, &mut self.table, tokens);
+        tokens.chunks(chunk).flat_map(feed).collect()
     }
+}
+
+/// Appends tokens to a sequence in one step; logits of all of them.
+pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec<f32> {
+    let start = table.len();
+    if let Some(copy) = table.extend(tokens.len()).expect("enough pages") {
+        model.copy_page(copy.from, copy.to).expect("copy");
+    }
+    let row = |(index, &token)| Row { token, position: start + index, sequence: 0, wants_logits: true };
+    let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
+    model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward").values
 }
 
 /// The largest difference between computed logits of all positions and the stored ones of some.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::PageId;
+use llmctl::runtime::kv::{PAGE_TOKENS, PageId};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
@@ -87,6 +87,16 @@ impl Model for ToyModel {
             logits.values.extend((self.rule)(&history)?);
         }
         Ok(logits)
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), Error> {
+        for offset in 0..PAGE_TOKENS {
+            match self.slots.get(&(from, offset)).copied() {
+                Some(row) => self.slots.insert((to, offset), row),
+                None => self.slots.remove(&(to, offset)),
+            };
+        }
+        Ok(())
     }
 }
 

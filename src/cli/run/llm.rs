@@ -102,7 +102,7 @@ pub mod script {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::runtime::{Finish, Logprob, Outcome, Started, Timings, Token, Usage};
+    use crate::runtime::{Finish, Logprob, Outcome, Reuse, Started, Timings, Token, Usage};
 
     pub struct Script {
         pub info: ModelInfo,
@@ -188,7 +188,8 @@ pub mod script {
                 let last = text.trim_end_matches("<assistant>").split_whitespace().last().unwrap_or("");
                 saying(last, prompt_tokens, Finish::Eos(0))
             });
-            let started = Event::Started(Started { prompt_tokens, max_tokens, seed: 42 });
+            let started =
+                Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse: Reuse::default() });
             let events = std::iter::once(started).chain(events).collect();
             self.asked.borrow_mut().push(request);
             Ok(Box::new(Played { script: self, events, count: 0 }))

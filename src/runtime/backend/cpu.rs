@@ -177,6 +177,17 @@ impl CpuKv {
         page
     }
 
+    fn copy_page(&mut self, from: PageId, to: PageId) {
+        self.page_mut(from.max(to));
+        let pair = self.pages.get_disjoint_mut([from as usize, to as usize]);
+        let [from, to] = pair.expect("two different pages, both below the larger");
+        match (&*from, &mut *to) {
+            (Page::F32(from), Page::F32(to)) => to.copy_from_slice(from),
+            (Page::F16(from), Page::F16(to)) => to.copy_from_slice(from),
+            _ => *to = from.clone(), // the memory of one of them is not made yet
+        }
+    }
+
     fn offset(&self, layer: usize, part: Part, head: usize, token: usize) -> usize {
         let LayerPlace { offset, shape } = self.layers[layer];
         let part = match part {
@@ -371,6 +382,11 @@ impl Backend for Cpu {
                 kv.write(layer, Part::Values, slot, v.row(row));
             }
         }
+        Ok(())
+    }
+
+    fn copy_page(&self, kv: &mut CpuKv, from: PageId, to: PageId) -> Result<()> {
+        kv.copy_page(from, to);
         Ok(())
     }
 

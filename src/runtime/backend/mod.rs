@@ -140,6 +140,9 @@ pub trait Backend: Send + 'static {
         spans: &[Span],
     ) -> Result<()>;
 
+    /// Copies keys and values of all layers from one page to another.
+    fn copy_page(&self, kv: &mut Self::Kv, from: PageId, to: PageId) -> Result<()>;
+
     /// `out = attention(q)` over the pages, causally: a row sees its own position and those before.
     fn attend(
         &self,

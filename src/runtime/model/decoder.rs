@@ -11,6 +11,7 @@ use crate::runtime::backend::{AttentionSpec, Backend, KvShape, KvType, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::ScoreRule;
 use crate::runtime::kernel::{isa, math};
+use crate::runtime::kv::PageId;
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.
@@ -231,6 +232,10 @@ impl<B: Backend> Model for Decoder<B> {
             self.layer(index, &step)?;
         }
         self.logits(batch.rows)
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        self.backend.copy_page(&mut self.kv, from, to)
     }
 }
 

@@ -9,7 +9,7 @@ pub mod weights;
 pub use config::*;
 
 use super::error::Result;
-use super::kv::PageTable;
+use super::kv::{PageId, PageTable};
 
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,4 +75,10 @@ pub trait Model: Send {
     /// # Errors
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
+
+    /// Copies all rows of a page to another.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`]; the content of `to` is then undefined.
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()>;
 }

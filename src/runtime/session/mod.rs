@@ -1,10 +1,13 @@
-//! Sessions: sequences that outlive a request, driven token by token (`prefill`, `decode_one`, `seek`, `reset`).
+//! Sessions: sequences that outlive a request. Unnamed ones are driven token by token (`prefill`, `decode_one`, `seek`,
+//! `reset`); named ones lend their sequence to one request at a time and, while idle, may lose their pages but not their
+//! tokens.
 //!
 //! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it until
 //! `reset`. A token that ends the generation is returned but never resident. `stop` takes effect at a token boundary and
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+pub mod prefill;
 pub mod store;
 pub mod transcript;
 
@@ -14,13 +17,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::{Error, Result};
-use super::kv::PagePool;
-use super::request::{Sampling, validate_prompt};
+use super::kv::{PagePool, PageTable};
+use super::request::{Reuse, Sampling, validate_prompt};
 use super::sample::draw_seed;
 use super::sequence::{Sequence, TurnStart};
 use super::spec::EngineSpec;
 use super::step::{Executor, Feed, Input};
 use super::text::Vocabulary;
+use prefill::{Known, plan_prefill};
 
 /// Names a session of one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,13 +80,113 @@ impl Decoded {
 /// One conversation's state.
 #[derive(Debug)]
 pub struct Session {
+    /// Lent out while a request runs in it, with an empty one in its place.
     sequence: Sequence,
     stop: StopHandle,
+    state: SessionState,
+    /// Tokens whose pages have been given to others; then the sequence is empty.
+    evicted: Vec<u32>,
+    /// A step failed under the last request.
+    dirty: bool,
+    last_used: u64,
+}
+
+/// What a named session is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SessionState {
+    Idle,
+    /// Its request waits for admission.
+    Waiting,
+    Running,
+}
+
+/// A named session as others see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    pub name: String,
+    pub state: SessionState,
+    pub num_tokens: usize,
+    /// Tokens whose KV is there: all of them, or none after the pages were given to others.
+    pub num_resident: usize,
+}
+
+/// What a session brings to a request.
+#[derive(Debug)]
+pub struct Lent {
+    sequence: Sequence,
+    evicted: Vec<u32>,
+    dirty: bool,
+}
+
+impl Lent {
+    /// For a request without a session.
+    pub fn nothing(pool: &PagePool) -> Self {
+        Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
+    }
+
+    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages.
+    pub fn resume(mut self, pool: &PagePool, spec: &EngineSpec, prompt: &[u32]) -> (Sequence, Reuse) {
+        if !spec.config.warm_resume {
+            return (Sequence::new(pool), Reuse::default());
+        }
+        let can_rewind = spec.model.can_rewind;
+        // State that cannot be cut back does not lie in pages alone.
+        let indexed = PageTable::from_index(pool, if can_rewind { prompt } else { &[] });
+        let num_resident = self.sequence.position();
+        let own = self.sequence.resident().tokens();
+        let plan = plan_prefill(
+            Known {
+                tokens: if num_resident > 0 { own } else { &self.evicted },
+                num_resident,
+                num_indexed: indexed.len(),
+                restored: false,
+                dirty: self.dirty,
+                can_rewind,
+            },
+            prompt,
+        );
+        let sequence = if plan.from_index {
+            let mut table = indexed;
+            table.truncate(plan.keep);
+            Sequence::resume(&prompt[..plan.keep], table)
+        } else {
+            self.sequence.truncate(plan.keep);
+            self.sequence
+        };
+        (sequence, plan.reuse())
+    }
 }
 
 impl Session {
-    fn new(pool: &PagePool) -> Self {
-        Self { sequence: Sequence::new(pool), stop: StopHandle::default() }
+    fn new(sequence: Sequence) -> Self {
+        Self {
+            sequence,
+            stop: StopHandle::default(),
+            state: SessionState::Idle,
+            evicted: Vec::new(),
+            dirty: false,
+            last_used: 0,
+        }
+    }
+
+    /// The page table of its rows; empty while they are lent out.
+    pub fn table(&self) -> &PageTable {
+        self.sequence.resident().table()
+    }
+
+    pub fn state(&self) -> SessionState {
+        self.state
+    }
+
+    /// All tokens it stands for, resident or not; empty while they are lent out.
+    pub fn known_tokens(&self) -> &[u32] {
+        if self.position() > 0 { self.tokens() } else { &self.evicted }
+    }
+
+    /// Gives its pages to others and remembers its tokens.
+    fn evict(&mut self) {
+        self.evicted = self.sequence.resident().tokens().to_vec();
+        self.sequence.reset();
     }
 
     /// Tokens resident.
@@ -122,7 +226,11 @@ impl Session {
         Ok(())
     }
 
-    fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+    /// What `prefill` refuses, without doing anything.
+    ///
+    /// # Errors
+    /// Those of `prefill` that leave the session untouched.
+    pub fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         self.check_healthy()?;
         validate_prompt(tokens, spec.vocab_size())?;
         sampling.validate(spec.vocab_size())?;
@@ -166,6 +274,11 @@ impl Session {
         Ok(Decoded::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
     }
 
+    /// Whether a token has been sampled that is not resident yet.
+    pub fn has_pending(&self) -> bool {
+        self.sequence.pending().is_some()
+    }
+
     fn step(&mut self, executor: &mut Executor, input: Input<'_>, sampling: &Sampling) -> Result<()> {
         let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling }];
         executor.step(&mut feeds).pop().expect("one result per feed")
@@ -193,6 +306,8 @@ impl Session {
     pub fn reset(&mut self) {
         self.sequence.reset();
         self.stop.clear();
+        self.evicted.clear();
+        self.dirty = false;
     }
 
     fn check_healthy(&self) -> Result<()> {
@@ -204,7 +319,10 @@ impl Session {
 #[derive(Debug, Default)]
 pub struct SessionTable {
     sessions: BTreeMap<SessionId, Session>,
+    /// Ids of the named ones.
+    names: BTreeMap<String, SessionId>,
     num_created: u64,
+    clock: u64,
 }
 
 impl SessionTable {
@@ -216,31 +334,134 @@ impl SessionTable {
         self.sessions.is_empty()
     }
 
-    pub fn create(&mut self, pool: &PagePool) -> SessionId {
+    /// Sessions driven by hand: they keep their pages, named ones only while nobody else needs them.
+    pub fn num_unnamed(&self) -> usize {
+        self.sessions.len() - self.names.len()
+    }
+
+    /// Page tables of all sessions.
+    pub fn tables(&self) -> impl Iterator<Item = &PageTable> {
+        self.sessions.values().map(Session::table)
+    }
+
+    /// An unnamed session that holds `sequence`.
+    pub fn create(&mut self, sequence: Sequence) -> SessionId {
         self.num_created += 1;
         let id = SessionId(self.num_created);
-        self.sessions.insert(id, Session::new(pool));
+        self.sessions.insert(id, Session::new(sequence));
         id
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`] after `remove`.
     pub fn get(&self, id: SessionId) -> Result<&Session> {
-        self.sessions.get(&id).ok_or_else(|| not_found(id))
+        self.sessions.get(&id).ok_or_else(|| Error::SessionNotFound(id.0.to_string()))
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`] after `remove`.
     pub fn get_mut(&mut self, id: SessionId) -> Result<&mut Session> {
-        self.sessions.get_mut(&id).ok_or_else(|| not_found(id))
+        self.sessions.get_mut(&id).ok_or_else(|| Error::SessionNotFound(id.0.to_string()))
     }
 
     /// Frees the session's pages and place; false when there is none of that id.
     pub fn remove(&mut self, id: SessionId) -> bool {
+        self.names.retain(|_, named| *named != id);
         self.sessions.remove(&id).is_some()
     }
 }
 
-fn not_found(id: SessionId) -> Error {
-    Error::SessionNotFound(id.0.to_string())
+/// Named sessions.
+impl SessionTable {
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`].
+    pub fn find(&self, name: &str) -> Result<SessionId> {
+        self.names.get(name).copied().ok_or_else(|| Error::SessionNotFound(name.to_owned()))
+    }
+
+    /// The session of that name when no request is in it.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
+    pub fn find_idle(&self, name: &str) -> Result<SessionId> {
+        let id = self.find(name)?;
+        match self.get(id)?.state {
+            SessionState::Idle => Ok(id),
+            SessionState::Waiting | SessionState::Running => Err(Error::SessionBusy(name.to_owned())),
+        }
+    }
+
+    /// A named session that holds what `original` does, or nothing. The name must be free.
+    pub fn open(&mut self, name: &str, original: Option<SessionId>, pool: &PagePool) -> Result<()> {
+        let mut session = Session::new(Sequence::new(pool));
+        if let Some(original) = original {
+            let original = self.get(original)?;
+            session.sequence = original.sequence.fork();
+            session.evicted.clone_from(&original.evicted);
+            session.dirty = original.dirty;
+        }
+        let id = self.create(Sequence::new(pool));
+        self.sessions.insert(id, session);
+        self.names.insert(name.to_owned(), id);
+        self.touch(id);
+        Ok(())
+    }
+
+    /// A request waits for this idle session, or does not any more. Unknown names change nothing, here and below: a
+    /// session with a request in it cannot be closed.
+    pub fn set_waiting(&mut self, name: &str, waiting: bool) {
+        if let Some(session) = self.named_mut(name) {
+            session.state = if waiting { SessionState::Waiting } else { SessionState::Idle };
+        }
+    }
+
+    /// Hands the session's rows to the request that starts in it.
+    pub fn lend(&mut self, name: &str, pool: &PagePool) -> Lent {
+        let mut lent = Lent::nothing(pool);
+        if let Some(session) = self.named_mut(name) {
+            session.state = SessionState::Running;
+            std::mem::swap(&mut lent.sequence, &mut session.sequence);
+            lent.evicted = std::mem::take(&mut session.evicted);
+            lent.dirty = std::mem::take(&mut session.dirty);
+        }
+        lent
+    }
+
+    /// Takes back what the request left. After a failed step that is nothing.
+    pub fn give_back(&mut self, name: &str, mut sequence: Sequence) {
+        let Ok(id) = self.find(name) else { return };
+        self.touch(id);
+        if let Some(session) = self.named_mut(name) {
+            session.state = SessionState::Idle;
+            session.dirty = sequence.is_poisoned();
+            if session.dirty {
+                sequence.reset();
+            }
+            session.sequence = sequence;
+        }
+    }
+
+    /// Takes the pages of the named session used longest ago, those that a request waits for last; false when none has any.
+    pub fn evict_oldest(&mut self) -> bool {
+        let named = self.names.values().filter_map(|id| Some((*id, self.sessions.get(id)?)));
+        let holding = named.filter(|(_, session)| session.position() > 0);
+        let oldest = holding.min_by_key(|(_, session)| (session.state, session.last_used));
+        let Some(id) = oldest.map(|(id, _)| id) else { return false };
+        self.sessions.get_mut(&id).map(Session::evict).is_some()
+    }
+
+    fn named_mut(&mut self, name: &str) -> Option<&mut Session> {
+        self.sessions.get_mut(self.names.get(name)?)
+    }
+
+    fn touch(&mut self, id: SessionId) {
+        self.clock += 1;
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.last_used = self.clock;
+        }
+    }
 }

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::step::StepIndex;
 use super::{KvShape, KvType, Span};
-use crate::runtime::backend::PAGE_TOKENS;
+use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
 /// Pages that storage grows by at least.
 const MIN_GROWTH: usize = 8;
@@ -72,6 +72,19 @@ impl CandleKv {
             let by_head = rows.reshape(((), num_kv_heads, head_dim))?.transpose(0, 1)?;
             let by_head = by_head.to_dtype(self.dtype)?.contiguous()?;
             store.scatter_set(&writes.slots, &by_head, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a page's keys and values in every layer.
+    pub fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let [from, to] = [from, to].map(|page| page as usize * PAGE_TOKENS);
+        for layer in 0..self.layers.len() {
+            self.reserve(layer, from.max(to) + PAGE_TOKENS)?;
+            for store in self.stores(layer)? {
+                // A copy of its own: a tensor cannot be written while it is read.
+                store.slice_set(&store.narrow(1, from, PAGE_TOKENS)?.force_contiguous()?, 1, to)?;
+            }
         }
         Ok(())
     }

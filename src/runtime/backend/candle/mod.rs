@@ -14,7 +14,7 @@ mod weight;
 
 use candle_core::{Device, Tensor};
 
-use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use super::{Activation, AttentionSpec, Backend, KvShape, KvType, PageId, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
@@ -186,6 +186,10 @@ impl Backend for Candle {
     ) -> Result<()> {
         let stored = k.get().and_then(|k| kv.write(layer, [k, v.get()?], spans));
         stored.map_err(backend_error)
+    }
+
+    fn copy_page(&self, kv: &mut CandleKv, from: PageId, to: PageId) -> Result<()> {
+        kv.copy_page(from, to).map_err(backend_error)
     }
 
     fn attend(

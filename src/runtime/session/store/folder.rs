@@ -57,13 +57,24 @@ pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Makes the caller the one writer of the session in `folder`, until the file is dropped or the process ends.
+/// The right to write a session. Dropping it gives it up at once: closing the file alone would not, while a child process
+/// that was just started still has a copy of the descriptor.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.unlock(); // the file is closed next, which unlocks it too
+    }
+}
+
+/// Makes the caller the one writer of the session in `folder`, until the lock is dropped or the process ends.
 ///
 /// The lock is on a file of its own, because the transcript is replaced when it is compacted.
 ///
 /// # Errors
 /// [`Error::SessionBusy`]; [`Error::SessionNotFound`] when the folder went away meanwhile; [`StoreError::Io`].
-pub fn lock(folder: &Path, name: &SessionName) -> Result<File> {
+pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
     let path = folder.join(LOCK_FILE);
     let opened = private_file(OpenOptions::new().write(true).create(true).truncate(false), &path);
     let file = opened.map_err(|error| match error.kind() {
@@ -71,7 +82,7 @@ pub fn lock(folder: &Path, name: &SessionName) -> Result<File> {
         _ => io_error(&path, &error),
     })?;
     match file.try_lock() {
-        Ok(()) if is_still_there(&file, &path) => Ok(file),
+        Ok(()) if is_still_there(&file, &path) => Ok(Lock(file)),
         Ok(()) => Err(Error::SessionNotFound(name.to_string())),
         Err(TryLockError::WouldBlock) => Err(Error::SessionBusy(name.to_string())),
         Err(TryLockError::Error(error)) => Err(io_error(&path, &error)),

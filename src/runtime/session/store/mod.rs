@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use self::folder::io_error;
+use self::folder::{Lock, io_error};
 use self::log::{End, Log, Scan};
 use self::saved::{Contradiction, replay};
 use self::writer::Opened;
@@ -307,7 +307,7 @@ impl SessionStore {
         draft: &Path,
         name: &SessionName,
         saved: &SavedSession,
-    ) -> Result<(Log<File>, File)> {
+    ) -> Result<(Log<File>, Lock)> {
         folder::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
         let lock = folder::lock(draft, name)?;
         let path = draft.join(TRANSCRIPT);

@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::folder::{self, io_error};
+use super::folder::{self, Lock, io_error};
 use super::log::Log;
 use super::record::{Record, TurnRecord};
 use super::saved::SavedSession;
@@ -23,7 +23,7 @@ pub struct SessionWriter {
     saved: SavedSession,
     notices: Vec<String>,
     /// Held, never used.
-    _lock: File,
+    _lock: Lock,
 }
 
 /// What `SessionStore::open` found.
@@ -33,7 +33,7 @@ pub(super) struct Opened {
     pub log: Log<File>,
     pub saved: SavedSession,
     pub notices: Vec<String>,
-    pub lock: File,
+    pub lock: Lock,
 }
 
 impl SessionWriter {

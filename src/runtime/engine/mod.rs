@@ -1,26 +1,30 @@
 //! The engine: the model, its pages, its sessions and the requests in flight. A synchronous value without threads or
 //! channels; tests call it directly, `thread` gives it a thread of its own.
 //!
-//! Invariants: a request that is refused has cost nothing; pages promised to requests and sessions never exceed the pool,
-//! so nothing that has started runs out of them; whatever ends a request, its pages are free and its last event is out
-//! by the end of that step. A failed step fails the requests in it and no others.
+//! Invariants: a request that is refused has cost nothing; pages promised to running requests and to sessions driven by hand
+//! never exceed the pool, and what named sessions hold while idle is promised to nobody and goes when needed, so nothing
+//! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
+//! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
+
+mod sessions;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::error::{Error, Result};
-use super::generation::{Events, Generation};
-use super::kv::{PAGE_TOKENS, PagePool};
-use super::model::Model;
-use super::request::{Finish, Request, Sampling};
-use super::schedule::{self, Budget, Running, StepPlan, Waiting};
-use super::session::SessionTable;
-use super::spec::{EngineConfig, EngineSpec, ServingCapacity};
-use super::step::{Executor, Feed};
-use super::text::Vocabulary;
+use crate::runtime::error::{Error, Result};
+use crate::runtime::generation::{Events, Generation};
+use crate::runtime::kv::{PAGE_TOKENS, PagePool};
+use crate::runtime::model::Model;
+use crate::runtime::request::{Finish, Request};
+use crate::runtime::schedule::{self, Budget, Running, StepPlan, Waiting};
+use crate::runtime::session::{Lent, SessionTable};
+use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
+use crate::runtime::step::{Executor, Feed};
+use crate::runtime::text::Vocabulary;
 
-pub use super::generation::RequestId;
-pub use super::session::{Decoded, SessionId, StopHandle};
+pub use crate::runtime::generation::RequestId;
+pub use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
+pub use sessions::SessionDetail;
 
 /// Runs requests and sessions on one model.
 pub struct Engine {
@@ -49,8 +53,11 @@ impl Engine {
     /// [`Error::InvalidParameter`] when the model cannot serve what `config` asks, naming the field.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
+        let num_pages = spec.config.num_pages;
+        // Without reuse, or with state beyond the pages, nobody would look for what the index names.
+        let has_index = spec.config.warm_resume && spec.model.can_rewind;
         Ok(Self {
-            pool: PagePool::new(spec.config.num_pages),
+            pool: if has_index { PagePool::new(num_pages) } else { PagePool::without_index(num_pages) },
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
@@ -83,7 +90,8 @@ impl Engine {
     ///
     /// # Errors
     /// Before any work: those of [`Request::validate`]; [`Error::SessionsFull`] when the sessions leave too few pages
-    /// for it ever to run.
+    /// for it ever to run, or there is no place for the session that it would begin; [`Error::SessionBusy`] when another
+    /// request is in its session.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
@@ -91,23 +99,30 @@ impl Engine {
         if pages(&generation) + self.session_pages() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
+        if let Some(name) = generation.session() {
+            self.enter_session(name)?;
+        }
         self.num_submitted += 1;
         self.waiting.push_back(generation);
         Ok(id)
     }
 
-    /// Ends a request now: its pages are free on return and `Done` with [`Finish::Cancelled`] comes out of the next
+    /// Ends a request now: its pages are free, or its session's, on return and `Done` with [`Finish::Cancelled`] comes out of the next
     /// `step`. False when it is not in flight (any more).
     pub fn cancel(&mut self, id: RequestId) -> bool {
-        let waiting = self.waiting.iter().position(|generation| generation.id() == id);
-        let running = self.running.iter().position(|generation| generation.id() == id);
-        let generation = match (waiting, running) {
-            (Some(index), _) => self.waiting.remove(index),
-            (None, Some(index)) => Some(self.running.remove(index)),
-            (None, None) => None,
-        };
-        let Some(mut generation) = generation else { return false };
+        let has_id = |generation: &Generation| generation.id() == id;
+        if let Some(index) = self.running.iter().position(has_id) {
+            let mut generation = self.running.remove(index);
+            generation.finish(Finish::Cancelled, &mut self.events);
+            self.retire(generation);
+            return true;
+        }
+        let waiting = self.waiting.iter().position(has_id).and_then(|index| self.waiting.remove(index));
+        let Some(mut generation) = waiting else { return false };
         generation.finish(Finish::Cancelled, &mut self.events);
+        if let Some(name) = generation.session() {
+            self.sessions.set_waiting(name, false);
+        }
         true
     }
 
@@ -118,16 +133,16 @@ impl Engine {
 
     /// Computes one step and returns what happened, in order.
     pub fn step(&mut self) -> Events {
-        let plan = self.plan();
-        self.start(plan.num_admitted);
+        let mut plan = self.plan();
+        if plan.num_admitted > 0 {
+            self.start(plan.num_admitted);
+            plan = self.plan_running(); // what they need not compute is known only now
+        }
         let results = self.forward(&plan);
         self.deliver(&plan, results);
-        debug_assert!(
-            !self.running.is_empty()
-                || !self.sessions.is_empty()
-                || self.pool.num_free() == self.pool.capacity(),
-            "pages are held by nobody"
-        );
+        if cfg!(debug_assertions) && self.running.is_empty() {
+            self.pool.check(self.sessions.tables()).expect("idle sessions hold all pages that are held");
+        }
         std::mem::take(&mut self.events)
     }
 
@@ -137,29 +152,52 @@ impl Engine {
             pages: pages(generation),
         };
         let waiting: Vec<_> = self.waiting.iter().map(waiting).collect();
+        schedule::plan_step(&waiting, &self.running_rows(), self.budget())
+    }
+
+    fn plan_running(&self) -> StepPlan {
+        schedule::plan_step(&[], &self.running_rows(), self.budget())
+    }
+
+    fn running_rows(&self) -> Vec<Running> {
         let running = |generation: &Generation| Running { prompt_left: generation.prompt_left() };
-        let running: Vec<_> = self.running.iter().map(running).collect();
+        self.running.iter().map(running).collect()
+    }
+
+    fn budget(&self) -> Budget {
         let config = &self.spec().config;
         let promised = self.session_pages() + self.running_pages();
-        let budget = Budget {
+        Budget {
             tokens: config.step_tokens,
             running: config.max_running,
             pages: self.pool.capacity() - promised,
-        };
-        schedule::plan_step(&waiting, &running, budget)
+        }
     }
 
+    /// Admits the first of the queue, each with what of its prompt is computed already.
     fn start(&mut self, count: usize) {
         for mut generation in self.waiting.drain(..count) {
-            generation.start(&mut self.events);
+            let lent = match generation.session() {
+                Some(name) => self.sessions.lend(name, &self.pool),
+                None => Lent::nothing(&self.pool),
+            };
+            let (sequence, reuse) = lent.resume(&self.pool, self.executor.spec(), generation.prompt());
+            generation.start(sequence, reuse, &mut self.events);
             self.running.push(generation);
         }
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
+        let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
+        self.make_room(fed.map(|(generation, &rows)| generation.num_pages_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         let mut feeds: Vec<Feed<'_>> = fed.map(|(generation, &rows)| generation.feed(rows)).collect();
         self.executor.step(&mut feeds)
+    }
+
+    /// Takes pages from idle named sessions, the longest unused first, until `num_pages` are free.
+    fn make_room(&mut self, num_pages: usize) {
+        while self.pool.num_free() < num_pages && self.sessions.evict_oldest() {}
     }
 
     fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<()>>) {
@@ -175,89 +213,29 @@ impl Engine {
                     true
                 }
             };
-            if !ended {
+            if ended {
+                self.retire(generation);
+            } else {
                 self.running.push(generation);
             }
         }
     }
 
-    /// Pages promised to sessions: each may fill its context.
+    /// Gives a session back what its request leaves.
+    fn retire(&mut self, generation: Generation) {
+        if let Some(name) = generation.session().map(str::to_owned) {
+            let can_rewind = self.spec().model.can_rewind;
+            self.sessions.give_back(&name, generation.into_sequence(can_rewind));
+        }
+    }
+
+    /// Pages promised to sessions driven by hand: each may fill its context.
     fn session_pages(&self) -> usize {
-        self.sessions.len() * self.spec().pages_per_context()
+        self.sessions.num_unnamed() * self.spec().pages_per_context()
     }
 
     fn running_pages(&self) -> usize {
         self.running.iter().map(pages).sum()
-    }
-}
-
-/// Sessions driven directly, token by token; see [`super::session`] for the contract of each call.
-impl Engine {
-    /// # Errors
-    /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the pages.
-    pub fn create_session(&mut self) -> Result<SessionId> {
-        let capacity = self.serving_capacity().sessions;
-        let largest_waiting = self.waiting.iter().map(pages).max().unwrap_or(0);
-        let requested = self.running_pages().max(largest_waiting);
-        let needed = self.session_pages() + self.spec().pages_per_context() + requested;
-        if self.sessions.len() >= capacity || needed > self.pool.capacity() {
-            return Err(Error::SessionsFull { capacity });
-        }
-        Ok(self.sessions.create(&self.pool))
-    }
-
-    /// # Errors
-    /// Those of [`super::session::Session::prefill`], and [`Error::SessionNotFound`].
-    pub fn prefill_tokens(&mut self, id: SessionId, tokens: &[u32], sampling: &Sampling) -> Result<()> {
-        self.sessions.get_mut(id)?.prefill(&mut self.executor, tokens, sampling)
-    }
-
-    /// # Errors
-    /// Those of [`super::session::Session::decode_one`], and [`Error::SessionNotFound`].
-    pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<Decoded> {
-        self.sessions.get_mut(id)?.decode_one(&mut self.executor, &*self.vocabulary, sampling)
-    }
-
-    /// Tokens resident.
-    ///
-    /// # Errors
-    /// [`Error::SessionNotFound`].
-    pub fn position(&self, id: SessionId) -> Result<usize> {
-        Ok(self.sessions.get(id)?.position())
-    }
-
-    /// The resident tokens.
-    ///
-    /// # Errors
-    /// [`Error::SessionNotFound`].
-    pub fn session_tokens(&self, id: SessionId) -> Result<&[u32]> {
-        Ok(self.sessions.get(id)?.tokens())
-    }
-
-    /// # Errors
-    /// Those of [`super::session::Session::seek`], and [`Error::SessionNotFound`].
-    pub fn seek(&mut self, id: SessionId, position: usize) -> Result<()> {
-        self.sessions.get_mut(id)?.seek(self.executor.spec(), position)
-    }
-
-    /// # Errors
-    /// [`Error::SessionNotFound`].
-    pub fn reset(&mut self, id: SessionId) -> Result<()> {
-        self.sessions.get_mut(id)?.reset();
-        Ok(())
-    }
-
-    /// The session's stop flag, for any thread.
-    ///
-    /// # Errors
-    /// [`Error::SessionNotFound`].
-    pub fn stop_handle(&self, id: SessionId) -> Result<StopHandle> {
-        Ok(self.sessions.get(id)?.stop_handle())
-    }
-
-    /// Ends a session and frees its pages; false when there is none.
-    pub fn close(&mut self, id: SessionId) -> bool {
-        self.sessions.remove(id)
     }
 }
 

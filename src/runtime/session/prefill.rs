@@ -1,0 +1,182 @@
+//! What of a prompt has to be computed: a pure decision over token ids and counts.
+//!
+//! Rules: exact ids decide, never text. A session's own rows serve exactly to the token, indexed pages to the page; the longer
+//! of the two is kept. At least one token is always left to compute, because its logits start the answer. The reasons of
+//! append-only resume (`new`, `exact_prefix`, `mismatch`, `equal`, `dirty`) keep their meaning; where more can be kept than
+//! append-only allows, a finer reason says so. Imports no more of the crate than the words for the answer.
+
+use crate::runtime::request::{Reuse, ReuseReason};
+
+/// What is known when a prompt comes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    /// The session's tokens; none for a new session or without one.
+    pub tokens: &'a [u32],
+    /// How many of them, from the first, have their rows: all, or none after the pages were given to others.
+    pub num_resident: usize,
+    /// Leading prompt tokens whose pages are indexed.
+    pub num_indexed: usize,
+    /// Whether some of the indexed pages had to be brought back from disk.
+    pub restored: bool,
+    /// A step failed under the session: nothing of its own is to be trusted.
+    pub dirty: bool,
+    /// Whether the model's state can be cut back to any position.
+    pub can_rewind: bool,
+}
+
+/// What to do with a prompt; `keep + feed` is its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillPlan {
+    /// Leading tokens whose rows are kept.
+    pub keep: usize,
+    /// Tokens to compute after them; at least 1.
+    pub feed: usize,
+    /// Whether the kept rows lie in indexed pages rather than in the session's own.
+    pub from_index: bool,
+    pub reason: ReuseReason,
+    /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
+    /// the prompt goes on where the session ended.
+    pub first_difference: Option<usize>,
+}
+
+impl PrefillPlan {
+    pub fn reuse(&self) -> Reuse {
+        Reuse { cached_tokens: self.keep, reason: self.reason, first_difference: self.first_difference }
+    }
+}
+
+/// Decides what of a prompt is kept. Panics when the prompt is empty.
+pub fn plan_prefill(known: Known<'_>, prompt: &[u32]) -> PrefillPlan {
+    assert!(!prompt.is_empty(), "a prompt has tokens");
+    let most = prompt.len() - 1;
+    let common = known.tokens.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count();
+    let own = match common.min(known.num_resident).min(most) {
+        _ if known.dirty => 0,
+        own if own < known.num_resident && !known.can_rewind => 0,
+        own => own,
+    };
+    let indexed = known.num_indexed.min(most);
+    let from_index = indexed > own;
+    let keep = own.max(indexed);
+    let reason = match () {
+        () if from_index && known.restored => ReuseReason::Restored,
+        () if from_index => ReuseReason::PrefixCache,
+        () => own_reason(known, common, own, prompt.len()),
+    };
+    let first_difference = (common < known.tokens.len()).then_some(common);
+    PrefillPlan { keep, feed: prompt.len() - keep, from_index, reason, first_difference }
+}
+
+fn own_reason(known: Known<'_>, common: usize, own: usize, prompt_len: usize) -> ReuseReason {
+    let len = known.tokens.len();
+    match () {
+        () if known.dirty => ReuseReason::Dirty,
+        () if len == 0 => ReuseReason::New,
+        () if known.num_resident == 0 => ReuseReason::Evicted,
+        () if common == len && common == prompt_len => ReuseReason::Equal,
+        () if common == len => ReuseReason::ExactPrefix,
+        () if own > 0 => ReuseReason::PartialPrefix,
+        () => ReuseReason::Mismatch,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReuseReason::{
+        Dirty, Equal, Evicted, ExactPrefix, Mismatch, New, PartialPrefix, PrefixCache, Restored,
+    };
+    use super::*;
+
+    const PROMPT: [u32; 5] = [1, 2, 3, 4, 5];
+
+    fn resident(tokens: &[u32]) -> Known<'_> {
+        Known {
+            tokens,
+            num_resident: tokens.len(),
+            num_indexed: 0,
+            restored: false,
+            dirty: false,
+            can_rewind: true,
+        }
+    }
+
+    #[track_caller]
+    fn check(known: Known<'_>, prompt: &[u32], keep: usize, reason: ReuseReason, difference: Option<usize>) {
+        let plan = plan_prefill(known, prompt);
+        assert_eq!((plan.keep, plan.reason, plan.first_difference), (keep, reason, difference));
+        assert_eq!(plan.keep + plan.feed, prompt.len());
+    }
+
+    /// The eight checks of the reference's plan; `ours` where rewinding keeps more than its reset does.
+    #[test]
+    fn the_references_checks() {
+        let dirty = |tokens| Known { dirty: true, ..resident(tokens) };
+        check(resident(&[]), &PROMPT, 0, New, None);
+        check(resident(&[1, 2, 3]), &PROMPT, 3, ExactPrefix, None); // a suffix of two
+        check(resident(&[1, 2, 3, 4]), &PROMPT, 4, ExactPrefix, None); // a suffix of one
+        check(resident(&[1, 2, 9, 4]), &PROMPT, 2, PartialPrefix, Some(2)); // ours; theirs: mismatch, 0
+        check(resident(&[1, 2, 3, 4, 5, 6]), &PROMPT, 4, PartialPrefix, Some(5)); // ours; theirs: mismatch, 0
+        check(dirty(&[1, 2, 3]), &PROMPT, 0, Dirty, None);
+        check(resident(&PROMPT), &PROMPT, 4, Equal, None); // ours, one token again; theirs: equal, 0
+        check(dirty(&[]), &PROMPT, 0, Dirty, None);
+    }
+
+    #[test]
+    fn without_rewinding_it_is_append_only_as_in_the_reference() {
+        let fixed = |tokens| Known { can_rewind: false, ..resident(tokens) };
+        check(fixed(&[1, 2, 3]), &PROMPT, 3, ExactPrefix, None);
+        check(fixed(&[1, 2, 9, 4]), &PROMPT, 0, Mismatch, Some(2));
+        check(fixed(&[1, 2, 3, 4, 5, 6]), &PROMPT, 0, Mismatch, Some(5));
+        check(fixed(&PROMPT), &PROMPT, 0, Equal, None);
+    }
+
+    #[test]
+    fn nothing_in_common_is_a_mismatch() {
+        check(resident(&[9, 2, 3]), &PROMPT, 0, Mismatch, Some(0));
+        check(resident(&[1]), &[1], 0, Equal, None);
+        check(resident(&[1, 2]), &[1], 0, Mismatch, Some(1));
+    }
+
+    #[test]
+    fn the_index_serves_where_it_reaches_further() {
+        let indexed = |tokens, num_indexed| Known { num_indexed, ..resident(tokens) };
+        check(indexed(&[], 4), &PROMPT, 4, PrefixCache, None);
+        check(indexed(&[], 5), &PROMPT, 4, PrefixCache, None); // one is left to compute
+        check(indexed(&[1, 9], 3), &PROMPT, 3, PrefixCache, Some(1));
+        check(indexed(&[1, 2, 3], 3), &PROMPT, 3, ExactPrefix, None); // as good: the session's own
+        check(Known { restored: true, ..indexed(&[], 2) }, &PROMPT, 2, Restored, None);
+        check(Known { dirty: true, ..indexed(&[1, 2, 3], 2) }, &PROMPT, 2, PrefixCache, None);
+        check(Known { can_rewind: false, ..indexed(&[1, 2, 9], 2) }, &PROMPT, 2, PrefixCache, Some(2));
+    }
+
+    #[test]
+    fn an_evicted_session_still_knows_where_its_prompt_differs() {
+        let evicted = |tokens, num_indexed| Known { num_resident: 0, num_indexed, ..resident(tokens) };
+        check(evicted(&[1, 2, 3], 0), &PROMPT, 0, Evicted, None);
+        check(evicted(&[1, 9, 3], 0), &PROMPT, 0, Evicted, Some(1));
+        check(evicted(&[1, 2, 3], 2), &PROMPT, 2, PrefixCache, None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_kept_is_a_true_prefix_and_something_is_left(
+            tokens in proptest::collection::vec(0u32..3, 0..12),
+            prompt in proptest::collection::vec(0u32..3, 1..12),
+            num_indexed in 0usize..12, flags in proptest::bits::u8::masked(7),
+        ) {
+            let num_indexed = num_indexed.min(prompt.len());
+            let num_resident = if flags & 4 == 0 { tokens.len() } else { 0 };
+            let known = Known {
+                num_resident, num_indexed, dirty: flags & 1 != 0, can_rewind: flags & 2 != 0, ..resident(&tokens)
+            };
+            let plan = plan_prefill(known, &prompt);
+            assert!(plan.feed > 0 && plan.keep + plan.feed == prompt.len());
+            if plan.from_index {
+                assert!(plan.keep <= num_indexed);
+            } else {
+                assert!(plan.keep <= num_resident && tokens[..plan.keep] == prompt[..plan.keep]);
+                assert!(plan.keep == 0 || (!known.dirty && (known.can_rewind || plan.keep == num_resident)));
+            }
+        }
+    }
+}
