@@ -166,7 +166,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', hide_short_help = true)]
     pub logit_bias: Vec<TokenBias>,
 
-    /// Seed of the random choices; a drawn one is reported by --stats and json
+    /// Seed of the random choices; a drawn one is reported
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }

@@ -219,16 +219,17 @@ fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     heads.max().unwrap_or(0) as u64
 }
 
-/// Activations of one step, generously: a prompt chunk in every buffer of the decoder, and a row of logits.
+/// Activations of one step, generously: rows of a step larger than the engine's default in every buffer of the decoder, and
+/// a few rows of logits.
 fn activation_bytes(config: &DecoderConfig) -> u64 {
-    const CHUNK: usize = 512;
+    const ROWS: usize = 512;
     let widest = config.layers.iter().map(|layer| {
         let attention = &layer.attention;
         6 * config.hidden_size
             + 3 * layer.mlp.intermediate_size
             + 3 * attention.num_heads * attention.head_dim
     });
-    (4 * (CHUNK * widest.max().unwrap_or(0) + 8 * config.vocab_size)) as u64
+    (4 * (ROWS * widest.max().unwrap_or(0) + 8 * config.vocab_size)) as u64
 }
 
 /// What a tensor of this shape is for; only a file's token tables are that tall.
