@@ -7,7 +7,9 @@ use std::path::Path;
 use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::backend::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use llmctl::runtime::backend::{
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span,
+};
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
 use llmctl::runtime::kv::{PagePool, PageTable};
@@ -295,11 +297,13 @@ impl<B: Backend> Bench<'_, B> {
             vec![span(0..1, 67, &[9, 10, 11])],
         ];
         let shape = KvShape { num_kv_heads: 2, head_dim: 8 };
-        let (num_heads, layers) = (6, [KvShape { num_kv_heads: 1, head_dim: 4 }, shape]);
+        let layer = |shape| LayerKv { shape, group: 0 };
+        let layers = vec![layer(KvShape { num_kv_heads: 1, head_dim: 4 }), layer(shape)];
+        let (num_heads, layout) = (6, KvLayout { layers, num_groups: 1 });
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]
             {
-                let mut kv = self.backend.kv(&layers, kv_type);
+                let mut kv = self.backend.kv(&layout, kv_type);
                 for (step, spans) in steps.iter().enumerate() {
                     let rows = spans[spans.len() - 1].rows.end;
                     let [k, v] = [2.0, 1.0].map(|scale| self.rows(rows, 16, scale));

@@ -122,28 +122,11 @@ fn a_dropped_stream_stops_its_generation_within_a_step() {
 }
 
 /// A gate for every forward pass, for prompts whose chunks sample nothing.
-struct GatedModel(ToyModel, mpsc::Receiver<()>);
-
-impl llmctl::runtime::model::Model for GatedModel {
-    fn spec(&self) -> &llmctl::runtime::model::ModelSpec {
-        self.0.spec()
-    }
-
-    fn forward(
-        &mut self,
-        batch: &llmctl::runtime::model::Batch<'_>,
-    ) -> llmctl::runtime::Result<llmctl::runtime::model::Logits> {
-        let _ = self.1.recv(); // fails when the gate is open for good
-        self.0.forward(batch)
-    }
-
-    fn copy_page(
-        &mut self,
-        from: llmctl::runtime::kv::PageId,
-        to: llmctl::runtime::kv::PageId,
-    ) -> llmctl::runtime::Result<()> {
-        self.0.copy_page(from, to)
-    }
+fn gated(model: ToyModel, gate: mpsc::Receiver<()>) -> ToyModel {
+    model.with_hook(Box::new(move || {
+        let _ = gate.recv(); // fails when the gate is open for good
+        Ok(())
+    }))
 }
 
 #[test]
@@ -153,7 +136,7 @@ fn a_dropped_stream_stops_its_prompt_between_chunks() {
     let model = ToyModel::new(64, counting(64));
     let log = model.log();
     let build = move || {
-        let model = Box::new(GatedModel(model, permits));
+        let model = Box::new(gated(model, permits));
         llmctl::runtime::Engine::new(model, ToyVocabulary::numbers(64), setup.config())
     };
     let handle = EngineHandle::spawn(build).expect("builds");

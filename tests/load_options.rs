@@ -5,6 +5,7 @@ use std::path::Path;
 
 use llmctl::runtime::LoadError;
 use llmctl::runtime::kernel::Dtype;
+use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{LoadOptions, LoadedModel, ModelFiles, load_texts};
 use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
@@ -74,8 +75,8 @@ fn what_does_not_fit_is_refused_before_loading_with_what_would() {
     assert!(load_model(&llama, &options(Some(2048), needed)).is_ok());
     let error = load_model(&llama, &options(Some(1024), 1000)).err().expect("refused");
     let LoadError::TooBig { needed: available, .. } = error else { panic!("{error}") };
-    let kv_per_token = load_model(&llama, &exact()).expect("loads").model.spec().kv_bytes_per_token as u64;
-    assert!(needed - available >= 1024 * kv_per_token);
+    let groups = load_model(&llama, &exact()).expect("loads").model.spec().groups.clone();
+    assert!(needed - available >= (1024 / PAGE_TOKENS * groups[0].page_bytes) as u64);
     let error = load_model(&llama, &options(Some(2048), available)).err().expect("refused");
     assert!(matches!(error, LoadError::TooBig { largest_context: Some(1024), .. }), "{error}");
     // Not asked for, the context is what fits, and that is said.

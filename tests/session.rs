@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use llmctl::runtime::kv::{PAGE_TOKENS, PageId};
+use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Result, Sampling, SessionId};
 use proptest::prelude::*;
 
@@ -315,24 +315,13 @@ fn a_failure_after_state_changed_poisons_until_reset() {
 /// Fails in the middle of a prompt, where no logits are wanted.
 #[test]
 fn a_failure_in_a_later_chunk_poisons_too() {
-    struct FailsOnce(ToyModel, usize);
-    impl llmctl::runtime::model::Model for FailsOnce {
-        fn spec(&self) -> &llmctl::runtime::model::ModelSpec {
-            self.0.spec()
-        }
-        fn forward(
-            &mut self,
-            batch: &llmctl::runtime::model::Batch<'_>,
-        ) -> Result<llmctl::runtime::model::Logits> {
-            self.1 += 1;
-            if self.1 == 2 { Err(Error::Backend("second chunk".to_owned())) } else { self.0.forward(batch) }
-        }
-        fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
-            self.0.copy_page(from, to)
-        }
-    }
+    let mut num_steps = 0;
+    let fail_second = move || {
+        num_steps += 1;
+        if num_steps == 2 { Err(Error::Backend("second chunk".to_owned())) } else { Ok(()) }
+    };
     let setup = Setup { step_tokens: 4, ..Setup::default() };
-    let model = Box::new(FailsOnce(ToyModel::new(64, counting(64)), 0));
+    let model = Box::new(ToyModel::new(64, counting(64)).with_hook(Box::new(fail_second)));
     let mut engine = Engine::new(model, ToyVocabulary::numbers(64), setup.config()).expect("valid");
     let id = engine.create_session().expect("room");
     let failed = engine.prefill_tokens(id, &[1; 10], &greedy());

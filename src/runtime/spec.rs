@@ -104,7 +104,8 @@ impl EngineSpec {
 
     pub fn serving_capacity(&self) -> ServingCapacity {
         let sessions = self.config.max_sessions.min(self.config.num_pages / self.pages_per_context());
-        let bytes_per_session = self.pages_per_context() * PAGE_TOKENS * self.model.kv_bytes_per_token;
+        let page_bytes: usize = self.model.groups.iter().map(|group| group.page_bytes).sum();
+        let bytes_per_session = self.pages_per_context() * page_bytes;
         ServingCapacity { sessions, bytes_per_session }
     }
 }

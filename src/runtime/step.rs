@@ -132,7 +132,8 @@ fn append_rows(
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
     if let Some(copy) = feed.sequence.begin_feed(tokens).map_err(exhausted)? {
-        guarded(|| model.copy_page(copy.from, copy.to))?;
+        let place = |page| super::kv::Place { group: 0, page };
+        guarded(|| model.copy_page(place(copy.from), place(copy.to)))?;
     }
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
     let row =

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{PagePool, PageTable};
+use llmctl::runtime::kv::{PagePool, PageTable, Place};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, Device, LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Model, Row};
@@ -124,7 +124,8 @@ impl<'a> Fed<'a> {
 pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec<f32> {
     let start = table.len();
     if let Some(copy) = table.extend(tokens.len()).expect("enough pages") {
-        model.copy_page(copy.from, copy.to).expect("copy");
+        let place = |page| Place { group: 0, page };
+        model.copy_page(place(copy.from), place(copy.to)).expect("copy");
     }
     let row = |(index, &token)| Row { token, position: start + index, sequence: 0, wants_logits: true };
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();

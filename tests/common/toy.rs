@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::{PAGE_TOKENS, PageId};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl::runtime::kv::{PAGE_TOKENS, PageId, Place};
+use llmctl::runtime::model::{Batch, Keep, Logits, Model, ModelSpec, Row, StateGroup};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
     Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Sampling, Token,
@@ -24,7 +24,11 @@ pub struct ToyModel {
     slots: HashMap<(PageId, usize), (usize, u32)>,
     rule: Rule,
     log: Log,
+    before_forward: Hook,
 }
+
+/// Called before every forward pass, which fails when it does.
+pub type Hook = Box<dyn FnMut() -> Result<(), Error> + Send>;
 
 impl ToyModel {
     pub fn new(vocab_size: usize, rule: Rule) -> Self {
@@ -32,14 +36,20 @@ impl ToyModel {
             architecture: "toy".to_owned(),
             vocab_size,
             context_length: 1 << 20,
-            kv_bytes_per_token: 8,
+            groups: vec![StateGroup { keep: Keep::All, page_bytes: 8 * PAGE_TOKENS }],
             can_rewind: true,
         };
-        Self { spec, slots: HashMap::new(), rule, log: Log::default() }
+        let before_forward: Hook = Box::new(|| Ok(()));
+        Self { spec, slots: HashMap::new(), rule, log: Log::default(), before_forward }
     }
 
     pub fn without_rewind(mut self) -> Self {
         self.spec.can_rewind = false;
+        self
+    }
+
+    pub fn with_hook(mut self, hook: Hook) -> Self {
+        self.before_forward = hook;
         self
     }
 
@@ -75,6 +85,7 @@ impl Model for ToyModel {
     }
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits, Error> {
+        (self.before_forward)()?;
         check_batch(batch);
         self.log.lock().expect("no test panics with it").push(batch.rows.to_vec());
         for row in batch.rows {
@@ -89,12 +100,33 @@ impl Model for ToyModel {
         Ok(logits)
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), Error> {
+    fn copy_page(&mut self, from: Place, to: Place) -> Result<(), Error> {
         for offset in 0..PAGE_TOKENS {
-            match self.slots.get(&(from, offset)).copied() {
-                Some(row) => self.slots.insert((to, offset), row),
-                None => self.slots.remove(&(to, offset)),
+            match self.slots.get(&(from.page, offset)).copied() {
+                Some(row) => self.slots.insert((to.page, offset), row),
+                None => self.slots.remove(&(to.page, offset)),
             };
+        }
+        Ok(())
+    }
+
+    fn free_page(&mut self, place: Place) {
+        (0..PAGE_TOKENS).for_each(|offset| drop(self.slots.remove(&(place.page, offset))));
+    }
+
+    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<(), Error> {
+        for offset in 0..PAGE_TOKENS {
+            let (position, token) = self.slots[&(place.page, offset)];
+            out.extend_from_slice(&(position as u32).to_le_bytes());
+            out.extend_from_slice(&token.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<(), Error> {
+        for (offset, row) in bytes.chunks_exact(8).enumerate() {
+            let number = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
+            self.slots.insert((place.page, offset), (number(0) as usize, number(4)));
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::{Activation, AttentionSpec, Backend, KvShape, KvType, Span};
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span};
 use super::{PAGE_TOKENS, PageId};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, Packed};
@@ -129,19 +129,26 @@ pub struct CpuAngles {
     half: usize,
 }
 
-/// Pages of all layers; a page's memory is made when it is first written and stays for its next owner.
+/// Pages by group; a page's memory is made when it is first written and stays for its next owner, unless it is freed.
 #[derive(Debug)]
 pub struct CpuKv {
     kv_type: KvType,
     layers: Vec<LayerPlace>,
+    groups: Vec<GroupKv>,
+}
+
+/// Pages of one group.
+#[derive(Debug, Default)]
+struct GroupKv {
     /// Values per page.
     page_len: usize,
     pages: Vec<Page>,
 }
 
-/// Where a layer's keys begin in a page; its values follow. Both are `[kv_head][token][head_dim]`.
+/// Where a layer's keys begin in a page of its group; its values follow. Both are `[kv_head][token][head_dim]`.
 #[derive(Debug, Clone, Copy)]
 struct LayerPlace {
+    group: usize,
     offset: usize,
     shape: KvShape,
 }
@@ -162,24 +169,25 @@ enum Part {
 }
 
 impl CpuKv {
-    fn page_mut(&mut self, id: PageId) -> &mut Page {
+    fn page_mut(&mut self, group: usize, id: PageId) -> &mut Page {
+        let GroupKv { page_len, pages } = &mut self.groups[group];
         let index = id as usize;
-        if index >= self.pages.len() {
-            self.pages.resize(index + 1, Page::Unused);
+        if index >= pages.len() {
+            pages.resize(index + 1, Page::Unused);
         }
-        let page = &mut self.pages[index];
+        let page = &mut pages[index];
         if matches!(page, Page::Unused) {
             *page = match self.kv_type {
-                KvType::F32 => Page::F32(vec![0.0; self.page_len].into()),
-                KvType::F16 => Page::F16(vec![f16::ZERO; self.page_len].into()),
+                KvType::F32 => Page::F32(vec![0.0; *page_len].into()),
+                KvType::F16 => Page::F16(vec![f16::ZERO; *page_len].into()),
             };
         }
         page
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
-        self.page_mut(from.max(to));
-        let pair = self.pages.get_disjoint_mut([from as usize, to as usize]);
+    fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
+        self.page_mut(group, from.max(to));
+        let pair = self.groups[group].pages.get_disjoint_mut([from as usize, to as usize]);
         let [from, to] = pair.expect("two different pages, both below the larger");
         match (&*from, &mut *to) {
             (Page::F32(from), Page::F32(to)) => to.copy_from_slice(from),
@@ -189,7 +197,7 @@ impl CpuKv {
     }
 
     fn offset(&self, layer: usize, part: Part, head: usize, token: usize) -> usize {
-        let LayerPlace { offset, shape } = self.layers[layer];
+        let LayerPlace { offset, shape, .. } = self.layers[layer];
         let part = match part {
             Part::Keys => 0,
             Part::Values => shape.num_kv_heads,
@@ -198,10 +206,10 @@ impl CpuKv {
     }
 
     fn write(&mut self, layer: usize, part: Part, slot: (PageId, usize), row: &[f32]) {
-        let head_dim = self.layers[layer].shape.head_dim;
+        let LayerPlace { group, shape: KvShape { head_dim, .. }, .. } = self.layers[layer];
         for (head, values) in row.chunks_exact(head_dim).enumerate() {
             let at = self.offset(layer, part, head, slot.1);
-            match self.page_mut(slot.0) {
+            match self.page_mut(group, slot.0) {
                 Page::F32(page) => page[at..at + head_dim].copy_from_slice(values),
                 Page::F16(page) => page[at..at + head_dim].convert_from_f32_slice(values),
                 Page::Unused => unreachable!("page_mut makes the memory"),
@@ -212,14 +220,14 @@ impl CpuKv {
     /// Appends one head's rows of tokens `from..to` of a sequence to `out`, as f32.
     fn gather(&self, place: (usize, Part, usize), span: &Span, from: usize, to: usize, out: &mut Vec<f32>) {
         let (layer, part, head) = place;
-        let head_dim = self.layers[layer].shape.head_dim;
+        let LayerPlace { group, shape: KvShape { head_dim, .. }, .. } = self.layers[layer];
         let mut position = from;
         while position < to {
             let (id, token) = span.slot(position);
             let count = (PAGE_TOKENS - token).min(to - position);
             let at = self.offset(layer, part, head, token);
             let range = at..at + count * head_dim;
-            match &self.pages[id as usize] {
+            match &self.groups[group].pages[id as usize] {
                 Page::F32(page) => out.extend_from_slice(&page[range]),
                 Page::F16(page) => {
                     let start = out.len();
@@ -273,17 +281,16 @@ impl Backend for Cpu {
         Ok(values)
     }
 
-    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> CpuKv {
-        let mut page_len = 0;
-        let layers = layers
-            .iter()
-            .map(|&shape| {
-                let place = LayerPlace { offset: page_len, shape };
-                page_len += 2 * shape.num_kv_heads * shape.head_dim * PAGE_TOKENS;
-                place
-            })
-            .collect();
-        CpuKv { kv_type, layers, page_len, pages: Vec::new() }
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> CpuKv {
+        let mut groups: Vec<_> = (0..layout.num_groups).map(|_| GroupKv::default()).collect();
+        let place = |&LayerKv { shape, group }: &LayerKv| {
+            let page_len = &mut groups[group].page_len;
+            let place = LayerPlace { group, offset: *page_len, shape };
+            *page_len += 2 * shape.num_kv_heads * shape.head_dim * PAGE_TOKENS;
+            place
+        };
+        let layers = layout.layers.iter().map(place).collect();
+        CpuKv { kv_type, layers, groups }
     }
 
     fn buffer(&self) -> CpuBuffer {
@@ -385,8 +392,37 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn copy_page(&self, kv: &mut CpuKv, from: PageId, to: PageId) -> Result<()> {
-        kv.copy_page(from, to);
+    fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
+        kv.copy_page(group, from, to);
+        Ok(())
+    }
+
+    fn free_page(&self, kv: &mut CpuKv, group: usize, page: PageId) {
+        if let Some(page) = kv.groups[group].pages.get_mut(page as usize) {
+            *page = Page::Unused;
+        }
+    }
+
+    fn export_page(&self, kv: &CpuKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
+        match kv.groups[group].pages.get(page as usize) {
+            Some(Page::F32(page)) => out.extend_from_slice(bytemuck::cast_slice(page)),
+            Some(Page::F16(page)) => out.extend_from_slice(bytemuck::cast_slice(page.reinterpret_cast())),
+            Some(Page::Unused) | None => return Err(Error::Backend(format!("page {page} was never written"))),
+        }
+        Ok(())
+    }
+
+    fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+        let place: &mut [u8] = match kv.page_mut(group, page) {
+            Page::F32(page) => bytemuck::cast_slice_mut(page),
+            Page::F16(page) => bytemuck::cast_slice_mut(page.reinterpret_cast_mut()),
+            Page::Unused => unreachable!("page_mut makes the memory"),
+        };
+        if place.len() != bytes.len() {
+            let message = format!("a page of {} bytes, not {}", place.len(), bytes.len());
+            return Err(Error::Backend(message));
+        }
+        place.copy_from_slice(bytes);
         Ok(())
     }
 

@@ -17,8 +17,11 @@ use super::tensor::HostTensor;
 /// blocking, and so its rounding, is the same everywhere.
 pub const PAGE_TOKENS: usize = 32;
 
-/// Index of a KV page in a backend's storage.
+/// Index of a page in the storage of its group.
 pub type PageId = u32;
+
+/// Stands in a span for a page that no row of the step can see.
+pub const NO_PAGE: PageId = PageId::MAX;
 
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,10 +32,11 @@ pub enum KvType {
 }
 
 impl KvType {
-    pub const fn bytes(self) -> usize {
+    /// Bytes of one head's keys or values of one token.
+    pub const fn row_bytes(self, head_dim: usize) -> usize {
         match self {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
+            KvType::F32 => 4 * head_dim,
+            KvType::F16 => 2 * head_dim,
         }
     }
 
@@ -49,6 +53,32 @@ impl KvType {
 pub struct KvShape {
     pub num_kv_heads: usize,
     pub head_dim: usize,
+}
+
+/// Which layers' KV lies in which pages. Layers that keep their rows equally long form a group; a page holds
+/// [`PAGE_TOKENS`] tokens' rows of all layers of one group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KvLayout {
+    pub layers: Vec<LayerKv>,
+    pub num_groups: usize,
+}
+
+/// One layer's KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerKv {
+    pub shape: KvShape,
+    pub group: usize,
+}
+
+impl KvLayout {
+    /// Bytes of a page of `group`.
+    pub fn page_bytes(&self, group: usize, kv_type: KvType) -> usize {
+        let of_layer = |layer: &LayerKv| {
+            let KvShape { num_kv_heads, head_dim } = layer.shape;
+            2 * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
+        };
+        self.layers.iter().filter(|layer| layer.group == group).map(of_layer).sum()
+    }
 }
 
 /// One attention layer's part of a step.
@@ -68,7 +98,7 @@ pub struct Span {
     pub rows: Range<usize>,
     /// Position of the first of them; the rest follow without gaps.
     pub start: usize,
-    /// The sequence's pages, in token order.
+    /// The sequence's pages in the group at hand, in token order; [`NO_PAGE`] where they are out of sight.
     pub pages: Vec<PageId>,
 }
 
@@ -100,7 +130,7 @@ pub trait Backend: Send + 'static {
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
-    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> Self::Kv;
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Self::Kv;
     fn buffer(&self) -> Self::Buffer;
 
     /// `out[i] = scale * table[tokens[i]]`.
@@ -130,7 +160,7 @@ pub trait Backend: Send + 'static {
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
-    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages.
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages of the layer's group.
     fn store_kv(
         &self,
         kv: &mut Self::Kv,
@@ -140,8 +170,17 @@ pub trait Backend: Send + 'static {
         spans: &[Span],
     ) -> Result<()>;
 
-    /// Copies keys and values of all layers from one page to another.
-    fn copy_page(&self, kv: &mut Self::Kv, from: PageId, to: PageId) -> Result<()>;
+    /// Copies a page of `group`.
+    fn copy_page(&self, kv: &mut Self::Kv, group: usize, from: PageId, to: PageId) -> Result<()>;
+
+    /// Gives a page's memory back to the system where that is possible; its content is gone.
+    fn free_page(&self, kv: &mut Self::Kv, group: usize, page: PageId);
+
+    /// Appends a page's content to `out`, [`KvLayout::page_bytes`] bytes in the backend's own order.
+    fn export_page(&self, kv: &Self::Kv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Fills a page with what `export_page` gave. Refuses any other number of bytes.
+    fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
 
     /// `out = attention(q)` over the pages, causally: a row sees its own position and those before.
     fn attend(

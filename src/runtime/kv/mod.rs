@@ -8,6 +8,13 @@ pub mod pool;
 pub mod prefix;
 pub mod table;
 
-pub use crate::runtime::backend::{PAGE_TOKENS, PageId};
+pub use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 pub use pool::PagePool;
 pub use table::{PageCopy, PageTable};
+
+/// A page and the group whose storage it lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub group: usize,
+    pub page: PageId,
+}

@@ -126,7 +126,7 @@ impl PagePool {
         let mut num_held = vec![0; state.pages.len()];
         for table in tables {
             table.check()?;
-            table.page_ids().for_each(|id| num_held[id as usize] += 1);
+            table.page_ids(0).for_each(|id| num_held[id as usize] += 1);
         }
         let mut num_listed = vec![0; state.pages.len()];
         state.free.iter().chain(state.cached.values()).for_each(|&id| num_listed[id as usize] += 1);

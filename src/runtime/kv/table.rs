@@ -139,7 +139,7 @@ impl PageTable {
     }
 
     /// Ids of the pages, in token order.
-    pub fn page_ids(&self) -> impl Iterator<Item = PageId> + '_ {
+    pub fn page_ids(&self, _group: usize) -> impl Iterator<Item = PageId> + '_ {
         self.pages.iter().map(Page::id)
     }
 

@@ -6,12 +6,12 @@
 use super::config::{DecoderConfig, LayerConfig, Naming, QkNorm, RopeScaling};
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
-use super::{Batch, Logits, Model, ModelSpec, Row};
-use crate::runtime::backend::{AttentionSpec, Backend, KvShape, KvType, Span};
+use super::{Batch, Keep, Logits, Model, ModelSpec, Row, StateGroup};
+use crate::runtime::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::ScoreRule;
 use crate::runtime::kernel::{isa, math};
-use crate::runtime::kv::PageId;
+use crate::runtime::kv::{PAGE_TOKENS, Place};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.
@@ -51,6 +51,8 @@ pub struct Decoder<B: Backend> {
     final_norm: B::Vector,
     layers: Vec<Layer<B>>,
     kv: B::Kv,
+    /// Of each layer's KV.
+    groups: Vec<usize>,
     scratch: Scratch<B>,
 }
 
@@ -106,7 +108,8 @@ impl<B: Backend> Scratch<B> {
 
 /// What all layers of a step share.
 struct Step<B: Backend> {
-    spans: Vec<Span>,
+    /// By group.
+    spans: Vec<Vec<Span>>,
     angles: Vec<B::Angles>,
 }
 
@@ -138,18 +141,19 @@ impl<B: Backend> Decoder<B> {
             layers.push(loader.layer(index, layer)?);
             progress(index + 1, config.layers.len());
         }
-        let shapes = kv_shapes(&config);
-        let kv = backend.kv(&shapes, kv_type);
+        let (layout, _) = kv_layout(&config);
+        let kv = backend.kv(&layout, kv_type);
+        let groups = layout.layers.iter().map(|layer| layer.group).collect();
         let ropes = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
             architecture: config.architecture.to_owned(),
             vocab_size: vocab,
             context_length,
-            kv_bytes_per_token: kv_bytes_per_token(&config, kv_type),
+            groups: state_groups(&config, kv_type),
             can_rewind: true,
         };
         let scratch = Scratch::new(&backend);
-        Ok(Self { backend, config, spec, ropes, embedding, head, final_norm, layers, kv, scratch })
+        Ok(Self { backend, config, spec, ropes, embedding, head, final_norm, layers, kv, groups, scratch })
     }
 
     fn step(&self, batch: &Batch<'_>) -> Result<Step<B>> {
@@ -159,11 +163,12 @@ impl<B: Backend> Decoder<B> {
             let (cos, sin) = rope.angles(&positions);
             angles.push(self.backend.angles(&cos, &sin, positions.len())?);
         }
-        Ok(Step { spans: spans(batch)?, angles })
+        let spans = (0..self.spec.groups.len()).map(|group| spans(batch, group)).collect::<Result<_>>()?;
+        Ok(Step { spans, angles })
     }
 
     fn layer(&mut self, index: usize, step: &Step<B>) -> Result<()> {
-        let Self { backend, config, layers, kv, scratch: s, .. } = self;
+        let Self { backend, config, layers, kv, groups, scratch: s, .. } = self;
         let (facts, layer) = (&config.layers[index], &layers[index]);
         let eps = facts.norm_eps;
 
@@ -172,7 +177,7 @@ impl<B: Backend> Decoder<B> {
             backend,
             (index, facts),
             layer,
-            step,
+            (step, &step.spans[groups[index]]),
             kv,
             Attention {
                 input,
@@ -234,8 +239,20 @@ impl<B: Backend> Model for Decoder<B> {
         self.logits(batch.rows)
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
-        self.backend.copy_page(&mut self.kv, from, to)
+    fn copy_page(&mut self, from: Place, to: Place) -> Result<()> {
+        self.backend.copy_page(&mut self.kv, from.group, from.page, to.page)
+    }
+
+    fn free_page(&mut self, place: Place) {
+        self.backend.free_page(&mut self.kv, place.group, place.page);
+    }
+
+    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
+        self.backend.export_page(&self.kv, place.group, place.page, out)
+    }
+
+    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
+        self.backend.import_page(&mut self.kv, place.group, place.page, bytes)
     }
 }
 
@@ -253,7 +270,7 @@ fn attention<B: Backend>(
     backend: &B,
     (index, facts): (usize, &LayerConfig),
     layer: &Layer<B>,
-    step: &Step<B>,
+    (step, spans): (&Step<B>, &[Span]),
     kv: &mut B::Kv,
     buffers: Attention<'_, B::Buffer>,
 ) -> Result<()> {
@@ -272,14 +289,14 @@ fn attention<B: Backend>(
         backend.rope(q, attention.head_dim, &step.angles[rope])?;
         backend.rope(k, attention.head_dim, &step.angles[rope])?;
     }
-    backend.store_kv(kv, index, k, v, &step.spans)?;
+    backend.store_kv(kv, index, k, v, spans)?;
     let spec = AttentionSpec {
         layer: index,
         num_heads: attention.num_heads,
         rule: ScoreRule { scale: attention.scale, softcap: attention.softcap },
         window: attention.window,
     };
-    backend.attend(kv, &spec, q, &step.spans, mixed)?;
+    backend.attend(kv, &spec, q, spans, mixed)?;
     backend.matmul(mixed, &layer.output.weight, layer.output.bias.as_ref(), added)
 }
 
@@ -300,8 +317,8 @@ fn normed<'a, B: Backend>(
     }
 }
 
-/// Groups consecutive rows of one sequence.
-fn spans(batch: &Batch<'_>) -> Result<Vec<Span>> {
+/// Consecutive rows of one sequence, with its pages in `group`.
+fn spans(batch: &Batch<'_>, group: usize) -> Result<Vec<Span>> {
     let mut spans: Vec<Span> = Vec::new();
     let mut last = None;
     for (index, row) in batch.rows.iter().enumerate() {
@@ -315,7 +332,7 @@ fn spans(batch: &Batch<'_>) -> Result<Vec<Span>> {
         match spans.last_mut() {
             Some(span) if last == Some((row.sequence, row.position.wrapping_sub(1))) => span.rows.end += 1,
             _ => {
-                let pages = table.page_ids().collect();
+                let pages = table.page_ids(group).collect();
                 spans.push(Span { rows: index..index + 1, start: row.position, pages });
             }
         }
@@ -324,17 +341,33 @@ fn spans(batch: &Batch<'_>) -> Result<Vec<Span>> {
     Ok(spans)
 }
 
-fn kv_shapes(config: &DecoderConfig) -> Vec<KvShape> {
-    let shape = |layer: &LayerConfig| KvShape {
-        num_kv_heads: layer.attention.num_kv_heads,
-        head_dim: layer.attention.head_dim,
+/// Which layers share pages: those with the same window, in the order in which the windows first occur.
+fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<Keep>) {
+    let mut keeps: Vec<Keep> = Vec::new();
+    let layer = |layer: &LayerConfig| {
+        let attention = &layer.attention;
+        let keep = attention.window.map_or(Keep::All, Keep::Window);
+        let group = keeps.iter().position(|known| *known == keep).unwrap_or_else(|| {
+            keeps.push(keep);
+            keeps.len() - 1
+        });
+        let shape = KvShape { num_kv_heads: attention.num_kv_heads, head_dim: attention.head_dim };
+        LayerKv { shape, group }
     };
-    config.layers.iter().map(shape).collect()
+    let layers = config.layers.iter().map(layer).collect();
+    (KvLayout { layers, num_groups: keeps.len() }, keeps)
 }
 
-/// Bytes of keys and values that one token keeps resident.
+/// What a sequence of this model keeps.
+pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<StateGroup> {
+    let (layout, keeps) = kv_layout(config);
+    let group = |(group, keep)| StateGroup { keep, page_bytes: layout.page_bytes(group, kv_type) };
+    keeps.into_iter().enumerate().map(group).collect()
+}
+
+/// Bytes of keys and values that one token adds while every layer sees it.
 pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
-    kv_shapes(config).iter().map(|shape| 2 * shape.num_kv_heads * shape.head_dim * kv_type.bytes()).sum()
+    state_groups(config, kv_type).iter().map(|group| group.page_bytes / PAGE_TOKENS).sum()
 }
 
 /// GGUF keeps frequency divisors as tensors: one set for Llama 3, two for LongRoPE.

@@ -9,7 +9,7 @@ pub mod weights;
 pub use config::*;
 
 use super::error::Result;
-use super::kv::{PageId, PageTable};
+use super::kv::{PageTable, Place};
 
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,10 +60,30 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// The most tokens a sequence may hold.
     pub context_length: usize,
-    /// Bytes of KV per resident token, over all layers.
-    pub kv_bytes_per_token: usize,
+    /// What a sequence keeps, at least one group. Without a group that keeps something by tokens, nothing can be shared.
+    pub groups: Vec<StateGroup>,
     /// Whether a sequence may be cut back to an earlier position.
     pub can_rewind: bool,
+}
+
+/// What layers of one kind keep of a sequence between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateGroup {
+    pub keep: Keep,
+    /// Bytes of one page.
+    pub page_bytes: usize,
+}
+
+/// How long it is kept, and so what a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// A page holds the rows of [`crate::runtime::kv::PAGE_TOKENS`] tokens; all are seen for ever.
+    All,
+    /// As `All`, but a token sees only this many, itself included.
+    Window(usize),
+    /// A page holds the state after some token: recurrent layers, which do not look back. A span that begins at position 0
+    /// begins with the zero state, whatever its page holds.
+    State,
 }
 
 /// A loaded model with its KV storage. The engine owns exactly one and calls it from one thread.
@@ -76,9 +96,24 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
 
-    /// Copies all rows of a page to another.
+    /// Copies a page to another of its group.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`]; the content of `to` is then undefined.
-    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()>;
+    fn copy_page(&mut self, from: Place, to: Place) -> Result<()>;
+
+    /// Gives a page's memory back to the system where that is possible; its content is gone.
+    fn free_page(&mut self, place: Place);
+
+    /// Appends a page's content to `out`.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`].
+    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Fills a page with what `export_page` gave, of this model or one that is equal to it in weights, KV type and backend.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`] for any other number of bytes; the content is then undefined.
+    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()>;
 }

@@ -14,7 +14,7 @@ use super::{AttentionSpec, KvShape, Span};
 pub fn attend(kv: &CandleKv, spec: &AttentionSpec, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let KvShape { num_kv_heads, head_dim } = kv.shape(spec.layer);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
-    let groups = kv.step(spans).reads(kv.device(), shape)?;
+    let groups = kv.step(spec.layer, spans).reads(kv.device(), shape)?;
     let stores = kv.stores(spec.layer)?;
     let parts = groups.iter().map(|group| attend_group(stores, spec, shape, q, group));
     let parts = parts.collect::<Result<Vec<_>>>()?;

@@ -7,10 +7,11 @@
 use std::cell::{RefCell, RefMut};
 
 use candle_core::{DType, Device, Result, Tensor};
+use half::f16;
 
 use super::step::StepIndex;
-use super::{KvShape, KvType, Span};
-use crate::runtime::backend::{PAGE_TOKENS, PageId};
+use super::{KvLayout, KvShape, KvType, Span};
+use crate::runtime::backend::{LayerKv, PAGE_TOKENS, PageId};
 
 /// Pages that storage grows by at least.
 const MIN_GROWTH: usize = 8;
@@ -20,26 +21,30 @@ const MIN_GROWTH: usize = 8;
 pub struct CandleKv {
     device: Device,
     dtype: DType,
-    layers: Vec<LayerKv>,
-    /// Made for the first layer of a step and used by the others. A cell, because reading KV makes its part of it too.
-    step: RefCell<StepIndex>,
+    layers: Vec<Layer>,
+    /// By group: made for the first layer of a step and used by the others. A cell, because reading KV makes its part of it
+    /// too.
+    steps: Vec<RefCell<StepIndex>>,
 }
 
 #[derive(Debug)]
-struct LayerKv {
+struct Layer {
     shape: KvShape,
+    group: usize,
     /// Keys and values; nothing before the first write.
     stores: Option<[Tensor; 2]>,
 }
 
 impl CandleKv {
-    pub fn new(device: &Device, layers: &[KvShape], kv_type: KvType) -> Self {
+    pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Self {
         let dtype = match kv_type {
             KvType::F32 => DType::F32,
             KvType::F16 => DType::F16,
         };
-        let layers = layers.iter().map(|&shape| LayerKv { shape, stores: None }).collect();
-        Self { device: device.clone(), dtype, layers, step: RefCell::default() }
+        let layer = |&LayerKv { shape, group }: &LayerKv| Layer { shape, group, stores: None };
+        let layers = layout.layers.iter().map(layer).collect();
+        let steps = (0..layout.num_groups).map(|_| RefCell::default()).collect();
+        Self { device: device.clone(), dtype, layers, steps }
     }
 
     pub fn device(&self) -> &Device {
@@ -56,9 +61,9 @@ impl CandleKv {
         stores.ok_or_else(|| candle_core::Error::msg("KV is read before it is written"))
     }
 
-    /// What is known of the step that `spans` describe.
-    pub fn step(&self, spans: &[Span]) -> RefMut<'_, StepIndex> {
-        let mut step = self.step.borrow_mut();
+    /// What is known of the step that `spans`, those of the layer's group, describe.
+    pub fn step(&self, layer: usize, spans: &[Span]) -> RefMut<'_, StepIndex> {
+        let mut step = self.steps[self.layers[layer].group].borrow_mut();
         step.turn_to(spans);
         step
     }
@@ -66,7 +71,7 @@ impl CandleKv {
     /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, at their spans' places.
     pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[Span]) -> Result<()> {
         let KvShape { num_kv_heads, head_dim } = self.shape(layer);
-        let writes = self.step(spans).writes(&self.device, [num_kv_heads, head_dim])?;
+        let writes = self.step(layer, spans).writes(&self.device, [num_kv_heads, head_dim])?;
         self.reserve(layer, writes.num_slots)?;
         for (store, rows) in self.stores(layer)?.iter().zip(rows) {
             let by_head = rows.reshape(((), num_kv_heads, head_dim))?.transpose(0, 1)?;
@@ -76,10 +81,14 @@ impl CandleKv {
         Ok(())
     }
 
-    /// Copies a page's keys and values in every layer.
-    pub fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+    fn layers_of(&self, group: usize) -> Vec<usize> {
+        (0..self.layers.len()).filter(|&layer| self.layers[layer].group == group).collect()
+    }
+
+    /// Copies a page's keys and values in every layer of its group.
+    pub fn copy_page(&mut self, group: usize, from: PageId, to: PageId) -> Result<()> {
         let [from, to] = [from, to].map(|page| page as usize * PAGE_TOKENS);
-        for layer in 0..self.layers.len() {
+        for layer in self.layers_of(group) {
             self.reserve(layer, from.max(to) + PAGE_TOKENS)?;
             for store in self.stores(layer)? {
                 // A copy of its own: a tensor cannot be written while it is read.
@@ -89,9 +98,49 @@ impl CandleKv {
         Ok(())
     }
 
+    /// Appends a page's content, keys before values, layer by layer, as little-endian numbers of the stored type.
+    pub fn export_page(&self, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
+        for layer in self.layers_of(group) {
+            for store in self.stores(layer)? {
+                let page = store.narrow(1, page as usize * PAGE_TOKENS, PAGE_TOKENS)?.flatten_all()?;
+                match self.dtype {
+                    DType::F16 => out.extend(page.to_vec1::<f16>()?.iter().flat_map(|value| value.to_le_bytes())),
+                    _ => out.extend(page.to_vec1::<f32>()?.iter().flat_map(|value| value.to_le_bytes())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a page with what `export_page` gave.
+    pub fn import_page(&mut self, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+        let layers = self.layers_of(group);
+        let len = |layer: &usize| {
+            let KvShape { num_kv_heads, head_dim } = self.shape(*layer);
+            num_kv_heads * PAGE_TOKENS * head_dim * self.dtype.size_in_bytes()
+        };
+        let lens: Vec<usize> = layers.iter().map(len).collect();
+        let total = 2 * lens.iter().sum::<usize>();
+        if total != bytes.len() {
+            candle_core::bail!("a page of {total} bytes, not {}", bytes.len());
+        }
+        let (start, mut rest) = (page as usize * PAGE_TOKENS, bytes);
+        for (layer, len) in layers.into_iter().zip(lens) {
+            self.reserve(layer, start + PAGE_TOKENS)?;
+            let KvShape { num_kv_heads, head_dim } = self.shape(layer);
+            for store in self.stores(layer)? {
+                let (part, more) = rest.split_at(len);
+                let shape = [num_kv_heads, PAGE_TOKENS, head_dim];
+                store.slice_set(&Tensor::from_raw_buffer(part, self.dtype, &shape, &self.device)?, 1, start)?;
+                rest = more;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes room for slots below `num_slots`, by a quarter more than there was, so that growing stays rare and the copy small.
     fn reserve(&mut self, layer: usize, num_slots: usize) -> Result<()> {
-        let LayerKv { shape, stores } = &mut self.layers[layer];
+        let Layer { shape, stores, .. } = &mut self.layers[layer];
         let had = match stores {
             Some([keys, _]) => keys.dim(1)?,
             None => 0,

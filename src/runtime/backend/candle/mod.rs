@@ -14,7 +14,7 @@ mod weight;
 
 use candle_core::{Device, Tensor};
 
-use super::{Activation, AttentionSpec, Backend, KvShape, KvType, PageId, Span};
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, PageId, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
@@ -128,8 +128,8 @@ impl Backend for Candle {
         })
     }
 
-    fn kv(&self, layers: &[KvShape], kv_type: KvType) -> CandleKv {
-        CandleKv::new(&self.device, layers, kv_type)
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> CandleKv {
+        CandleKv::new(&self.device, layout, kv_type)
     }
 
     fn buffer(&self) -> CandleBuffer {
@@ -188,8 +188,19 @@ impl Backend for Candle {
         stored.map_err(backend_error)
     }
 
-    fn copy_page(&self, kv: &mut CandleKv, from: PageId, to: PageId) -> Result<()> {
-        kv.copy_page(from, to).map_err(backend_error)
+    fn copy_page(&self, kv: &mut CandleKv, group: usize, from: PageId, to: PageId) -> Result<()> {
+        kv.copy_page(group, from, to).map_err(backend_error)
+    }
+
+    /// Pages are parts of one tensor per layer: their memory is kept for the next owner.
+    fn free_page(&self, _: &mut CandleKv, _: usize, _: PageId) {}
+
+    fn export_page(&self, kv: &CandleKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
+        kv.export_page(group, page, out).map_err(backend_error)
+    }
+
+    fn import_page(&self, kv: &mut CandleKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+        kv.import_page(group, page, bytes).map_err(backend_error)
     }
 
     fn attend(
