@@ -122,7 +122,7 @@ fn a_dropped_stream_stops_its_generation_within_a_step() {
 }
 
 /// A gate for every forward pass, for prompts whose chunks sample nothing.
-fn gated(model: ToyModel, gate: mpsc::Receiver<()>) -> ToyModel {
+fn held(model: ToyModel, gate: mpsc::Receiver<()>) -> ToyModel {
     model.with_hook(Box::new(move || {
         let _ = gate.recv(); // fails when the gate is open for good
         Ok(())
@@ -136,7 +136,7 @@ fn a_dropped_stream_stops_its_prompt_between_chunks() {
     let model = ToyModel::new(64, counting(64));
     let log = model.log();
     let build = move || {
-        let model = Box::new(gated(model, permits));
+        let model = Box::new(held(model, permits));
         llmctl::runtime::Engine::new(model, ToyVocabulary::numbers(64), setup.config())
     };
     let handle = EngineHandle::spawn(build).expect("builds");
