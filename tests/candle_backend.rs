@@ -14,7 +14,7 @@ use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
 use llmctl::runtime::kv::{PagePool, PageTable};
 use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::load::{self, LoadOptions};
+use llmctl::runtime::load::{self, CpuOptions, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
@@ -86,7 +86,7 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
 fn forked_sequences_do_not_write_into_each_other() {
     let folder = parity_folder().join("gemma3");
     for (mut model, kv_type) in [KvType::F32, KvType::F16].into_iter().flat_map(|kv_type| {
-        let devices = [load::Device::Cpu { threads: 1 }, load::Device::Candle(DeviceKind::Cpu)];
+        let devices = [load::Device::Cpu(CpuOptions::new(1)), load::Device::Candle(DeviceKind::Cpu)];
         devices.map(|device| {
             let options = LoadOptions { device, kv_type, ..exact() };
             (load_model(&folder, &options).expect("loads").model, kv_type)

@@ -18,6 +18,7 @@ mod activation;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod fixed;
 mod format;
 mod memory;
 mod pack;
@@ -35,8 +36,8 @@ pub use pack::Packed;
 use super::isa::{self, Isa};
 use super::pool::Pool;
 
-/// Activation rows of one call of the direct path.
-const DIRECT_ROWS: usize = 4;
+/// Activation rows of one call of the direct path, at most.
+const MAX_DIRECT_ROWS: usize = 8;
 
 /// Up to this many activation rows the direct path is the faster one.
 const MAX_DIRECT: usize = 8;
@@ -61,7 +62,10 @@ trait Kernels {
     /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
     const WIDTH: usize;
 
-    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`DIRECT_ROWS`].
+    /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
+    const DIRECT_ROWS: usize;
+
+    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`Self::DIRECT_ROWS`].
     ///
     /// # Safety
     /// The processor has the instruction set.
@@ -227,10 +231,12 @@ impl Product<'_> {
 /// All activation rows with one packed panel, unpacked in registers.
 fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output) {
     let panel = w.panel(index);
-    let mut sums = [[0.0; ROWS]; DIRECT_ROWS];
+    let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
-    for first in (0..x.rows()).step_by(DIRECT_ROWS) {
-        let sums = &mut sums[..DIRECT_ROWS.min(x.rows() - first)];
+    let calls = x.rows().div_ceil(K::DIRECT_ROWS);
+    for call in 0..calls {
+        let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
+        let sums = &mut sums[..last - first];
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
         unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {
