@@ -12,8 +12,8 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::error::CommandError;
-use crate::runtime::load::{GenerationDefaults, Isa};
 use crate::runtime::load::hub::Aliases;
+use crate::runtime::load::{GenerationDefaults, Isa};
 use crate::runtime::{Limits, Overflow, Sampling};
 
 /// Flags that every subcommand has.
@@ -154,7 +154,8 @@ impl CpuSet {
         }
         let names: Vec<_> = available.into_iter().map(Isa::name).collect();
         let hint = format!("it has {}", names.join(", "));
-        Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name())).hint(hint))
+        Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
+            .hint(hint))
     }
 }
 

@@ -388,7 +388,10 @@ mod tests {
     #[test]
     fn forced_kernels_are_shown_or_warned_of() {
         let fact = kernels_fact(Some("scalar"));
-        assert_eq!((&fact.value["instruction_set"], &fact.value["products"]), (&json!("scalar"), &json!("scalar")));
+        assert_eq!(
+            (&fact.value["instruction_set"], &fact.value["products"]),
+            (&json!("scalar"), &json!("scalar"))
+        );
         assert!(fact.warning.is_none() && fact.text.contains("forced"), "{}", fact.text);
         assert!(kernels_fact(Some("mmx")).warning.expect("a warning").contains("scalar"));
         assert!(kernels_fact(None).text.contains("the best of scalar"));

@@ -142,7 +142,8 @@ fn parse_quota(text: &str) -> Option<f64> {
 /// Processors of the machine, whoever may use them; `None` where that cannot be read.
 pub fn cpu_count(root: &Path) -> Option<usize> {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).ok()?;
-    let count = text.lines().filter(|line| line.split(':').next().is_some_and(|key| key.trim() == "processor"));
+    let count =
+        text.lines().filter(|line| line.split(':').next().is_some_and(|key| key.trim() == "processor"));
     Some(count.count()).filter(|&count| count > 0)
 }
 

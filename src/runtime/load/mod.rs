@@ -213,9 +213,7 @@ fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     let heads = config.layers.iter().map(|layer| {
         let attention = &layer.attention;
         let at_once = match device {
-            Device::Cpu(options) => {
-                options.threads.max(options.threads_batch).min(attention.num_kv_heads)
-            }
+            Device::Cpu(options) => options.threads.max(options.threads_batch).min(attention.num_kv_heads),
             Device::Candle(_) => attention.num_kv_heads,
         };
         2 * 4 * at_once * attention.head_dim

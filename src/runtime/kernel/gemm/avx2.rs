@@ -21,6 +21,11 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = 4;
 
+    fn max_direct<F: Format>() -> usize {
+        // Unpacking Q6_K takes most of the time and more registers than there are: it pays to do it once.
+        if bits::<F>() == 6 { 1 } else { 96 }
+    }
+
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion and `Activations::row`.

@@ -20,6 +20,8 @@ mod avx2;
 mod avx512;
 pub mod fixed;
 mod format;
+#[cfg(all(test, unix))]
+mod guarded;
 mod memory;
 mod pack;
 mod scalar;
@@ -38,9 +40,6 @@ use super::pool::Pool;
 
 /// Activation rows of one call of the direct path, at most.
 const MAX_DIRECT_ROWS: usize = 8;
-
-/// Up to this many activation rows the direct path is the faster one.
-const MAX_DIRECT: usize = 8;
 
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
@@ -61,6 +60,12 @@ const SERIAL_LIMIT: usize = 1 << 17;
 trait Kernels {
     /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
     const WIDTH: usize;
+
+    /// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same
+    /// until the rows outgrow the second-level cache.
+    fn max_direct<F: Format>() -> usize {
+        96
+    }
 
     /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
     const DIRECT_ROWS: usize;
@@ -203,7 +208,7 @@ impl Product<'_> {
 
     fn compute_format<K: Kernels, F: Format>(&self) {
         let rows = self.x.rows();
-        if K::WIDTH == 0 || rows <= MAX_DIRECT {
+        if K::WIDTH == 0 || rows <= K::max_direct::<F>() {
             let (w, x, out) = (self.w, self.x, &self.out);
             let per_task = TASK_BYTES.div_ceil(w.panel_bytes());
             self.for_each(w.panels().div_ceil(per_task), |task| {

@@ -92,10 +92,8 @@ unsafe fn tile<const R: usize, const VNNI: bool>(
                     };
                 }
             }
-            let exponents =
-                _mm_loadl_epi64(w.exponents.as_ptr().add(block * ROWS + side * SIDE).cast());
-            let scale =
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(exponents)));
+            let exponents = _mm_loadl_epi64(w.exponents.as_ptr().add(block * ROWS + side * SIDE).cast());
+            let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(exponents)));
             for row in 0..R {
                 let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*x[row].scales.as_ptr().add(block)));
                 acc[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[row]), scale, acc[row]);

@@ -70,10 +70,8 @@ unsafe fn tile<const R: usize>(
         }
         for side in 0..WIDTH {
             // SAFETY: the panel has this block.
-            let exponents =
-                unsafe { _mm_loadu_si128(w[side].exponents.as_ptr().add(block * ROWS).cast()) };
-            let scale =
-                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
+            let exponents = unsafe { _mm_loadu_si128(w[side].exponents.as_ptr().add(block * ROWS).cast()) };
+            let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
             for row in 0..R {
                 // SAFETY: the row has this block.
                 let x_scale = _mm512_set1_ps(unsafe { *x[row].scales.as_ptr().add(block) });

@@ -151,7 +151,10 @@ fn codes_and_their_products_keep_within_their_range() {
             let mut value = [0.0];
             dequantize_row(dtype, &bits.to_le_bytes(), &mut value);
             let exact = f64::from(value[0]) * -96.0;
-            assert!((f64::from(out) / exact - 1.0).abs() < 1e-6 || exact < f64::from(f32::MIN), "{out} {exact}");
+            assert!(
+                (f64::from(out) / exact - 1.0).abs() < 1e-6 || exact < f64::from(f32::MIN),
+                "{out} {exact}"
+            );
         }
     }
 }
