@@ -99,9 +99,7 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Rand
     };
     for against in [Against::Start, Against::End] {
         let mut expected: Option<Vec<u32>> = None;
-        for (isa, variant) in
-            isa::Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v)))
-        {
+        for (isa, variant) in Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v))) {
             let got = room.run(against, &weights, &x, n * m, |w, x, out| match dtype {
                 Dtype::F32 => matmul::block(isa, Shape { k, m }, bytemuck::cast_slice(w), x, out),
                 Dtype::F16 | Dtype::Bf16 => {
