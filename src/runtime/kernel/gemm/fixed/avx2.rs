@@ -84,7 +84,8 @@ unsafe fn tile<const R: usize, const VNNI: bool>(
                 let at = block * TILE + 2 * (pair * ROWS + side * SIDE);
                 let codes = _mm256_loadu_si256(w.codes.as_ptr().add(at).cast());
                 for row in 0..R {
-                    let x = x[row].codes.as_ptr().add(block).cast::<i32>().add(pair).read();
+                    let x =
+                        (*x[row].as_ptr().add(block)).codes.as_ptr().cast::<i32>().add(pair).read_unaligned();
                     let x = _mm256_set1_epi32(x);
                     dots[row] = match VNNI {
                         true => _mm256_dpwssd_avx_epi32(dots[row], codes, x),
@@ -95,7 +96,7 @@ unsafe fn tile<const R: usize, const VNNI: bool>(
             let exponents = _mm_loadl_epi64(w.exponents.as_ptr().add(block * ROWS + side * SIDE).cast());
             let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(exponents)));
             for row in 0..R {
-                let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*x[row].scales.as_ptr().add(block)));
+                let scale = _mm256_mul_ps(scale, _mm256_set1_ps((*x[row].as_ptr().add(block)).scale));
                 acc[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[row]), scale, acc[row]);
             }
         }

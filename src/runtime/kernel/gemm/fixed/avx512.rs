@@ -61,7 +61,9 @@ unsafe fn tile<const R: usize>(
             });
             for row in 0..R {
                 // SAFETY: the row has this block.
-                let x = unsafe { x[row].codes.as_ptr().add(block).cast::<i32>().add(pair).read() };
+                let x = unsafe {
+                    (*x[row].as_ptr().add(block)).codes.as_ptr().cast::<i32>().add(pair).read_unaligned()
+                };
                 let x = _mm512_set1_epi32(x);
                 for side in 0..WIDTH {
                     dots[row][side] = _mm512_dpwssd_epi32(dots[row][side], codes[side], x);
@@ -74,7 +76,7 @@ unsafe fn tile<const R: usize>(
             let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
             for row in 0..R {
                 // SAFETY: the row has this block.
-                let x_scale = _mm512_set1_ps(unsafe { *x[row].scales.as_ptr().add(block) });
+                let x_scale = _mm512_set1_ps(unsafe { (*x[row].as_ptr().add(block)).scale });
                 let dots = _mm512_cvtepi32_ps(dots[row][side]);
                 acc[row][side] = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, x_scale), acc[row][side]);
             }

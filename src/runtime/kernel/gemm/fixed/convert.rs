@@ -2,7 +2,7 @@
 //!
 //! Every block is converted by itself and by the same operations on every instruction set.
 
-use super::{BLOCK, LARGEST, ROWS, TILE};
+use super::{BLOCK, Block, LARGEST, ROWS, TILE};
 use crate::runtime::kernel::Dtype;
 use crate::runtime::kernel::isa::{Isa, dispatch};
 use crate::runtime::kernel::quant::dequantize_row;
@@ -44,18 +44,19 @@ fn activation_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 {
     scale
 }
 
-dispatch! {
-    fn activation_codes(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 = activation_block
-}
-
-/// Converts a row; the last block is filled up with zeros. `keep` is given every block's scale.
-pub fn quantize_row(isa: Isa, x: &[f32], codes: &mut [[i16; BLOCK]], keep: impl Fn(usize, f32)) {
+#[inline(always)]
+fn quantize_body(x: &[f32], blocks: &mut [Block]) {
     let (whole, tail) = x.as_chunks::<BLOCK>();
     let mut last = [0.0; BLOCK];
     last[..tail.len()].copy_from_slice(tail);
-    for (block, (x, codes)) in whole.iter().chain([&last]).zip(codes).enumerate() {
-        keep(block, activation_codes(isa, x, codes));
+    for (x, block) in whole.iter().chain([&last]).zip(blocks) {
+        block.scale = activation_block(x, &mut block.codes);
     }
+}
+
+dispatch! {
+    /// Converts a row; the last block is filled up with zeros.
+    pub fn quantize_row(x: &[f32], blocks: &mut [Block]) = quantize_body
 }
 
 /// Codes of weights; gives the exponent of their scale: 12 below that of the largest one, so that it gets 13 bits.
@@ -75,24 +76,31 @@ fn weight_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> u8 {
     exponent as u8
 }
 
+/// Packs a row of floats as number `row` of a panel of `codes` and `exponents`.
+#[inline(always)]
+fn pack_body(x: &[f32], row: usize, codes: &mut [u8], exponents: &mut [u8]) {
+    let (mut wide, mut packed) = ([0.0; BLOCK], [0; BLOCK]);
+    let tiles = codes.chunks_exact_mut(TILE * 2).zip(exponents.chunks_exact_mut(ROWS));
+    for (x, (tile, exponents)) in x.chunks(BLOCK).zip(tiles) {
+        wide[..x.len()].copy_from_slice(x);
+        wide[x.len()..].fill(0.0);
+        exponents[row] = weight_block(&wide, &mut packed);
+        for (pair, out) in packed.as_chunks::<2>().0.iter().zip(tile.chunks_exact_mut(4 * ROWS)) {
+            out[4 * row..][..4].copy_from_slice(bytemuck::bytes_of(pair));
+        }
+    }
+}
+
 dispatch! {
-    fn weight_codes(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> u8 = weight_block
+    fn pack_row(x: &[f32], row: usize, codes: &mut [u8], exponents: &mut [u8]) = pack_body
 }
 
 /// Packs up to 16 rows of `cols` values each into a zeroed panel.
 pub fn pack_panel(isa: Isa, dtype: Dtype, source: &[u8], cols: usize, panel: &mut [u8]) {
-    let (all_codes, exponents) = panel.split_at_mut(cols.div_ceil(BLOCK) * TILE * 2);
-    let (mut x, mut codes) = ([0.0; BLOCK], [0; BLOCK]);
+    let (codes, exponents) = panel.split_at_mut(cols.div_ceil(BLOCK) * TILE * 2);
+    let mut x = vec![0.0; cols];
     for (row, bytes) in source.chunks_exact(2 * cols).enumerate() {
-        for (block, bytes) in bytes.chunks(2 * BLOCK).enumerate() {
-            let len = bytes.len() / 2;
-            dequantize_row(dtype, bytes, &mut x[..len]);
-            x[len..].fill(0.0);
-            exponents[block * ROWS + row] = weight_codes(isa, &x, &mut codes);
-            let tile = &mut all_codes[block * TILE * 2..][..TILE * 2];
-            for (pair, out) in codes.as_chunks::<2>().0.iter().zip(tile.chunks_exact_mut(4 * ROWS)) {
-                out[4 * row..][..4].copy_from_slice(bytemuck::bytes_of(pair));
-            }
-        }
+        dequantize_row(dtype, bytes, &mut x);
+        pack_row(isa, &x, row, codes, exponents);
     }
 }

@@ -154,13 +154,20 @@ fn panel_bytes(cols: usize) -> usize {
     blocks * TILE * 2 + (blocks * ROWS).next_multiple_of(64)
 }
 
+/// 32 activations.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+struct Block {
+    codes: [i16; BLOCK],
+    scale: f32,
+}
+
 /// Rows of a step as 14-bit codes; keeps its memory from call to call.
 #[derive(Debug, Default)]
 pub struct Activations {
     rows: usize,
     blocks_per_row: usize,
-    codes: Vec<[i16; BLOCK]>,
-    scales: Vec<f32>,
+    blocks: Vec<Block>,
 }
 
 impl Activations {
@@ -169,33 +176,23 @@ impl Activations {
         self.rows = x.len() / cols;
         self.blocks_per_row = cols.div_ceil(BLOCK);
         let per_row = self.blocks_per_row;
-        self.codes.resize(self.rows * per_row, [0; BLOCK]);
-        self.scales.resize(self.rows * per_row, 0.0);
+        self.blocks.resize(self.rows * per_row, Block::default());
         let rows_per_task = VALUES_PER_TASK.div_ceil(cols);
-        let scales = Output::new(&mut self.scales, per_row);
-        pool.chunks_mut(&mut self.codes, rows_per_task * per_row, |task, codes| {
-            let first = task * rows_per_task;
-            for (index, codes) in codes.chunks_exact_mut(per_row).enumerate() {
-                let x = &x[(first + index) * cols..][..cols];
-                convert::quantize_row(isa, x, codes, |block, scale| {
-                    scales.store(first + index, block, &[scale]);
-                });
+        pool.chunks_mut(&mut self.blocks, rows_per_task * per_row, |task, blocks| {
+            let x = x[task * rows_per_task * cols..].chunks_exact(cols);
+            for (blocks, x) in blocks.chunks_exact_mut(per_row).zip(x) {
+                convert::quantize_row(isa, x, blocks);
             }
         });
     }
 
-    fn row(&self, index: usize) -> Row<'_> {
-        let range = index * self.blocks_per_row..(index + 1) * self.blocks_per_row;
-        Row { codes: &self.codes[range.clone()], scales: &self.scales[range] }
+    fn row(&self, index: usize) -> &[Block] {
+        &self.blocks[index * self.blocks_per_row..][..self.blocks_per_row]
     }
 }
 
-/// One activation row: codes and scales by block.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    codes: &'a [[i16; BLOCK]],
-    scales: &'a [f32],
-}
+/// One activation row.
+type Row<'a> = &'a [Block];
 
 /// Sums of one activation row with the rows of [`WIDTH`] panels.
 type Sums = [f32; WIDTH * ROWS];
