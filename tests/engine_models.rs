@@ -16,8 +16,7 @@ fn engine(checkpoint: &Path, step_tokens: usize) -> Engine {
     let loaded = load_model(checkpoint, &exact()).unwrap_or_else(|error| panic!("{checkpoint:?}: {error}"));
     let context = loaded.model.spec().context_length.min(256);
     let one = EngineConfig::new(context, Vec::new()); // no token ends anything: all runs are equally long
-    let config =
-        EngineConfig { step_tokens, max_running: 4, max_sessions: 3, num_pages: 4 * one.num_pages, ..one };
+    let config = EngineConfig { step_tokens, max_running: 4, max_sessions: 3, ..one };
     Engine::new(loaded.model, loaded.texts.tokenizer, config).expect("a valid configuration")
 }
 
@@ -49,7 +48,7 @@ fn company_chunks_and_used_pages_change_no_bit() {
             assert_eq!(together, alone, "{family}, {round}");
         }
         let load = engine_shared.load();
-        assert_eq!(load.free_pages, load.num_pages, "{family}");
+        assert_eq!(load.kv_free, load.kv_capacity, "{family}");
     }
 }
 

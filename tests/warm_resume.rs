@@ -12,7 +12,7 @@ use proptest::sample::Index;
 
 use crate::common::toy::{
     Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashed_logits, hashing,
-    limited, num_forwards, run_all, run_one, seeded, step,
+    limited, num_forwards, pages, run_all, run_one, seeded, step,
 };
 
 fn within(session: &str, request: Request) -> Request {
@@ -322,7 +322,7 @@ fn tight(rule: Rule) -> (Engine, Log) {
     let model = ToyModel::new(64, rule);
     let log = model.log();
     let setup = Setup { max_running: 3, max_sessions: 3, ..Setup::default() };
-    let config = EngineConfig { context_length: 128, num_pages: 12, ..setup.config() };
+    let config = EngineConfig { context_length: 128, kv_memory: pages(12), ..setup.config() };
     (Engine::new(Box::new(model), ToyVocabulary::numbers(64), config).expect("valid"), log)
 }
 
@@ -479,7 +479,7 @@ proptest! {
         actions in actions(), step_tokens in 1usize..40, max_running in 1usize..4, num_pages in 4usize..16,
     ) {
         let setup = Setup { step_tokens, max_running, max_sessions: 3, context_length: 128, ..Setup::default() };
-        let config = EngineConfig { num_pages, ..setup.config() };
+        let config = EngineConfig { kv_memory: pages(num_pages), ..setup.config() };
         let model = Box::new(ToyModel::new(64, hashing(64)));
         let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
         let (mut answers, mut submitted) = (HashMap::new(), Vec::new());
@@ -503,6 +503,6 @@ proptest! {
             let _ = engine.close_session(name);
         }
         engine.step();
-        prop_assert_eq!(engine.load().free_pages, engine.load().num_pages);
+        prop_assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     }
 }

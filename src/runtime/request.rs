@@ -239,6 +239,8 @@ pub struct Started {
 pub struct Reuse {
     /// Prompt tokens whose KV was there already.
     pub cached_tokens: usize,
+    /// Those of them that had to be read from disk.
+    pub restored_tokens: usize,
     pub reason: ReuseReason,
     /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
     /// the prompt goes on where the session ended, or there was nothing to compare.

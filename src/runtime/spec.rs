@@ -4,7 +4,6 @@
 //! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
 
 use super::error::{Error, Result};
-use super::kv::PAGE_TOKENS;
 use super::model::ModelSpec;
 
 /// What the engine is asked to serve.
@@ -19,8 +18,9 @@ pub struct EngineConfig {
     pub max_running: usize,
     /// The most sessions that exist at once, named and driven by hand together.
     pub max_sessions: usize,
-    /// KV pages of [`PAGE_TOKENS`] tokens that the model's storage holds.
-    pub num_pages: usize,
+    /// Bytes that the KV of all sequences may take together; without it, as much as `max_sessions` or `max_running` full
+    /// contexts take, whichever is more.
+    pub kv_memory: Option<usize>,
     /// Ids that end a generation: the model's own and its turn terminators.
     pub end_of_generation: Vec<u32>,
     /// Whether requests keep what of their prompt is computed already. Changes no answer, only the work.
@@ -35,7 +35,7 @@ impl EngineConfig {
             step_tokens: 128,
             max_running: 1,
             max_sessions: 1,
-            num_pages: context_length.div_ceil(PAGE_TOKENS),
+            kv_memory: None,
             end_of_generation,
             warm_resume: true,
         }
@@ -47,6 +47,8 @@ impl EngineConfig {
 pub struct EngineSpec {
     pub model: ModelSpec,
     pub config: EngineConfig,
+    /// Bytes of KV in force.
+    pub kv_memory: usize,
 }
 
 /// How many sessions fit, and what one costs. The authority: admission goes by this, not by what was configured.
@@ -72,17 +74,18 @@ impl EngineSpec {
         if config.max_running == 0 {
             return refuse("max_running", "must be at least 1".to_owned());
         }
-        let needed = config.context_length.div_ceil(PAGE_TOKENS);
-        if config.num_pages < needed {
+        let per_context = sequence_bytes(&model, &config, config.context_length);
+        let kv_memory = config.kv_memory.unwrap_or(per_context * config.max_sessions.max(config.max_running));
+        if kv_memory < per_context {
             let message = format!(
-                "{} pages cannot hold a context of {} tokens, which takes {needed}",
-                config.num_pages, config.context_length
+                "{kv_memory} bytes cannot hold a context of {} tokens, which takes {per_context}",
+                config.context_length
             );
-            return refuse("num_pages", message);
+            return refuse("kv_memory", message);
         }
         config.end_of_generation.sort_unstable();
         config.end_of_generation.dedup();
-        Ok(Self { model, config })
+        Ok(Self { model, config, kv_memory })
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -97,15 +100,18 @@ impl EngineSpec {
         self.config.end_of_generation.binary_search(&id).is_ok()
     }
 
-    /// Pages of a sequence that fills its context.
-    pub fn pages_per_context(&self) -> usize {
-        self.config.context_length.div_ceil(PAGE_TOKENS)
+    /// Bytes of KV that a sequence of up to `len` tokens takes at most.
+    pub fn sequence_bytes(&self, len: usize) -> usize {
+        sequence_bytes(&self.model, &self.config, len)
     }
 
     pub fn serving_capacity(&self) -> ServingCapacity {
-        let sessions = self.config.max_sessions.min(self.config.num_pages / self.pages_per_context());
-        let page_bytes: usize = self.model.groups.iter().map(|group| group.page_bytes).sum();
-        let bytes_per_session = self.pages_per_context() * page_bytes;
-        ServingCapacity { sessions, bytes_per_session }
+        let bytes_per_session = self.sequence_bytes(self.context_length());
+        let fitting = self.kv_memory.checked_div(bytes_per_session).unwrap_or(usize::MAX);
+        ServingCapacity { sessions: self.config.max_sessions.min(fitting), bytes_per_session }
     }
+}
+
+fn sequence_bytes(model: &ModelSpec, config: &EngineConfig, len: usize) -> usize {
+    model.groups.iter().map(|group| group.bytes(len, config.step_tokens)).sum()
 }

@@ -114,7 +114,7 @@ impl Executor {
 /// Extends the feed's sequence and appends its rows. On an error no rows have been appended, and the sequence is as it was
 /// or, where a page could not be copied, poisoned.
 ///
-/// The copy is made at once: a page let go of in this step may be given to the next sequence of it.
+/// Copies are made at once: a page let go of in this step may be given to the next sequence of it.
 fn append_rows(
     model: &mut dyn Model,
     feed: &mut Feed<'_>,
@@ -131,9 +131,11 @@ fn append_rows(
     };
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
-    if let Some(copy) = feed.sequence.begin_feed(tokens).map_err(exhausted)? {
-        let place = |page| super::kv::Place { group: 0, page };
-        guarded(|| model.copy_page(place(copy.from), place(copy.to)))?;
+    let copies = feed.sequence.begin_feed(tokens).map_err(exhausted)?;
+    let dropped = feed.sequence.resident().table().pool().take_dropped();
+    dropped.into_iter().for_each(|place| model.free_page(place));
+    for copy in copies {
+        guarded(|| model.copy_page(copy.from, copy.to))?;
     }
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
     let row =

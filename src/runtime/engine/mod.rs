@@ -1,7 +1,7 @@
 //! The engine: the model, its pages, its sessions and the requests in flight. A synchronous value without threads or
 //! channels; tests call it directly, `thread` gives it a thread of its own.
 //!
-//! Invariants: a request that is refused has cost nothing; pages promised to running requests and to sessions driven by hand
+//! Invariants: a request that is refused has cost nothing; bytes promised to running requests and to sessions driven by hand
 //! never exceed the pool, and what named sessions hold while idle is promised to nobody and goes when needed, so nothing
 //! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
 //! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
-use crate::runtime::kv::{PAGE_TOKENS, PagePool};
+use crate::runtime::kv::PagePool;
 use crate::runtime::model::Model;
 use crate::runtime::request::{Finish, Request};
 use crate::runtime::schedule::{self, Budget, Running, StepPlan, Waiting};
@@ -38,14 +38,17 @@ pub struct Engine {
     num_submitted: u64,
 }
 
-/// Requests in flight and pages in use.
+/// Requests in flight and KV in use, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineLoad {
     pub num_waiting: usize,
     pub num_running: usize,
     pub num_sessions: usize,
-    pub free_pages: usize,
-    pub num_pages: usize,
+    /// Held by nobody; what is cached there is used again when it is needed.
+    pub kv_free: usize,
+    pub kv_capacity: usize,
+    /// With memory behind it, cached pages included.
+    pub kv_allocated: usize,
 }
 
 impl Engine {
@@ -53,11 +56,11 @@ impl Engine {
     /// [`Error::InvalidParameter`] when the model cannot serve what `config` asks, naming the field.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
-        let num_pages = spec.config.num_pages;
         // Without reuse, or with state beyond the pages, nobody would look for what the index names.
         let has_index = spec.config.warm_resume && spec.model.can_rewind;
+        let pool = if has_index { PagePool::new } else { PagePool::without_index };
         Ok(Self {
-            pool: if has_index { PagePool::new(num_pages) } else { PagePool::without_index(num_pages) },
+            pool: pool(&spec.model.groups, spec.kv_memory),
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
@@ -81,8 +84,9 @@ impl Engine {
             num_waiting: self.waiting.len(),
             num_running: self.running.len(),
             num_sessions: self.sessions.len(),
-            free_pages: self.pool.num_free(),
-            num_pages: self.pool.capacity(),
+            kv_free: self.pool.free_bytes(),
+            kv_capacity: self.pool.capacity(),
+            kv_allocated: self.pool.allocated_bytes(),
         }
     }
 
@@ -96,7 +100,7 @@ impl Engine {
         let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
         let generation = Generation::new(id, request, max_tokens, &self.pool);
-        if pages(&generation) + self.session_pages() > self.pool.capacity() {
+        if self.bytes(&generation) + self.session_bytes() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
         if let Some(name) = generation.session() {
@@ -133,6 +137,7 @@ impl Engine {
 
     /// Computes one step and returns what happened, in order.
     pub fn step(&mut self) -> Events {
+        self.running.iter_mut().for_each(Generation::catch_up);
         let mut plan = self.plan();
         if plan.num_admitted > 0 {
             self.start(plan.num_admitted);
@@ -149,7 +154,7 @@ impl Engine {
     fn plan(&self) -> StepPlan {
         let waiting = |generation: &Generation| Waiting {
             prompt_left: generation.prompt_left(),
-            pages: pages(generation),
+            pages: self.bytes(generation),
         };
         let waiting: Vec<_> = self.waiting.iter().map(waiting).collect();
         schedule::plan_step(&waiting, &self.running_rows(), self.budget())
@@ -166,7 +171,7 @@ impl Engine {
 
     fn budget(&self) -> Budget {
         let config = &self.spec().config;
-        let promised = self.session_pages() + self.running_pages();
+        let promised = self.session_bytes() + self.running_bytes();
         Budget {
             tokens: config.step_tokens,
             running: config.max_running,
@@ -181,23 +186,23 @@ impl Engine {
                 Some(name) => self.sessions.lend(name, &self.pool),
                 None => Lent::nothing(&self.pool),
             };
-            let (sequence, reuse) = lent.resume(&self.pool, self.executor.spec(), generation.prompt());
-            generation.start(sequence, reuse, &mut self.events);
+            let resumed = lent.resume(&self.pool, self.executor.spec(), generation.prompt(), 0);
+            generation.start(resumed, &mut self.events);
             self.running.push(generation);
         }
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
         let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
-        self.make_room(fed.map(|(generation, &rows)| generation.num_pages_needed(rows)).sum());
+        self.make_room(fed.map(|(generation, &rows)| generation.bytes_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         let mut feeds: Vec<Feed<'_>> = fed.map(|(generation, &rows)| generation.feed(rows)).collect();
         self.executor.step(&mut feeds)
     }
 
-    /// Takes pages from idle named sessions, the longest unused first, until `num_pages` are free.
-    fn make_room(&mut self, num_pages: usize) {
-        while self.pool.num_free() < num_pages && self.sessions.evict_oldest() {}
+    /// Takes pages from idle named sessions, the longest unused first, until `num_bytes` are free.
+    fn make_room(&mut self, num_bytes: usize) {
+        while self.pool.free_bytes() < num_bytes && self.sessions.evict_oldest() {}
     }
 
     fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<()>>) {
@@ -229,17 +234,17 @@ impl Engine {
         }
     }
 
-    /// Pages promised to sessions driven by hand: each may fill its context.
-    fn session_pages(&self) -> usize {
-        self.sessions.num_unnamed() * self.spec().pages_per_context()
+    /// Bytes promised to sessions driven by hand: each may fill its context.
+    fn session_bytes(&self) -> usize {
+        self.sessions.num_unnamed() * self.spec().sequence_bytes(self.spec().context_length())
     }
 
-    fn running_pages(&self) -> usize {
-        self.running.iter().map(pages).sum()
+    fn running_bytes(&self) -> usize {
+        self.running.iter().map(|generation| self.bytes(generation)).sum()
     }
-}
 
-/// Pages promised to a request: it may use all that its limits allow.
-fn pages(generation: &Generation) -> usize {
-    generation.longest().div_ceil(PAGE_TOKENS)
+    /// Bytes promised to a request: it may use all that its limits allow.
+    fn bytes(&self, generation: &Generation) -> usize {
+        self.spec().sequence_bytes(generation.longest())
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a session that a request is in is not touched from here; a refused call changes nothing.
 
-use super::{Engine, pages};
+use super::Engine;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::Sampling;
 use crate::runtime::sequence::Sequence;
@@ -111,12 +111,13 @@ impl Engine {
 /// Sessions driven directly, token by token; see [`crate::runtime::session`] for the contract of each call.
 impl Engine {
     /// # Errors
-    /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the pages.
+    /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the memory.
     pub fn create_session(&mut self) -> Result<SessionId> {
         self.check_place()?;
-        let largest_waiting = self.waiting.iter().map(pages).max().unwrap_or(0);
-        let requested = self.running_pages().max(largest_waiting);
-        let needed = self.session_pages() + self.spec().pages_per_context() + requested;
+        let largest_waiting = self.waiting.iter().map(|generation| self.bytes(generation)).max().unwrap_or(0);
+        let requested = self.running_bytes().max(largest_waiting);
+        let per_context = self.spec().sequence_bytes(self.spec().context_length());
+        let needed = self.session_bytes() + per_context + requested;
         if needed > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
@@ -128,7 +129,7 @@ impl Engine {
     pub fn prefill_tokens(&mut self, id: SessionId, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         let session = self.sessions.get(id)?;
         session.check_prefill(self.spec(), tokens, sampling)?; // a refused call takes no one's pages
-        self.make_room(session.table().num_needed(tokens.len()));
+        self.make_room(session.table().bytes_needed(tokens.len()));
         self.sessions.get_mut(id)?.prefill(&mut self.executor, tokens, sampling)
     }
 
@@ -137,7 +138,7 @@ impl Engine {
     pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<Decoded> {
         let session = self.sessions.get(id)?;
         if session.has_pending() {
-            self.make_room(session.table().num_needed(1));
+            self.make_room(session.table().bytes_needed(1));
         }
         self.sessions.get_mut(id)?.decode_one(&mut self.executor, &*self.vocabulary, sampling)
     }
