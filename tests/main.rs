@@ -21,6 +21,7 @@ mod real_models;
 mod session;
 mod session_store;
 mod session_transcript;
+mod state_groups;
 mod templates;
 mod tokenizers;
 mod warm_resume;

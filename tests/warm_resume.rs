@@ -3,10 +3,8 @@
 
 use std::collections::HashMap;
 
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Request, Reuse, ReuseReason, Sampling, SessionState,
-};
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::{Engine, EngineConfig, Error, Finish, Request, ReuseReason, Sampling, SessionState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -20,21 +18,8 @@ fn within(session: &str, request: Request) -> Request {
 }
 
 #[track_caller]
-fn reuse(answer: &Answer) -> Reuse {
-    let started = answer.events.iter().find_map(|event| match event {
-        Event::Started(started) => Some(started.reuse),
-        _ => None,
-    });
-    let reuse = started.expect("it started");
-    if let Some(Event::Done(outcome)) = answer.events.last() {
-        assert_eq!(outcome.usage.cached_tokens, reuse.cached_tokens);
-    }
-    reuse
-}
-
-#[track_caller]
 fn check_reuse(answer: &Answer, cached: usize, reason: ReuseReason, first_difference: Option<usize>) {
-    let found = reuse(answer);
+    let found = answer.reuse();
     assert_eq!(
         (found.cached_tokens, found.reason, found.first_difference),
         (cached, reason, first_difference)
@@ -201,7 +186,7 @@ fn a_cancelled_turn_keeps_what_was_computed() {
         drain(&mut engine, &mut answers);
         assert_eq!(tokens(&engine, &session), held);
         let again = run_one(&mut engine, within(&session, limited(&prompt, 2)));
-        assert_eq!((again.ids(), reuse(&again).cached_tokens), (vec![20, 21], held.len().min(9)));
+        assert_eq!((again.ids(), again.reuse().cached_tokens), (vec![20, 21], held.len().min(9)));
     }
 }
 
@@ -414,6 +399,14 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..50)
 }
 
+/// Plain, windowed, hybrid and recurrent models.
+const KINDS: [&[Keep]; 4] = [
+    &[Keep::All],
+    &[Keep::All, Keep::Window(20)],
+    &[Keep::State, Keep::All],
+    &[Keep::Window(30), Keep::State],
+];
+
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
@@ -470,17 +463,19 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     /// Few pages, so that sessions are evicted all the time. The toy model checks every row it reads, the engine its books
     /// at every idle moment.
     #[test]
     fn whatever_sessions_share_lose_and_get_back_answers_are_as_if_all_was_computed(
         actions in actions(), step_tokens in 1usize..40, max_running in 1usize..4, num_pages in 4usize..16,
+        kind in 0..KINDS.len(),
     ) {
         let setup = Setup { step_tokens, max_running, max_sessions: 3, context_length: 128, ..Setup::default() };
-        let config = EngineConfig { kv_memory: pages(num_pages), ..setup.config() };
-        let model = Box::new(ToyModel::new(64, hashing(64)));
+        let kv_memory = pages(num_pages * KINDS[kind].len());
+        let config = EngineConfig { kv_memory, ..setup.config() };
+        let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));
         let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
         let (mut answers, mut submitted) = (HashMap::new(), Vec::new());
         for action in actions {

@@ -7,7 +7,7 @@
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
-use super::request::Token;
+use super::request::{Reuse, Token};
 
 /// Tokens and the pages that hold their KV rows, always equally many.
 #[derive(Debug)]
@@ -73,6 +73,16 @@ pub struct TurnStart {
     pub seed: u64,
     pub logprobs: Option<usize>,
     /// Lengths, of whole pages, at which recurrent layers leave a state to come back to; ascending.
+    pub states_at: Vec<usize>,
+}
+
+/// What a request begins with.
+#[derive(Debug)]
+pub struct Resumed {
+    /// Holds the beginning of the prompt.
+    pub sequence: Sequence,
+    pub reuse: Reuse,
+    /// As in [`TurnStart`].
     pub states_at: Vec<usize>,
 }
 

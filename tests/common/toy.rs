@@ -10,7 +10,7 @@ use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PageTable, Place, StateGroup};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Sampling, Token,
+    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Reuse, Sampling, Token,
 };
 
 /// The logits after a history.
@@ -348,6 +348,14 @@ impl Answer {
     }
 
     #[track_caller]
+    pub fn reuse(&self) -> Reuse {
+        let started = self.events.iter().find_map(|event| match event {
+            Event::Started(started) => Some(started.reuse),
+            _ => None,
+        });
+        started.expect("it started")
+    }
+
     pub fn outcome(&self) -> &Outcome {
         match self.events.last() {
             Some(Event::Done(outcome)) => outcome,

@@ -236,9 +236,10 @@ impl PageTable {
 
     /// Name and content of a page that has been announced.
     fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageKey<'a>)> {
+        let name = *self.names.get(number)?;
         let parent = number.checked_sub(1).map(|parent| self.names[parent]);
         let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
-        Some((*self.names.get(number)?, PageKey { parent, tokens }))
+        Some((name, PageKey { parent, tokens }))
     }
 
     /// Covers only the first `len` tokens, if that is a length it can be cut to; later pages go back to the pool. `tokens` are

@@ -20,7 +20,7 @@ use super::error::{Error, Result};
 use super::kv::{PAGE_TOKENS, PagePool, PageTable};
 use super::request::{Reuse, Sampling, validate_prompt};
 use super::sample::draw_seed;
-use super::sequence::{Sequence, TurnStart};
+use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
 use super::step::{Executor, Feed, Input};
 use super::text::Vocabulary;
@@ -181,16 +181,6 @@ fn states_at(num_known: usize, most: usize, keep: usize) -> Vec<usize> {
     let mut lens: Vec<usize> = [branch, end].into_iter().filter(|&len| len > keep).collect();
     lens.dedup();
     lens
-}
-
-/// What a request begins with.
-#[derive(Debug)]
-pub struct Resumed {
-    /// Holds the beginning of the prompt.
-    pub sequence: Sequence,
-    pub reuse: Reuse,
-    /// See [`crate::runtime::sequence::TurnStart::states_at`].
-    pub states_at: Vec<usize>,
 }
 
 impl Session {
