@@ -3,6 +3,8 @@
 //!
 //! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
 
+use std::time::Duration;
+
 use super::error::{Error, Result};
 use super::kv::PAGE_TOKENS;
 use super::model::ModelSpec;
@@ -13,12 +15,16 @@ pub struct EngineConfig {
     /// The most tokens a sequence may hold; at most what the model was made for.
     pub context_length: usize,
     /// The most rows of a step: one per running sequence, the rest for prompts. A prompt is computed in chunks of at
-    /// most this many tokens.
+    /// most this many tokens. Twice `max_running` and more keeps everybody going in every step; below, they take turns.
     pub step_tokens: usize,
     /// The most requests that run at once; more wait.
     pub max_running: usize,
+    /// The most requests in flight beyond `max_running`: they wait, and more are refused.
+    pub max_waiting: usize,
     /// The most sessions that exist at once, named and driven by hand together.
     pub max_sessions: usize,
+    /// How long a named session keeps its pages while nobody uses it; nothing: until others need them.
+    pub session_ttl: Option<Duration>,
     /// KV pages of [`PAGE_TOKENS`] tokens that the model's storage holds.
     pub num_pages: usize,
     /// Ids that end a generation: the model's own and its turn terminators.
@@ -34,7 +40,9 @@ impl EngineConfig {
             context_length,
             step_tokens: 128,
             max_running: 1,
+            max_waiting: 64,
             max_sessions: 1,
+            session_ttl: None,
             num_pages: context_length.div_ceil(PAGE_TOKENS),
             end_of_generation,
             warm_resume: true,

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a session that a request is in is not touched from here; a refused call changes nothing.
 
-use super::{Engine, pages};
+use super::Engine;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::Sampling;
 use crate::runtime::sequence::Sequence;
@@ -18,18 +18,19 @@ pub struct SessionDetail {
 
 /// Named sessions: a request begins them, and keeps them to itself while it lasts.
 impl Engine {
-    /// Finds or begins the session of a request.
-    pub(super) fn enter_session(&mut self, name: &str) -> Result<()> {
-        match self.sessions.find_idle(name) {
-            Ok(_) => {}
+    /// Finds or begins the session of a request; true when it begins with it.
+    pub(super) fn enter_session(&mut self, name: &str) -> Result<bool> {
+        let begins = match self.sessions.find_idle(name) {
+            Ok(_) => false,
             Err(Error::SessionNotFound(_)) => {
                 self.check_place()?;
                 self.sessions.open(name, None, &self.pool)?;
+                true
             }
             Err(busy) => return Err(busy),
-        }
+        };
         self.sessions.set_waiting(name, true);
-        Ok(())
+        Ok(begins)
     }
 
     fn check_place(&self) -> Result<()> {
@@ -114,8 +115,7 @@ impl Engine {
     /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the pages.
     pub fn create_session(&mut self) -> Result<SessionId> {
         self.check_place()?;
-        let largest_waiting = self.waiting.iter().map(pages).max().unwrap_or(0);
-        let requested = self.running_pages().max(largest_waiting);
+        let requested = self.running_pages().max(self.largest_waiting());
         let needed = self.session_pages() + self.spec().pages_per_context() + requested;
         if needed > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
