@@ -424,30 +424,6 @@ fn only_rows_that_sample_ask_for_logits() {
     assert_eq!(wants, [0, 0, 1, 1, 1]);
 }
 
-#[test]
-fn requests_wait_in_order_until_their_pages_fit() {
-    // Three pages: the first takes two, the second three, the third one.
-    let setup = Setup { context_length: 3 * PAGE_TOKENS, max_running: 3, ..Setup::default() };
-    let config = EngineConfig { kv_memory: pages(3), ..setup.config() };
-    let model = Box::new(ToyModel::new(64, counting(64)));
-    let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
-    let tokens = |pages: usize| limited(&[1], pages * PAGE_TOKENS - 1);
-    let ids = [2, 3, 1].map(|pages| engine.submit(tokens(pages)).expect("valid"));
-    let mut answers: HashMap<_, Answer> = HashMap::new();
-    let mut ended = Vec::new();
-    while !engine.is_idle() {
-        step(&mut engine, &mut answers);
-        for id in ids {
-            if answers.get(&id).is_some_and(Answer::has_ended) && !ended.contains(&id) {
-                ended.push(id);
-            }
-        }
-        assert!(engine.load().num_running <= 1, "a small request does not overtake");
-    }
-    assert_eq!(ended, ids);
-    check_all_free(&engine);
-}
-
 // ---- failures
 
 /// Counts, but panics when the history ends in `token`.

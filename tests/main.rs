@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod engine;
 mod engine_models;
+mod engine_queue;
 mod engine_thread;
 mod hub;
 mod kv;

@@ -103,6 +103,24 @@ fn strangers_share_the_pages_of_a_system_prompt() {
     assert_eq!(engine.load().num_sessions, 1, "strangers take no place");
 }
 
+/// Nobody had computed it when they came, and still it is computed once.
+#[test]
+fn strangers_that_come_together_compute_a_system_prompt_once() {
+    let (mut engine, log) = Setup { step_tokens: 40, ..Setup::default() }.engine_and_log(counting(64));
+    let asks = |tail: &[u32]| limited(&[&[7; 128][..], tail].concat(), 3);
+    let answers = run_all(&mut engine, vec![asks(&[1]), asks(&[2, 3]), asks(&[4; 40])]);
+    for (answer, ids) in answers.iter().zip([[2, 3, 4], [4, 5, 6], [5, 6, 7]]) {
+        assert_eq!(answer.ids(), ids);
+    }
+    let cached: Vec<_> = answers.iter().map(|answer| answer.outcome().usage.cached_tokens).collect();
+    assert_eq!(cached, [0, 128, 128]);
+    assert_eq!(
+        fed_tokens(&log).iter().filter(|&&token| token == 7).count(),
+        128 + 1,
+        "and the last 7 of an answer"
+    );
+}
+
 #[test]
 fn a_prompt_that_ends_with_an_indexed_page_still_computes_a_token() {
     let mut engine = Setup::default().engine(hashing(64));
@@ -184,7 +202,10 @@ fn a_cancelled_turn_keeps_what_was_computed() {
         (0..steps).for_each(|_| step(&mut engine, &mut answers));
         assert!(engine.cancel(id));
         drain(&mut engine, &mut answers);
-        assert_eq!(tokens(&engine, &session), held);
+        match steps {
+            0 => assert!(engine.inspect_session(&session).is_err(), "it never began"),
+            _ => assert_eq!(tokens(&engine, &session), held),
+        }
         let again = run_one(&mut engine, within(&session, limited(&prompt, 2)));
         assert_eq!((again.ids(), again.reuse().cached_tokens), (vec![20, 21], held.len().min(9)));
     }
@@ -242,7 +263,8 @@ fn a_session_takes_one_request_at_a_time() {
     assert_eq!((num_forwards(&log), engine.load().num_waiting), (computed, 1));
     engine.cancel(waiting);
     engine.cancel(running);
-    assert_eq!((state(&engine, "a"), state(&engine, "b")), (SessionState::Idle, SessionState::Idle));
+    assert_eq!(state(&engine, "a"), SessionState::Idle);
+    assert!(matches!(engine.inspect_session("b"), Err(Error::SessionNotFound(_))), "it never began");
     engine.step();
     run_one(&mut engine, within("b", limited(&[1], 1)));
 }

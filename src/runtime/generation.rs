@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use super::kv::{PageName, PagePool};
+use super::kv::{PAGE_TOKENS, PageName, PagePool};
 use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
@@ -33,6 +33,8 @@ pub struct Generation {
     seed: u64,
     num_cached: usize,
     num_generated: usize,
+    /// Steps in which it has had no row, since it had one.
+    num_skipped: usize,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -59,7 +61,7 @@ struct Clock {
 
 impl Generation {
     /// `request` has been validated, with `max_tokens` as the result.
-    pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool) -> Self {
+    pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool, now: Instant) -> Self {
         Self {
             id,
             sequence: Sequence::new(pool),
@@ -67,10 +69,11 @@ impl Generation {
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
+            num_skipped: 0,
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
-            clock: Clock { submitted: Instant::now(), started: None, first_token: None, last_token: None },
+            clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
             request,
         }
     }
@@ -82,6 +85,26 @@ impl Generation {
     /// Prompt tokens still to compute; 0 when it generates.
     pub fn prompt_left(&self) -> usize {
         self.request.prompt.len().saturating_sub(self.sequence.position())
+    }
+
+    /// How long it may take from submission.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.request.limits.deadline
+    }
+
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        self.deadline()
+            .is_some_and(|deadline| now.saturating_duration_since(self.clock.submitted) >= deadline)
+    }
+
+    /// Steps in which it has had no row, since it had one.
+    pub fn num_skipped(&self) -> usize {
+        self.num_skipped
+    }
+
+    /// Takes note of the rows that it got in a step.
+    pub fn count_step(&mut self, rows: usize) {
+        self.num_skipped = if rows == 0 { self.num_skipped + 1 } else { 0 };
     }
 
     /// The most tokens that can become resident.
@@ -122,10 +145,12 @@ impl Generation {
         }
     }
 
-    /// The name of the page that the prompt's next tokens fill.
+    /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
-        table.next_name(&self.request.prompt).map(|(name, _)| name)
+        let prompt =
+            Some(&self.request.prompt).filter(|_| self.prompt_left() > PAGE_TOKENS && table.is_shareable());
+        table.next_name(prompt?).map(|(name, _)| name)
     }
 
     /// Bytes of KV that feeding `rows` takes at most.

@@ -3,6 +3,8 @@
 //!
 //! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
 
+use std::time::Duration;
+
 use super::error::{Error, Result};
 use super::model::ModelSpec;
 
@@ -12,12 +14,16 @@ pub struct EngineConfig {
     /// The most tokens a sequence may hold; at most what the model was made for.
     pub context_length: usize,
     /// The most rows of a step: one per running sequence, the rest for prompts. A prompt is computed in chunks of at
-    /// most this many tokens.
+    /// most this many tokens. Twice `max_running` and more keeps everybody going in every step; below, they take turns.
     pub step_tokens: usize,
     /// The most requests that run at once; more wait.
     pub max_running: usize,
+    /// The most requests in flight beyond `max_running`: they wait, and more are refused.
+    pub max_waiting: usize,
     /// The most sessions that exist at once, named and driven by hand together.
     pub max_sessions: usize,
+    /// How long a named session keeps its pages while nobody uses it; nothing: until others need them.
+    pub session_ttl: Option<Duration>,
     /// Bytes that the KV of all sequences may take together; without it, as much as `max_sessions` or `max_running` full
     /// contexts take, whichever is more.
     pub kv_memory: Option<usize>,
@@ -34,7 +40,9 @@ impl EngineConfig {
             context_length,
             step_tokens: 128,
             max_running: 1,
+            max_waiting: 64,
             max_sessions: 1,
+            session_ttl: None,
             kv_memory: None,
             end_of_generation,
             warm_resume: true,
@@ -51,7 +59,8 @@ pub struct EngineSpec {
     pub kv_memory: usize,
 }
 
-/// How many sessions fit, and what one costs. The authority: admission goes by this, not by what was configured.
+/// How many sessions fit with their KV in memory, and what one costs. The authority for those driven by hand, which keep their
+/// memory; named ones may be more, and then those used longest ago give theirs away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServingCapacity {
     pub sessions: usize,

@@ -1,19 +1,20 @@
 //! The engine's thread: the only place where a request crosses threads.
 //!
 //! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
-//! request itself: one event per generated token, one per prompt chunk and three more, so a slow reader costs memory in
+//! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow reader costs memory in
 //! proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it dawdles.
-//! A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to do; dropping
+//! A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to do, at the
+//! longest until the engine wants to be woken; dropping
 //! the last handle ends it, and requests still running then fail with `EngineGone`.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::engine::{Engine, RequestId, SessionDetail, SessionInfo, StopHandle};
+use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
@@ -25,6 +26,7 @@ pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 enum Command {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
+    Load { reply: Sender<Result<EngineLoad>> },
     Shutdown,
 }
 
@@ -109,6 +111,14 @@ impl EngineHandle {
         self.shared.commands.send(command).map_err(|_| Error::EngineGone)?;
         Ok(stop)
     }
+
+    /// Requests waiting and running, sessions, and memory in use. Waits for the step that the engine is in.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn load(&self) -> Result<EngineLoad> {
+        self.shared.ask(|reply| Command::Load { reply })
+    }
 }
 
 /// Named sessions. Each call waits for the engine, at most for the step that it is in.
@@ -144,8 +154,14 @@ impl EngineHandle {
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
+        self.shared.ask(|reply| Command::Session(command(reply)))
+    }
+}
+
+impl Shared {
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.shared.commands.send(Command::Session(command(reply))).map_err(|_| Error::EngineGone)?;
+        self.commands.send(command(reply)).map_err(|_| Error::EngineGone)?;
         answer.recv().map_err(|_| Error::EngineGone)?
     }
 }
@@ -229,10 +245,11 @@ pub struct NotYet;
 fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     loop {
-        while let Some(command) = next_command(inbox, engine.is_idle()) {
+        while let Some(command) = next_command(inbox, &engine) {
             match command {
                 Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
                 Command::Session(command) => obey(&mut engine, command),
+                Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
                 Command::Shutdown => return,
             }
         }
@@ -245,15 +262,17 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
     }
 }
 
-/// The next command; waits for it when there is nothing else to do.
-fn next_command(inbox: &Receiver<Command>, idle: bool) -> Option<Command> {
-    if idle {
-        return Some(inbox.recv().unwrap_or(Command::Shutdown));
-    }
-    match inbox.try_recv() {
+/// The next command; waits for it while the engine has nothing to do.
+fn next_command(inbox: &Receiver<Command>, engine: &Engine) -> Option<Command> {
+    let wakeup = if engine.is_idle() { engine.next_wakeup() } else { Some(Instant::now()) };
+    let received = match wakeup {
+        Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+        None => inbox.recv().map_err(RecvTimeoutError::from),
+    };
+    match received {
         Ok(command) => Some(command),
-        Err(TryRecvError::Empty) => None,
-        Err(TryRecvError::Disconnected) => Some(Command::Shutdown),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
     }
 }
 

@@ -376,19 +376,20 @@ impl Answer {
         }
     }
 
-    /// Started, then Prefill, then Text, then one end; whatever is missing, the order holds.
+    /// Queued, then Started, then Prefill, then Text, then one end; whatever is missing, the order holds.
     #[track_caller]
     pub fn check_order(&self) {
         let rank = |event: &Event| match event {
-            Event::Started(_) => 0,
-            Event::Prefill { .. } => 1,
-            Event::Text { .. } => 2,
-            Event::Done(_) | Event::Failed(_) => 3,
+            Event::Queued { .. } => 0,
+            Event::Started(_) => 1,
+            Event::Prefill { .. } => 2,
+            Event::Text { .. } => 3,
+            Event::Done(_) | Event::Failed(_) => 4,
         };
         let ranks: Vec<u8> = self.events.iter().map(rank).collect();
         assert!(ranks.is_sorted(), "{:?}", self.events);
-        assert_eq!(ranks.iter().filter(|&&rank| rank == 3).count(), 1, "one end: {:?}", self.events);
-        assert!(ranks.iter().filter(|&&rank| rank == 0).count() <= 1, "{:?}", self.events);
+        assert_eq!(ranks.iter().filter(|&&rank| rank == 4).count(), 1, "one end: {:?}", self.events);
+        assert!(ranks.iter().filter(|&&rank| rank == 1).count() <= 1, "{:?}", self.events);
     }
 }
 

@@ -6,17 +6,20 @@
 //! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
 //! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
 
+mod queue;
 mod sessions;
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
-use crate::runtime::kv::PagePool;
+use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
 use crate::runtime::request::{Finish, Request};
-use crate::runtime::schedule::{self, Budget, Running, StepPlan, Waiting};
+use crate::runtime::schedule::{self, Budget, Running, StepPlan};
+use crate::runtime::sequence::Resumed;
 use crate::runtime::session::{Lent, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::runtime::step::{Executor, Feed};
@@ -24,6 +27,7 @@ use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::generation::RequestId;
 pub use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
+use queue::Queue;
 pub use sessions::SessionDetail;
 
 /// Runs requests and sessions on one model.
@@ -32,7 +36,7 @@ pub struct Engine {
     vocabulary: Arc<dyn Vocabulary>,
     pool: PagePool,
     sessions: SessionTable,
-    waiting: VecDeque<Generation>,
+    queue: Queue,
     running: Vec<Generation>,
     events: Events,
     num_submitted: u64,
@@ -64,7 +68,7 @@ impl Engine {
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
-            waiting: VecDeque::new(),
+            queue: Queue::default(),
             running: Vec::new(),
             events: Vec::new(),
             num_submitted: 0,
@@ -81,7 +85,7 @@ impl Engine {
 
     pub fn load(&self) -> EngineLoad {
         EngineLoad {
-            num_waiting: self.waiting.len(),
+            num_waiting: self.queue.len(),
             num_running: self.running.len(),
             num_sessions: self.sessions.len(),
             kv_free: self.pool.free_bytes(),
@@ -95,19 +99,29 @@ impl Engine {
     /// # Errors
     /// Before any work: those of [`Request::validate`]; [`Error::SessionsFull`] when the sessions leave too few pages
     /// for it ever to run, or there is no place for the session that it would begin; [`Error::SessionBusy`] when another
-    /// request is in its session.
+    /// request is in its session; [`Error::QueueFull`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        self.submit_at(request, Instant::now())
+    }
+
+    /// As `submit`, at a time of the caller's choosing: deadlines count from it.
+    ///
+    /// # Errors
+    /// Those of `submit`.
+    pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
         let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
-        let generation = Generation::new(id, request, max_tokens, &self.pool);
+        let generation = Generation::new(id, request, max_tokens, &self.pool, now);
         if self.bytes(&generation) + self.session_bytes() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
-        if let Some(name) = generation.session() {
-            self.enter_session(name)?;
-        }
+        self.check_queue()?;
+        let begins_session = match generation.session() {
+            Some(name) => self.enter_session(name)?,
+            None => false,
+        };
         self.num_submitted += 1;
-        self.waiting.push_back(generation);
+        self.queue.push(generation, begins_session);
         Ok(id)
     }
 
@@ -116,35 +130,49 @@ impl Engine {
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let has_id = |generation: &Generation| generation.id() == id;
         if let Some(index) = self.running.iter().position(has_id) {
-            let mut generation = self.running.remove(index);
-            generation.finish(Finish::Cancelled, &mut self.events);
-            self.retire(generation);
+            self.end_running(index, Finish::Cancelled);
             return true;
         }
-        let waiting = self.waiting.iter().position(has_id).and_then(|index| self.waiting.remove(index));
-        let Some(mut generation) = waiting else { return false };
-        generation.finish(Finish::Cancelled, &mut self.events);
-        if let Some(name) = generation.session() {
-            self.sessions.set_waiting(name, false);
-        }
+        let Some(mut entry) = self.queue.remove(id) else { return false };
+        entry.generation.finish(Finish::Cancelled, &mut self.events);
+        self.turn_away(&entry);
         true
     }
 
     /// Whether there is nothing to do and nothing to report.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.events.is_empty()
+        self.queue.is_empty() && self.running.is_empty() && self.events.is_empty()
+    }
+
+    /// When an idle engine wants its next `step`; nothing: not before something is submitted.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.spec().config.session_ttl.and_then(|ttl| self.sessions.next_expiry(ttl))
     }
 
     /// Computes one step and returns what happened, in order.
     pub fn step(&mut self) -> Events {
+        self.step_at(Instant::now())
+    }
+
+    /// As `step`, at a time of the caller's choosing: deadlines and idle sessions go by it. It must not go back.
+    pub fn step_at(&mut self, now: Instant) -> Events {
+        self.end_overdue(now);
         self.running.iter_mut().for_each(Generation::catch_up);
         let mut plan = self.plan();
-        if plan.num_admitted > 0 {
-            self.start(plan.num_admitted);
+        if !plan.admitted.is_empty() {
+            self.start(&plan.admitted);
             plan = self.plan_running(); // what they need not compute is known only now
         }
+        debug_assert!(
+            self.queue.is_empty() || !self.running.is_empty(),
+            "a waiting request could have started"
+        );
+        self.queue.announce(&mut self.events);
         let results = self.forward(&plan);
         self.deliver(&plan, results);
+        if let Some(ttl) = self.spec().config.session_ttl {
+            self.sessions.expire(now, ttl);
+        }
         if cfg!(debug_assertions) && self.running.is_empty() {
             self.pool.check(self.sessions.tables()).expect("idle sessions hold all pages that are held");
         }
@@ -152,11 +180,7 @@ impl Engine {
     }
 
     fn plan(&self) -> StepPlan {
-        let waiting = |generation: &Generation| Waiting {
-            prompt_left: generation.prompt_left(),
-            pages: self.bytes(generation),
-        };
-        let waiting: Vec<_> = self.waiting.iter().map(waiting).collect();
+        let waiting = self.queue.waiting(|generation| self.bytes(generation));
         schedule::plan_step(&waiting, &self.running_rows(), self.budget())
     }
 
@@ -165,8 +189,27 @@ impl Engine {
     }
 
     fn running_rows(&self) -> Vec<Running> {
-        let running = |generation: &Generation| Running { prompt_left: generation.prompt_left() };
-        self.running.iter().map(running).collect()
+        let pages: Vec<_> = self.running.iter().map(Generation::next_page).collect();
+        let leaders = self.leaders(&pages);
+        let running = |(index, generation): (usize, &Generation)| Running {
+            prompt_left: generation.prompt_left(),
+            num_skipped: generation.num_skipped(),
+            held: pages[index].is_some_and(|page| leaders[&page] != index),
+        };
+        self.running.iter().enumerate().map(running).collect()
+    }
+
+    /// Of the prompts that fill the same page next, the one that is furthest: it computes what the others take over.
+    fn leaders(&self, pages: &[Option<PageName>]) -> HashMap<PageName, usize> {
+        let mut leaders: HashMap<PageName, usize> = HashMap::new();
+        for (index, page) in pages.iter().enumerate() {
+            let Some(page) = page else { continue };
+            let leader = leaders.entry(*page).or_insert(index);
+            if self.running[index].sequence().position() > self.running[*leader].sequence().position() {
+                *leader = index;
+            }
+        }
+        leaders
     }
 
     fn budget(&self) -> Budget {
@@ -175,21 +218,17 @@ impl Engine {
         Budget {
             tokens: config.step_tokens,
             running: config.max_running,
-            pages: self.pool.capacity() - promised,
+            bytes: self.pool.capacity() - promised,
         }
     }
 
-    /// Admits the first of the queue, each with what of its prompt is computed already.
-    fn start(&mut self, count: usize) {
-        for mut generation in self.waiting.drain(..count) {
-            let lent = match generation.session() {
-                Some(name) => self.sessions.lend(name, &self.pool),
-                None => Lent::nothing(&self.pool),
-            };
-            let resumed = lent.resume(&self.pool, self.executor.spec(), generation.prompt(), 0);
-            generation.start(resumed, &mut self.events);
-            self.running.push(generation);
-        }
+    /// What there is to begin a request with, from its session or the index.
+    fn resume(&mut self, generation: &Generation) -> Resumed {
+        let lent = match generation.session() {
+            Some(name) => self.sessions.lend(name, &self.pool),
+            None => Lent::nothing(&self.pool),
+        };
+        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), 0)
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
@@ -209,6 +248,7 @@ impl Engine {
         let mut results = results.into_iter();
         let stepped = std::mem::take(&mut self.running);
         for (mut generation, &rows) in stepped.into_iter().zip(&plan.rows) {
+            generation.count_step(rows);
             let result = if rows == 0 { None } else { results.next() };
             let ended = match result {
                 None => false,

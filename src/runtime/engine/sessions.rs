@@ -18,22 +18,24 @@ pub struct SessionDetail {
 
 /// Named sessions: a request begins them, and keeps them to itself while it lasts.
 impl Engine {
-    /// Finds or begins the session of a request.
-    pub(super) fn enter_session(&mut self, name: &str) -> Result<()> {
-        match self.sessions.find_idle(name) {
-            Ok(_) => {}
+    /// Finds or begins the session of a request; true when it begins with it.
+    pub(super) fn enter_session(&mut self, name: &str) -> Result<bool> {
+        let begins = match self.sessions.find_idle(name) {
+            Ok(_) => false,
             Err(Error::SessionNotFound(_)) => {
                 self.check_place()?;
                 self.sessions.open(name, None, &self.pool)?;
+                true
             }
             Err(busy) => return Err(busy),
-        }
+        };
         self.sessions.set_waiting(name, true);
-        Ok(())
+        Ok(begins)
     }
 
+    /// Idle sessions give their memory to others, so as many may exist as are allowed, not as many as fit at once.
     fn check_place(&self) -> Result<()> {
-        let capacity = self.serving_capacity().sessions;
+        let capacity = self.spec().config.max_sessions;
         if self.sessions.len() < capacity { Ok(()) } else { Err(Error::SessionsFull { capacity }) }
     }
 
@@ -114,8 +116,7 @@ impl Engine {
     /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the memory.
     pub fn create_session(&mut self) -> Result<SessionId> {
         self.check_place()?;
-        let largest_waiting = self.waiting.iter().map(|generation| self.bytes(generation)).max().unwrap_or(0);
-        let requested = self.running_bytes().max(largest_waiting);
+        let requested = self.running_bytes().max(self.largest_waiting());
         let per_context = self.spec().sequence_bytes(self.spec().context_length());
         let needed = self.session_bytes() + per_context + requested;
         if needed > self.pool.capacity() {

@@ -95,6 +95,10 @@ impl PagePool {
         self.state.borrow().groups.iter().map(|group| group.spec).collect()
     }
 
+    pub fn has_index(&self) -> bool {
+        self.state.borrow().indexes
+    }
+
     /// A page of `group` that nobody holds; `None` when those held leave no room for it.
     pub fn take(&self, group: usize) -> Option<Page> {
         let place = self.state.borrow_mut().take(group)?;

@@ -109,10 +109,11 @@ impl PageTable {
         true
     }
 
-    /// Name and content of the page that comes next when the sequence is to become `tokens`; nothing within a page.
+    /// Name and content of the page that is filled next when the sequence is to become `tokens`, if they fill it.
     pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageKey<'a>)> {
-        let tokens = tokens.get(self.len..self.len + PAGE_TOKENS)?;
-        if !self.len.is_multiple_of(PAGE_TOKENS) || self.names.len() * PAGE_TOKENS != self.len {
+        let number = self.len / PAGE_TOKENS;
+        let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
+        if self.names.len() != number {
             return None;
         }
         let key = PageKey { parent: self.names.last().copied(), tokens };
@@ -316,6 +317,11 @@ impl PageTable {
     /// Whether a sequence of this kind keeps states that have to be announced to be found again.
     pub fn has_state(&self) -> bool {
         self.groups_that(|keep| keep == Keep::State).next().is_some()
+    }
+
+    /// Whether each page can be taken over by others as soon as it is announced.
+    pub fn is_shareable(&self) -> bool {
+        self.pool.has_index() && !self.has_state()
     }
 
     /// Announces the state after the last token, if that fills a page; the next `extend` goes on with a copy.

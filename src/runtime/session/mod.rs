@@ -7,6 +7,7 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+mod expiry;
 pub mod prefill;
 pub mod store;
 pub mod transcript;
@@ -15,6 +16,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use super::error::{Error, Result};
 use super::kv::{PAGE_TOKENS, PagePool, PageTable};
@@ -89,6 +91,8 @@ pub struct Session {
     /// A step failed under the last request.
     dirty: bool,
     last_used: u64,
+    /// Nothing when it has been used since the time was last told.
+    idle_since: Option<Instant>,
 }
 
 /// What a named session is doing.
@@ -192,6 +196,7 @@ impl Session {
             evicted: Vec::new(),
             dirty: false,
             last_used: 0,
+            idle_since: None,
         }
     }
 
@@ -492,6 +497,7 @@ impl SessionTable {
         self.clock += 1;
         if let Some(session) = self.sessions.get_mut(&id) {
             session.last_used = self.clock;
+            session.idle_since = None;
         }
     }
 }
