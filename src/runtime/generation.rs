@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use super::kv::{PAGE_TOKENS, PageName, PagePool};
+use super::kv::{PageName, PagePool};
 use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
