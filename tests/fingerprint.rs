@@ -173,3 +173,27 @@ fn a_gguf_file_is_known_by_header_size_time_and_samples() {
     set_modified(&path, std::time::SystemTime::now());
     assert_ne!(of_file(&path), plain, "but then the time tells");
 }
+
+#[test]
+fn a_gigabyte_of_weights_is_sampled_to_its_last_byte() {
+    use std::io::{Seek, SeekFrom, Write};
+    let folder = copy_of_qwen3();
+    let path = folder.path().join("model.safetensors");
+    let data = 1u64 << 30;
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{data}],"data_offsets":[0,{data}]}}}}"#);
+    let mut file = File::create(&path).expect("created");
+    file.write_all(&(header.len() as u64).to_le_bytes()).expect("written");
+    file.write_all(header.as_bytes()).expect("written");
+    let len = 8 + header.len() as u64 + data;
+    file.set_len(len).expect("a sparse file");
+    let mut seen = BTreeSet::new();
+    let middle_sample = (len - (64 << 10)) * 31 / 63;
+    for at in [None, Some(len - 1), Some(middle_sample), Some(middle_sample + (64 << 10))] {
+        if let Some(at) = at {
+            file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(&[1])).expect("written");
+        }
+        set_modified(&path, std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        seen.insert(of_folder(folder.path()).hex);
+    }
+    assert_eq!(seen.len(), 3, "all but the byte behind a sample are seen");
+}

@@ -558,13 +558,14 @@ fn two_stores_on_one_root_share_pages_and_keep_the_limit() {
         let mut next = random(seed);
         for _ in 0..150 {
             let n = (next() % 80) as u32;
-            if next() % 2 == 0 {
+            if next().is_multiple_of(2) {
                 store.save(label(n), payload(n, 20_000));
                 assert!(store.flush(LONG));
             } else {
                 present(&store, [n], 20_000); // right or absent, never wrong
             }
-            assert!(bytes_of_pages(&root) <= limit_bytes + 3 * page);
+            // A sixteenth that the other one has not seen yet, and the pages at hand.
+            assert!(bytes_of_pages(&root) <= limit_bytes + 5 * page);
         }
         assert_eq!(notices(&store), [""; 0]);
         let stats = store.stats();

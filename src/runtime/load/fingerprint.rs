@@ -137,8 +137,10 @@ fn nanoseconds(time: SystemTime) -> String {
 
 /// Evenly spaced, the first and the last bytes included; all of them when there are not many.
 fn samples(bytes: &[u8]) -> Vec<&[u8]> {
-    let Some(span) = bytes.len().checked_sub(SAMPLES * SAMPLE_BYTES) else { return vec![bytes] };
-    let span = span + (SAMPLES - 1) * SAMPLE_BYTES; // from the first sample's start to the last one's
+    if bytes.len() < SAMPLES * SAMPLE_BYTES {
+        return vec![bytes];
+    }
+    let span = bytes.len() - SAMPLE_BYTES; // from the first sample's start to the last one's
     // Of a file of more than 2^57 bytes the product would not fit.
     let start = |n: usize| (span as u128 * n as u128 / (SAMPLES as u128 - 1)) as usize;
     (0..SAMPLES).map(|n| &bytes[start(n)..][..SAMPLE_BYTES]).collect()

@@ -170,12 +170,13 @@ impl Folder {
         }
     }
 
-    /// The pages of this fingerprint.
+    /// The pages of this fingerprint, from the names of files alone.
     ///
     /// # Errors
     /// Those of the file system, but for a folder that does not exist.
-    pub fn list(&self) -> io::Result<Vec<Found>> {
-        match walk(&self.path, &AtomicBool::new(false)) {
+    pub fn list(&self) -> io::Result<Vec<PageKey>> {
+        let file = |entry: &DirEntry, key| entry.file_type().is_ok_and(|kind| kind.is_file()).then_some(key);
+        match walk(&self.path, &AtomicBool::new(false), file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             listed => listed,
         }
@@ -185,7 +186,7 @@ impl Folder {
     pub fn list_all(&self, stop: &AtomicBool) -> Vec<Found> {
         let Ok(entries) = fs::read_dir(&self.root) else { return Vec::new() };
         let folders = entries.filter_map(Result::ok).filter(is_folder);
-        folders.flat_map(|folder| walk(&folder.path(), stop).unwrap_or_default()).collect()
+        folders.flat_map(|folder| walk(&folder.path(), stop, Found::measure).unwrap_or_default()).collect()
     }
 
     pub fn is_ours(&self, found: &Found) -> bool {
@@ -253,9 +254,21 @@ fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// The pages below one fingerprint's folder. Removes old leftovers on the way.
-fn walk(folder: &Path, stop: &AtomicBool) -> io::Result<Vec<Found>> {
-    let mut found = Vec::new();
+impl Found {
+    fn measure(entry: &DirEntry, key: PageKey) -> Option<Self> {
+        let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use })
+    }
+}
+
+/// What `take` makes of the pages below one fingerprint's folder. Removes old leftovers on the way.
+fn walk<T>(
+    folder: &Path,
+    stop: &AtomicBool,
+    take: impl Fn(&DirEntry, PageKey) -> Option<T>,
+) -> io::Result<Vec<T>> {
+    let mut taken = Vec::new();
     for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -263,13 +276,14 @@ fn walk(folder: &Path, stop: &AtomicBool) -> io::Result<Vec<Found>> {
         match entry.file_name().to_str() {
             Some(name) if is_fan_out(name) && is_folder(&entry) => {
                 let Ok(files) = fs::read_dir(entry.path()) else { continue };
-                found.extend(files.filter_map(Result::ok).filter_map(|file| inspect(name, &file)));
+                let page = |file: DirEntry| take(&file, page_key(name, &file)?);
+                taken.extend(files.filter_map(Result::ok).filter_map(page));
             }
-            Some(name) if name.starts_with(UNFINISHED) => drop(inspect("", &entry)),
+            Some(name) if is_unfinished(name) => remove_if_old(&entry),
             _ => {}
         }
     }
-    Ok(found)
+    Ok(taken)
 }
 
 fn is_folder(entry: &DirEntry) -> bool {
@@ -280,18 +294,14 @@ fn is_fan_out(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The page that an entry of a fan-out folder is; `None` for any other file.
-fn inspect(fan_out: &str, entry: &DirEntry) -> Option<Found> {
+/// The page that an entry of a fan-out folder has the name of.
+fn page_key(fan_out: &str, entry: &DirEntry) -> Option<PageKey> {
     let name = entry.file_name();
     let name = name.to_str()?;
     if is_unfinished(name) {
         remove_if_old(entry);
-        return None;
     }
-    let key = parse_file_name(name).filter(|_| name.starts_with(fan_out))?;
-    let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-    let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    Some(Found { path: entry.path(), key, num_bytes: metadata.len(), last_use })
+    parse_file_name(name).filter(|_| name.starts_with(fan_out))
 }
 
 fn is_unfinished(name: &str) -> bool {

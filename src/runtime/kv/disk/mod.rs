@@ -178,7 +178,7 @@ impl DiskStore {
             return Ok(store);
         }
         match folder.list() {
-            Ok(found) => store.queue.replace_index(found.into_iter().map(|page| page.key)),
+            Ok(found) => store.queue.replace_index(found.into_iter()),
             Err(error) => store.queue.stop_saving(&format!("{}: {error}", folder.path().display())),
         }
         let queue = Arc::clone(&store.queue);

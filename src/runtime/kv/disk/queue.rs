@@ -350,3 +350,144 @@ impl State {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::PageName;
+    use super::*;
+
+    fn label(n: u8) -> PageLabel {
+        let key = PageKey { name: PageName([n; 32]), group: 0 };
+        PageLabel { key, parent: None, tokens: [u32::from(n)].into(), depth: u32::from(n) }
+    }
+
+    fn save(queue: &Queue, n: u8, num_bytes: usize) -> Saving {
+        queue.save(label(n), vec![n; num_bytes])
+    }
+
+    /// What the worker is given, as a word and the page's number.
+    fn next(queue: &Queue) -> (&'static str, u8) {
+        match queue.next_job() {
+            Job::Read(read) => ("read", read.label.key.name.0[0]),
+            Job::Write(write) => ("write", write.label.key.name.0[0]),
+            Job::Touch { key, .. } => ("touch", key.name.0[0]),
+            Job::Tidy => ("tidy", 0),
+            Job::Stop => ("stop", 0),
+        }
+    }
+
+    #[test]
+    fn what_waits_is_bounded_in_bytes_until_it_is_written() {
+        let queue = Queue::new(100);
+        assert_eq!(queue.room_bytes(), 100);
+        assert_eq!(
+            [save(&queue, 1, 60), save(&queue, 2, 41), save(&queue, 3, 40)],
+            [Saving::Queued, Saving::Dropped, Saving::Queued]
+        );
+        assert_eq!((queue.room_bytes(), queue.stats().dropped_pages), (0, 1));
+        assert_eq!(next(&queue), ("write", 1));
+        assert_eq!(save(&queue, 2, 41), Saving::Dropped, "what is being written still takes memory");
+        assert!(!queue.flush(Duration::ZERO) && queue.is_busy());
+        queue.finish_write(label(1).key, true);
+        assert_eq!((save(&queue, 2, 41), queue.room_bytes()), (Saving::Queued, 19));
+        queue.finish_write(label(2).key, true);
+        queue.finish_write(label(3).key, false);
+        assert!(queue.flush(Duration::ZERO) && !queue.is_busy());
+        let there = [1, 2, 3].map(|n| queue.contains(label(n).key));
+        assert_eq!((there, queue.room_bytes()), ([true, true, false], 100));
+        assert_eq!(save(&queue, 4, 1000), Saving::Queued, "one page is taken when nothing waits");
+    }
+
+    #[test]
+    fn reads_come_first_and_tidying_last() {
+        let queue = Queue::new(100);
+        queue.replace_index([label(9).key].into_iter());
+        assert_eq!(save(&queue, 1, 10), Saving::Queued);
+        assert_eq!(save(&queue, 9, 10), Saving::Known);
+        queue.load(label(2), 10, true);
+        queue.load(label(3), 10, true);
+        for expected in [("read", 2), ("read", 3), ("write", 1), ("touch", 9)] {
+            assert_eq!(next(&queue), expected);
+        }
+        assert!(!queue.flush(Duration::ZERO), "neither written nor touched yet");
+        queue.finish_write(label(1).key, true);
+        queue.finish_touch(label(9).key);
+        assert!(queue.flush(Duration::ZERO));
+        assert_eq!(next(&queue), ("tidy", 0));
+        queue.stop();
+        assert_eq!(next(&queue), ("stop", 0));
+    }
+
+    #[test]
+    fn a_page_that_waits_to_be_written_is_read_from_memory() {
+        let queue = Queue::new(100);
+        save(&queue, 1, 10);
+        assert!(queue.contains(label(1).key));
+        queue.load(label(1), 10, true);
+        let Job::Read(read) = queue.next_job() else { panic!("reads come first") };
+        assert_eq!(read.in_memory.expect("it waits").bytes, vec![1; 10]);
+    }
+
+    #[test]
+    fn reading_pauses_while_too_much_waits_to_be_polled() {
+        let queue = Queue::new(100);
+        (1..=3).for_each(|n| queue.load(label(n), 60, true));
+        save(&queue, 7, 10);
+        assert_eq!(next(&queue), ("read", 1));
+        queue.finish_read(label(1).key, Ok(vec![1; 60]));
+        assert_eq!(next(&queue), ("write", 7), "120 bytes would wait");
+        assert_eq!(queue.poll(), [DiskEvent::Loaded { key: label(1).key, bytes: vec![1; 60] }]);
+        assert_eq!(next(&queue), ("read", 2));
+        assert!(queue.is_loading());
+    }
+
+    #[test]
+    fn every_load_is_answered_once_whatever_happens_to_the_worker() {
+        let queue = Queue::new(100);
+        (1..=3).for_each(|n| queue.load(label(n), 10, true));
+        assert_eq!(next(&queue), ("read", 1));
+        queue.finish_read(label(1).key, Err(MissingReason::Absent));
+        assert_eq!(next(&queue), ("read", 2));
+        save(&queue, 5, 10);
+        queue.close(); // while page 2 is being read
+        queue.load(label(4), 10, true);
+        let events = queue.poll();
+        let missing = |event: &DiskEvent| match event {
+            DiskEvent::Missing { key, .. } => key.name.0[0],
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(events.iter().map(missing).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert!(!queue.is_busy() && queue.flush(Duration::ZERO));
+        assert_eq!((save(&queue, 6, 10), queue.stats().dropped_pages), (Saving::Dropped, 2));
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_asked_for_again_until_it_is_saved_anew() {
+        let queue = Queue::new(100);
+        queue.replace_index([label(1).key].into_iter());
+        queue.load(label(1), 10, true);
+        assert_eq!(next(&queue), ("read", 1));
+        queue.finish_read(label(1).key, Err(MissingReason::Io("no luck".to_owned())));
+        queue.replace_index([label(1).key].into_iter());
+        assert!(!queue.contains(label(1).key));
+        queue.load(label(1), 10, true);
+        assert_eq!(queue.poll().len(), 2, "answered without asking the disk");
+        assert_eq!(save(&queue, 1, 10), Saving::Queued);
+        queue.finish_write(label(1).key, true);
+        queue.load(label(1), 10, true);
+        assert_eq!(next(&queue), ("read", 1));
+    }
+
+    #[test]
+    fn why_nothing_is_saved_is_said_once() {
+        let queue = Queue::new(100);
+        save(&queue, 1, 10);
+        queue.stop_saving("the disk is full");
+        queue.stop_saving("the disk is full");
+        let notice = "saving of KV pages is off: the disk is full".to_owned();
+        assert_eq!(queue.poll(), [DiskEvent::Notice(notice)]);
+        assert!(queue.flush(Duration::ZERO) && !queue.contains(label(1).key));
+        assert_eq!((save(&queue, 1, 10), queue.room_bytes()), (Saving::Dropped, 0));
+        assert!(!queue.is_loading(), "a notice is no answer");
+    }
+}
