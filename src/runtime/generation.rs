@@ -148,9 +148,8 @@ impl Generation {
     /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
-        let prompt =
-            Some(&self.request.prompt).filter(|_| self.prompt_left() > PAGE_TOKENS && table.is_shareable());
-        table.next_name(prompt?).map(|(name, _)| name)
+        let (name, _) = table.next_name(&self.request.prompt).filter(|_| table.is_shareable())?;
+        Some(name)
     }
 
     /// Bytes of KV that feeding `rows` takes at most.

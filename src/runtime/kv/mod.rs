@@ -7,6 +7,7 @@
 //! pages free themselves when the last table that holds them lets go; a page that others may read is never written;
 //! only full pages are indexed, and a freed one stays addressable until it is reused.
 
+pub mod disk;
 pub mod pool;
 pub mod prefix;
 pub mod table;

@@ -28,6 +28,25 @@ impl PageName {
         key.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
         Self(hash.finalize().into())
     }
+
+    /// The name of 64 lower-case hexadecimal digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+        let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
+        let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+        if rest.is_empty() { bytes.try_into().ok().map(Self) } else { None }
+    }
+}
+
+impl fmt::Display for PageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 impl fmt::Debug for PageName {
