@@ -14,6 +14,7 @@ mod fingerprint;
 mod hub;
 mod kv;
 mod kv_disk;
+mod kv_restore;
 mod load_options;
 mod loading;
 mod oracle;

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::error::{Error, Result};
+use super::kv::{PagePool, Place};
 use super::model::{Batch, Logits, Model, Row};
 use super::request::Sampling;
 use super::sample::{Sampler, Turn};
@@ -48,6 +49,20 @@ impl Executor {
 
     pub fn spec(&self) -> &EngineSpec {
         &self.spec
+    }
+
+    /// Appends the content of a page to `out`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`], here and below.
+    pub fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
+        guarded(|| self.model.export_page(place, out))
+    }
+
+    /// Fills a page of `pool` that nobody else holds.
+    pub fn import_page(&mut self, pool: &PagePool, place: Place, bytes: &[u8]) -> Result<()> {
+        free_dropped(&mut *self.model, pool);
+        guarded(|| self.model.import_page(place, bytes))
     }
 
     /// Runs one step; one result per feed, in order.
@@ -132,8 +147,7 @@ fn append_rows(
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
     let copies = feed.sequence.begin_feed(tokens).map_err(exhausted)?;
-    let dropped = feed.sequence.resident().table().pool().take_dropped();
-    dropped.into_iter().for_each(|place| model.free_page(place));
+    free_dropped(model, feed.sequence.resident().table().pool());
     for copy in copies {
         guarded(|| model.copy_page(copy.from, copy.to))?;
     }
@@ -142,6 +156,11 @@ fn append_rows(
         |(index, &token)| Row { token, position: start + index, sequence, wants_logits: Some(index) == last };
     rows.extend(tokens.iter().enumerate().map(row));
     Ok(())
+}
+
+/// Gives memory back that other groups have taken, before it is written again.
+fn free_dropped(model: &mut dyn Model, pool: &PagePool) {
+    pool.take_dropped().into_iter().for_each(|place| model.free_page(place));
 }
 
 /// A panic as an error. Unwind safety: what it leaves half-written is KV rows of the sequences being fed, which stay

@@ -22,11 +22,16 @@ use super::spec::EngineSpec;
 /// Takes a request's events on the engine thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
+/// How long the last handle to go waits for KV to be saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Everything that can be asked of the engine thread.
 enum Command {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
     Load { reply: Sender<Result<EngineLoad>> },
+    Notices { reply: Sender<Result<Vec<String>>> },
+    Flush { timeout: Duration, reply: Sender<Result<bool>> },
     Shutdown,
 }
 
@@ -35,6 +40,7 @@ enum SessionCommand {
     Reset { name: String, reply: Sender<Result<()>> },
     Close { name: String, reply: Sender<Result<()>> },
     Fork { from: String, to: String, reply: Sender<Result<()>> },
+    Restore { name: String, tokens: Vec<u32>, reply: Sender<Result<()>> },
     Inspect { name: String, reply: Sender<Result<SessionDetail>> },
     List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
@@ -119,6 +125,20 @@ impl EngineHandle {
     pub fn load(&self) -> Result<EngineLoad> {
         self.shared.ask(|reply| Command::Load { reply })
     }
+
+    /// What the user should know, one sentence each, since the last call.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`], here and below.
+    pub fn take_notices(&self) -> Result<Vec<String>> {
+        self.shared.ask(|reply| Command::Notices { reply })
+    }
+
+    /// Saves the KV of sessions that is still to be saved; false when it takes longer than that. Nothing else is done meanwhile.
+    /// Dropping the last handle does the same, but cannot say how it went.
+    pub fn flush_disk(&self, timeout: Duration) -> Result<bool> {
+        self.shared.ask(|reply| Command::Flush { timeout, reply })
+    }
 }
 
 /// Named sessions. Each call waits for the engine, at most for the step that it is in.
@@ -139,6 +159,12 @@ impl EngineHandle {
     /// Those of [`Engine::fork_session`].
     pub fn fork_session(&self, from: &str, to: &str) -> Result<()> {
         self.ask(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    }
+
+    /// # Errors
+    /// Those of [`Engine::restore_session`].
+    pub fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
+        self.ask(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
     }
 
     /// # Errors
@@ -250,7 +276,9 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
                 Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
                 Command::Session(command) => obey(&mut engine, command),
                 Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
-                Command::Shutdown => return,
+                Command::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
+                Command::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                Command::Shutdown => return end(engine),
             }
         }
         for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {
@@ -276,6 +304,11 @@ fn next_command(inbox: &Receiver<Command>, engine: &Engine) -> Option<Command> {
     }
 }
 
+/// What is computed but not saved yet is saved, unless the disk takes too long over it.
+fn end(mut engine: Engine) {
+    engine.flush_disk(FLUSH_TIMEOUT);
+}
+
 fn admit(
     engine: &mut Engine,
     clients: &mut HashMap<RequestId, Client>,
@@ -294,6 +327,9 @@ fn obey(engine: &mut Engine, command: SessionCommand) {
         SessionCommand::Reset { name, reply } => reply.send(engine.reset_session(&name)).is_ok(),
         SessionCommand::Close { name, reply } => reply.send(engine.close_session(&name)).is_ok(),
         SessionCommand::Fork { from, to, reply } => reply.send(engine.fork_session(&from, &to)).is_ok(),
+        SessionCommand::Restore { name, tokens, reply } => {
+            reply.send(engine.restore_session(&name, tokens)).is_ok()
+        }
         SessionCommand::Inspect { name, reply } => reply.send(engine.inspect_session(&name)).is_ok(),
         SessionCommand::List { reply } => reply.send(Ok(engine.list_sessions())).is_ok(),
     };

@@ -6,6 +6,7 @@
 //! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
 //! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
 
+mod disk;
 mod queue;
 mod sessions;
 
@@ -27,6 +28,7 @@ use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::generation::RequestId;
 pub use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
+use disk::Disk;
 use queue::Queue;
 pub use sessions::SessionDetail;
 
@@ -38,6 +40,7 @@ pub struct Engine {
     sessions: SessionTable,
     queue: Queue,
     running: Vec<Generation>,
+    disk: Option<Disk>,
     events: Events,
     num_submitted: u64,
 }
@@ -70,6 +73,7 @@ impl Engine {
             sessions: SessionTable::default(),
             queue: Queue::default(),
             running: Vec::new(),
+            disk: None,
             events: Vec::new(),
             num_submitted: 0,
         })
@@ -86,7 +90,7 @@ impl Engine {
     pub fn load(&self) -> EngineLoad {
         EngineLoad {
             num_waiting: self.queue.len(),
-            num_running: self.running.len(),
+            num_running: self.num_admitted(),
             num_sessions: self.sessions.len(),
             kv_free: self.pool.free_bytes(),
             kv_capacity: self.pool.capacity(),
@@ -133,7 +137,7 @@ impl Engine {
             self.end_running(index, Finish::Cancelled);
             return true;
         }
-        let Some(mut entry) = self.queue.remove(id) else { return false };
+        let Some(mut entry) = self.remove_waiting(has_id) else { return false };
         entry.generation.finish(Finish::Cancelled, &mut self.events);
         self.turn_away(&entry);
         true
@@ -141,12 +145,13 @@ impl Engine {
 
     /// Whether there is nothing to do and nothing to report.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.running.is_empty() && self.events.is_empty()
+        self.queue.is_empty() && self.num_admitted() == 0 && self.events.is_empty()
     }
 
     /// When an idle engine wants its next `step`; nothing: not before something is submitted.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        self.spec().config.session_ttl.and_then(|ttl| self.sessions.next_expiry(ttl))
+        let expiry = self.spec().config.session_ttl.and_then(|ttl| self.sessions.next_expiry(ttl));
+        [expiry, self.disk_wakeup()].into_iter().flatten().min()
     }
 
     /// Computes one step and returns what happened, in order.
@@ -157,6 +162,7 @@ impl Engine {
     /// As `step`, at a time of the caller's choosing: deadlines and idle sessions go by it. It must not go back.
     pub fn step_at(&mut self, now: Instant) -> Events {
         self.end_overdue(now);
+        self.work_disk();
         self.running.iter_mut().for_each(Generation::catch_up);
         let mut plan = self.plan();
         if !plan.admitted.is_empty() {
@@ -164,7 +170,7 @@ impl Engine {
             plan = self.plan_running(); // what they need not compute is known only now
         }
         debug_assert!(
-            self.queue.is_empty() || !self.running.is_empty(),
+            self.queue.is_empty() || self.num_admitted() > 0,
             "a waiting request could have started"
         );
         self.queue.announce(&mut self.events);
@@ -173,7 +179,7 @@ impl Engine {
         if let Some(ttl) = self.spec().config.session_ttl {
             self.sessions.expire(now, ttl);
         }
-        if cfg!(debug_assertions) && self.running.is_empty() {
+        if cfg!(debug_assertions) && self.num_admitted() == 0 {
             self.pool.check(self.sessions.tables()).expect("idle sessions hold all pages that are held");
         }
         std::mem::take(&mut self.events)
@@ -217,18 +223,18 @@ impl Engine {
         let promised = self.session_bytes() + self.running_bytes();
         Budget {
             tokens: config.step_tokens,
-            running: config.max_running,
+            running: config.max_running - (self.num_admitted() - self.running.len()),
             bytes: self.pool.capacity() - promised,
         }
     }
 
     /// What there is to begin a request with, from its session or the index.
-    fn resume(&mut self, generation: &Generation) -> Resumed {
+    fn resume(&mut self, generation: &Generation, num_restored: usize) -> Resumed {
         let lent = match generation.session() {
             Some(name) => self.sessions.lend(name, &self.pool),
             None => Lent::nothing(&self.pool),
         };
-        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), 0)
+        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), num_restored)
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
@@ -269,6 +275,7 @@ impl Engine {
     /// Gives a session back what its request leaves.
     fn retire(&mut self, generation: Generation) {
         if let Some(name) = generation.session().map(str::to_owned) {
+            self.save_session(&generation);
             let can_rewind = self.spec().model.can_rewind;
             self.sessions.give_back(&name, generation.into_sequence(can_rewind));
         }
@@ -280,7 +287,13 @@ impl Engine {
     }
 
     fn running_bytes(&self) -> usize {
-        self.running.iter().map(|generation| self.bytes(generation)).sum()
+        let restoring = self.disk.iter().flat_map(Disk::generations);
+        self.running.iter().chain(restoring).map(|generation| self.bytes(generation)).sum()
+    }
+
+    /// Requests out of the queue: running, or about to when the disk has answered.
+    fn num_admitted(&self) -> usize {
+        self.running.len() + self.disk.as_ref().map_or(0, Disk::num_restoring)
     }
 
     /// Bytes promised to a request: it may use all that its limits allow.

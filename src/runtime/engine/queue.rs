@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::Engine;
 use crate::runtime::error::{Error, Result};
-use crate::runtime::generation::{Events, Generation, RequestId};
+use crate::runtime::generation::{Events, Generation};
 use crate::runtime::request::{Event, Finish};
 use crate::runtime::schedule::Waiting;
 
@@ -47,10 +47,6 @@ impl Queue {
         self.entries.push_back(Entry { generation, begins_session, num_overtaken: 0, announced: 0 });
     }
 
-    pub fn remove(&mut self, id: RequestId) -> Option<Entry> {
-        self.remove_first(|generation| generation.id() == id)
-    }
-
     fn remove_first(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
         let index = self.generations().position(is_wanted)?;
         self.entries.remove(index)
@@ -67,12 +63,12 @@ impl Queue {
     }
 
     /// Takes out those at the `admitted` indices, which ascend, and notes whom they have overtaken.
-    pub fn take(&mut self, admitted: &[usize]) -> Vec<Generation> {
+    pub fn take(&mut self, admitted: &[usize]) -> Vec<Entry> {
         let mut taken = Vec::with_capacity(admitted.len());
         let mut staying = VecDeque::with_capacity(self.entries.len());
         for (index, mut entry) in self.entries.drain(..).enumerate() {
             if admitted.get(taken.len()) == Some(&index) {
-                taken.push(entry.generation);
+                taken.push(entry);
             } else {
                 entry.num_overtaken += admitted.len() - taken.len(); // those still to come are behind it
                 staying.push_back(entry);
@@ -100,7 +96,7 @@ impl Engine {
     pub(super) fn check_queue(&self) -> Result<()> {
         let config = &self.spec().config;
         let waiting = self.queue.len();
-        if self.running.len() + waiting < config.max_running.saturating_add(config.max_waiting) {
+        if self.num_admitted() + waiting < config.max_running.saturating_add(config.max_waiting) {
             return Ok(());
         }
         Err(Error::QueueFull { waiting })
@@ -109,7 +105,7 @@ impl Engine {
     /// Ends what has reached its deadline, before any more work is put into it.
     pub(super) fn end_overdue(&mut self, now: Instant) {
         let is_overdue = |generation: &Generation| generation.is_overdue(now);
-        while let Some(mut entry) = self.queue.remove_first(is_overdue) {
+        while let Some(mut entry) = self.remove_waiting(is_overdue) {
             let deadline = entry.generation.deadline().unwrap_or_default();
             entry.generation.fail(Error::DeadlineExceeded { deadline }, &mut self.events);
             self.turn_away(&entry);
@@ -137,13 +133,26 @@ impl Engine {
         }
     }
 
-    /// Admits these of the queue, each with what of its prompt is computed already.
+    /// Admits these of the queue; those for whom the disk has something start when that is there.
     pub(super) fn start(&mut self, admitted: &[usize]) {
-        for mut generation in self.queue.take(admitted) {
-            let resumed = self.resume(&generation);
-            generation.start(resumed, &mut self.events);
-            self.running.push(generation);
+        for entry in self.queue.take(admitted) {
+            if let Some(entry) = self.restore(entry) {
+                self.begin(entry.generation, 0);
+            }
         }
+    }
+
+    /// Starts a request with what of its prompt is computed already, `num_restored` tokens of which came from disk.
+    pub(super) fn begin(&mut self, mut generation: Generation, num_restored: usize) {
+        let resumed = self.resume(&generation, num_restored);
+        generation.start(resumed, &mut self.events);
+        self.running.push(generation);
+    }
+
+    /// Takes a request that has not started out of wherever it waits.
+    pub(super) fn remove_waiting(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+        let entry = self.queue.remove_first(&is_wanted);
+        entry.or_else(|| self.disk.as_mut()?.remove(is_wanted))
     }
 
     /// The largest amount of memory that a waiting request will ask for.

@@ -66,6 +66,27 @@ impl Engine {
         Ok(SessionDetail { info, tokens: tokens.to_vec() })
     }
 
+    /// Begins a session that stands for `tokens`, of which nothing is in memory: one that another process has kept.
+    ///
+    /// # Errors
+    /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] when there is one of that name.
+    pub fn restore_session(&mut self, name: &str, tokens: Vec<u32>) -> Result<()> {
+        self.check_new_name(name)?;
+        self.check_place()?;
+        self.sessions.open(name, None, &self.pool)?;
+        let id = self.sessions.find(name)?;
+        self.sessions.get_mut(id)?.remember(tokens);
+        Ok(())
+    }
+
+    fn check_new_name(&self, name: &str) -> Result<()> {
+        if name.is_empty() || self.sessions.find(name).is_ok() {
+            let message = format!("a new session needs a new name, not {name:?}");
+            return Err(Error::InvalidParameter { name: "session", message });
+        }
+        Ok(())
+    }
+
     /// Empties a session; it stays open.
     ///
     /// # Errors
@@ -93,10 +114,7 @@ impl Engine {
     /// lie in pages alone.
     pub fn fork_session(&mut self, from: &str, to: &str) -> Result<()> {
         let original = self.sessions.find_idle(from)?;
-        if to.is_empty() || self.sessions.find(to).is_ok() {
-            let message = format!("a fork needs a new name, not {to:?}");
-            return Err(Error::InvalidParameter { name: "session", message });
-        }
+        self.check_new_name(to)?;
         self.check_fork()?;
         self.check_place()?;
         self.sessions.open(to, Some(original), &self.pool)

@@ -12,9 +12,11 @@ pub mod pool;
 pub mod prefix;
 pub mod table;
 
+use std::ops::Range;
+
 pub use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 pub use pool::PagePool;
-pub use prefix::PageName;
+pub use prefix::{PageKey, PageName};
 pub use table::{PageCopy, PageTable};
 
 /// A page and the group whose storage it lies in.
@@ -44,6 +46,22 @@ pub enum Keep {
     State,
 }
 
+/// The longest beginning of a sequence, at most `most` tokens, that it can go on from when all there is are the full pages
+/// that `has(group, number)` says; and how many tokens have all rows that are kept for ever.
+pub fn reachable(groups: &[StateGroup], most: usize, has: impl Fn(usize, usize) -> bool) -> (usize, usize) {
+    let lasting = groups.iter().enumerate().filter(|(_, spec)| spec.keep == Keep::All);
+    let lasting: Vec<usize> = lasting.map(|(group, _)| group).collect();
+    let all_have = |number: &usize| lasting.iter().all(|&group| has(group, *number));
+    let known = ((0..most.div_ceil(PAGE_TOKENS)).take_while(all_have).count() * PAGE_TOKENS).min(most);
+    let boundaries = (0..known.div_ceil(PAGE_TOKENS)).rev().map(|number| number * PAGE_TOKENS);
+    let can_go_on = |len: &usize| {
+        groups.iter().enumerate().filter(|(_, spec)| spec.keep != Keep::All).all(|(group, spec)| {
+            spec.pages_needed(*len).is_some_and(|mut numbers| numbers.all(|number| has(group, number)))
+        })
+    };
+    (std::iter::once(known).chain(boundaries).find(can_go_on).unwrap_or(0), known)
+}
+
 impl StateGroup {
     /// Bytes that a sequence of `len` tokens holds at most while it is fed by up to `step_tokens` at a time.
     pub fn bytes(&self, len: usize, step_tokens: usize) -> usize {
@@ -54,6 +72,17 @@ impl StateGroup {
             Keep::State => pages.min(1),
         };
         num_held * self.page_bytes
+    }
+
+    /// Numbers of the pages that a sequence of `len` tokens needs to go on; none when there is no going on from there but with
+    /// the very page that holds its last state.
+    pub fn pages_needed(&self, len: usize) -> Option<Range<usize>> {
+        match self.keep {
+            Keep::State if !len.is_multiple_of(PAGE_TOKENS) => None,
+            Keep::All | Keep::Window(_) | Keep::State => {
+                Some(self.first_page(len)..len.div_ceil(PAGE_TOKENS))
+            }
+        }
     }
 
     /// The first page that the token at position `len` and later ones can see.

@@ -132,12 +132,12 @@ impl PagePool {
     }
 
     /// Whether a page with this content is indexed.
-    pub(super) fn contains(&self, group: usize, name: PageName, key: PageKey<'_>) -> bool {
+    pub fn contains(&self, group: usize, name: PageName, key: PageKey<'_>) -> bool {
         self.state.borrow().index.find(group, name, key).is_some()
     }
 
     /// The page with this content, if one is indexed; held from now on.
-    pub(super) fn find(&self, group: usize, name: PageName, key: PageKey<'_>) -> Option<Page> {
+    pub fn find(&self, group: usize, name: PageName, key: PageKey<'_>) -> Option<Page> {
         let mut state = self.state.borrow_mut();
         let place = state.index.find(group, name, key)?;
         state.hold(place);
@@ -145,7 +145,7 @@ impl PagePool {
     }
 
     /// Makes a full page findable, unless another with the same content is.
-    pub(super) fn publish(&self, page: &Page, name: PageName, key: PageKey<'_>) {
+    pub fn publish(&self, page: &Page, name: PageName, key: PageKey<'_>) {
         let mut state = self.state.borrow_mut();
         let is_news = state.indexes && state.page(page.place).name.is_none();
         if is_news && state.index.insert(name, key, page.place) {

@@ -13,7 +13,7 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 
 use super::Place;
-use crate::runtime::backend::PageId;
+use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
 /// Names a page by all tokens up to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +53,14 @@ impl fmt::Debug for PageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
+}
+
+/// Names of the full pages of `tokens`, as far as the iterator is asked.
+pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
+    tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
+        *parent = Some(PageName::of(PageKey { parent: *parent, tokens }));
+        *parent
+    })
 }
 
 /// What a page's name is made of.

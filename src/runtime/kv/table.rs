@@ -14,8 +14,8 @@
 use std::collections::VecDeque;
 
 use super::pool::{Page, PagePool};
-use super::prefix::{PageKey, PageName};
-use super::{Keep, Place, StateGroup};
+use super::prefix::{self, PageKey, PageName};
+use super::{Keep, Place, StateGroup, reachable};
 use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 
 /// Which pages hold what of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
@@ -89,9 +89,9 @@ impl PageTable {
     /// how many leading tokens have rows in the index, though there may be no going on from there.
     pub fn from_index(pool: &PagePool, tokens: &[u32], most: usize) -> (Self, usize) {
         let mut table = Self::new(pool);
-        table.names = table.names_in_index(tokens);
-        let known = (table.names.len() * PAGE_TOKENS).min(most);
-        let len = table.resumable(tokens, known);
+        table.names = prefix::names(tokens).collect();
+        let has = |group, number| table.is_indexed(group, tokens, number);
+        let (len, known) = reachable(&pool.groups(), most.min(tokens.len()), has);
         table.cut(tokens, len);
         (table, known)
     }
@@ -118,21 +118,6 @@ impl PageTable {
         }
         let key = PageKey { parent: self.names.last().copied(), tokens };
         Some((PageName::of(key), key))
-    }
-
-    /// Names of the leading pages of `tokens` whose rows, as far as they are kept for ever, are indexed.
-    fn names_in_index(&self, tokens: &[u32]) -> Vec<PageName> {
-        let lasting: Vec<usize> = self.groups_that(|keep| keep == Keep::All).collect();
-        let mut names: Vec<PageName> = Vec::new();
-        for tokens in tokens.chunks_exact(PAGE_TOKENS) {
-            let key = PageKey { parent: names.last().copied(), tokens };
-            let name = PageName::of(key);
-            if !lasting.iter().all(|&group| self.pool.contains(group, name, key)) {
-                break;
-            }
-            names.push(name);
-        }
-        names
     }
 
     fn groups_that(&self, wanted: impl Fn(Keep) -> bool) -> impl Iterator<Item = usize> {
@@ -225,14 +210,14 @@ impl PageTable {
     /// Whether all that `group` needs to go on from `len` is held or indexed.
     fn has(&self, group: usize, tokens: &[u32], len: usize) -> bool {
         let pages = &self.groups[group];
-        let is_found =
-            |number| self.key(tokens, number).is_some_and(|(name, key)| self.pool.contains(group, name, key));
-        match pages.spec.keep {
-            _ if len == 0 || len == self.len => true,
-            Keep::State => len.is_multiple_of(PAGE_TOKENS) && is_found(len / PAGE_TOKENS - 1),
-            Keep::All | Keep::Window(_) => (pages.spec.first_page(len)..len.div_ceil(PAGE_TOKENS))
-                .all(|number| pages.page(number).is_some() || is_found(number)),
-        }
+        let is_held = |number| pages.spec.keep != Keep::State && pages.page(number).is_some();
+        let needed = pages.spec.pages_needed(len);
+        let has = |number| is_held(number) || self.is_indexed(group, tokens, number);
+        len == self.len || needed.is_some_and(|mut numbers| numbers.all(has))
+    }
+
+    fn is_indexed(&self, group: usize, tokens: &[u32], number: usize) -> bool {
+        self.key(tokens, number).is_some_and(|(name, key)| self.pool.contains(group, name, key))
     }
 
     /// Name and content of a page that has been announced.

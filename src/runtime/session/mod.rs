@@ -214,6 +214,12 @@ impl Session {
         if self.position() > 0 { self.tokens() } else { &self.evicted }
     }
 
+    /// Stands for these tokens, as if its pages had been given to others.
+    pub fn remember(&mut self, tokens: Vec<u32>) {
+        self.reset();
+        self.evicted = tokens;
+    }
+
     /// Gives its pages to others and remembers its tokens.
     fn evict(&mut self) {
         self.evicted = self.sequence.resident().tokens().to_vec();
