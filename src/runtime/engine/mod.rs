@@ -39,6 +39,7 @@ pub struct Engine {
     running: Vec<Generation>,
     events: Events,
     num_submitted: u64,
+    num_turns: u64,
 }
 
 /// Requests in flight and pages in use.
@@ -68,6 +69,7 @@ impl Engine {
             running: Vec::new(),
             events: Vec::new(),
             num_submitted: 0,
+            num_turns: 0,
         })
     }
 
@@ -162,6 +164,7 @@ impl Engine {
             "a waiting request could have started"
         );
         self.queue.announce(&mut self.events);
+        self.pass_turns(&plan.rows);
         let results = self.forward(&plan);
         self.deliver(&plan, results);
         if let Some(ttl) = self.spec().config.session_ttl {
@@ -184,7 +187,7 @@ impl Engine {
     fn running_rows(&self) -> Vec<Running> {
         let running = |generation: &Generation| Running {
             prompt_left: generation.prompt_left(),
-            num_skipped: generation.num_skipped(),
+            turn: generation.turn(),
             held: false,
         };
         self.running.iter().map(running).collect()
@@ -226,7 +229,6 @@ impl Engine {
         let mut results = results.into_iter();
         let stepped = std::mem::take(&mut self.running);
         for (mut generation, &rows) in stepped.into_iter().zip(&plan.rows) {
-            generation.count_step(rows);
             let result = if rows == 0 { None } else { results.next() };
             let ended = match result {
                 None => false,

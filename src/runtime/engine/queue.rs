@@ -142,8 +142,26 @@ impl Engine {
         for mut generation in self.queue.take(admitted) {
             let (sequence, reuse) = self.resume(&generation);
             generation.start(sequence, reuse, &mut self.events);
+            let turn = self.next_turn();
+            generation.set_turn(turn);
             self.running.push(generation);
         }
+    }
+
+    /// Notes who gets rows in this step: they come after everybody who does not, in the order that they had.
+    pub(super) fn pass_turns(&mut self, rows: &[usize]) {
+        let with_rows = (0..rows.len()).filter(|&index| rows[index] > 0);
+        let mut order: Vec<usize> = with_rows.collect();
+        order.sort_by_key(|&index| self.running[index].turn());
+        for index in order {
+            let turn = self.next_turn();
+            self.running[index].set_turn(turn);
+        }
+    }
+
+    fn next_turn(&mut self) -> u64 {
+        self.num_turns += 1;
+        self.num_turns
     }
 
     /// The largest amount of memory that a waiting request will ask for.
