@@ -259,7 +259,7 @@ mod tests {
         let mut all: Vec<_> = running.zip(rows).collect();
         all.sort_by_key(|(running, rows)| (**rows > 0, running.turn));
         for (turn, (running, rows)) in (0..).zip(all) {
-            running.prompt_left -= rows.min(&running.prompt_left);
+            running.prompt_left = running.prompt_left.saturating_sub(*rows); // a generation has none
             running.turn = turn;
         }
     }
