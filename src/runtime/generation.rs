@@ -33,8 +33,7 @@ pub struct Generation {
     seed: u64,
     num_cached: usize,
     num_generated: usize,
-    /// Steps in which it has had no row, since it had one.
-    num_skipped: usize,
+    turn: u64,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -69,7 +68,7 @@ impl Generation {
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
-            num_skipped: 0,
+            turn: 0,
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
@@ -97,14 +96,13 @@ impl Generation {
             .is_some_and(|deadline| now.saturating_duration_since(self.clock.submitted) >= deadline)
     }
 
-    /// Steps in which it has had no row, since it had one.
-    pub fn num_skipped(&self) -> usize {
-        self.num_skipped
+    /// When it had its last row; see [`super::schedule::Running::turn`].
+    pub fn turn(&self) -> u64 {
+        self.turn
     }
 
-    /// Takes note of the rows that it got in a step.
-    pub fn count_step(&mut self, rows: usize) {
-        self.num_skipped = if rows == 0 { self.num_skipped + 1 } else { 0 };
+    pub fn set_turn(&mut self, turn: u64) {
+        self.turn = turn;
     }
 
     /// The most tokens that can become resident.

@@ -158,8 +158,9 @@ pub struct Limits {
     pub stop: Vec<String>,
     /// Treat end-of-generation tokens as ordinary ones.
     pub ignore_eos: bool,
-    /// How long it may take from submission, waiting included. Checked before each step, so that it is overrun by one at most.
-    /// Passed while it waits, the request fails with [`Error::DeadlineExceeded`]; later, it ends with what it has said.
+    /// How long it may take from submission, waiting included. Checked before each step, so it is overrun by one step at
+    /// most. Passed while it waits, the request fails with [`Error::DeadlineExceeded`]; later, it ends with what it has
+    /// said, as [`Finish::Deadline`].
     pub deadline: Option<Duration>,
 }
 

@@ -31,8 +31,9 @@ pub struct Waiting {
 pub struct Running {
     /// Prompt tokens still to compute; 0 when it generates.
     pub prompt_left: usize,
-    /// Steps in which it has had no row, since it had one or was admitted.
-    pub num_skipped: usize,
+    /// When it had its last row, or was admitted: of two sequences the one with the smaller number has gone without
+    /// longer. Those that had rows in the same step keep the order that they had before.
+    pub turn: u64,
     /// Another sequence computes its next chunk in this very step: it gets no row now. Means nothing for one that
     /// generates. Whoever computes that chunk is not held, or nobody gets on.
     pub held: bool,
@@ -61,7 +62,7 @@ pub struct StepPlan {
 pub fn plan_step(waiting: &[Waiting], running: &[Running], budget: Budget) -> StepPlan {
     let admitted = choose_admitted(waiting, running.len(), budget);
     let started = admitted.iter().map(|&index| waiting[index].prompt_left);
-    let started = started.map(|prompt_left| Running { prompt_left, ..Running::default() });
+    let started = started.map(|prompt_left| Running { prompt_left, turn: u64::MAX, held: false });
     let running: Vec<Running> = running.iter().copied().chain(started).collect();
     StepPlan { rows: share_rows(&running, budget.tokens), admitted }
 }
@@ -139,7 +140,7 @@ fn share_fairly(running: &[Running], prompts: &[usize], tokens: usize, rows: &mu
 /// One row for each of as many as there are tokens, those first that have gone without longest.
 fn serve_in_turn(running: &[Running], sequences: &[usize], tokens: usize, rows: &mut [usize]) {
     let mut order = sequences.to_vec();
-    order.sort_by_key(|&index| (std::cmp::Reverse(running[index].num_skipped), index));
+    order.sort_by_key(|&index| (running[index].turn, index));
     order.iter().take(tokens).for_each(|&index| rows[index] = 1);
 }
 
@@ -163,10 +164,10 @@ mod tests {
         assert_eq!(plan.rows, expected, "{left:?} in {tokens}");
     }
 
-    /// Sequences as (prompt left, steps skipped).
+    /// Sequences as (prompt left, turn).
     #[track_caller]
-    fn check_turns(sequences: &[(usize, usize)], tokens: usize, expected: &[usize]) {
-        let running = |&(prompt_left, num_skipped)| Running { prompt_left, num_skipped, held: false };
+    fn check_turns(sequences: &[(usize, u64)], tokens: usize, expected: &[usize]) {
+        let running = |&(prompt_left, turn)| Running { prompt_left, turn, held: false };
         let running: Vec<_> = sequences.iter().map(running).collect();
         assert_eq!(
             plan_step(&[], &running, budget(tokens, 4, 9)).rows,
@@ -211,13 +212,14 @@ mod tests {
 
     #[test]
     fn where_rows_are_short_those_who_went_without_longest_come_first() {
-        check_turns(&[(9, 0), (9, 0), (9, 1), (9, 2)], 3, &[2, 0, 0, 1]);
-        check_turns(&[(9, 0), (9, 1)], 1, &[0, 1]);
-        check_turns(&[(9, 0), (9, 0)], 1, &[1, 0]);
-        check_turns(&[(0, 0), (0, 1), (0, 1), (50, 0)], 3, &[1, 1, 1, 0]);
-        check_turns(&[(0, 0), (0, 0), (0, 0), (50, 1)], 3, &[1, 1, 0, 1]);
-        check_turns(&[(0, 0), (0, 0), (0, 0), (0, 0)], 3, &[1, 1, 1, 0]);
-        check_turns(&[(0, 0), (0, 0), (50, 0)], 3, &[1, 1, 1]);
+        check_turns(&[(9, 4), (9, 3), (9, 2), (9, 1)], 3, &[2, 0, 0, 1]);
+        check_turns(&[(9, 4), (9, 3), (9, 1), (9, 2)], 5, &[3, 0, 1, 1]);
+        check_turns(&[(9, 2), (9, 1)], 1, &[0, 1]);
+        check_turns(&[(9, 1), (9, 2)], 1, &[1, 0]);
+        check_turns(&[(0, 3), (0, 1), (0, 2), (50, 4)], 3, &[1, 1, 1, 0]);
+        check_turns(&[(0, 2), (0, 3), (0, 4), (50, 1)], 3, &[1, 1, 0, 1]);
+        check_turns(&[(0, 4), (0, 1), (0, 2), (0, 3)], 3, &[0, 1, 1, 1]);
+        check_turns(&[(0, 1), (0, 2), (50, 3)], 3, &[1, 1, 1]);
     }
 
     #[test]
@@ -252,6 +254,16 @@ mod tests {
         check_admitted(&[(1, 0), (10, 8), (1, 0)], 0, 8, &[0]);
     }
 
+    /// What a step with these rows does to the sequences. Turns only need to order them.
+    fn advance<'a>(running: impl Iterator<Item = &'a mut Running>, rows: &[usize]) {
+        let mut all: Vec<_> = running.zip(rows).collect();
+        all.sort_by_key(|(running, rows)| (**rows > 0, running.turn));
+        for (turn, (running, rows)) in (0..).zip(all) {
+            running.prompt_left = running.prompt_left.saturating_sub(*rows); // a generation has none
+            running.turn = turn;
+        }
+    }
+
     /// Runs the plan of each step against a queue, and counts what the engine would. What has no prompt left has ended.
     struct Simulation {
         waiting: Vec<Waiting>,
@@ -270,15 +282,13 @@ mod tests {
             for &index in &plan.admitted {
                 let Waiting { prompt_left, bytes, .. } = self.waiting[index];
                 self.bytes -= bytes;
-                self.running.push((Running { prompt_left, ..Running::default() }, bytes));
+                self.running.push((Running { prompt_left, turn: u64::MAX, held: false }, bytes));
             }
             let mut index = 0..;
             self.waiting.retain(|_| index.next().is_none_or(|index| !plan.admitted.contains(&index)));
-            for ((running, bytes), rows) in self.running.iter_mut().zip(&plan.rows) {
-                running.prompt_left -= rows;
-                running.num_skipped = if *rows == 0 { running.num_skipped + 1 } else { 0 };
-                self.bytes += if running.prompt_left == 0 { *bytes } else { 0 };
-            }
+            advance(self.running.iter_mut().map(|(running, _)| running), &plan.rows);
+            let ended = self.running.iter().filter(|(running, _)| running.prompt_left == 0);
+            self.bytes += ended.map(|(_, bytes)| bytes).sum::<usize>();
             self.running.retain(|(running, _)| running.prompt_left > 0);
         }
     }
@@ -287,14 +297,14 @@ mod tests {
         #[test]
         fn a_plan_stays_within_its_budget_and_always_makes_progress(
             waiting in prop::collection::vec((1usize..300, 1usize..20, 0usize..12), 0..6),
-            running in prop::collection::vec((0usize..300, 0usize..9, any::<bool>()), 0..6),
+            running in prop::collection::vec((0usize..300, 0u64..9, any::<bool>()), 0..6),
             tokens in 1usize..64, places in 1usize..8, bytes in 0usize..64,
         ) {
             let waiting: Vec<_> = waiting.into_iter()
                 .map(|(prompt_left, bytes, num_overtaken)| Waiting { prompt_left, bytes, num_overtaken })
                 .collect();
             let running: Vec<_> = running.into_iter()
-                .map(|(prompt_left, num_skipped, held)| Running { prompt_left, num_skipped, held })
+                .map(|(prompt_left, turn, held)| Running { prompt_left, turn, held })
                 .collect();
             let plan = plan_step(&waiting, &running, budget(tokens, places, bytes));
             let admitted: Vec<_> = plan.admitted.iter().map(|&index| waiting[index]).collect();
@@ -326,17 +336,31 @@ mod tests {
             tokens in prop::collection::vec(1usize..20, 1..60),
         ) {
             let mut running = prompts(&left);
+            let mut num_skipped = vec![0; running.len()];
             for &tokens in &tokens {
                 let plan = plan_step(&[], &running, budget(tokens, 9, 0));
-                for (sequence, &rows) in running.iter_mut().zip(&plan.rows) {
-                    sequence.prompt_left -= rows.min(sequence.prompt_left);
-                    sequence.num_skipped = if rows == 0 { sequence.num_skipped + 1 } else { 0 };
-                }
-                for sequence in &running {
-                    prop_assert!(sequence.num_skipped < running.len());
-                    prop_assert!(sequence.num_skipped == 0 || tokens < 2 * running.len());
+                advance(running.iter_mut(), &plan.rows);
+                for (skipped, &rows) in num_skipped.iter_mut().zip(&plan.rows) {
+                    *skipped = if rows == 0 { *skipped + 1 } else { 0 };
+                    prop_assert!(*skipped < running.len());
+                    prop_assert!(*skipped == 0 || tokens < 2 * running.len());
                 }
             }
+        }
+
+        #[test]
+        fn where_all_take_turns_none_gets_two_rows_more_than_another(
+            num_running in 1usize..12, tokens in 1usize..12, num_steps in 1usize..100,
+        ) {
+            let mut running = prompts(&vec![0; num_running]);
+            let mut num_rows = vec![0; num_running];
+            for _ in 0..num_steps {
+                let plan = plan_step(&[], &running, budget(tokens, num_running, 0));
+                advance(running.iter_mut(), &plan.rows);
+                num_rows.iter_mut().zip(&plan.rows).for_each(|(total, rows)| *total += rows);
+            }
+            let (least, most) = (num_rows.iter().min(), num_rows.iter().max());
+            prop_assert!(most.copied() <= least.map(|least| least + 1), "{:?}", num_rows);
         }
 
         #[test]

@@ -1,11 +1,11 @@
 //! The engine's thread: the only place where a request crosses threads.
 //!
 //! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
-//! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow reader costs memory in
-//! proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it dawdles.
-//! A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to do, at the
-//! longest until the engine wants to be woken; dropping
-//! the last handle ends it, and requests still running then fail with `EngineGone`.
+//! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow
+//! reader costs memory in proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it
+//! dawdles. A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to
+//! do, at the longest until the engine wants to be woken; dropping the last handle ends it, and requests still running
+//! then fail with `EngineGone`.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

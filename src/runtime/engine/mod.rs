@@ -43,6 +43,7 @@ pub struct Engine {
     disk: Option<Disk>,
     events: Events,
     num_submitted: u64,
+    num_turns: u64,
 }
 
 /// Requests in flight and KV in use, in bytes.
@@ -76,6 +77,7 @@ impl Engine {
             disk: None,
             events: Vec::new(),
             num_submitted: 0,
+            num_turns: 0,
         })
     }
 
@@ -174,6 +176,7 @@ impl Engine {
             "a waiting request could have started"
         );
         self.queue.announce(&mut self.events);
+        self.pass_turns(&plan.rows);
         let results = self.forward(&plan);
         self.deliver(&plan, results);
         if let Some(ttl) = self.spec().config.session_ttl {
@@ -199,7 +202,7 @@ impl Engine {
         let leaders = self.leaders(&pages);
         let running = |(index, generation): (usize, &Generation)| Running {
             prompt_left: generation.prompt_left(),
-            num_skipped: generation.num_skipped(),
+            turn: generation.turn(),
             held: pages[index].is_some_and(|page| leaders[&page] != index),
         };
         self.running.iter().enumerate().map(running).collect()
@@ -254,7 +257,6 @@ impl Engine {
         let mut results = results.into_iter();
         let stepped = std::mem::take(&mut self.running);
         for (mut generation, &rows) in stepped.into_iter().zip(&plan.rows) {
-            generation.count_step(rows);
             let result = if rows == 0 { None } else { results.next() };
             let ended = match result {
                 None => false,

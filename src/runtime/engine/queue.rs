@@ -146,6 +146,8 @@ impl Engine {
     pub(super) fn begin(&mut self, mut generation: Generation, num_restored: usize) {
         let resumed = self.resume(&generation, num_restored);
         generation.start(resumed, &mut self.events);
+        let turn = self.next_turn();
+        generation.set_turn(turn);
         self.running.push(generation);
     }
 
@@ -153,6 +155,22 @@ impl Engine {
     pub(super) fn remove_waiting(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
         let entry = self.queue.remove_first(&is_wanted);
         entry.or_else(|| self.disk.as_mut()?.remove(is_wanted))
+    }
+
+    /// Notes who gets rows in this step: they come after everybody who does not, in the order that they had.
+    pub(super) fn pass_turns(&mut self, rows: &[usize]) {
+        let with_rows = (0..rows.len()).filter(|&index| rows[index] > 0);
+        let mut order: Vec<usize> = with_rows.collect();
+        order.sort_by_key(|&index| self.running[index].turn());
+        for index in order {
+            let turn = self.next_turn();
+            self.running[index].set_turn(turn);
+        }
+    }
+
+    fn next_turn(&mut self) -> u64 {
+        self.num_turns += 1;
+        self.num_turns
     }
 
     /// The largest amount of memory that a waiting request will ask for.
