@@ -175,6 +175,7 @@ impl From<Error> for CommandError {
             Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
             Error::SessionNotFound(_) => (Kind::NotFound, None),
             Error::Load(error) => return error.clone().into(),
+            Error::Template(error) => return error.clone().into(),
             Error::Store(StoreError::Io { .. }) => (Kind::Io, None),
             Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
                 (Kind::BadData, None)
@@ -215,6 +216,13 @@ impl From<LoadError> for CommandError {
         };
         Self { kind, error: error.into(), hint }
     }
+}
+
+/// The candidate that was probably meant; letters swapped or left out still are.
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = candidates.into_iter().map(|other| (strsim::jaro_winkler(name, other), other));
+    let near = near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0));
+    near.map(|(_, other)| other)
 }
 
 fn fits(largest_context: Option<usize>) -> String {

@@ -1,15 +1,16 @@
 //! From the model flags to a model that answers: the one way for every subcommand.
 //!
-//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins tokenizer,
-//! chat template and engine into the [`Llm`] that the commands speak to.
+//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins text side and
+//! engine into the [`Llm`] that the commands speak to.
 
 use std::cell::OnceCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
+use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
@@ -23,10 +24,12 @@ use crate::runtime::load::{
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::session::store::ModelFingerprint;
+use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling,
+    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling, Speech,
 };
-use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+use crate::template::{Conversation, DateTime, TemplateError};
 
 /// Loading below this is not worth a bar that flashes up.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
@@ -35,7 +38,7 @@ const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 ///
 /// # Errors
 /// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
-pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, CommandError> {
+pub fn load(args: &ModelArgs, engine: EngineOptions, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -54,18 +57,19 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, Comma
         ));
     }
     let context_tokens = loaded.model.spec().context_length;
-    let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
-    let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
-    let (model, vocabulary) = (loaded.model, speech.texts.tokenizer.clone());
+    let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    let ends = texts.speech.texts().end_of_generation.clone();
+    let config = EngineConfig { warm_resume: engine.warm_resume, ..EngineConfig::new(context_tokens, ends) };
+    let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
     let handle = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
-    speech.info.vocab_size = handle.spec().vocab_size();
-    speech.info.load_time = start.elapsed();
-    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", speech.info.load_time.as_secs_f32());
-    Ok(Box::new(LoadedLlm { speech, handle }))
+    texts.info.vocab_size = handle.spec().vocab_size();
+    texts.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
+    Ok(LoadedLlm { texts, handle })
 }
 
 /// As [`load`], without the weights: enough to render and to count tokens.
-pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts>, CommandError> {
+pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -74,10 +78,11 @@ pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts
         return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
     }
     let texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
-    let mut speech = Speech::new(resolved.name, texts, template, args.ctx.unwrap_or(facts.context_length));
-    speech.info.vocab_size = facts.vocab_size;
-    speech.info.load_time = start.elapsed();
-    Ok(Box::new(speech))
+    let context_tokens = args.ctx.unwrap_or(facts.context_length);
+    let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    texts.info.vocab_size = facts.vocab_size;
+    texts.info.load_time = start.elapsed();
+    Ok(texts)
 }
 
 fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
@@ -192,57 +197,78 @@ impl LoadBar {
     }
 }
 
-/// A model without its weights: text in, tokens out, and back.
-struct Speech {
+/// A model without its weights.
+pub struct LoadedTexts {
     info: ModelInfo,
-    texts: ModelTexts,
-    /// The template in force; `Err` is why the source does not compile, said when it is needed.
-    template: Option<Result<ChatTemplate, TemplateError>>,
+    speech: Speech,
+    fingerprint: ModelFingerprint,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
 
-impl Speech {
-    fn new(name: String, texts: ModelTexts, template: Option<String>, context_tokens: usize) -> Self {
-        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
-        let specials = SpecialTokens {
-            bos: token(texts.tokenizer.bos()),
-            eos: token(texts.tokenizer.eos()),
-            ..SpecialTokens::default()
-        };
-        let source = template.as_ref().or(texts.chat_templates.default.as_ref());
-        let template = source.map(|source| ChatTemplate::new(source, specials));
+impl LoadedTexts {
+    fn new(resolved: &Resolved, texts: ModelTexts, template: Option<&str>, context_tokens: usize) -> Self {
+        let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
+        let speech = Speech::new(texts, template);
         let info = ModelInfo {
-            name,
+            name: resolved.name.clone(),
             context_tokens,
-            defaults: texts.defaults.clone(),
-            defaults_source: texts.defaults_source.to_owned(),
-            has_chat_template: template.is_some(),
+            defaults,
+            defaults_source,
+            has_chat_template: speech.has_template(),
             ..ModelInfo::default()
         };
-        Self { info, texts, template, now: OnceCell::new() }
+        let fingerprint = fingerprint(resolved, &speech);
+        Self { info, speech, fingerprint, now: OnceCell::new() }
+    }
+
+    pub fn speech(&self) -> &Speech {
+        &self.speech
+    }
+
+    pub fn fingerprint(&self) -> &ModelFingerprint {
+        &self.fingerprint
     }
 }
 
-impl Texts for Speech {
+/// Provisional: tells models apart by the sizes of their files, their vocabulary and their template.
+fn fingerprint(resolved: &Resolved, speech: &Speech) -> ModelFingerprint {
+    let path = resolved.source.path();
+    let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+    let is_weights = |path: &Path| path.extension().is_some_and(|end| end == "gguf" || end == "safetensors");
+    let bytes: u64 = match std::fs::read_dir(path) {
+        Ok(entries) => {
+            entries.flatten().map(|e| e.path()).filter(|path| is_weights(path)).map(|path| size(&path)).sum()
+        }
+        Err(_) => size(path),
+    };
+    let mut template = DefaultHasher::new();
+    speech.template_source().hash(&mut template);
+    let (tokens, template) = (speech.tokenizer().vocab_size(), template.finish());
+    let fingerprint = format!("sizes:{bytes}:{tokens}:{template:016x}");
+    ModelFingerprint { name: resolved.name.clone(), fingerprint }
+}
+
+impl Texts for LoadedTexts {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        let template = self.template.as_ref().unwrap_or(&Err(TemplateError::Missing)).as_ref();
-        let template = template.map_err(TemplateError::clone)?;
         let now = *self.now.get_or_init(DateTime::utc_now);
-        let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        Ok(template.render(conversation, &options)?)
+        Ok(self.speech.render(conversation, now)?)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        Ok(self.texts.tokenizer.encode_chat(text)?)
+        Ok(self.speech.encode(text)?)
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.texts.tokenizer.token_bytes(id).unwrap_or_default().into_owned()
+        self.speech.token_bytes(id).into_owned()
+    }
+
+    fn vocabulary(&self) -> &dyn Vocabulary {
+        &**self.speech.tokenizer()
     }
 }
 
@@ -263,26 +289,36 @@ impl From<TemplateError> for CommandError {
 }
 
 /// A loaded model and its engine.
-struct LoadedLlm {
-    speech: Speech,
+pub struct LoadedLlm {
+    texts: LoadedTexts,
     handle: EngineHandle,
+}
+
+impl LoadedLlm {
+    pub fn texts(&self) -> &LoadedTexts {
+        &self.texts
+    }
 }
 
 impl Texts for LoadedLlm {
     fn info(&self) -> &ModelInfo {
-        &self.speech.info
+        &self.texts.info
     }
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        self.speech.render(conversation)
+        self.texts.render(conversation)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        self.speech.encode(text)
+        self.texts.encode(text)
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.speech.token_bytes(id)
+        self.texts.token_bytes(id)
+    }
+
+    fn vocabulary(&self) -> &dyn Vocabulary {
+        self.texts.vocabulary()
     }
 }
 

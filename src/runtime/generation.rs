@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::kv::PagePool;
-use super::request::{Event, Finish, Outcome, Request, Reuse, Started, Timings, Token, Usage};
+use super::request::{Difference, Event, Finish, Outcome, Request, Reuse, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Sequence, TurnStart};
 use super::spec::EngineSpec;
@@ -103,7 +103,13 @@ impl Generation {
     }
 
     /// Leaves the queue with a sequence that holds the beginning of its prompt, as `reuse` says.
-    pub fn start(&mut self, sequence: Sequence, reuse: Reuse, events: &mut Events) {
+    pub fn start(
+        &mut self,
+        sequence: Sequence,
+        reuse: Reuse,
+        difference: Option<Difference>,
+        events: &mut Events,
+    ) {
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;
@@ -114,7 +120,8 @@ impl Generation {
             logprobs: self.request.logprobs,
         });
         let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.max_tokens);
-        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed, reuse }));
+        let started = Started { prompt_tokens, max_tokens, seed: self.seed, reuse, difference };
+        self.emit(events, Event::Started(started));
     }
 
     /// Pages that feeding `rows` takes at most.

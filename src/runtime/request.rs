@@ -232,6 +232,21 @@ pub struct Started {
     /// The seed in force, drawn or given.
     pub seed: u64,
     pub reuse: Reuse,
+    /// Where the session and the prompt part, with what stands there; nothing where [`Reuse::first_difference`] is nothing.
+    pub difference: Option<Difference>,
+}
+
+/// Where the tokens of a session and a prompt part, with some on either side to tell why. One of the two may end there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Tokens that are the same before it.
+    pub position: usize,
+    /// The last of those.
+    pub before: Vec<u32>,
+    /// What the session goes on with.
+    pub session: Vec<u32>,
+    /// What the prompt goes on with.
+    pub prompt: Vec<u32>,
 }
 
 /// What of a prompt did not have to be computed, and why not more.
@@ -239,6 +254,8 @@ pub struct Started {
 pub struct Reuse {
     /// Prompt tokens whose KV was there already.
     pub cached_tokens: usize,
+    /// Those of them whose KV came back from disk.
+    pub restored_tokens: usize,
     pub reason: ReuseReason,
     /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
     /// the prompt goes on where the session ended, or there was nothing to compare.

@@ -181,8 +181,9 @@ impl Engine {
                 Some(name) => self.sessions.lend(name, &self.pool),
                 None => Lent::nothing(&self.pool),
             };
+            let difference = lent.difference(self.executor.spec(), generation.prompt());
             let (sequence, reuse) = lent.resume(&self.pool, self.executor.spec(), generation.prompt());
-            generation.start(sequence, reuse, &mut self.events);
+            generation.start(sequence, reuse, difference, &mut self.events);
             self.running.push(generation);
         }
     }

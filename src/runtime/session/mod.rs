@@ -7,6 +7,8 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+pub mod conversation;
+pub mod difference;
 pub mod prefill;
 pub mod store;
 pub mod transcript;

@@ -41,7 +41,8 @@ pub struct PrefillPlan {
 
 impl PrefillPlan {
     pub fn reuse(&self) -> Reuse {
-        Reuse { cached_tokens: self.keep, reason: self.reason, first_difference: self.first_difference }
+        let PrefillPlan { keep, reason, first_difference, .. } = *self;
+        Reuse { cached_tokens: keep, restored_tokens: 0, reason, first_difference }
     }
 }
 
