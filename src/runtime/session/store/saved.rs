@@ -115,16 +115,17 @@ impl SavedSession {
     }
 
     fn add_turn(&mut self, number: usize, record: TurnRecord) -> Result<(), String> {
-        if number != self.turns.len() + 1 {
-            return Err(format!("turn {number} after turn {}", self.turns.len()));
-        }
+        let kept = number.checked_sub(1).and_then(|kept| self.turns.get(..kept));
+        let kept = kept.ok_or_else(|| format!("turn {number} after turn {}", self.turns.len()))?;
+        let num_kept_tokens = kept.last().map_or(0, |saved| saved.turn.num_tokens());
         let turn = Turn::try_from(record)?;
         if turn.messages.is_empty() {
             return Err("a turn without messages".to_owned());
         }
-        if turn.kept_tokens > self.num_tokens() {
-            return Err(format!("the turn keeps {} of {} tokens", turn.kept_tokens, self.num_tokens()));
+        if turn.kept_tokens > num_kept_tokens {
+            return Err(format!("the turn keeps {} of {num_kept_tokens} tokens", turn.kept_tokens));
         }
+        self.turns.truncate(number - 1);
         self.last_used_ms = self.last_used_ms.max(turn.finished_ms);
         self.turns.push(Arc::new(SavedTurn { turn, model: self.model.clone() }));
         Ok(())

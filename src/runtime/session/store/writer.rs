@@ -64,16 +64,13 @@ impl SessionWriter {
         self.append_after(self.saved.turns.len(), model, turn)
     }
 
-    /// Adds a finished turn in place of all after the first `turns`: an edited or regenerated one. They are given up
-    /// together with the new one's coming, in one write.
+    /// Adds a finished turn in place of all after the first `turns`: an edited or regenerated one. One line does both, so
+    /// that a crash leaves the old turns or the new one.
     ///
     /// # Errors
     /// As [`Self::append`]; [`Error::InvalidParameter`] when there are fewer turns.
     pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &Turn) -> Result<()> {
         let mut records = Vec::new();
-        if turns != self.saved.turns.len() {
-            records.push(Record::Truncate { turns, time_ms: now_ms() });
-        }
         if *model != *self.saved.model {
             records.push(Record::Model { model: model.into() });
         }
