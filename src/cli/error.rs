@@ -218,11 +218,14 @@ impl From<LoadError> for CommandError {
     }
 }
 
-/// The candidate that was probably meant; letters swapped or left out still are.
+/// The candidate that was probably meant: one that reads alike, or differs by one letter or two swapped ones.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = candidates.into_iter().map(|other| (strsim::jaro_winkler(name, other), other));
-    let near = near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0));
-    near.map(|(_, other)| other)
+    let likeness = |other: &str| {
+        let is_slip = other.len() > 2 && strsim::damerau_levenshtein(name, other) == 1;
+        strsim::jaro_winkler(name, other) + f64::from(u8::from(is_slip))
+    };
+    let near = candidates.into_iter().map(|other| (likeness(other), other));
+    near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other)
 }
 
 fn fits(largest_context: Option<usize>) -> String {
@@ -246,6 +249,16 @@ mod tests {
         let error = CommandError::from(Error::Load(inner)).context("loading the model");
         assert_eq!(error.to_string(), "loading the model: model.gguf: no such file or directory");
         assert_eq!(error.kind.code(), 66);
+    }
+
+    #[test]
+    fn slips_of_the_finger_find_what_was_meant() {
+        let names = ["job", "work", "summarize"];
+        for (given, meant) in [("jbo", "job"), ("wrok", "work"), ("sumarise", "summarize"), ("works", "work")]
+        {
+            assert_eq!(nearest(given, names), Some(meant), "{given}");
+        }
+        assert_eq!((nearest("zzz", names), nearest("x", []), nearest("b", ["a"])), (None, None, None));
     }
 
     #[test]

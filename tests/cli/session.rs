@@ -48,13 +48,16 @@ impl Chat {
         self.place.path(".local/share/llmctl/sessions").join(session).join("transcript.jsonl")
     }
 
-    /// A turn that is blocked in writing its answer, and its first line.
+    /// A turn in the middle of its answer, blocked in writing it, and its first line.
     fn blocked(&self, session: &str) -> (Child, String) {
         let more = ["Tell a story", "--ignore-eos", "--output", "jsonl", "--logprobs", "20"];
         let mut command = self.place.command(&self.args(session, &more));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("llmctl starts");
-        let line = read_line(child.stdout.as_mut().expect("a pipe"));
-        (child, line)
+        let stdout = child.stdout.as_mut().expect("a pipe");
+        let lines = [(); 6].map(|()| read_line(stdout)); // started, prefill, texts
+        let [first, .., last] = lines;
+        assert!(last.contains("\"text\""), "{last}");
+        (child, first)
     }
 }
 
@@ -76,12 +79,12 @@ fn turns_follow_each_other_over_processes() {
     let expected =
         [("system", "Be brief."), ("user", "One"), ("assistant", one), ("user", "Two"), ("assistant", two)];
     assert_eq!(texts, expected);
-    // The whole conversation is what the model gets next.
+    // The whole conversation is what the model gets next, the answers as they came: right behind the header.
     let preview = chat.turn("trip", &["Three", "--dry-run"]);
     assert_eq!(
         preview.check(0, "tokens of a context").stdout,
         format!(
-            "[system] Be brief.\n[user] One\n[assistant] {one}\n[user] Two\n[assistant] {two}\n[user] Three\n[assistant]\n"
+            "[system] Be brief.\n[user] One\n[assistant]{one}\n[user] Two\n[assistant]{two}\n[user] Three\n[assistant]\n"
         ),
     );
     assert_eq!(chat.num_turns("trip"), 2, "a preview is no turn");
@@ -196,6 +199,14 @@ fn what_a_session_cannot_do_is_refused_and_leaves_none_behind() {
     assert_eq!(list["sessions"], serde_json::json!([]));
     chat.place.run(&["sessions"]).check(0, "");
     assert_eq!(chat.place.run(&["sessions"]).stdout, "no sessions in ~/.local/share/llmctl/sessions\n");
+}
+
+#[test]
+fn a_conversation_that_fills_the_context_says_so() {
+    let Some(chat) = chat() else { return };
+    chat.turn("f", &["One", "--ctx", "64", "--ignore-eos"]).check(0, "the context of 64 tokens is full");
+    chat.turn("f", &["Two", "--ctx", "64"]).check(65, "begin another session");
+    chat.turn("f", &["Two", "-n", "2"]).check(0, "session f: turn 2, after 64 tokens");
 }
 
 #[test]

@@ -98,7 +98,13 @@ fn take_turn(
         }
         Ok(())
     };
-    answer(llm, tokens, args, &mut keep, terminal)
+    let exit = answer(llm, tokens, args, &mut keep, terminal);
+    exit.map_err(|error| match error.runtime() {
+        Some(Error::PromptTooLong { .. }) if !dialogue.saved().turns.is_empty() => {
+            error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
+        }
+        _ => error,
+    })
 }
 
 /// What the next turn adds: the system prompt belongs to the first.
