@@ -28,7 +28,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     if args.prompt.dry_run {
         let saved = match store.read(&name) {
             Err(Error::SessionNotFound(_)) => None,
-            read => Some(read?),
+            read => Some(read.map_err(sessions::explain)?),
         };
         return preview(saved, args, next, terminal);
     }
