@@ -6,6 +6,7 @@ mod architecture;
 mod candle_backend;
 mod cli;
 mod config;
+mod conversation;
 mod engine;
 mod engine_models;
 mod engine_queue;

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::template::TemplateError;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -66,6 +68,10 @@ pub enum Error {
     /// The model could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+
+    /// The chat template gives no prompt for this conversation.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
 
     /// A saved session cannot be read or written.
     #[error(transparent)]

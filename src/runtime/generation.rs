@@ -125,7 +125,7 @@ impl Generation {
 
     /// Leaves the queue with what is computed already.
     pub fn start(&mut self, resumed: Resumed, events: &mut Events) {
-        let Resumed { sequence, reuse, states_at } = resumed;
+        let Resumed { sequence, reuse, states_at, difference } = resumed;
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;
@@ -133,7 +133,8 @@ impl Generation {
         let (seed, logprobs) = (self.seed, self.request.logprobs);
         self.sequence.begin_turn(TurnStart { generated_from, seed, logprobs, states_at });
         let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.max_tokens);
-        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed, reuse }));
+        let started = Started { prompt_tokens, max_tokens, seed: self.seed, reuse, difference };
+        self.emit(events, Event::Started(started));
     }
 
     /// Takes over what others have computed of the prompt in the meantime.

@@ -242,6 +242,21 @@ pub struct Started {
     /// The seed in force, drawn or given.
     pub seed: u64,
     pub reuse: Reuse,
+    /// Where the session and the prompt part, with what stands there; nothing where [`Reuse::first_difference`] is nothing.
+    pub difference: Option<Difference>,
+}
+
+/// Where the tokens of a session and a prompt part, with some on either side to tell why. One of the two may end there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Tokens that are the same before it.
+    pub position: usize,
+    /// The last of those.
+    pub before: Vec<u32>,
+    /// What the session goes on with.
+    pub session: Vec<u32>,
+    /// What the prompt goes on with.
+    pub prompt: Vec<u32>,
 }
 
 /// What of a prompt did not have to be computed, and why not more.

@@ -7,7 +7,7 @@
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
-use super::request::{Reuse, Token};
+use super::request::{Difference, Reuse, Token};
 
 /// Tokens and the pages that hold their KV rows, always equally many.
 #[derive(Debug)]
@@ -84,6 +84,8 @@ pub struct Resumed {
     pub reuse: Reuse,
     /// As in [`TurnStart`].
     pub states_at: Vec<usize>,
+    /// Where the session and the prompt part.
+    pub difference: Option<Difference>,
 }
 
 impl Sequence {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::error::{Error, Result};
-use super::model::ModelSpec;
+use super::model::{ModelSpec, STEP_TOKENS};
 
 /// What the engine is asked to serve.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,11 +34,11 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// One sequence of `context_length` tokens at a time, prompts in chunks of 128: a cancelled prompt ends within one.
+    /// One sequence of `context_length` tokens at a time, prompts in chunks of [`STEP_TOKENS`].
     pub fn new(context_length: usize, end_of_generation: Vec<u32>) -> Self {
         Self {
             context_length,
-            step_tokens: 128,
+            step_tokens: STEP_TOKENS,
             max_running: 1,
             max_waiting: 64,
             max_sessions: 1,

@@ -88,6 +88,7 @@ pub fn exact() -> LoadOptions {
         quantize: None,
         context: None,
         kv_type: KvType::F32,
+        kv_memory: None,
         available_memory: None,
     }
 }

@@ -407,7 +407,9 @@ impl Backend for Cpu {
         match kv.groups[group].pages.get(page as usize) {
             Some(Page::F32(page)) => out.extend_from_slice(bytemuck::cast_slice(page)),
             Some(Page::F16(page)) => out.extend_from_slice(bytemuck::cast_slice(page.reinterpret_cast())),
-            Some(Page::Unused) | None => return Err(Error::Backend(format!("page {page} was never written"))),
+            Some(Page::Unused) | None => {
+                return Err(Error::Backend(format!("page {page} was never written")));
+            }
         }
         Ok(())
     }

@@ -61,7 +61,8 @@ pub fn fingerprint(
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     // Named one by one, so that a new option is decided upon. Memory and the context asked for end in `context_length`.
-    let LoadOptions { device, dtype, quantize, kv_type, context: _, available_memory: _ } = options;
+    let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
+        options;
     let weights =
         files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
     let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
@@ -80,6 +81,20 @@ pub fn fingerprint(
         "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
     });
     Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
+}
+
+/// The model as published, whatever options it is loaded with: token ids of one are token ids of the other. Reads as much.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
+    let weights =
+        files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
+    let facts = json!({
+        "sha256": files.folder().map(folder).transpose()?,
+        "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
+    });
+    Ok(sha256(&[facts.to_string().as_bytes()]))
 }
 
 /// Where the bits come from. The kernels give the same on every instruction set and number of threads; the system's

@@ -11,6 +11,9 @@ pub use config::*;
 use super::error::Result;
 use super::kv::{PageTable, Place, StateGroup};
 
+/// Rows of a step unless asked otherwise: a prompt that is cancelled ends within one.
+pub const STEP_TOKENS: usize = 128;
+
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {

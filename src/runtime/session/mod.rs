@@ -7,6 +7,8 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+pub mod conversation;
+pub mod difference;
 mod expiry;
 pub mod prefill;
 pub mod store;
@@ -20,7 +22,7 @@ use std::time::Instant;
 
 use super::error::{Error, Result};
 use super::kv::{PAGE_TOKENS, PagePool, PageTable};
-use super::request::{Reuse, Sampling, validate_prompt};
+use super::request::{Difference, Reuse, Sampling, validate_prompt};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
@@ -133,7 +135,7 @@ impl Lent {
     pub fn resume(self, pool: &PagePool, spec: &EngineSpec, prompt: &[u32], num_restored: usize) -> Resumed {
         if !spec.config.warm_resume {
             let (sequence, reuse) = (Sequence::new(pool), Reuse::default());
-            return Resumed { sequence, reuse, states_at: Vec::new() };
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
         }
         let most = prompt.len() - 1;
         // State that cannot be cut back does not lie in pages alone.
@@ -151,8 +153,10 @@ impl Lent {
             dirty: self.dirty,
         };
         let plan = plan_prefill(known, prompt);
+        let difference = Difference::between(tokens, prompt);
+        let states_at = states_at(num_known, most, plan.keep);
         let sequence = self.cut_to(plan, indexed, prompt);
-        Resumed { sequence, reuse: plan.reuse(), states_at: states_at(num_known, most, plan.keep) }
+        Resumed { sequence, reuse: plan.reuse(), states_at, difference }
     }
 
     /// How many of the `common` tokens the session's rows can be cut back to.

@@ -21,7 +21,7 @@ pub enum Record {
     Header { schema: String, name: String, created_ms: u64, model: ModelRecord },
     /// Later turns come from another model; the ids before it mean nothing to it.
     Model { model: ModelRecord },
-    /// A finished turn, the `number`th (from 1) of those that then count.
+    /// A finished turn, the `number`th (from 1) of those that then count: it takes the place of any from there on.
     Turn { number: usize, turn: Box<TurnRecord> },
     /// Only the first `turns` turns count from here on.
     Truncate { turns: usize, time_ms: u64 },
