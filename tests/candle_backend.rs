@@ -303,14 +303,14 @@ impl<B: Backend> Bench<'_, B> {
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]
             {
-                let mut kv = self.backend.kv(&layout, kv_type);
+                let mut kv = self.backend.kv(&layout, kv_type).unwrap();
                 for (step, spans) in steps.iter().enumerate() {
                     let rows = spans[spans.len() - 1].rows.end;
                     let [k, v] = [2.0, 1.0].map(|scale| self.rows(rows, 16, scale));
                     let q = self.rows(rows, 48, 2.0);
                     self.backend.store_kv(&mut kv, 1, &k, &v, spans).unwrap();
                     let rule = ScoreRule { scale: 0.5, softcap };
-                    let spec = AttentionSpec { layer: 1, num_heads, rule, window };
+                    let spec = AttentionSpec { layer: 1, num_heads, rule, window, sinks: sinks.as_ref() };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
                     let name = kv_type.name();

@@ -124,6 +124,7 @@ fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, Command
         kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
             KvType::F32 => load::KvType::F32,
             KvType::F16 => load::KvType::F16,
+            KvType::Q8_0 => load::KvType::Q8_0,
         }),
         available_memory,
     })

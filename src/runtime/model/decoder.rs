@@ -125,6 +125,8 @@ impl<B: Backend> Decoder<B> {
             apply_divisors(&mut config, &file)?;
         }
         file.check_layers(config.layers.len())?;
+        let (layout, _) = kv_layout(&config);
+        let kv = backend.kv(&layout, kv_type)?;
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -141,8 +143,6 @@ impl<B: Backend> Decoder<B> {
             layers.push(loader.layer(index, layer)?);
             progress(index + 1, config.layers.len());
         }
-        let (layout, _) = kv_layout(&config);
-        let kv = backend.kv(&layout, kv_type);
         let groups = layout.layers.iter().map(|layer| layer.group).collect();
         let ropes = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
@@ -295,6 +295,7 @@ fn attention<B: Backend>(
         num_heads: attention.num_heads,
         rule: ScoreRule { scale: attention.scale, softcap: attention.softcap },
         window: attention.window,
+        sinks: None,
     };
     backend.attend(kv, &spec, q, spans, mixed)?;
     backend.matmul(mixed, &layer.output.weight, layer.output.bias.as_ref(), added)

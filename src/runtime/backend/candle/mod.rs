@@ -128,8 +128,8 @@ impl Backend for Candle {
         })
     }
 
-    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> CandleKv {
-        CandleKv::new(&self.device, layout, kv_type)
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<CandleKv, LoadError> {
+        CandleKv::new(&self.device, layout, kv_type).map_err(|error| LoadError::Device(error.to_string()))
     }
 
     fn buffer(&self) -> CandleBuffer {
@@ -206,7 +206,7 @@ impl Backend for Candle {
     fn attend(
         &self,
         kv: &CandleKv,
-        spec: &AttentionSpec,
+        spec: &AttentionSpec<'_, Tensor>,
         q: &CandleBuffer,
         spans: &[Span],
         out: &mut CandleBuffer,
