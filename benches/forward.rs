@@ -43,8 +43,7 @@ fn options() -> Options {
             Some(("depth", list)) => options.depths = numbers(list),
             Some(("steps", n)) => options.steps = n.parse().expect("steps=N"),
             Some(("kv", name)) => {
-                let known = [KvType::F32, KvType::F16];
-                options.kv_type = known.into_iter().find(|kv| kv.name() == name).expect("kv=TYPE");
+                options.kv_type = KvType::ALL.into_iter().find(|kv| kv.name() == name).expect("kv=TYPE");
             }
             _ => options.model = arg,
         }
@@ -62,7 +61,8 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, count: usize) -> f64 {
     };
     let rows: Vec<Row> = (0..count).map(row).collect();
     let began = Instant::now();
-    model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+    let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+    model.reuse(logits);
     began.elapsed().as_secs_f64()
 }
 
@@ -73,7 +73,8 @@ fn filled(model: &mut dyn Model, pool: &PagePool, depth: usize) -> PageTable {
     let groups = model.spec().groups.clone();
     for (group, facts) in groups.iter().enumerate() {
         // Bytes that are numbers below 1 in f16, f32 and 8-bit blocks alike.
-        let bytes: Vec<u8> = (0..facts.page_bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
+        let bytes: Vec<u8> =
+            (0..facts.page_bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
         let pages: Vec<_> = table.page_ids(group).collect();
         for page in pages {
             model.import_page(Place { group, page }, &bytes).expect("import");

@@ -82,6 +82,13 @@ impl Span {
     }
 }
 
+/// One of several products of the same input: `out = x . weight^T + bias`.
+pub struct Product<'a, B: Backend + ?Sized> {
+    pub weight: &'a B::Weight,
+    pub bias: Option<&'a B::Vector>,
+    pub out: &'a mut B::Buffer,
+}
+
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
@@ -91,7 +98,7 @@ pub trait Backend: Send + 'static {
     /// A vector in f32.
     type Vector: Send;
     /// Cosines and sines of one step's positions, `[rows, dim / 2]` each.
-    type Angles: Send;
+    type Angles: Default + Send;
     /// Pages of keys and values of all layers.
     type Kv: Send;
 
@@ -130,8 +137,13 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Several products of the same input, which is prepared for them once.
+    fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        products.iter_mut().try_for_each(|product| self.matmul(x, product.weight, product.bias, product.out))
+    }
+
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
-    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<Self::Angles>;
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
 
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
@@ -177,6 +189,6 @@ pub trait Backend: Send + 'static {
     /// `out[i] = x[rows[i]]`.
     fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
 
-    /// Copies activations to the host, row-major.
-    fn read(&self, x: &Self::Buffer) -> Result<Vec<f32>>;
+    /// Copies activations to the host, row-major; what `out` held is gone.
+    fn read(&self, x: &Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
 }

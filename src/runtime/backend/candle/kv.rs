@@ -109,7 +109,9 @@ impl CandleKv {
             for store in self.stores(layer)? {
                 let page = store.narrow(1, page as usize * PAGE_TOKENS, PAGE_TOKENS)?.flatten_all()?;
                 match self.dtype {
-                    DType::F16 => out.extend(page.to_vec1::<f16>()?.iter().flat_map(|value| value.to_le_bytes())),
+                    DType::F16 => {
+                        out.extend(page.to_vec1::<f16>()?.iter().flat_map(|value| value.to_le_bytes()))
+                    }
                     _ => out.extend(page.to_vec1::<f32>()?.iter().flat_map(|value| value.to_le_bytes())),
                 }
             }
@@ -136,7 +138,11 @@ impl CandleKv {
             for store in self.stores(layer)? {
                 let (part, more) = rest.split_at(len);
                 let shape = [num_kv_heads, PAGE_TOKENS, head_dim];
-                store.slice_set(&Tensor::from_raw_buffer(part, self.dtype, &shape, &self.device)?, 1, start)?;
+                store.slice_set(
+                    &Tensor::from_raw_buffer(part, self.dtype, &shape, &self.device)?,
+                    1,
+                    start,
+                )?;
                 rest = more;
             }
         }

@@ -96,9 +96,7 @@ impl CpuKv {
 
     pub fn export_page(&self, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
         let bytes = self.page(group, page);
-        out.extend_from_slice(
-            bytes.ok_or_else(|| Error::Backend(format!("page {page} was never written")))?,
-        );
+        out.extend_from_slice(bytes.ok_or_else(|| Error::Backend(format!("page {page} was never written")))?);
         Ok(())
     }
 

@@ -11,12 +11,12 @@ use std::cell::RefCell;
 
 pub use kv::CpuKv;
 
-use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Span};
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Product, Span};
 use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::pool::Pool;
-use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
 
@@ -125,7 +125,7 @@ impl CpuBuffer {
 }
 
 /// Cosines and sines of a step, `[rows, half]` each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CpuAngles {
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -209,30 +209,44 @@ impl Backend for Cpu {
         bias: Option<&Vec<f32>>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let (n, k) = weight.rows_cols();
-        let m = x.num_rows();
-        if x.width != k {
-            return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
-        }
-        out.resize(m, n);
-        match weight {
-            CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
-            CpuWeight::Packed(weight) => {
-                let quantized = &mut self.scratch.borrow_mut().quantized;
-                quantized.quantize(self.isa, &x.values, k, &self.pool);
-                gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+        self.matmul_each(x, &mut [Product { weight, bias, out }])
+    }
+
+    fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        let mut is_quantized = false;
+        for Product { weight, bias, out } in products {
+            let (n, k) = weight.rows_cols();
+            if x.width != k {
+                return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
             }
-        }
-        if let Some(bias) = bias {
-            for row in out.values.chunks_exact_mut(n) {
-                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            out.resize(x.num_rows(), n);
+            match weight {
+                CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
+                CpuWeight::Packed(weight) => {
+                    let quantized = &mut self.scratch.borrow_mut().quantized;
+                    if !is_quantized {
+                        quantized.quantize(self.isa, &x.values, k, &self.pool);
+                        is_quantized = true;
+                    }
+                    gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+                }
+            }
+            if let Some(bias) = bias {
+                for row in out.values.chunks_exact_mut(n) {
+                    row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
+                }
             }
         }
         Ok(())
     }
 
-    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<CpuAngles> {
-        Ok(CpuAngles { cos: cos.to_vec(), sin: sin.to_vec(), half: cos.len() / rows.max(1) })
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CpuAngles) -> Result<()> {
+        out.cos.clear();
+        out.cos.extend_from_slice(cos);
+        out.sin.clear();
+        out.sin.extend_from_slice(sin);
+        out.half = cos.len() / rows.max(1);
+        Ok(())
     }
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
@@ -311,8 +325,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &CpuBuffer) -> Result<Vec<f32>> {
-        Ok(x.values.clone())
+    fn read(&self, x: &CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        out.extend_from_slice(&x.values);
+        Ok(())
     }
 }
 

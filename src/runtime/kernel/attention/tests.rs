@@ -155,7 +155,8 @@ fn cases(len: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for kv_type in KvType::ALL {
         for (head_dim, heads) in [(64, 1), (24, 2), (40, 3), (128, 2), (8, 7)] {
-            for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)] {
+            for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
+            {
                 cases.push(Case::new(History::new(kv_type, head_dim, len), heads, window, softcap));
             }
         }

@@ -62,8 +62,7 @@ pub unsafe fn score_page<V: Lanes, S: Stored, const Q: usize>(
             }
             if S::SCALED {
                 let scale = keys.scales.add(block * PAGE_TOKENS);
-                let scale: [V; PAGE_LANES] =
-                    std::array::from_fn(|lane| V::load_f16(scale.add(lane * LANES)));
+                let scale: [V; PAGE_LANES] = std::array::from_fn(|lane| V::load_f16(scale.add(lane * LANES)));
                 for query in 0..Q {
                     for lane in 0..PAGE_LANES {
                         sums[query][lane] = sums[query][lane].fma(parts[query][lane], scale[lane]);
