@@ -165,7 +165,8 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
             let exact = largest_difference(&Fed::new(&mut *widened).feed(&prompt.tokens, 7), &expected);
             let rounded = relative_distance(&Fed::new(&mut *model).feed(&prompt.tokens, 7), &expected);
             let _ = write!(line, "  {exact:.1e} {rounded:.1e}");
-            assert!(exact <= LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
+            // Each may be as far from the reference, on opposite sides.
+            assert!(exact <= 2.0 * LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
             assert!(rounded <= BLOCK_LOGITS, "{family} {dtype} {}: {rounded:e}", prompt.name);
         }
         eprintln!("{line}");

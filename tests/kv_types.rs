@@ -8,8 +8,9 @@ use llmctl::runtime::model::{Batch, Model, Row};
 
 use crate::common::golden::{FAMILIES, Fed, exact, feed, golden_prompts, load_model, parity_folder};
 
-/// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring.
-const TOLERANCE: [(KvType, f64); 2] = [(KvType::F16, 2e-3), (KvType::Q8_0, 2e-2)];
+/// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring. With
+/// rows of 8 to 32 random values these models are harder on rounding than trained ones.
+const TOLERANCE: [(KvType, f64); 2] = [(KvType::F16, 5e-3), (KvType::Q8_0, 5e-2)];
 
 fn with(kv_type: KvType) -> LoadOptions {
     LoadOptions { kv_type, ..exact() }
