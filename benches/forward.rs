@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use llmctl::runtime::kv::{PagePool, PageTable, Place};
+use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageTable, Place};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, Device, KvType, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
@@ -75,7 +75,7 @@ fn filled(model: &mut dyn Model, pool: &PagePool, depth: usize) -> PageTable {
         // Bytes that are numbers below 1 in f16, f32 and 8-bit blocks alike.
         let bytes: Vec<u8> =
             (0..facts.page_bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
-        let pages: Vec<_> = table.page_ids(group).collect();
+        let pages: Vec<_> = table.page_ids(group).filter(|page| *page != NO_PAGE).collect();
         for page in pages {
             model.import_page(Place { group, page }, &bytes).expect("import");
         }
@@ -103,7 +103,9 @@ fn main() {
     let mut loaded = load::load(&resolved, &options, &mut |_, _| ()).expect("loads");
     let model = &mut *loaded.model;
     let deepest = depths.iter().chain(&prompts).max().copied().unwrap_or(0) + 2 * steps + STEP;
-    let pool = PagePool::new(deepest.div_ceil(32));
+    let groups = model.spec().groups.clone();
+    let page_bytes: usize = groups.iter().map(|group| group.page_bytes).sum();
+    let pool = PagePool::new(&groups, deepest.div_ceil(PAGE_TOKENS) * page_bytes);
     for depth in depths {
         let mut table = filled(model, &pool, depth);
         feed(model, &mut table, 1);

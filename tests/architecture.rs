@@ -25,13 +25,14 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory"],
     &["tensor", "request"],
-    &["error", "kernel", "machine"],
+    &["error", "kernel", "machine", "private_files"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
     "kv",
+    "kv::disk",
     "load",
     "load::hub",
     "machine",

@@ -12,15 +12,15 @@ use llmctl::runtime::backend::{
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
-use llmctl::runtime::kv::{PagePool, PageTable};
+use llmctl::runtime::kv::PageTable;
 use llmctl::runtime::load::quantize::convert;
 use llmctl::runtime::load::{self, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
 use crate::common::golden::{
-    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, parity_folder,
-    parity_gguf, worst_difference,
+    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
+    parity_folder, parity_gguf, worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -103,7 +103,7 @@ fn forked_sequences_do_not_write_into_each_other() {
         let tokens = &golden_prompts(&folder)[2].tokens;
         let (shared, rest) = tokens.split_at(50);
         let other: Vec<u32> = rest.iter().rev().copied().collect();
-        let pool = PagePool::new(32);
+        let pool = page_pool(&*model, 32);
         let mut alone = |tokens| {
             let mut table = PageTable::new(&pool);
             feed(&mut *model, &mut table, shared);
@@ -122,7 +122,7 @@ fn forked_sequences_do_not_write_into_each_other() {
 /// Logits of all positions of each prompt, all of them computed in the same steps.
 fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f32>> {
     const CHUNKS: [usize; 6] = [13, 1, 1, 32, 1, 5];
-    let pool = PagePool::new(64);
+    let pool = page_pool(model, 64);
     let mut tables: Vec<PageTable> = prompts.iter().map(|_| PageTable::new(&pool)).collect();
     let mut all = vec![Vec::new(); prompts.len()];
     for step in 0.. {

@@ -1,12 +1,12 @@
 //! Promise: once a model is warm, a decode step asks the allocator for nothing.
 
 use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
+use llmctl::runtime::kv::{PAGE_TOKENS, PageTable};
 use llmctl::runtime::load::{Device, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 
 use crate::common::alloc::allocations;
-use crate::common::golden::{exact, load_model, parity_folder, parity_gguf};
+use crate::common::golden::{exact, load_model, page_pool, parity_folder, parity_gguf};
 
 /// One step of two sequences: `count` tokens of the first, one of the second.
 fn step(model: &mut dyn Model, tables: &mut [PageTable; 2], count: usize) -> usize {
@@ -35,7 +35,7 @@ fn a_warm_decode_step_allocates_nothing() {
         // With one thread all of the work is this thread's, whose allocations are counted.
         let options = LoadOptions { device: Device::Cpu { threads: 1 }, dtype: None, kv_type, ..exact() };
         let mut model = load_model(path, &options).expect("loads").model;
-        let pool = PagePool::new(16);
+        let pool = page_pool(&*model, 16);
         let mut tables = [PageTable::new(&pool), PageTable::new(&pool)];
         let first = step(&mut *model, &mut tables, 2 * PAGE_TOKENS + 1);
         assert!(first > 0, "the first step has memory to make");

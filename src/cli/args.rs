@@ -297,6 +297,7 @@ impl LimitArgs {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            deadline: None,
             overflow: match self.overflow.unwrap_or_default() {
                 OverflowPolicy::Refuse => Overflow::Refuse,
                 OverflowPolicy::Clamp => Overflow::Clamp,

@@ -172,7 +172,12 @@ impl From<Error> for CommandError {
                 ),
             ),
             Error::InvalidParameter { .. } | Error::NotSupported(_) => (Kind::Usage, None),
-            Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
+            Error::SessionBusy(_) | Error::SessionsFull { .. } | Error::QueueFull { .. } => {
+                (Kind::Temporary, Some("try again later"))
+            }
+            Error::DeadlineExceeded { .. } => {
+                (Kind::Temporary, Some("try again later, or allow it more time"))
+            }
             Error::SessionNotFound(_) => (Kind::NotFound, None),
             Error::Load(error) => return error.clone().into(),
             Error::Store(StoreError::Io { .. }) => (Kind::Io, None),

@@ -4,6 +4,7 @@
 //! in one `match`, so a new variant is a compile error there.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -49,6 +50,14 @@ pub enum Error {
     /// No room for another session; retry later or close one.
     #[error("all {capacity} session slots are taken")]
     SessionsFull { capacity: usize },
+
+    /// Refused before any work: as many requests wait as may; try again when some have ended.
+    #[error("{waiting} requests are waiting already")]
+    QueueFull { waiting: usize },
+
+    /// The request's deadline passed while it waited; no work was done for it.
+    #[error("the request could not be started within its deadline of {deadline:?}")]
+    DeadlineExceeded { deadline: Duration },
 
     /// No session of that name.
     #[error("no session named {0:?}")]

@@ -12,6 +12,7 @@ pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod model;
+pub mod private_files;
 pub mod request;
 pub mod sample;
 pub mod schedule;

@@ -55,6 +55,7 @@ pub fn generate(
         }
         let Some(event) = events.next(POLL)? else { continue };
         let fed = match event {
+            Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
             Event::Started(started) => sink.started(&started),
             Event::Prefill { done, total } => sink.prefill(done, total),
             Event::Text { text, tokens } => sink.text(&text, &tokens),

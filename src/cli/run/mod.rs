@@ -342,7 +342,7 @@ fn answer(
             drop(report);
             let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
             conclude(llm, &outcome, drawn, &args.output, terminal);
-            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull);
+            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
             Ok(match signal {
                 Some(number) => Exit::Signal(number),
                 None if is_cut && args.output.fail_on_length => Exit::Cut,

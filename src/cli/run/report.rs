@@ -217,6 +217,7 @@ fn finish_json(finish: &Finish) -> Value {
         Finish::MaxTokens => json!({"by": "max_tokens"}),
         Finish::ContextFull => json!({"by": "context_full"}),
         Finish::Cancelled => json!({"by": "cancelled"}),
+        Finish::Deadline => json!({"by": "deadline"}),
     }
 }
 
@@ -294,6 +295,7 @@ pub fn stats(outcome: &Outcome, info: &ModelInfo) -> String {
         Finish::MaxTokens => "length (--max-tokens)".to_owned(),
         Finish::ContextFull => "length (context full)".to_owned(),
         Finish::Cancelled => "cancelled".to_owned(),
+        Finish::Deadline => "length (deadline)".to_owned(),
     };
     let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));
     let percent = 100.0 * used(usage) as f64 / info.context_tokens.max(1) as f64;

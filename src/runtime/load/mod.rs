@@ -7,6 +7,7 @@
 
 pub mod facts;
 pub mod files;
+pub mod fingerprint;
 pub mod gguf;
 pub mod hf;
 pub mod hub;
@@ -25,6 +26,7 @@ pub use super::backend::KvType;
 pub use super::backend::candle::{DeviceKind, open_device};
 pub use super::kernel::Dtype;
 pub use files::ModelFiles;
+pub use fingerprint::{Fingerprint, fingerprint};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 

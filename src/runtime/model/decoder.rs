@@ -6,12 +6,12 @@
 use super::config::{DecoderConfig, LayerConfig, Naming, QkNorm, RopeScaling};
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
-use super::{Batch, Keep, Logits, Model, ModelSpec, StateGroup};
+use super::{Batch, Logits, Model, ModelSpec};
 use crate::runtime::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Product, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::ScoreRule;
 use crate::runtime::kernel::{isa, math};
-use crate::runtime::kv::{PAGE_TOKENS, Place};
+use crate::runtime::kv::{Keep, PAGE_TOKENS, Place, StateGroup};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.

@@ -9,7 +9,7 @@ pub mod weights;
 pub use config::*;
 
 use super::error::Result;
-use super::kv::{PageTable, Place};
+use super::kv::{PageTable, Place, StateGroup};
 
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,26 +64,6 @@ pub struct ModelSpec {
     pub groups: Vec<StateGroup>,
     /// Whether a sequence may be cut back to an earlier position.
     pub can_rewind: bool,
-}
-
-/// What layers of one kind keep of a sequence between steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateGroup {
-    pub keep: Keep,
-    /// Bytes of one page.
-    pub page_bytes: usize,
-}
-
-/// How long it is kept, and so what a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// A page holds the rows of [`crate::runtime::kv::PAGE_TOKENS`] tokens; all are seen for ever.
-    All,
-    /// As `All`, but a token sees only this many, itself included.
-    Window(usize),
-    /// A page holds the state after some token: recurrent layers, which do not look back. A span that begins at position 0
-    /// begins with the zero state, whatever its page holds.
-    State,
 }
 
 /// A loaded model with its KV storage. The engine owns exactly one and calls it from one thread.
