@@ -1,14 +1,20 @@
-//! How near the matrix products come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
+//! How near matrix products and attention come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
 //!
 //! Every figure is a median over rounds; a round measures the limits and all kernels one after the other, so that a
 //! busy minute meets all of them; with one thread it is processor time. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.
+//! Attention is one row behind 2,048 positions, and a prompt of 512.
 //! `f32` is the path without integer arithmetic: dequantise 16 rows, multiply in f32.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
+
+#[path = "kernels/attention.rs"]
+mod attention;
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use llmctl::runtime::backend::KvType;
+use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::kernel::gemm::{self, Activations, Packed};
 use llmctl::runtime::kernel::matmul::{self, Shape};
 use llmctl::runtime::kernel::pool::Pool;
@@ -110,6 +116,20 @@ fn read_bandwidth(pool: &Pool, buffer: &[u64]) -> f64 {
 mod peak {
     use std::arch::x86_64::*;
 
+    /// 16 independent chains of `vfmadd231ps`.
+    #[target_feature(enable = "avx512f")]
+    pub fn fma(iterations: usize) -> f32 {
+        let mut sums = [_mm512_setzero_ps(); 16];
+        let (a, b) = (_mm512_set1_ps(0.5), _mm512_set1_ps(std::hint::black_box(0.25)));
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
+            std::hint::black_box(());
+        }
+        sums.iter().map(|sum| _mm512_reduce_add_ps(*sum)).sum()
+    }
+
     /// 16 independent chains of `vpdpbusd`.
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub fn vnni(iterations: usize) -> i32 {
@@ -137,6 +157,23 @@ fn int8_peak(pool: &Pool) -> f64 {
             });
         });
         return (pool.threads() * ITERATIONS * 16 * 128) as f64 / time / 1e9;
+    }
+    let _ = pool;
+    0.0
+}
+
+/// f32 operations per second by all threads, in G; 0 where the instruction is missing.
+fn f32_peak(pool: &Pool) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        const ITERATIONS: usize = 1_000_000;
+        let time = seconds(|| {
+            pool.run(&|_| {
+                // SAFETY: the feature was detected.
+                black_box(unsafe { peak::fma(ITERATIONS) });
+            });
+        });
+        return (pool.threads() * ITERATIONS * 16 * 32) as f64 / time / 1e9;
     }
     let _ = pool;
     0.0
@@ -269,20 +306,26 @@ fn main() {
     let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
     let buffer = vec![1u64; SWEEP_BYTES / 8];
     let mut subjects: Vec<Subject> = types.iter().map(|&dtype| Subject::new(dtype, shape, &pool)).collect();
-    let (mut bandwidth, mut peak) = (Vec::new(), Vec::new());
+    let cpu = Cpu::new(threads).expect("threads");
+    let mut attention = KvType::ALL.map(|kv_type| attention::Subject::new(&cpu, kv_type));
+    let [mut bandwidth, mut peak, mut peak_f32] = [const { Vec::new() }; 3];
     for _ in 0..rounds {
         bandwidth.push(read_bandwidth(&pool, &buffer));
         peak.push(int8_peak(&pool));
+        peak_f32.push(f32_peak(&pool));
+        attention.iter_mut().for_each(|subject| subject.measure(&cpu));
         for subject in &mut subjects {
             subject.measure(isa, shape, &x, &pool);
         }
     }
-    let (bandwidth, peak) = (median(bandwidth), median(peak));
+    let [bandwidth, peak, peak_f32] = [bandwidth, peak, peak_f32].map(median);
     println!(
-        "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s",
+        "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s, f32 {peak_f32:.0} GFLOP/s",
         gemm::kernels_name(isa)
     );
     report(&subjects, bandwidth, peak);
+    println!("{}", attention::HEADER);
+    attention.iter().for_each(|subject| println!("{}", subject.line(bandwidth, peak_f32)));
 }
 
 fn report(subjects: &[Subject], bandwidth: f64, peak: f64) {

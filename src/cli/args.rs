@@ -75,7 +75,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
-    /// Type of the KV cache (default: f16)
+    /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub kv_type: Option<KvType>,
 
@@ -118,6 +118,8 @@ pub enum Quantize {
 pub enum KvType {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// `--device`.

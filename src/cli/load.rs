@@ -153,6 +153,7 @@ fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resul
         kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
             KvType::F32 => load::KvType::F32,
             KvType::F16 => load::KvType::F16,
+            KvType::Q8_0 => load::KvType::Q8_0,
         }),
         kv_memory: asked.kv_memory,
         available_memory,

@@ -81,7 +81,10 @@ impl Executor {
         }
         if num_tables > 0 {
             match self.forward(feeds, &results) {
-                Ok(logits) => self.sample(feeds, &mut results, &logits),
+                Ok(logits) => {
+                    self.sample(feeds, &mut results, &logits);
+                    self.model.reuse(logits);
+                }
                 Err(error) => results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(error.clone())),
             }
         }

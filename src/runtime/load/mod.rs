@@ -34,6 +34,7 @@ use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
+use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::Keep;
 use super::memory::{Demand, fit};
 use super::model::arch::{Description, describe};
@@ -236,15 +237,17 @@ fn demand(
     })
 }
 
-/// What attention holds of each token it sees while it computes a layer: a key and a value in f32 per thread.
+/// What attention holds of each token it sees while it computes a layer: our kernels one partial result per head for each
+/// run of pages, candle's a key and a value in f32.
 fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     let heads = config.layers.iter().map(|layer| {
         let attention = &layer.attention;
-        let at_once = match device {
-            Device::Cpu { threads } => threads.min(attention.num_kv_heads),
-            Device::Candle(_) => attention.num_kv_heads,
-        };
-        2 * 4 * at_once * attention.head_dim
+        match device {
+            Device::Cpu { .. } => {
+                (4 * attention.num_heads * partial_len(attention.head_dim)).div_ceil(RUN_TOKENS)
+            }
+            Device::Candle(_) => 2 * 4 * attention.num_kv_heads * attention.head_dim,
+        }
     });
     heads.max().unwrap_or(0) as u64
 }

@@ -79,6 +79,11 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
 
+    /// Takes back logits that nobody needs any more, for their memory.
+    fn reuse(&mut self, logits: Logits) {
+        drop(logits);
+    }
+
     /// Copies a page to another of its group.
     ///
     /// # Errors

@@ -19,7 +19,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
-mod memory;
 mod pack;
 mod scalar;
 #[cfg(test)]

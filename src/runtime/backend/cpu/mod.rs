@@ -1,0 +1,373 @@
+//! The CPU backend: our kernels over f32 activations, on a pool of threads.
+//!
+//! Quantised matrices are packed once, when they are loaded, and multiplied with activations quantised to 8 bits;
+//! plain floats stay as they lie in the file and are widened row by row, in f32 arithmetic throughout.
+//! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
+
+mod attention;
+mod kv;
+
+use std::cell::RefCell;
+
+pub use kv::CpuKv;
+
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Product, Span};
+use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::attention::Part;
+use crate::runtime::kernel::gemm::{self, Activations, Packed};
+use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::pool::Pool;
+use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
+use crate::runtime::tensor::HostTensor;
+
+/// Weight rows that one task widens and multiplies: small enough for the second-level cache.
+const ROWS_PER_TASK: usize = 16;
+
+/// Below this many multiplications a product is not worth waking other threads for.
+const SERIAL_LIMIT: usize = 1 << 15;
+
+/// The CPU backend with its own threads.
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+    scratch: RefCell<Scratch>,
+}
+
+/// Memory of operations, kept from step to step.
+#[derive(Default)]
+struct Scratch {
+    quantized: Activations,
+    /// Results in the order in which tasks write them.
+    reordered: Vec<f32>,
+    attention: attention::Plan,
+}
+
+impl Cpu {
+    /// A backend that computes on `num_threads` threads, the calling one included.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the threads cannot be started.
+    pub fn new(num_threads: usize) -> Result<Self> {
+        let pool = Pool::new(num_threads).map_err(|error| Error::Backend(error.to_string()))?;
+        Ok(Self { isa: isa::isa(), pool, scratch: RefCell::default() })
+    }
+
+    /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
+    fn for_chunks(
+        &self,
+        out: &mut [f32],
+        chunk: usize,
+        work: usize,
+        task: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        if work < SERIAL_LIMIT {
+            out.chunks_mut(chunk).enumerate().for_each(|(index, out)| task(index, out));
+        } else {
+            self.pool.chunks_mut(out, chunk, task);
+        }
+    }
+
+    /// `out = x . weight^T` in f32.
+    fn matmul_plain(&self, x: &CpuBuffer, weight: &HostTensor, out: &mut [f32]) {
+        let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
+        let task = |index: usize, out: &mut [f32]| {
+            let rows = out.len() / m;
+            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, &x.values, out);
+        };
+        if m == 1 {
+            return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
+        }
+        let transposed = &mut self.scratch.borrow_mut().reordered;
+        transposed.resize(n * m, 0.0);
+        self.for_chunks(transposed, ROWS_PER_TASK * m, n * k * m, task);
+        transpose(transposed, m, out);
+    }
+}
+
+/// A matrix `[out, in]`.
+pub enum CpuWeight {
+    /// Floats, or a table that only serves lookups: as in the file, mapped.
+    Plain(HostTensor),
+    /// Quantised, in the kernels' own layout; the file's bytes are not kept.
+    Packed(Packed),
+}
+
+impl CpuWeight {
+    /// Rows (outputs) and columns (inputs).
+    fn rows_cols(&self) -> (usize, usize) {
+        match self {
+            CpuWeight::Plain(tensor) => tensor.rows_cols(),
+            CpuWeight::Packed(packed) => (packed.rows(), packed.cols()),
+        }
+    }
+}
+
+/// `[rows, width]` activations, row-major.
+#[derive(Debug, Clone, Default)]
+pub struct CpuBuffer {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl CpuBuffer {
+    fn num_rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.width..(index + 1) * self.width]
+    }
+
+    fn resize(&mut self, rows: usize, width: usize) {
+        self.width = width;
+        self.values.resize(rows * width, 0.0);
+    }
+}
+
+/// Cosines and sines of a step, `[rows, half]` each.
+#[derive(Debug, Default)]
+pub struct CpuAngles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+thread_local! {
+    static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Backend for Cpu {
+    type Buffer = CpuBuffer;
+    type Weight = CpuWeight;
+    type Vector = Vec<f32>;
+    type Angles = CpuAngles;
+    type Kv = CpuKv;
+
+    fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        let (rows, cols) = tensor.rows_cols();
+        match Packed::pack(tensor.dtype, [rows, cols], &tensor.bytes, &self.pool) {
+            Ok(Some(packed)) => Ok(CpuWeight::Packed(packed)),
+            Ok(None) => Ok(CpuWeight::Plain(tensor.clone())),
+            Err(error) => Err(LoadError::Tensor {
+                tensor: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
+                message: format!("no memory to pack it: {error}"),
+            }),
+        }
+    }
+
+    fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        Ok(CpuWeight::Plain(tensor.clone()))
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
+        Ok(values)
+    }
+
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<CpuKv, LoadError> {
+        Ok(CpuKv::new(layout, kv_type))
+    }
+
+    fn buffer(&self) -> CpuBuffer {
+        CpuBuffer::default()
+    }
+
+    fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
+        let (rows, width) = table.rows_cols();
+        out.resize(tokens.len(), width);
+        for (out, &token) in out.values.chunks_exact_mut(width).zip(tokens) {
+            if token as usize >= rows {
+                return Err(Error::Backend(format!("token id {token} has no embedding")));
+            }
+            match table {
+                CpuWeight::Plain(table) => {
+                    quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
+                }
+                CpuWeight::Packed(table) => table.unpack_row(token as usize, out),
+            }
+            if scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(x.num_rows(), x.width);
+        let (len, isa) = (weight.len(), self.isa);
+        self.for_chunks(&mut out.values, x.width, x.values.len(), |row, out| {
+            for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
+                norm::rms_norm(isa, x, weight, eps, out);
+            }
+        });
+        Ok(())
+    }
+
+    fn matmul(
+        &self,
+        x: &CpuBuffer,
+        weight: &CpuWeight,
+        bias: Option<&Vec<f32>>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        self.matmul_each(x, &mut [Product { weight, bias, out }])
+    }
+
+    fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        let mut is_quantized = false;
+        for Product { weight, bias, out } in products {
+            let (n, k) = weight.rows_cols();
+            if x.width != k {
+                return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
+            }
+            out.resize(x.num_rows(), n);
+            match weight {
+                CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
+                CpuWeight::Packed(weight) => {
+                    let quantized = &mut self.scratch.borrow_mut().quantized;
+                    if !is_quantized {
+                        quantized.quantize(self.isa, &x.values, k, &self.pool);
+                        is_quantized = true;
+                    }
+                    gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+                }
+            }
+            if let Some(bias) = bias {
+                for row in out.values.chunks_exact_mut(n) {
+                    row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CpuAngles) -> Result<()> {
+        out.cos.clear();
+        out.cos.extend_from_slice(cos);
+        out.sin.clear();
+        out.sin.extend_from_slice(sin);
+        out.half = cos.len() / rows.max(1);
+        Ok(())
+    }
+
+    fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
+        let (width, half) = (x.width, angles.half);
+        for (row, values) in x.values.chunks_exact_mut(width).enumerate() {
+            let range = row * half..(row + 1) * half;
+            let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
+            for head in values.chunks_exact_mut(head_dim) {
+                let (low, high) = head[..2 * half].split_at_mut(half);
+                norm::rotate(self.isa, low, high, cos, sin);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_kv(
+        &self,
+        kv: &mut CpuKv,
+        layer: usize,
+        k: &CpuBuffer,
+        v: &CpuBuffer,
+        spans: &[Span],
+    ) -> Result<()> {
+        kv.write(layer, Part::Keys, &k.values, spans)?;
+        kv.write(layer, Part::Values, &v.values, spans)
+    }
+
+    fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
+        kv.copy_page(group, from, to)
+    }
+
+    fn free_page(&self, kv: &mut CpuKv, group: usize, page: PageId) {
+        kv.free_page(group, page);
+    }
+
+    fn export_page(&self, kv: &CpuKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
+        kv.export_page(group, page, out)
+    }
+
+    fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+        kv.import_page(group, page, bytes)
+    }
+
+    fn attend(
+        &self,
+        kv: &CpuKv,
+        spec: &AttentionSpec<'_, Vec<f32>>,
+        q: &CpuBuffer,
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(q.num_rows(), q.width);
+        self.attend_rows(kv, spec, q, spans, out);
+        Ok(())
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
+        let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
+        self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
+            Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
+            Activation::GeluTanh => math::gelu_mul(isa, gate, up.row(row)),
+        });
+        Ok(())
+    }
+
+    fn add_scaled(&self, x: &mut CpuBuffer, y: &CpuBuffer, scale: f32) -> Result<()> {
+        dot::axpy(self.isa, scale, &y.values, &mut x.values);
+        Ok(())
+    }
+
+    fn select_rows(&self, x: &CpuBuffer, rows: &[usize], out: &mut CpuBuffer) -> Result<()> {
+        out.resize(rows.len(), x.width);
+        for (out, &row) in out.values.chunks_exact_mut(x.width).zip(rows) {
+            out.copy_from_slice(x.row(row));
+        }
+        Ok(())
+    }
+
+    fn read(&self, x: &CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        out.extend_from_slice(&x.values);
+        Ok(())
+    }
+}
+
+/// Bytes of `count` rows of a matrix from `start`.
+fn row_bytes(tensor: &HostTensor, start: usize, count: usize) -> &[u8] {
+    let (_, cols) = tensor.rows_cols();
+    let bytes = tensor.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+    &tensor.bytes[start * bytes..(start + count) * bytes]
+}
+
+/// `out[rows, m]` of weight rows from `start`, widened to f32 unless they are f32 already.
+fn weight_block(
+    isa: Isa,
+    weight: &HostTensor,
+    start: usize,
+    rows: usize,
+    shape: Shape,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let bytes = row_bytes(weight, start, rows);
+    if weight.dtype == Dtype::F32
+        && let Ok(values) = bytemuck::try_cast_slice(bytes)
+    {
+        return matmul::block(isa, shape, values, x, out);
+    }
+    WIDENED.with_borrow_mut(|scratch| {
+        scratch.resize(rows * shape.k, 0.0);
+        quant::dequantize_row(weight.dtype, bytes, scratch);
+        matmul::block(isa, shape, scratch, x, out);
+    });
+}
+
+/// `out[m, n]` from `values[n, m]`.
+fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
+    let n = values.len() / m;
+    for (row, values) in values.chunks_exact(m).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            out[column * n + row] = *value;
+        }
+    }
+}
