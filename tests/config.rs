@@ -229,6 +229,34 @@ fn doctor_reports_and_warns() {
 }
 
 #[test]
+fn instruction_sets_and_threads_are_forced_by_variables_and_shown_by_doctor() {
+    let user = User::new();
+    let doctor = |variables: &[(&str, &str)]| {
+        let mut command = user.command(&["doctor", "--output", "json"]);
+        command.envs(variables.iter().copied());
+        let output = command.output().expect("runs");
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
+    };
+    let json = doctor(&[("LLMCTL_CPU", "scalar"), ("LLMCTL_THREADS", "3"), ("LLMCTL_THREADS_BATCH", "5")]);
+    assert_eq!(json["cpu"]["kernels"]["products"], "scalar");
+    assert_eq!((&json["cpu"]["threads"], &json["cpu"]["threads_batch"]), (&Value::from(3), &Value::from(5)));
+    let json = doctor(&[]);
+    let available = json["cpu"]["kernels"]["available"].as_array().expect("a list").clone();
+    assert_eq!(json["cpu"]["kernels"]["instruction_set"], *available.last().expect("at least one"));
+    // Whatever this processor lacks is refused, with the list of what there is.
+    for set in ["scalar", "avx2", "avx512", "mmx"] {
+        if available.iter().any(|name| name == set) {
+            continue;
+        }
+        let mut command = user.command(&["run", "--model", "tests/parity/llama", "--raw", "x"]);
+        let output = command.env("LLMCTL_CPU", set).output().expect("runs");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{set}: {message}");
+        assert!(message.contains(set) && message.contains("scalar"), "{message}");
+    }
+}
+
+#[test]
 fn completions_and_manual_pages() {
     let user = User::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

@@ -7,7 +7,7 @@ use llmctl::runtime::LoadError;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{LoadOptions, LoadedModel, ModelFiles, load_texts};
+use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions, LoadedModel, ModelFiles, load_texts};
 use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -30,13 +30,34 @@ fn loaded(name: &str, options: &LoadOptions) -> (LoadedModel, f32) {
 }
 
 #[test]
-fn float_types_are_exact_where_they_can_be_and_close_where_not() {
-    // The checkpoint is bf16: as it is, and widened, it is the same numbers.
+fn f32_is_exact_and_other_float_types_are_close() {
+    // The checkpoint is bf16. Widened it is the same numbers; as it is, activations are rounded to 14 bits a block.
     for (dtype, tolerance) in
-        [(None, 1e-4), (Some(Dtype::Bf16), 1e-4), (Some(Dtype::F32), 1e-4), (Some(Dtype::F16), 2e-3)]
+        [(None, 3e-3), (Some(Dtype::Bf16), 3e-3), (Some(Dtype::F32), 1e-4), (Some(Dtype::F16), 4e-3)]
     {
         let (_, worst) = loaded("qwen3", &LoadOptions { dtype, ..exact() });
         assert!(worst < tolerance, "{dtype:?}: {worst}");
+    }
+}
+
+#[test]
+fn instruction_sets_and_threads_do_not_show_in_the_logits() {
+    let folder = parity_folder().join("qwen3");
+    let prompt = golden_prompts(&folder).pop().expect("a prompt");
+    for quantize in [None, Some(Dtype::Q8_0), Some(Dtype::Q4_0)] {
+        let mut expected: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            // Chunks of 64 rows are a batch, those of 5 are not.
+            for (threads, threads_batch, chunk) in [(1, 1, 64), (1, 3, 64), (3, 2, 64), (2, 4, 5)] {
+                let device = Device::Cpu(CpuOptions { threads, threads_batch, isa });
+                let options = LoadOptions { device, dtype: None, quantize, ..exact() };
+                let mut model = load_model(&folder, &options).expect("loads").model;
+                let logits = Fed::new(&mut *model).feed(&prompt.tokens, chunk);
+                let expected = expected.get_or_insert_with(|| logits.clone());
+                let same = logits.iter().zip(&*expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{quantize:?} {isa:?}, {threads} and {threads_batch} threads");
+            }
+        }
     }
 }
 

@@ -80,9 +80,10 @@ fn perplexity_is_the_references_and_quantisation_costs_what_it_costs_llama_cpp()
                 );
             };
             check("hf", &exact(), reference, 1e-5);
-            // As stored: both sides quantise activations to 8 bits, in different blocks, and the texts are short.
+            // As stored: both sides round activations in the same way. On texts this short a last bit here or there, which
+            // a sum in another order is enough for, moves the figure by up to 1%.
             let stored = LoadOptions { dtype: None, ..exact() };
-            for (file, tolerance) in [("f32", 1e-5), ("f16", 2e-3), ("q8_0", 1e-2), ("q4_0", 3e-2)] {
+            for (file, tolerance) in [("f32", 1e-5), ("f16", 2e-3), ("q8_0", 5e-3), ("q4_0", 5e-3)] {
                 let file = format!("{name}-{file}.gguf");
                 if let Some(expected) = llama_cpp.get(&file) {
                     check(&file, &stored, expected[index].as_f64().expect("number"), tolerance);

@@ -11,8 +11,9 @@ use std::str::FromStr;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use crate::runtime::load::GenerationDefaults;
+use super::error::CommandError;
 use crate::runtime::load::hub::Aliases;
+use crate::runtime::load::{GenerationDefaults, Isa};
 use crate::runtime::{Limits, Overflow, Sampling};
 
 /// Flags that every subcommand has.
@@ -75,6 +76,18 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
+    /// Threads for prompts and large batches (default: as --threads)
+    ///
+    /// Prompts are limited by arithmetic, single tokens by memory: where cores share memory, fewer may do for those.
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    pub threads_batch: Option<usize>,
+
+    /// Instruction set of the CPU kernels (default: the best that the processor has)
+    ///
+    /// All give the same bits, at different speeds: for tests and comparisons. `llmctl doctor` shows what is in use.
+    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
+    pub cpu: Option<CpuSet>,
+
     /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub kv_type: Option<KvType>,
@@ -111,6 +124,39 @@ pub enum Quantize {
     Q4K,
     #[value(name = "q6_k")]
     Q6K,
+}
+
+/// `--cpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CpuSet {
+    /// Plain Rust, as the build targets
+    Scalar,
+    /// AVX2 with FMA and F16C, and AVX-VNNI where there is
+    Avx2,
+    /// AVX-512, and its VNNI where there is
+    Avx512,
+}
+
+impl CpuSet {
+    /// The instruction set, if this processor has it.
+    ///
+    /// # Errors
+    /// A usage error that lists what there is.
+    pub fn isa(self) -> Result<Isa, CommandError> {
+        let isa = match self {
+            CpuSet::Scalar => Isa::Scalar,
+            CpuSet::Avx2 => Isa::Avx2,
+            CpuSet::Avx512 => Isa::Avx512,
+        };
+        let available: Vec<_> = Isa::available().collect();
+        if available.contains(&isa) {
+            return Ok(isa);
+        }
+        let names: Vec<_> = available.into_iter().map(Isa::name).collect();
+        let hint = format!("it has {}", names.join(", "));
+        Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
+            .hint(hint))
+    }
 }
 
 /// `--kv-type`.

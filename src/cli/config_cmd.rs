@@ -127,7 +127,8 @@ pub fn value_of(key: &str, config: &Config, places: &Places, command: &Command) 
     let run = command.find_subcommand("run")?;
     let settings = command_settings(config, places, run, Some("run"), &|name| std::env::var_os(name)).ok()?;
     let setting = settings.into_iter().find(|setting| setting.key == key)?;
-    Some(setting.value?.as_str()?.to_owned())
+    let value = setting.value?;
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
 }
 
 fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {

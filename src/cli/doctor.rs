@@ -10,7 +10,9 @@ use std::path::Path;
 use clap::{Args, Command};
 use serde_json::{Value, json};
 
-use super::args::ColorWhen;
+use clap::ValueEnum;
+
+use super::args::{ColorWhen, CpuSet};
 use super::config::Config;
 use super::config_cmd;
 use super::error::{CommandError, Exit};
@@ -18,7 +20,7 @@ use super::models::find;
 use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
-use crate::runtime::load::hub;
+use crate::runtime::load::{Isa, hub, kernels_name};
 use crate::runtime::{machine, memory};
 
 /// Check the machine, the configuration and the folders, and warn of problems
@@ -60,9 +62,12 @@ pub fn run(
     places: &Places,
     command: &Command,
 ) -> Result<Exit, CommandError> {
-    let model = config_cmd::value_of("model", config, places, command);
+    let in_force = |key: &str| config_cmd::value_of(key, config, places, command);
+    let model = in_force("model");
     let mut facts = build_facts();
     facts.extend(machine_facts(Path::new("/")));
+    facts.push(kernels_fact(in_force("cpu").as_deref()));
+    facts.extend(thread_facts(Path::new("/"), in_force("threads"), in_force("threads-batch")));
     facts.extend(memory_facts(Path::new("/")));
     facts.extend(config_facts(config, places));
     facts.extend(folder_facts(places));
@@ -106,7 +111,6 @@ fn machine_facts(root: &Path) -> Vec<Fact> {
     let lacking = if lacks.is_empty() { String::new() } else { format!(" (not {})", lacks.join(", ")) };
     let slow = (cfg!(target_arch = "x86_64") && !(has.contains(&"avx2") && has.contains(&"fma")))
         .then(|| "without AVX2 and FMA the scalar kernels are used, which are slow".to_owned());
-    let threads = machine::default_threads();
     let quota = machine::cpu_quota(root);
     let throttled = quota.filter(|quota| *quota < 1.0).map(|quota| {
         format!("the cgroup allows {quota:.2} CPUs: generation stands still while the quota is used up")
@@ -114,10 +118,58 @@ fn machine_facts(root: &Path) -> Vec<Fact> {
     vec![
         Fact::new("cpu", "model", model.clone(), model.unwrap_or_else(|| "unknown".to_owned())),
         Fact::new("cpu", "features", has.clone(), has.join(", ") + &lacking).warn(slow),
-        Fact::new("cpu", "threads", threads, threads.to_string()),
         Fact::new("cpu", "quota", quota, quota.map_or("none".to_owned(), |quota| format!("{quota:.2} CPUs")))
             .warn(throttled),
     ]
+}
+
+/// The kernels that `llmctl run` uses, given `--cpu` as it is configured.
+fn kernels_fact(forced: Option<&str>) -> Fact {
+    let available: Vec<_> = Isa::available().collect();
+    let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+    let list = names.join(", ");
+    let best = *available.last().expect("the scalar set is always there");
+    let (isa, why, warning) = match forced.map(|name| (name, CpuSet::from_str(name, false))) {
+        None => (best, format!("the best of {list}"), None),
+        Some((name, set)) => match set.ok().and_then(|set| set.isa().ok()) {
+            Some(isa) => (isa, format!("forced; there are {list}"), None),
+            None => {
+                (best, list.clone(), Some(format!("{name} is forced, which is refused: there are {list}")))
+            }
+        },
+    };
+    let (name, kernels) = (isa.name(), kernels_name(isa));
+    let value = json!({"instruction_set": name, "products": kernels, "available": names});
+    Fact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
+}
+
+/// The numbers of threads and what they come from.
+fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<String>) -> [Fact; 2] {
+    let default = machine::default_threads();
+    let source = threads_source(default, machine::cpu_quota(root), machine::cpu_count(root));
+    let set = |text: Option<String>| text.and_then(|text| text.parse::<usize>().ok());
+    let (threads, why) = set(threads).map_or((default, source), |threads| (threads, "--threads"));
+    let (batch, batch_why) =
+        set(threads_batch).map_or((threads, "as threads"), |threads| (threads, "--threads-batch"));
+    let allowed = |threads: usize| {
+        (threads > default).then(|| format!("{threads} threads on {default} CPUs get into each other's way"))
+    };
+    [
+        Fact::new("cpu", "threads", threads, format!("{threads} ({why})")).warn(allowed(threads)),
+        Fact::new("cpu", "threads_batch", batch, format!("{batch} ({batch_why})")).warn(allowed(batch)),
+    ]
+}
+
+/// What limits the default number of threads: std takes the smaller of the affinity mask and the whole CPUs of the quota.
+fn threads_source(threads: usize, quota: Option<f64>, cpus: Option<usize>) -> &'static str {
+    match (quota, cpus) {
+        (Some(quota), _) if (quota.floor() as usize).max(1) == threads && cpus != Some(threads) => {
+            "the cgroup's CPU quota"
+        }
+        (_, Some(cpus)) if threads < cpus => "the affinity mask",
+        (_, Some(_)) => "all CPUs of the machine",
+        (_, None) => "what the system allows",
+    }
 }
 
 fn memory_facts(root: &Path) -> Vec<Fact> {
@@ -317,6 +369,31 @@ mod tests {
         let empty = tempfile::tempdir().expect("tempdir");
         let facts = memory_facts(empty.path());
         assert!(facts.len() == 1 && facts[0].warning.is_some());
-        assert_eq!(machine_facts(empty.path())[3].text, "none");
+        assert_eq!(machine_facts(empty.path())[2].text, "none");
+    }
+
+    #[test]
+    fn the_number_of_threads_says_where_it_comes_from() {
+        assert_eq!(threads_source(2, Some(2.5), Some(64)), "the cgroup's CPU quota");
+        assert_eq!(threads_source(1, Some(0.5), Some(64)), "the cgroup's CPU quota");
+        assert_eq!(threads_source(4, Some(8.0), Some(64)), "the affinity mask");
+        assert_eq!(threads_source(8, Some(8.0), Some(8)), "all CPUs of the machine");
+        assert_eq!(threads_source(3, None, None), "what the system allows");
+        let [threads, batch] = thread_facts(Path::new("/nowhere"), Some("1".to_owned()), None);
+        assert_eq!((threads.text.as_str(), batch.text.as_str()), ("1 (--threads)", "1 (as threads)"));
+        let [_, batch] = thread_facts(Path::new("/nowhere"), None, Some("5000".to_owned()));
+        assert!(batch.text == "5000 (--threads-batch)" && batch.warning.is_some());
+    }
+
+    #[test]
+    fn forced_kernels_are_shown_or_warned_of() {
+        let fact = kernels_fact(Some("scalar"));
+        assert_eq!(
+            (&fact.value["instruction_set"], &fact.value["products"]),
+            (&json!("scalar"), &json!("scalar"))
+        );
+        assert!(fact.warning.is_none() && fact.text.contains("forced"), "{}", fact.text);
+        assert!(kernels_fact(Some("mmx")).warning.expect("a warning").contains("scalar"));
+        assert!(kernels_fact(None).text.contains("the best of scalar"));
     }
 }

@@ -20,7 +20,8 @@ use super::terminal::Terminal;
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
-    self, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, ModelFiles, ModelTexts, open_device,
+    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, ModelFiles, ModelTexts,
+    open_device,
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
@@ -133,7 +134,7 @@ fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resul
     let device = device(args, terminal)?;
     // What a GPU has is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
-        Device::Cpu { .. } => tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
+        Device::Cpu(_) => tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
         Device::Candle(_) => None,
     };
     Ok(LoadOptions {
@@ -160,12 +161,22 @@ fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resul
     })
 }
 
+/// Threads and instruction set for the CPU. Flags are checked even where a GPU makes them idle.
+fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
+    let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
+    options.threads_batch = args.threads_batch.unwrap_or(options.threads);
+    if let Some(set) = args.cpu {
+        options.isa = set.isa()?;
+    }
+    Ok(options)
+}
+
 /// `auto` takes a GPU that this build can drive and that answers, else the CPU.
 fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    let options = cpu_options(args)?;
     let cpu = || {
-        let threads = args.threads.unwrap_or_else(default_threads);
-        tracing::info!(threads, "computing on the CPU");
-        Device::Cpu { threads }
+        tracing::info!(?options, "computing on the CPU");
+        Device::Cpu(options)
     };
     let gpu = |kind, is_built: bool, name: &str| match is_built {
         true => Ok(Device::Candle(kind)),

@@ -139,6 +139,14 @@ fn parse_quota(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0 && quota.is_finite()).then(|| quota / period)
 }
 
+/// Processors of the machine, whoever may use them; `None` where that cannot be read.
+pub fn cpu_count(root: &Path) -> Option<usize> {
+    let text = fs::read_to_string(root.join("proc/cpuinfo")).ok()?;
+    let count =
+        text.lines().filter(|line| line.split(':').next().is_some_and(|key| key.trim() == "processor"));
+    Some(count.count()).filter(|&count| count > 0)
+}
+
 /// How many threads compute well here: the CPUs this process may use, by affinity mask and cgroup quota.
 /// More threads than the quota are throttled together and run many times slower.
 pub fn default_threads() -> usize {
@@ -287,7 +295,15 @@ not a mount line
         assert!(cgroup_dirs(root.path(), "memory").is_empty());
         assert_eq!(cpu_quota(root.path()), None);
         assert_eq!(cpu_model(root.path()), None);
+        assert_eq!(cpu_count(root.path()), None);
         assert!(default_threads() >= 1);
+    }
+
+    #[test]
+    fn processors_are_counted() {
+        let root = tempfile::tempdir().expect("tempdir");
+        write(root.path(), "proc/cpuinfo", "processor\t: 0\nmodel name\t: processor\n\nprocessor : 1\n");
+        assert_eq!(cpu_count(root.path()), Some(2));
     }
 
     #[test]

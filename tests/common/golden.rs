@@ -6,7 +6,7 @@ use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::{PagePool, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, Device, LoadOptions, LoadedModel};
+use llmctl::runtime::load::{self, CpuOptions, Device, LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::{LoadError, Result};
 use safetensors::SafeTensors;
@@ -83,7 +83,7 @@ fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
 /// How the parity table loads: everything in f32.
 pub fn exact() -> LoadOptions {
     LoadOptions {
-        device: Device::Cpu { threads: 2 },
+        device: Device::Cpu(CpuOptions::new(2)),
         dtype: Some(Dtype::F32),
         quantize: None,
         context: None,

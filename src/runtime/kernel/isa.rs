@@ -39,6 +39,11 @@ impl Isa {
         Isa::Scalar
     }
 
+    /// Those that this processor runs, slowest first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&set| set <= isa())
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -48,7 +53,7 @@ impl Isa {
     }
 }
 
-/// The instruction set in use by this process: the best there is, found out once.
+/// The best instruction set there is, found out once; a backend uses it unless it is told another.
 pub fn isa() -> Isa {
     static DETECTED: OnceLock<Isa> = OnceLock::new();
     *DETECTED.get_or_init(Isa::detect)
@@ -58,9 +63,9 @@ pub fn isa() -> Isa {
 ///
 /// `$body` must be `#[inline(always)]`, so that it takes on the features of the function it is inlined into.
 macro_rules! dispatch {
-    ($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
         $(#[$meta])*
-        pub fn $name(isa: $crate::runtime::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name(isa: $crate::runtime::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
@@ -91,5 +96,5 @@ pub(crate) use dispatch;
 /// Every instruction set that can be tested on this machine.
 #[cfg(test)]
 pub fn available() -> Vec<Isa> {
-    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&set| set <= isa()).collect()
+    Isa::available().collect()
 }

@@ -2,8 +2,8 @@
 //!
 //! Invariants: a region ends when every worker has left it, so the closure may borrow from the caller's stack; a panic in
 //! a worker is raised again on the caller after that. Starting a region allocates nothing. Workers that find nothing to
-//! do spin for [`SPIN`], then sleep: an idle pool costs no processor time. One region runs at a time: the pool is not
-//! `Sync`, so a closure cannot start another.
+//! do spin for [`SPIN`], then sleep: an idle pool costs no processor time, and neither do workers that a smaller number
+//! of threads leaves out. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -24,12 +24,12 @@ type Task<'a> = dyn Fn(usize) + Sync + 'a;
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    /// Workers of the next region, the caller not counted.
+    active: Cell<usize>,
     not_sync: PhantomData<Cell<()>>,
 }
 
 struct Shared {
-    /// Counts regions; a worker takes part in a region when it sees the count change.
-    region: AtomicUsize,
     /// The region's closure; written by the caller between regions, read by workers within.
     task: UnsafeCell<Option<&'static Task<'static>>>,
     /// Workers still in the region, the caller not counted.
@@ -42,13 +42,17 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
+/// On a cache line of its own: others write to their own all the time.
 #[derive(Default)]
+#[repr(align(64))]
 struct Worker {
+    /// Regions it was called to; it takes part in one when it sees the count change.
+    region: AtomicUsize,
     sleeps: AtomicBool,
 }
 
 // SAFETY: `task` and `caller` are written by the caller only while no worker is in a region (`running` is 0, seen
-// with Acquire), and read by workers only after they saw the new `region` (Acquire, paired with the caller's store).
+// with Acquire), and read by workers only after they saw their `region` change (Acquire, paired with the caller's store).
 // The closure itself is `Sync`.
 unsafe impl Sync for Shared {}
 
@@ -79,8 +83,8 @@ impl Shared {
         let mut seen = 0;
         loop {
             let me = &self.workers[worker - 1];
-            wait(&me.sleeps, || self.region.load(Ordering::SeqCst) != seen);
-            seen = self.region.load(Ordering::Acquire);
+            wait(&me.sleeps, || me.region.load(Ordering::SeqCst) != seen);
+            seen = me.region.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
@@ -113,7 +117,6 @@ impl Pool {
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let others = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            region: AtomicUsize::new(0),
             task: UnsafeCell::new(None),
             running: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
@@ -123,7 +126,8 @@ impl Pool {
             panic: Mutex::new(None),
         });
         // Built first, so that an error below drops it and ends the threads that did start.
-        let mut pool = Pool { shared, handles: Vec::with_capacity(others), not_sync: PhantomData };
+        let active = Cell::new(others);
+        let mut pool = Pool { shared, handles: Vec::with_capacity(others), active, not_sync: PhantomData };
         for worker in 1..=others {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{worker}"));
@@ -132,9 +136,15 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Workers of a region.
+    /// Workers of the next region.
     pub fn threads(&self) -> usize {
-        self.handles.len() + 1
+        self.active.get() + 1
+    }
+
+    /// Regions from now on have `threads` workers: at least one, at most as many as the pool was made with. The others
+    /// sleep.
+    pub fn use_threads(&self, threads: usize) {
+        self.active.set(threads.clamp(1, self.handles.len() + 1) - 1);
     }
 
     /// Calls `task(worker)` once for every worker `0..threads()`, the caller being worker 0, and returns when all are done.
@@ -142,7 +152,8 @@ impl Pool {
     /// # Panics
     /// With a worker's panic, when one panicked.
     pub fn run(&self, task: &(dyn Fn(usize) + Sync)) {
-        if self.handles.is_empty() {
+        let active = self.active.get();
+        if active == 0 {
             return task(0);
         }
         let shared = &*self.shared;
@@ -152,8 +163,8 @@ impl Pool {
         // SAFETY: no region is running: the pool is not `Sync` and the last region was waited for.
         unsafe { *shared.task.get() = Some(task_static) };
         self.remember_caller();
-        shared.running.store(self.handles.len(), Ordering::Release);
-        self.announce();
+        shared.running.store(active, Ordering::Release);
+        self.announce(active);
         shared.call(task, 0);
         wait(&shared.caller_sleeps, || shared.running.load(Ordering::SeqCst) == 0);
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -172,10 +183,10 @@ impl Pool {
         }
     }
 
-    /// Starts the next region: workers that spin see it, those that sleep are woken.
-    fn announce(&self) {
-        self.shared.region.fetch_add(1, Ordering::SeqCst);
-        for (worker, handle) in self.shared.workers.iter().zip(&self.handles) {
+    /// Starts the next region for the first workers: those that spin see it, those that sleep are woken.
+    fn announce(&self, workers: usize) {
+        for (worker, handle) in self.shared.workers[..workers].iter().zip(&self.handles) {
+            worker.region.fetch_add(1, Ordering::SeqCst);
             if worker.sleeps.load(Ordering::SeqCst) {
                 handle.thread().unpark();
             }
@@ -185,7 +196,7 @@ impl Pool {
     /// Calls `task` for every index below `count`, each on some worker; who gets which does not show in a result
     /// that depends on the index only.
     pub fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
-        if self.handles.is_empty() || count < 2 {
+        if self.active.get() == 0 || count < 2 {
             return (0..count).for_each(task);
         }
         let next = AtomicUsize::new(0);
@@ -219,7 +230,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.announce();
+        self.announce(self.handles.len());
         for handle in self.handles.drain(..) {
             // A worker catches the panics of its tasks, so it has none of its own.
             let _ = handle.join();
@@ -260,6 +271,68 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 3);
         }
+    }
+
+    #[test]
+    fn a_smaller_number_of_threads_leaves_the_others_asleep() {
+        let pool = Pool::new(4).unwrap();
+        for (asked, expected) in [(2, 2), (4, 4), (0, 1), (9, 4), (3, 3), (1, 1), (4, 4)] {
+            pool.use_threads(asked);
+            assert_eq!(pool.threads(), expected);
+            let calls: [AtomicUsize; 4] = std::array::from_fn(|_| AtomicUsize::new(0));
+            for _ in 0..50 {
+                pool.run(&|worker| {
+                    calls[worker].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            for (worker, calls) in calls.into_iter().enumerate() {
+                assert_eq!(calls.into_inner(), if worker < expected { 50 } else { 0 }, "{asked} {worker}");
+            }
+        }
+    }
+
+    /// Processor time of the pool's own threads, the caller not counted.
+    #[cfg(target_os = "linux")]
+    fn processor_time(pool: &Pool) -> Duration {
+        use std::os::unix::thread::JoinHandleExt;
+        let time = |handle: &JoinHandle<()>| {
+            let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+            // SAFETY: the thread has not been joined; both calls write one value.
+            unsafe {
+                assert_eq!(libc::pthread_getcpuclockid(handle.as_pthread_t(), &mut clock), 0);
+                assert_eq!(libc::clock_gettime(clock, &mut time), 0);
+            }
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        pool.handles.iter().map(time).sum()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[cfg_attr(miri, ignore = "no processor clocks")]
+    fn an_idle_pool_costs_no_processor_time() {
+        let pool = Pool::new(4).unwrap();
+        pool.run(&|_| ());
+        std::thread::sleep(Duration::from_millis(100));
+        let before = processor_time(&pool);
+        std::thread::sleep(Duration::from_millis(300));
+        let idle = processor_time(&pool) - before;
+        assert!(idle < Duration::from_millis(3), "three idle workers took {idle:?} of 300 ms");
+        // And the clock is the right one: workers that work are seen to.
+        pool.run(&|worker| {
+            let start = processor_clock();
+            while worker > 0 && processor_clock() - start < Duration::from_millis(5) {}
+        });
+        assert!(processor_time(&pool) - before >= Duration::from_millis(15));
+    }
+
+    /// Processor time of the calling thread.
+    #[cfg(target_os = "linux")]
+    fn processor_clock() -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: writes one value.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn backend(device: Device) -> String {
         "other"
     };
     match device {
-        Device::Cpu { threads: _ } => format!("cpu {processor}"),
+        Device::Cpu(_) => format!("cpu {processor}"),
         Device::Candle(kind) => format!("candle {kind:?} {processor}"),
     }
 }

@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 pub use super::backend::KvType;
 pub use super::backend::candle::{DeviceKind, open_device};
-pub use super::kernel::Dtype;
+pub use super::backend::cpu::CpuOptions;
+pub use super::kernel::gemm::kernels_name;
+pub use super::kernel::{Dtype, Isa};
 pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint};
 pub use hf::ChatTemplates;
@@ -87,8 +89,8 @@ pub struct GenerationDefaults {
 /// Where a model computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// Our kernels, with this many threads.
-    Cpu { threads: usize },
+    /// Our kernels.
+    Cpu(CpuOptions),
     /// candle's, on a GPU (or, for comparison, on the CPU).
     Candle(DeviceKind),
 }
@@ -309,7 +311,7 @@ fn decoder(
         progress,
     };
     let model: Box<dyn Model> = match options.device {
-        Device::Cpu { threads } => Box::new(Decoder::load(Cpu::new(threads).map_err(backend)?, parts)?),
+        Device::Cpu(options) => Box::new(Decoder::load(Cpu::with(options).map_err(backend)?, parts)?),
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;
             Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)

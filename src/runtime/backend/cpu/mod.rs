@@ -14,7 +14,7 @@ pub use kv::CpuKv;
 use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Product, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::Part;
-use crate::runtime::kernel::gemm::{self, Activations, Packed};
+use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
@@ -26,9 +26,31 @@ const ROWS_PER_TASK: usize = 16;
 /// Below this many multiplications a product is not worth waking other threads for.
 const SERIAL_LIMIT: usize = 1 << 15;
 
+/// Rows of a step from which it counts as a batch, which arithmetic limits and not memory.
+const BATCH_ROWS: usize = 32;
+
+/// What the CPU backend computes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads of a step of few rows, the calling one included.
+    pub threads: usize,
+    /// Threads of a step of [`BATCH_ROWS`] rows and more: prompts, many sequences.
+    pub threads_batch: usize,
+    /// No better than what this processor has.
+    pub isa: Isa,
+}
+
+impl CpuOptions {
+    /// One number of threads for every step, and the best instruction set there is.
+    pub fn new(threads: usize) -> Self {
+        Self { threads, threads_batch: threads, isa: isa::isa() }
+    }
+}
+
 /// The CPU backend with its own threads.
 pub struct Cpu {
     isa: Isa,
+    threads: [usize; 2],
     pool: Pool,
     scratch: RefCell<Scratch>,
 }
@@ -37,6 +59,7 @@ pub struct Cpu {
 #[derive(Default)]
 struct Scratch {
     quantized: Activations,
+    fixed: fixed::Activations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
     attention: attention::Plan,
@@ -48,8 +71,20 @@ impl Cpu {
     /// # Errors
     /// [`Error::Backend`] when the threads cannot be started.
     pub fn new(num_threads: usize) -> Result<Self> {
-        let pool = Pool::new(num_threads).map_err(|error| Error::Backend(error.to_string()))?;
-        Ok(Self { isa: isa::isa(), pool, scratch: RefCell::default() })
+        Self::with(CpuOptions::new(num_threads))
+    }
+
+    /// As [`Self::new`], in every detail.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the threads cannot be started or the processor lacks the instruction set.
+    pub fn with(CpuOptions { threads, threads_batch, isa }: CpuOptions) -> Result<Self> {
+        if isa > isa::isa() {
+            return Err(Error::Backend(format!("this processor has no {}", isa.name())));
+        }
+        let pool = Pool::new(threads.max(threads_batch));
+        let pool = pool.map_err(|error| Error::Backend(error.to_string()))?;
+        Ok(Self { isa, threads: [threads, threads_batch], pool, scratch: RefCell::default() })
     }
 
     /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
@@ -90,6 +125,8 @@ pub enum CpuWeight {
     Plain(HostTensor),
     /// Quantised, in the kernels' own layout; the file's bytes are not kept.
     Packed(Packed),
+    /// F16 or BF16, likewise.
+    Fixed(fixed::Weights),
 }
 
 impl CpuWeight {
@@ -98,6 +135,7 @@ impl CpuWeight {
         match self {
             CpuWeight::Plain(tensor) => tensor.rows_cols(),
             CpuWeight::Packed(packed) => (packed.rows(), packed.cols()),
+            CpuWeight::Fixed(fixed) => (fixed.rows(), fixed.cols()),
         }
     }
 }
@@ -145,14 +183,18 @@ impl Backend for Cpu {
 
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         let (rows, cols) = tensor.rows_cols();
-        match Packed::pack(tensor.dtype, [rows, cols], &tensor.bytes, &self.pool) {
-            Ok(Some(packed)) => Ok(CpuWeight::Packed(packed)),
-            Ok(None) => Ok(CpuWeight::Plain(tensor.clone())),
-            Err(error) => Err(LoadError::Tensor {
-                tensor: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
-                message: format!("no memory to pack it: {error}"),
-            }),
-        }
+        let (dtype, shape, bytes) = (tensor.dtype, [rows, cols], &tensor.bytes[..]);
+        let packed = match dtype {
+            Dtype::F32 => Ok(None),
+            Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.pool)
+                .map(|weights| weights.map(CpuWeight::Fixed)),
+            _ => Packed::pack(dtype, shape, bytes, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
+        };
+        let packed = packed.map_err(|error| LoadError::Tensor {
+            tensor: format!("{} {:?}", dtype.name(), tensor.shape),
+            message: format!("no memory to pack it: {error}"),
+        })?;
+        Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
@@ -172,6 +214,8 @@ impl Backend for Cpu {
     }
 
     fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
+        // The first operation of a step.
+        self.pool.use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
         for (out, &token) in out.values.chunks_exact_mut(width).zip(tokens) {
@@ -183,6 +227,7 @@ impl Backend for Cpu {
                     quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
                 }
                 CpuWeight::Packed(table) => table.unpack_row(token as usize, out),
+                CpuWeight::Fixed(table) => table.unpack_row(token as usize, out),
             }
             if scale != 1.0 {
                 out.iter_mut().for_each(|value| *value *= scale);
@@ -213,7 +258,7 @@ impl Backend for Cpu {
     }
 
     fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
-        let mut is_quantized = false;
+        let (mut is_quantized, mut is_fixed) = (false, false);
         for Product { weight, bias, out } in products {
             let (n, k) = weight.rows_cols();
             if x.width != k {
@@ -229,6 +274,14 @@ impl Backend for Cpu {
                         is_quantized = true;
                     }
                     gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+                }
+                CpuWeight::Fixed(weight) => {
+                    let rows = &mut self.scratch.borrow_mut().fixed;
+                    if !is_fixed {
+                        rows.quantize(self.isa, &x.values, k, &self.pool);
+                        is_fixed = true;
+                    }
+                    fixed::matmul(self.isa, weight, rows, &mut out.values, &self.pool);
                 }
             }
             if let Some(bias) = bias {

@@ -19,6 +19,12 @@ pub struct Avx2<const VNNI: bool>;
 
 impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const WIDTH: usize = 1;
+    const DIRECT_ROWS: usize = 4;
+
+    fn max_direct<F: Format>() -> usize {
+        // Unpacking Q6_K takes most of the time and more registers than there are: it pays to do it once.
+        if bits::<F>() == 6 { 1 } else { 96 }
+    }
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -200,20 +206,22 @@ unsafe fn times_f16(d: *const u8, scale: __m256i, min: __m256i) -> [__m256; 2] {
     [_mm256_mul_ps(d, _mm256_cvtepi32_ps(scale)), _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(min))]
 }
 
-/// Exact dot products of `groups` with a block; `codes(group)` gives their codes.
+/// Exact dot products with a block, or the `PART`-th half of it where the format has a scale for each; `codes(group)`
+/// gives the codes. `PART` is known to the compiler, because codes at indices that are not would leave the registers.
 ///
 /// # Safety
 /// The features of [`Avx2`].
 #[inline(always)]
-unsafe fn dot<F: Format, const VNNI: bool>(
-    groups: Range<usize>,
+unsafe fn dot<F: Format, const VNNI: bool, const PART: usize>(
     codes: impl Fn(usize) -> __m256i,
     block: &Block,
-    minus_sum: i32,
 ) -> __m256i {
+    let groups = GROUPS / F::SCALES.per_tile();
+    let groups = PART * groups..(PART + 1) * groups;
     // SAFETY: the features by this function's contract.
     unsafe {
-        let mut sum = _mm256_set1_epi32(if signed::<F, VNNI>() { 0 } else { F::ZERO * minus_sum });
+        let zero = if signed::<F, VNNI>() { 0 } else { F::ZERO * minus_sum::<F>(block, PART) };
+        let mut sum = _mm256_set1_epi32(zero);
         if VNNI {
             for group in groups {
                 sum = _mm256_dpbusd_avx_epi32(sum, codes(group), broadcast_group(block, group));
@@ -303,7 +311,6 @@ unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
     out: &mut [[f32; ROWS]],
 ) {
     let rows: [&[Block]; R] = std::array::from_fn(|row| x.row(first + row));
-    let groups = GROUPS / F::SCALES.per_tile();
     for side in 0..2 {
         // SAFETY: the features by this function's contract; tiles of units of the panel.
         unsafe {
@@ -311,14 +318,18 @@ unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
             for (index, unit) in panel.chunks_exact(F::UNIT_BYTES).enumerate() {
                 for tile in 0..F::TILES {
                     let codes = codes::<F, VNNI>(unit.as_ptr(), tile, side);
-                    for part in 0..F::SCALES.per_tile() {
-                        let scales = scales::<F>(unit.as_ptr(), tile, part, side);
-                        let range = part * groups..(part + 1) * groups;
-                        for row in 0..R {
-                            let block = &rows[row][index * F::TILES + tile];
-                            let minus_sum = minus_sum::<F>(block, part);
-                            let dots = dot::<F, VNNI>(range.clone(), |group| codes[group], block, minus_sum);
-                            sums[row] = add::<F>(sums[row], dots, block, part, scales);
+                    let first = scales::<F>(unit.as_ptr(), tile, 0, side);
+                    let second = match F::SCALES.per_tile() {
+                        1 => first,
+                        _ => scales::<F>(unit.as_ptr(), tile, 1, side),
+                    };
+                    for row in 0..R {
+                        let block = &rows[row][index * F::TILES + tile];
+                        let dots = dot::<F, VNNI, 0>(|group| codes[group], block);
+                        sums[row] = add::<F>(sums[row], dots, block, 0, first);
+                        if F::SCALES.per_tile() == 2 {
+                            let dots = dot::<F, VNNI, 1>(|group| codes[group], block);
+                            sums[row] = add::<F>(sums[row], dots, block, 1, second);
                         }
                     }
                 }
@@ -362,6 +373,21 @@ unsafe fn unpack<F: Format, const VNNI: bool>(panel: &[u8], blocks: Range<usize>
     }
 }
 
+/// Scales and minima of one part of a panel's block.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn panel_scales<F: Format>(panel: &Panel, at: usize, part: usize, side: usize) -> [__m256; 2] {
+    let place = (at * F::SCALES.per_tile() + part) * ROWS + SIDE * side;
+    // SAFETY: the slices are 8 numbers long.
+    unsafe {
+        let scale = _mm256_loadu_ps(panel.scales[place..][..SIDE].as_ptr());
+        match F::SCALES.has_min() {
+            true => [scale, _mm256_loadu_ps(panel.mins[place..][..SIDE].as_ptr())],
+            false => [scale, _mm256_setzero_ps()],
+        }
+    }
+}
+
 /// Rows past the last of `sums` are the last one again, and not kept.
 ///
 /// # Safety
@@ -374,8 +400,6 @@ unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
     [first, start]: [usize; 2],
     sums: &mut [PanelSums],
 ) {
-    let per_tile = F::SCALES.per_tile();
-    let groups = GROUPS / per_tile;
     let last = sums.len() - 1;
     let rows: [&[Block]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
     for side in 0..2 {
@@ -385,21 +409,22 @@ unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
             for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
                 *acc = _mm256_loadu_ps(sums[SIDE * side..].as_ptr());
             }
-            for index in 0..panel.blocks * per_tile {
-                let (at, part) = (index / per_tile, index % per_tile);
+            for at in 0..panel.blocks {
                 let lines = &panel.codes[at * GROUPS..(at + 1) * GROUPS];
-                let place = index * ROWS + SIDE * side;
-                let scale = _mm256_loadu_ps(panel.scales[place..][..SIDE].as_ptr());
-                let min = match F::SCALES.has_min() {
-                    true => _mm256_loadu_ps(panel.mins[place..][..SIDE].as_ptr()),
-                    false => _mm256_setzero_ps(),
-                };
+                let codes = |group: usize| load(lines[group].0[32 * side..].as_ptr());
+                let first = panel_scales::<F>(panel, at, 0, side);
                 for row in 0..R {
                     let block = &rows[row][at];
-                    let codes = |group: usize| load(lines[group].0[32 * side..].as_ptr());
-                    let range = part * groups..(part + 1) * groups;
-                    let dots = dot::<F, VNNI>(range, codes, block, minus_sum::<F>(block, part));
-                    acc[row] = add::<F>(acc[row], dots, block, part, [scale, min]);
+                    let dots = dot::<F, VNNI, 0>(codes, block);
+                    acc[row] = add::<F>(acc[row], dots, block, 0, first);
+                }
+                if F::SCALES.per_tile() == 2 {
+                    let second = panel_scales::<F>(panel, at, 1, side);
+                    for row in 0..R {
+                        let block = &rows[row][at];
+                        let dots = dot::<F, VNNI, 1>(codes, block);
+                        acc[row] = add::<F>(acc[row], dots, block, 1, second);
+                    }
                 }
             }
             for (sums, acc) in sums.iter_mut().zip(acc) {

@@ -18,6 +18,7 @@ pub struct Avx512Vnni;
 
 impl Kernels for Avx512Vnni {
     const WIDTH: usize = 2;
+    const DIRECT_ROWS: usize = 8;
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -27,7 +28,11 @@ impl Kernels for Avx512Vnni {
                 1 => direct::<F, 1>(panel, x, first, out),
                 2 => direct::<F, 2>(panel, x, first, out),
                 3 => direct::<F, 3>(panel, x, first, out),
-                _ => direct::<F, 4>(panel, x, first, out),
+                4 => direct::<F, 4>(panel, x, first, out),
+                5 => direct::<F, 5>(panel, x, first, out),
+                6 => direct::<F, 6>(panel, x, first, out),
+                7 => direct::<F, 7>(panel, x, first, out),
+                _ => direct::<F, 8>(panel, x, first, out),
             }
         }
     }

@@ -18,7 +18,10 @@ mod activation;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod fixed;
 mod format;
+#[cfg(all(test, unix))]
+mod guarded;
 mod pack;
 mod scalar;
 #[cfg(test)]
@@ -34,11 +37,8 @@ pub use pack::Packed;
 use super::isa::{self, Isa};
 use super::pool::Pool;
 
-/// Activation rows of one call of the direct path.
-const DIRECT_ROWS: usize = 4;
-
-/// Up to this many activation rows the direct path is the faster one.
-const MAX_DIRECT: usize = 8;
+/// Activation rows of one call of the direct path, at most.
+const MAX_DIRECT_ROWS: usize = 8;
 
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
@@ -60,7 +60,16 @@ trait Kernels {
     /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
     const WIDTH: usize;
 
-    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`DIRECT_ROWS`].
+    /// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same
+    /// until the rows outgrow the second-level cache.
+    fn max_direct<F: Format>() -> usize {
+        96
+    }
+
+    /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
+    const DIRECT_ROWS: usize;
+
+    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`Self::DIRECT_ROWS`].
     ///
     /// # Safety
     /// The processor has the instruction set.
@@ -198,7 +207,7 @@ impl Product<'_> {
 
     fn compute_format<K: Kernels, F: Format>(&self) {
         let rows = self.x.rows();
-        if K::WIDTH == 0 || rows <= MAX_DIRECT {
+        if K::WIDTH == 0 || rows <= K::max_direct::<F>() {
             let (w, x, out) = (self.w, self.x, &self.out);
             let per_task = TASK_BYTES.div_ceil(w.panel_bytes());
             self.for_each(w.panels().div_ceil(per_task), |task| {
@@ -226,10 +235,12 @@ impl Product<'_> {
 /// All activation rows with one packed panel, unpacked in registers.
 fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output) {
     let panel = w.panel(index);
-    let mut sums = [[0.0; ROWS]; DIRECT_ROWS];
+    let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
-    for first in (0..x.rows()).step_by(DIRECT_ROWS) {
-        let sums = &mut sums[..DIRECT_ROWS.min(x.rows() - first)];
+    let calls = x.rows().div_ceil(K::DIRECT_ROWS);
+    for call in 0..calls {
+        let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
+        let sums = &mut sums[..last - first];
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
         unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {

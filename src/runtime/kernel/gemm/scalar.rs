@@ -11,6 +11,7 @@ pub struct Scalar;
 
 impl Kernels for Scalar {
     const WIDTH: usize = 0;
+    const DIRECT_ROWS: usize = 4;
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         direct::<F>(panel, x, first, out);

@@ -16,11 +16,11 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.next() as usize % end
     }
 
-    fn values(&mut self, len: usize) -> Vec<f32> {
+    pub fn values(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| (self.next() % 20001) as f32 / 5000.0 - 2.0).collect()
     }
 }

@@ -1,0 +1,458 @@
+#!/usr/bin/env python3
+"""llmctl and llama.cpp on the same synthetic models, interleaved in one run: speed, memory, and the machine's limits.
+
+  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [-r N] [--json FILE]
+
+Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI); builds
+examples/throughput.rs itself. Models of the real shapes with random weights are written to a cache folder
+once: speed does not depend on the values. Both sides stay loaded and take turns (ours, llama.cpp without
+and with flash attention, ours, ...); a row is the ratio of medians, against the better of llama.cpp's two.
+
+Definitions are llama-bench's. pp512: a prompt of 512 tokens. tg128: 128 single steps after almost nothing;
+@N: after N tokens. 8 seq: 8 sequences of 128 tokens that decode together, all tokens. No prompt comes twice.
+load: from the start of loading to the first token of a short prompt, the file in the page cache. RSS: peak
+resident memory over the whole run, without what Python and the libraries held before loading. % limit: of
+the int8 peak for prefill, of the read bandwidth for decoding, both read in the same run between the others'
+turns.
+"""
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+SHAPES = {
+    "qwen3-0.6b": dict(arch="qwen3", layers=28, hidden=1024, heads=16, kv=8, head=128, ffn=3072, vocab=151936),
+    "llama-3.2-1b": dict(arch="llama", layers=16, hidden=2048, heads=32, kv=8, head=64, ffn=8192, vocab=128256),
+    "smollm2-135m": dict(arch="llama", layers=30, hidden=576, heads=9, kv=3, head=64, ffn=1536, vocab=49152),
+}
+TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
+CONTEXT_SLACK = 1024
+
+# What issue 4 asks for: (shape, type) -> test -> ratio; "*" stands for any.
+TARGETS = [
+    ("qwen3-0.6b", ("Q4_0", "Q4_K_M"), "pp512", 2.0),
+    ("llama-3.2-1b", ("Q4_0", "Q4_K_M"), "pp512", 1.9),
+    ("*", ("Q8_0",), "pp512", 2.5),
+    ("*", ("F16",), "pp512", 1.5),
+    ("qwen3-0.6b", ("Q4_0", "Q4_K_M", "Q8_0"), "tg128", 1.3),
+    ("llama-3.2-1b", "*", "tg128", 1.0),
+    ("smollm2-135m", "*", "tg128", 1.2),
+    ("qwen3-0.6b", ("Q4_K_M",), "tg32@2048", 1.35),
+    ("qwen3-0.6b", ("Q4_K_M",), "tg32@8192", 2.0),
+    ("*", "*", "8 seq", 2.5),
+]
+
+
+def target(shape, kind, test):
+    for shapes, kinds, name, ratio in TARGETS:
+        if shapes in ("*", shape) and (kinds == "*" or kind in kinds) and name == test:
+            return ratio
+    return None
+
+
+# ---------- synthetic models
+
+def byte_characters():
+    """GPT-2's printable stand-in for every byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable}
+    table.update({byte: chr(256 + index) for index, byte in enumerate(others)})
+    return [table[byte] for byte in range(256)]
+
+
+def random_matrix(rng, rows, cols, kind):
+    """`rows` rows of `cols` weights with a standard deviation near 1 / sqrt(cols), as they lie in a file."""
+    import numpy as np
+
+    # A few million random numbers, over and over, from another start each time: far faster, and no less random to a kernel.
+    if kind == "F16":
+        normal = (rng.standard_normal(1_000_003, dtype=np.float32) / np.sqrt(cols)).astype(np.float16)
+        return np.resize(normal, (rows, cols))
+    # Bytes per block, values per block, where the f16 scales are, and the standard deviation for scale 1.
+    size, values, scales, spread = {
+        "Q4_0": (18, 32, [(0, 1.0)], 4.6),
+        "Q5_0": (22, 32, [(0, 1.0)], 9.2),
+        "Q8_0": (34, 32, [(0, 1.0)], 74.0),
+        "Q4_K": (144, 256, [(0, 1.0), (2, 7.5)], 260.0),
+        "Q6_K": (210, 256, [(208, 1.0)], 1370.0),
+    }[kind]
+    assert cols % values == 0, (kind, cols)
+    blocks = np.resize(np.frombuffer(rng.bytes(4_000_037), np.uint8), (rows, cols // values, size))
+    scale = 1.0 / np.sqrt(cols) / spread
+    for at, factor in scales:
+        two = np.frombuffer(np.float16(scale * factor).tobytes(), np.uint8)
+        blocks[:, :, at : at + 2] = two
+    return blocks.reshape(rows, -1)
+
+
+def kind_of(name, layer, layers, cols, file_type):
+    """The type of a matrix in llama.cpp's mixes."""
+    kind = {"Q4_K_M": "Q4_K"}.get(file_type, file_type)
+    if name == "token_embd" and file_type in ("Q4_0", "Q4_K_M"):
+        kind = "Q6_K"
+    if file_type == "Q4_K_M" and name in ("attn_v", "ffn_down"):
+        eighth = layers // 8
+        if layer < eighth or layer >= layers - eighth or (layer - eighth) % 3 == 2:
+            kind = "Q6_K"
+    if cols % 256 and kind in ("Q4_K", "Q6_K"):
+        kind = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[kind]
+    return kind
+
+
+def write_model(path, shape, file_type):
+    import gguf
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(str(path), shape["arch"])
+    writer.add_name(path.stem)
+    writer.add_context_length(32768)
+    writer.add_block_count(shape["layers"])
+    writer.add_embedding_length(shape["hidden"])
+    writer.add_feed_forward_length(shape["ffn"])
+    writer.add_head_count(shape["heads"])
+    writer.add_head_count_kv(shape["kv"])
+    writer.add_key_length(shape["head"])
+    writer.add_value_length(shape["head"])
+    writer.add_rope_dimension_count(shape["head"])
+    writer.add_rope_freq_base(1e6)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape["vocab"])
+    tokens = byte_characters() + ["th", "<|end|>"]
+    kinds = [1] * 257 + [3]
+    tokens += [f"[{index}]" for index in range(len(tokens), shape["vocab"])]
+    kinds += [5] * (shape["vocab"] - len(kinds))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(257)
+
+    def matrix(name, rows, cols, layer=0):
+        kind = kind_of(name.split(".")[-1], layer, shape["layers"], cols, file_type)
+        data = random_matrix(rng, rows, cols, kind)
+        raw = None if kind == "F16" else gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name + ".weight", data, raw_dtype=raw)
+
+    def vector(name, size):
+        writer.add_tensor(name + ".weight", np.ones(size, np.float32))
+
+    hidden, ffn, head = shape["hidden"], shape["ffn"], shape["head"]
+    queries, keys = shape["heads"] * head, shape["kv"] * head
+    matrix("token_embd", shape["vocab"], hidden)
+    vector("output_norm", hidden)
+    for layer in range(shape["layers"]):
+        block = f"blk.{layer}."
+        vector(block + "attn_norm", hidden)
+        vector(block + "ffn_norm", hidden)
+        if shape["arch"] == "qwen3":
+            vector(block + "attn_q_norm", head)
+            vector(block + "attn_k_norm", head)
+        for name, rows, cols in (
+            ("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
+            ("attn_output", hidden, queries), ("ffn_gate", ffn, hidden), ("ffn_up", ffn, hidden),
+            ("ffn_down", hidden, ffn),
+        ):
+            matrix(block + name, rows, cols, layer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def model_file(cache, shape, file_type):
+    path = cache / f"{shape}-{file_type}.gguf"
+    if not path.exists():
+        print(f"writing {path}", file=sys.stderr, flush=True)
+        draft = path.with_suffix(".part")
+        write_model(draft, SHAPES[shape], file_type)
+        draft.rename(path)
+    with open(path, "rb") as file:  # into the page cache
+        while file.read(1 << 24):
+            pass
+    return path
+
+
+# ---------- llama.cpp, in a process of its own
+
+def peak_rss_mib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM:"))
+
+
+class LlamaCpp:
+    """The commands of examples/throughput.rs, for one setting of flash attention."""
+
+    def __init__(self, path, threads, context, flash):
+        import llama_cpp
+
+        self.lib, self.threads, self.flash, self.context = llama_cpp, threads, flash, context
+        self.silent = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self.silent, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self.before = peak_rss_mib()
+        start = time.perf_counter()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            sys.exit(f"llama.cpp does not load {path}")
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        import random
+
+        self.random = random.Random(flash)
+        self.batch = llama_cpp.llama_batch_init(2048, 0, 1)
+        self.single, self.many, self.deep = self.new_context(2048, 1), None, {}
+        self.feed(self.single, 8)
+        self.ready = time.perf_counter() - start
+
+    def new_context(self, size, sequences):
+        params = self.lib.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = size * sequences, 2048, 512
+        params.n_seq_max = sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = self.flash
+        if hasattr(params, "kv_unified"):
+            params.kv_unified = False
+        return self.lib.llama_init_from_model(self.model, params)
+
+    def decode(self, context, rows):
+        """Rows of (position, sequence) with random tokens; logits of the last row of every sequence."""
+        last = {sequence: index for index, (_, sequence) in enumerate(rows)}
+        batch = self.batch
+        for index, (position, sequence) in enumerate(rows):
+            batch.token[index] = self.random.randrange(self.vocab)
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequence
+            batch.logits[index] = last[sequence] == index
+        batch.n_tokens = len(rows)
+        code = self.lib.llama_decode(context, batch)
+        if code:
+            sys.exit(f"llama_decode returned {code}")
+        self.lib.llama_synchronize(context)
+
+    def feed(self, context, count, sequence=0):
+        for start in range(0, count, 2048):
+            self.decode(context, [(at, sequence) for at in range(start, min(count, start + 2048))])
+
+    def clear(self, context):
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(context), True)
+
+    def steps(self, context, count, first, sequences=1):
+        start = time.perf_counter()
+        for step in range(count):
+            self.decode(context, [(first + step, sequence) for sequence in range(sequences)])
+        return sequences * count / (time.perf_counter() - start)
+
+    def run(self, command):
+        name, *numbers = command.split()
+        numbers = [int(number) for number in numbers]
+        if name == "memory":
+            return {"peak_rss_mib": peak_rss_mib() - self.before}
+        if name == "prefill":
+            self.clear(self.single)
+            start = time.perf_counter()
+            self.feed(self.single, numbers[0])
+            return {"rate": numbers[0] / (time.perf_counter() - start)}
+        if name == "decode":
+            count, depth = numbers
+            if depth not in self.deep:
+                context = self.new_context(max(depth + CONTEXT_SLACK, 2048), 1)
+                self.feed(context, max(depth, 1))
+                self.deep[depth] = [context, max(depth, 1)]
+            context, position = self.deep[depth]
+            self.deep[depth][1] += count
+            return {"rate": self.steps(context, count, position)}
+        count, sequences = numbers
+        self.many = self.many or self.new_context(512, sequences)
+        self.clear(self.many)
+        for sequence in range(sequences):
+            self.feed(self.many, 128, sequence)
+        return {"rate": self.steps(self.many, count, 128, sequences)}
+
+
+def llama_worker(arguments):
+    path, threads, context, flash = arguments
+    side = LlamaCpp(path, int(threads), int(context), int(flash))
+    print(json.dumps({"ready_s": side.ready, "version": side.lib.__version__}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(side.run(line)), flush=True)
+
+
+# ---------- both sides
+
+class Side:
+    """A process that answers a line of JSON to every line."""
+
+    def __init__(self, command):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.facts = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.process.args[0]} ended with {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            sys.exit(f"{self.process.args[0]}: {answer['error']}")
+        return answer
+
+    def run(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def build():
+    command = ["cargo", "build", "--release", "--locked", "--example", "throughput"]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    target = os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")
+    return str(Path(target) / "release/examples/throughput")
+
+
+def tests_of(args, shape, file_type):
+    tests = [("pp512", "prefill 512"), ("tg128", "decode 128 1")]
+    if shape == "qwen3-0.6b" and file_type in ("Q4_K_M", "F16"):
+        tests.append(("tg32@2048", "decode 32 2048"))
+        if file_type == "Q4_K_M" and not args.quick:
+            tests.append(("tg32@8192", "decode 32 8192"))
+    if shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0"):
+        tests.append(("8 seq", "batch 64 8"))
+    return tests
+
+
+def limits(program, threads):
+    out = subprocess.run([program, "limits", f"threads={threads}"], check=True, capture_output=True, text=True)
+    return json.loads(out.stdout)
+
+
+def measure(args, program, shape, file_type, path):
+    """Rows of (test, ours, llama.cpp by flash attention) with all rates, and facts."""
+    tests = tests_of(args, shape, file_type)
+    depths = [int(name.split("@")[1]) for name, _ in tests if "@" in name]
+    context = max(depths, default=0) + 2 * CONTEXT_SLACK
+    worker = [sys.executable, str(Path(__file__).resolve()), "--llama-worker", str(path), str(args.threads)]
+    ours = lambda: Side([program, str(path), f"threads={args.threads}", f"ctx={context}"])
+    theirs = lambda flash: Side([*worker, str(context), str(flash)])
+    ready = {"ours": [], "llama.cpp": []}
+    for _ in range(args.repeat - 1):  # the last time is the one that stays
+        for name, start in (("ours", ours), ("llama.cpp", lambda: theirs(0))):
+            side = start()
+            ready[name].append(side.facts["ready_s"])
+            side.end()
+    sides = {"ours": ours(), 0: theirs(0), 1: theirs(1)}
+    ready["ours"].append(sides["ours"].facts["ready_s"])
+    ready["llama.cpp"].append(sides[0].facts["ready_s"])
+    rows, read = [], []
+    for name, command in tests:
+        for side in sides.values():  # not counted: memory is touched, sequences reach their depth
+            side.run(command.replace("128 1", "8 1"))
+        rates = {key: [] for key in sides}
+        for _ in range(args.repeat):
+            for key, side in sides.items():
+                rates[key].append(side.run(command)["rate"])
+            read.append(limits(program, args.threads))
+        rows.append(dict(test=name, rates=rates))
+        print(f"  {name:10} " + "  ".join(f"{k}: {[round(x, 1) for x in v]}" for k, v in rates.items()),
+              file=sys.stderr, flush=True)
+    memory = {key: side.run("memory")["peak_rss_mib"] for key, side in sides.items()}
+    facts = dict(ready={key: statistics.median(value) for key, value in ready.items()}, memory=memory, ours=sides["ours"].facts,
+                 llama=sides[0].facts, limits={key: statistics.median(x[key] for x in read) for key in read[0]})
+    for side in sides.values():
+        side.end()
+    return rows, facts
+
+
+def weights_of(shape, size):
+    """Weights that every token is multiplied with, and bytes that a step reads of a file of `size` bytes: all of it."""
+    s = SHAPES[shape]
+    head, hidden = s["head"], s["hidden"]
+    layer = hidden * head * (2 * s["heads"] + 2 * s["kv"]) + 3 * hidden * s["ffn"]
+    return s["layers"] * layer, size
+
+
+def part_of_limit(shape, test, rate, size, limits):
+    """How much of the machine's arithmetic (prefill) or bandwidth (decode, KV included) a rate takes."""
+    s = SHAPES[shape]
+    weights, read = weights_of(shape, size)
+    if test == "pp512":
+        return 2 * weights * rate / 1e9 / limits["int8_gop_s"] if limits["int8_gop_s"] else None
+    if test.startswith("tg"):
+        depth = int(test.split("@")[1]) if "@" in test else 64
+        kv = depth * s["layers"] * 2 * s["kv"] * s["head"] * 2
+        return (read + kv) * rate / 1e9 / limits["read_gb_s"]
+    return None
+
+
+def report(results):
+    print("| model | test | llmctl | llama.cpp fa off | fa on | ratio | target | % limit |")
+    print("|---|---|---|---|---|---|---|---|")
+    for result in results:
+        shape, kind, facts = result["shape"], result["type"], result["facts"]
+        for row in result["rows"]:
+            ours, off, on = (statistics.median(row["rates"][key]) for key in ("ours", 0, 1))
+            ratio, wanted = ours / max(off, on), target(shape, kind, row["test"])
+            mark = "" if wanted is None else f"{wanted:.2f} {'met' if ratio >= wanted else 'MISSED'}"
+            part = part_of_limit(shape, row["test"], ours, result["bytes"], facts["limits"])
+            print(f"| {shape} {kind} | {row['test']} | {ours:.1f} | {off:.1f} | {on:.1f} | {ratio:.2f} | {mark} "
+                  f"| {'' if part is None else f'{100 * part:.0f}'} |")
+        ready, memory = facts["ready"], facts["memory"]
+        theirs = min(memory[0], memory[1])
+        for name, a, b, unit in (("load", ready["ours"], ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
+            mark = "met" if a <= b else "MISSED"
+            print(f"| {shape} {kind} | {name}, {unit} | {a:.2f} | {b:.2f} | | {a / b:.2f} | 1.00 {mark} | |")
+    print()
+    for result in results:
+        facts = result["facts"]
+        print(f"{result['shape']} {result['type']}: read {facts['limits']['read_gb_s']:.1f} GB/s, int8 "
+              f"{facts['limits']['int8_gop_s']:.0f} GOP/s")
+    first = results[0]["facts"]
+    print(f"llmctl: {first['ours']['instruction_set']}, products by {first['ours']['products']}; "
+          f"llama-cpp-python {first['llama']['version']}")
+
+
+def main():
+    if sys.argv[1:2] == ["--llama-worker"]:
+        return llama_worker(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two models, depths up to 2,048")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("-r", "--repeat", type=int, default=3)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/llmctl-side-by-side")
+    parser.add_argument("--program", help="a built examples/throughput, instead of building it")
+    parser.add_argument("--json", type=Path, help="where all rates go")
+    args = parser.parse_args()
+    start = time.time()
+    program = args.program or build()
+    args.cache.mkdir(parents=True, exist_ok=True)
+    pairs = [(shape, kind) for shape in args.shapes.split(",") for kind in args.types.split(",")]
+    if args.quick:
+        pairs = [("qwen3-0.6b", "Q4_K_M"), ("qwen3-0.6b", "F16"), ("smollm2-135m", "Q4_0")]
+    results = []
+    for shape, kind in pairs:
+        path = model_file(args.cache, shape, kind)
+        print(f"{shape} {kind}", file=sys.stderr, flush=True)
+        rows, facts = measure(args, program, shape, kind, path)
+        results.append(dict(shape=shape, type=kind, bytes=path.stat().st_size, rows=rows, facts=facts))
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1))
+    report(results)
+    print(f"{args.threads} threads, {args.repeat} rounds, {time.time() - start:.0f} s", flush=True)
+
+
+main()

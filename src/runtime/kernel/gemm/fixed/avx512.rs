@@ -1,0 +1,90 @@
+//! AVX-512 VNNI: `vpdpwssd` multiplies 32 pairs of 16-bit codes and adds them by twos.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{BLOCK, MAX_ROWS, Panel, ROWS, Row, Sums, TILE, WIDTH};
+
+/// How far ahead of the weights in use the next ones are fetched, in bytes, where few rows make memory the limit.
+const PREFETCH: usize = 2048;
+
+/// # Safety
+/// The features; panels and rows have the blocks.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn multiply(
+    w: [Panel<'_>; WIDTH],
+    x: [Row<'_>; MAX_ROWS],
+    blocks: Range<usize>,
+    sums: &mut [Sums],
+) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match sums.len() {
+            1 => tile::<1>(w, x, blocks, sums),
+            2 => tile::<2>(w, x, blocks, sums),
+            3 => tile::<3>(w, x, blocks, sums),
+            4 => tile::<4>(w, x, blocks, sums),
+            5 => tile::<5>(w, x, blocks, sums),
+            _ => tile::<6>(w, x, blocks, sums),
+        }
+    }
+}
+
+/// 32 weight rows times `R` activation rows.
+///
+/// # Safety
+/// As [`multiply`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn tile<const R: usize>(
+    w: [Panel<'_>; WIDTH],
+    x: [Row<'_>; MAX_ROWS],
+    blocks: Range<usize>,
+    sums: &mut [Sums],
+) {
+    let sums = &mut sums[..R];
+    let mut acc = [[_mm512_setzero_ps(); WIDTH]; R];
+    for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
+        // SAFETY: 32 numbers.
+        *acc = unsafe { [_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums[ROWS..].as_ptr())] };
+    }
+    for block in blocks {
+        let mut dots = [[_mm512_setzero_si512(); WIDTH]; R];
+        for pair in 0..BLOCK / 2 {
+            let at = block * TILE + pair * 2 * ROWS;
+            let codes = w.map(|w| {
+                let codes = w.codes.as_ptr().wrapping_add(at);
+                if R < 4 {
+                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH / 2).cast());
+                }
+                // SAFETY: the panel has this block.
+                unsafe { _mm512_loadu_si512(codes.cast()) }
+            });
+            for row in 0..R {
+                // SAFETY: the row has this block.
+                let x = unsafe { x[row].codes.as_ptr().add(block).cast::<i32>().add(pair).read() };
+                let x = _mm512_set1_epi32(x);
+                for side in 0..WIDTH {
+                    dots[row][side] = _mm512_dpwssd_epi32(dots[row][side], codes[side], x);
+                }
+            }
+        }
+        for side in 0..WIDTH {
+            // SAFETY: the panel has this block.
+            let exponents = unsafe { _mm_loadu_si128(w[side].exponents.as_ptr().add(block * ROWS).cast()) };
+            let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
+            for row in 0..R {
+                // SAFETY: the row has this block.
+                let x_scale = _mm512_set1_ps(unsafe { *x[row].scales.as_ptr().add(block) });
+                let dots = _mm512_cvtepi32_ps(dots[row][side]);
+                acc[row][side] = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, x_scale), acc[row][side]);
+            }
+        }
+    }
+    for (sums, acc) in sums.iter_mut().zip(acc) {
+        // SAFETY: 32 numbers.
+        unsafe {
+            _mm512_storeu_ps(sums.as_mut_ptr(), acc[0]);
+            _mm512_storeu_ps(sums[ROWS..].as_mut_ptr(), acc[1]);
+        }
+    }
+}

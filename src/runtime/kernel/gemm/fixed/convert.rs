@@ -1,0 +1,98 @@
+//! Floats to 14-bit codes: weights once, when they are loaded, activations at every step.
+//!
+//! Every block is converted by itself and by the same operations on every instruction set.
+
+use super::{BLOCK, LARGEST, ROWS, TILE};
+use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::isa::{Isa, dispatch};
+use crate::runtime::kernel::quant::dequantize_row;
+
+/// Blocks whose largest value is below this become zero: their scales, or the inverse of them, are not normal numbers.
+const TINY: f32 = 1e-30;
+
+/// Adding it rounds to an integer, ties to even, and leaves that in the low bits as two's complement: 1.5 * 2^23.
+const ROUND: f32 = 12_582_912.0;
+
+/// The largest magnitude; NaN counts as larger than infinity. Bits of magnitudes are ordered as the magnitudes are.
+#[inline(always)]
+fn magnitude(x: &[f32; BLOCK]) -> f32 {
+    f32::from_bits(x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff)))
+}
+
+#[inline(always)]
+fn round_all(x: &[f32; BLOCK], inverse: f32, codes: &mut [i16; BLOCK]) {
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = x.mul_add(inverse, ROUND).to_bits() as i16;
+    }
+}
+
+/// `code = round(x * (8191 / max|x|))`; gives the scale `max|x| / 8191`, NaN for a block that holds an infinity or NaN.
+#[inline(always)]
+fn activation_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 {
+    let max = magnitude(x);
+    let (inverse, scale) = if max < TINY {
+        (0.0, 0.0)
+    } else if max < f32::INFINITY {
+        (LARGEST / max, max / LARGEST)
+    } else {
+        (0.0, f32::NAN)
+    };
+    round_all(x, inverse, codes);
+    if scale.is_nan() {
+        codes.fill(0);
+    }
+    scale
+}
+
+dispatch! {
+    fn activation_codes(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 = activation_block
+}
+
+/// Converts a row; the last block is filled up with zeros. `keep` is given every block's scale.
+pub fn quantize_row(isa: Isa, x: &[f32], codes: &mut [[i16; BLOCK]], keep: impl Fn(usize, f32)) {
+    let (whole, tail) = x.as_chunks::<BLOCK>();
+    let mut last = [0.0; BLOCK];
+    last[..tail.len()].copy_from_slice(tail);
+    for (block, (x, codes)) in whole.iter().chain([&last]).zip(codes).enumerate() {
+        keep(block, activation_codes(isa, x, codes));
+    }
+}
+
+/// Codes of weights; gives the exponent of their scale: 12 below that of the largest one, so that it gets 13 bits.
+#[inline(always)]
+fn weight_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> u8 {
+    let max = magnitude(x);
+    if max < TINY {
+        codes.fill(0);
+        return 0;
+    }
+    if !max.is_finite() {
+        codes.fill(0);
+        return 255;
+    }
+    let exponent = (max.to_bits() >> 23) - 12;
+    round_all(x, f32::from_bits((254 - exponent) << 23), codes);
+    exponent as u8
+}
+
+dispatch! {
+    fn weight_codes(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> u8 = weight_block
+}
+
+/// Packs up to 16 rows of `cols` values each into a zeroed panel.
+pub fn pack_panel(isa: Isa, dtype: Dtype, source: &[u8], cols: usize, panel: &mut [u8]) {
+    let (all_codes, exponents) = panel.split_at_mut(cols.div_ceil(BLOCK) * TILE * 2);
+    let (mut x, mut codes) = ([0.0; BLOCK], [0; BLOCK]);
+    for (row, bytes) in source.chunks_exact(2 * cols).enumerate() {
+        for (block, bytes) in bytes.chunks(2 * BLOCK).enumerate() {
+            let len = bytes.len() / 2;
+            dequantize_row(dtype, bytes, &mut x[..len]);
+            x[len..].fill(0.0);
+            exponents[block * ROWS + row] = weight_codes(isa, &x, &mut codes);
+            let tile = &mut all_codes[block * TILE * 2..][..TILE * 2];
+            for (pair, out) in codes.as_chunks::<2>().0.iter().zip(tile.chunks_exact_mut(4 * ROWS)) {
+                out[4 * row..][..4].copy_from_slice(bytemuck::bytes_of(pair));
+            }
+        }
+    }
+}
