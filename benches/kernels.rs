@@ -1,16 +1,22 @@
-//! How near the matrix products come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
+//! How near matrix products and attention come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
 //!
 //! Every figure is a median over rounds; a round measures the limits and all kernels one after the other, so that a
 //! busy minute meets all of them; with one thread it is processor time. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.
+//! Attention is one row behind 2,048 positions, and a prompt of 512.
 //! `f32` is the path without integer arithmetic: dequantise 16 rows, multiply in f32.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
+#[path = "kernels/attention.rs"]
+mod attention;
 #[path = "common/limits.rs"]
 mod limits;
 
+use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
-use limits::{PROCESSOR_TIME, int8_peak, read_bandwidth, seconds};
+use limits::{PROCESSOR_TIME, f32_peak, int8_peak, read_bandwidth, seconds};
+use llmctl::runtime::backend::KvType;
+use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::kernel::gemm::{self, Activations, Packed};
 use llmctl::runtime::kernel::matmul::{self, Shape};
 use llmctl::runtime::kernel::pool::Pool;
@@ -197,20 +203,26 @@ fn main() {
     let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
     let buffer = vec![1u64; SWEEP_BYTES / 8];
     let mut subjects: Vec<Subject> = types.iter().map(|&dtype| Subject::new(dtype, shape, &pool)).collect();
-    let (mut bandwidth, mut peak) = (Vec::new(), Vec::new());
+    let cpu = Cpu::new(threads).expect("threads");
+    let mut attention = KvType::ALL.map(|kv_type| attention::Subject::new(&cpu, kv_type));
+    let [mut bandwidth, mut peak, mut peak_f32] = [const { Vec::new() }; 3];
     for _ in 0..rounds {
         bandwidth.push(read_bandwidth(&pool, &buffer));
         peak.push(int8_peak(&pool));
+        peak_f32.push(f32_peak(&pool));
+        attention.iter_mut().for_each(|subject| subject.measure(&cpu));
         for subject in &mut subjects {
             subject.measure(isa, shape, &x, &pool);
         }
     }
-    let (bandwidth, peak) = (median(bandwidth), median(peak));
+    let [bandwidth, peak, peak_f32] = [bandwidth, peak, peak_f32].map(median);
     println!(
-        "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s",
+        "{threads} threads, {}, gemm {shape:?}: read {bandwidth:.1} GB/s, int8 {peak:.0} GOP/s, f32 {peak_f32:.0} GFLOP/s",
         gemm::kernels_name(isa)
     );
     report(&subjects, bandwidth, peak);
+    println!("{}", attention::HEADER);
+    attention.iter().for_each(|subject| println!("{}", subject.line(bandwidth, peak_f32)));
 }
 
 fn report(subjects: &[Subject], bandwidth: f64, peak: f64) {

@@ -84,6 +84,7 @@ impl Bench {
             quantize: None,
             context: Some(options.context),
             kv_type: KvType::F16,
+            kv_memory: None,
             available_memory: None,
         };
         let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;
@@ -92,7 +93,6 @@ impl Bench {
         config.step_tokens = 512;
         config.max_running = MAX_SEQUENCES;
         config.max_sessions = MAX_SEQUENCES;
-        config.num_pages *= 2;
         let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer);
         let engine = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
         Ok(Bench { engine, random: 0x9e37_79b9, depths: HashMap::new() })
@@ -122,7 +122,7 @@ impl Bench {
                 Event::Text { tokens, .. } => generated.extend(tokens.iter().map(|token| token.id)),
                 Event::Done(outcome) => return Ok((outcome, generated)),
                 Event::Failed(error) => return Err(error.into()),
-                Event::Started(_) | Event::Prefill { .. } => {}
+                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } => {}
             }
         }
         Err("the engine went away".into())

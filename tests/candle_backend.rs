@@ -8,19 +8,19 @@ use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Product, Span,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
-use llmctl::runtime::kv::{PagePool, PageTable};
+use llmctl::runtime::kv::PageTable;
 use llmctl::runtime::load::quantize::convert;
 use llmctl::runtime::load::{self, CpuOptions, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
 use crate::common::golden::{
-    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, parity_folder,
-    parity_gguf, worst_difference,
+    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
+    parity_folder, parity_gguf, worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -84,6 +84,14 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
     }
 }
 
+#[test]
+fn candle_refuses_block_quantised_kv_by_name() {
+    let device = load::Device::Candle(DeviceKind::Cpu);
+    let options = LoadOptions { device, kv_type: KvType::Q8_0, ..exact() };
+    let error = load_model(&parity_folder().join("llama"), &options).err().expect("refused");
+    assert!(error.to_string().contains("q8_0"), "{error}");
+}
+
 /// Two sequences share their beginning up to the middle of a page; the first to go on gets a copy of it.
 #[test]
 fn forked_sequences_do_not_write_into_each_other() {
@@ -98,7 +106,7 @@ fn forked_sequences_do_not_write_into_each_other() {
         let tokens = &golden_prompts(&folder)[2].tokens;
         let (shared, rest) = tokens.split_at(50);
         let other: Vec<u32> = rest.iter().rev().copied().collect();
-        let pool = PagePool::new(32);
+        let pool = page_pool(&*model, 32);
         let mut alone = |tokens| {
             let mut table = PageTable::new(&pool);
             feed(&mut *model, &mut table, shared);
@@ -117,7 +125,7 @@ fn forked_sequences_do_not_write_into_each_other() {
 /// Logits of all positions of each prompt, all of them computed in the same steps.
 fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f32>> {
     const CHUNKS: [usize; 6] = [13, 1, 1, 32, 1, 5];
-    let pool = PagePool::new(64);
+    let pool = page_pool(model, 64);
     let mut tables: Vec<PageTable> = prompts.iter().map(|_| PageTable::new(&pool)).collect();
     let mut all = vec![Vec::new(); prompts.len()];
     for step in 0.. {
@@ -160,7 +168,8 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
             let exact = largest_difference(&Fed::new(&mut *widened).feed(&prompt.tokens, 7), &expected);
             let rounded = relative_distance(&Fed::new(&mut *model).feed(&prompt.tokens, 7), &expected);
             let _ = write!(line, "  {exact:.1e} {rounded:.1e}");
-            assert!(exact <= LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
+            // Each may be as far from the reference, on opposite sides.
+            assert!(exact <= 2.0 * LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
             assert!(rounded <= BLOCK_LOGITS, "{family} {dtype} {}: {rounded:e}", prompt.name);
         }
         eprintln!("{line}");
@@ -230,7 +239,8 @@ impl<B: Backend> Bench<'_, B> {
     }
 
     fn record(&mut self, what: impl Into<String>, tolerance: f32, result: &B::Buffer) {
-        let values = self.backend.read(result).unwrap();
+        let mut values = Vec::new();
+        self.backend.read(result, &mut values).unwrap();
         self.outputs.push(Output { what: what.into(), tolerance, values });
     }
 
@@ -256,6 +266,12 @@ impl<B: Backend> Bench<'_, B> {
                     self.record(format!("matmul {name} x {rows}"), tolerance, &out);
                     self.backend.matmul(&x, &weight, Some(&bias), &mut out).unwrap();
                     self.record(format!("matmul {name} x {rows} + bias"), tolerance, &out);
+                    let mut second = self.backend.buffer();
+                    let product = |bias, out| Product { weight: &weight, bias, out };
+                    let mut both = [product(None, &mut out), product(Some(&bias), &mut second)];
+                    self.backend.matmul_each(&x, &mut both).unwrap();
+                    self.record(format!("matmul_each {name} x {rows}"), tolerance, &out);
+                    self.record(format!("matmul_each {name} x {rows} + bias"), tolerance, &second);
                 }
             }
         }
@@ -271,7 +287,8 @@ impl<B: Backend> Bench<'_, B> {
         for (rows, head_dim, half) in [(1, 16, 8), (5, 16, 4), (33, 8, 4)] {
             let mut x = self.rows(rows, 64, 3.0);
             let (cos, sin) = (self.random(rows * half), self.random(rows * half));
-            let angles = self.backend.angles(&cos, &sin, rows).unwrap();
+            let mut angles = B::Angles::default();
+            self.backend.angles(&cos, &sin, rows, &mut angles).unwrap();
             self.backend.rope(&mut x, head_dim, &angles).unwrap();
             self.record(format!("rope {} of {head_dim}", 2 * half), FLOAT, &x);
         }
@@ -310,14 +327,15 @@ impl<B: Backend> Bench<'_, B> {
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]
             {
-                let mut kv = self.backend.kv(&layout, kv_type);
+                let mut kv = self.backend.kv(&layout, kv_type).unwrap();
                 for (step, spans) in steps.iter().enumerate() {
                     let rows = spans[spans.len() - 1].rows.end;
                     let [k, v] = [2.0, 1.0].map(|scale| self.rows(rows, 16, scale));
                     let q = self.rows(rows, 48, 2.0);
                     self.backend.store_kv(&mut kv, 1, &k, &v, spans).unwrap();
                     let rule = ScoreRule { scale: 0.5, softcap };
-                    let spec = AttentionSpec { layer: 1, num_heads, rule, window };
+                    let sinks = window.map(|_| self.vector(num_heads));
+                    let spec = AttentionSpec { layer: 1, num_heads, rule, window, sinks: sinks.as_ref() };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
                     let name = kv_type.name();

@@ -7,6 +7,7 @@ mod batch;
 mod frame;
 mod prompt;
 mod run;
+mod session;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;

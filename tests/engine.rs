@@ -12,14 +12,14 @@ use proptest::prelude::*;
 
 use crate::common::toy::{
     Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashed_logits, hashing,
-    limited, num_forwards, one_hot, request, run_all, run_one, seeded, step,
+    limited, num_forwards, one_hot, pages, request, run_all, run_one, seeded, step,
 };
 
 #[track_caller]
 fn check_all_free(engine: &Engine) {
     let load = engine.load();
     assert_eq!((load.num_waiting, load.num_running), (0, 0));
-    assert_eq!(load.free_pages, load.num_pages, "pages leaked");
+    assert_eq!(load.kv_free, load.kv_capacity, "pages leaked");
 }
 
 /// An engine whose vocabulary is `pieces`; the prompt `[0]` makes it generate 1, 2, 3 ...
@@ -210,7 +210,7 @@ fn an_engine_that_cannot_serve_its_configuration_is_refused_by_name() {
         ("context_length", EngineConfig { context_length: usize::MAX, ..good.clone() }),
         ("step_tokens", EngineConfig { step_tokens: 0, ..good.clone() }),
         ("max_running", EngineConfig { max_running: 0, ..good.clone() }),
-        ("num_pages", EngineConfig { num_pages: 256 / PAGE_TOKENS - 1, ..good.clone() }),
+        ("kv_memory", EngineConfig { kv_memory: pages(256 / PAGE_TOKENS - 1), ..good.clone() }),
     ];
     for (field, config) in cases {
         let model = Box::new(ToyModel::new(64, counting(64)));
@@ -424,30 +424,6 @@ fn only_rows_that_sample_ask_for_logits() {
     assert_eq!(wants, [0, 0, 1, 1, 1]);
 }
 
-#[test]
-fn requests_wait_in_order_until_their_pages_fit() {
-    // Three pages: the first takes two, the second three, the third one.
-    let setup = Setup { context_length: 3 * PAGE_TOKENS, max_running: 3, ..Setup::default() };
-    let config = EngineConfig { num_pages: 3, ..setup.config() };
-    let model = Box::new(ToyModel::new(64, counting(64)));
-    let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
-    let tokens = |pages: usize| limited(&[1], pages * PAGE_TOKENS - 1);
-    let ids = [2, 3, 1].map(|pages| engine.submit(tokens(pages)).expect("valid"));
-    let mut answers: HashMap<_, Answer> = HashMap::new();
-    let mut ended = Vec::new();
-    while !engine.is_idle() {
-        step(&mut engine, &mut answers);
-        for id in ids {
-            if answers.get(&id).is_some_and(Answer::has_ended) && !ended.contains(&id) {
-                ended.push(id);
-            }
-        }
-        assert!(engine.load().num_running <= 1, "a small request does not overtake");
-    }
-    assert_eq!(ended, ids);
-    check_all_free(&engine);
-}
-
 // ---- failures
 
 /// Counts, but panics when the history ends in `token`.
@@ -525,7 +501,7 @@ fn cancel_ends_a_request_wherever_it_stands() {
     assert!(engine.cancel(running), "between two chunks of its prompt");
     assert!(engine.cancel(waiting), "before it started");
     assert!(!engine.cancel(running), "only once");
-    assert_eq!(engine.load().free_pages, engine.load().num_pages);
+    assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     assert!(!engine.is_idle(), "the ends are still to be reported");
     drain(&mut engine, &mut answers);
     assert_eq!(fed_tokens(&log).len(), 4);
@@ -596,7 +572,7 @@ proptest! {
         panics in prop::bool::weighted(0.3),
     ) {
         let setup = Setup { step_tokens, max_running, max_sessions: 0, ..Setup::default() };
-        let config = EngineConfig { num_pages, ..setup.config() };
+        let config = EngineConfig { kv_memory: pages(num_pages), ..setup.config() };
         let rule: Rule = Box::new(move |history| {
             let hash = history.iter().fold(7u32, |hash, token| hash.wrapping_mul(31).wrapping_add(*token));
             if panics && hash % 400 == 0 {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use llmctl::runtime::kv::PAGE_TOKENS;
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS, StateGroup};
 use llmctl::runtime::{Decoded, Engine, EngineConfig, Request, Sampling};
 
 use crate::common::golden::{FAMILIES, exact, golden_prompts, load_model, parity_folder};
@@ -13,11 +13,19 @@ use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 const NEW_TOKENS: usize = 24;
 
 fn engine(checkpoint: &Path, step_tokens: usize) -> Engine {
+    engine_with(checkpoint, |config| config.step_tokens = step_tokens)
+}
+
+fn engine_without_reuse(checkpoint: &Path) -> Engine {
+    engine_with(checkpoint, |config| config.warm_resume = false)
+}
+
+fn engine_with(checkpoint: &Path, change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let loaded = load_model(checkpoint, &exact()).unwrap_or_else(|error| panic!("{checkpoint:?}: {error}"));
     let context = loaded.model.spec().context_length.min(256);
     let one = EngineConfig::new(context, Vec::new()); // no token ends anything: all runs are equally long
-    let config =
-        EngineConfig { step_tokens, max_running: 4, max_sessions: 3, num_pages: 4 * one.num_pages, ..one };
+    let mut config = EngineConfig { step_tokens: 512, max_running: 4, max_sessions: 3, ..one };
+    change(&mut config);
     Engine::new(loaded.model, loaded.texts.tokenizer, config).expect("a valid configuration")
 }
 
@@ -49,7 +57,7 @@ fn company_chunks_and_used_pages_change_no_bit() {
             assert_eq!(together, alone, "{family}, {round}");
         }
         let load = engine_shared.load();
-        assert_eq!(load.free_pages, load.num_pages, "{family}");
+        assert_eq!(load.kv_free, load.kv_capacity, "{family}");
     }
 }
 
@@ -93,11 +101,8 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
     for family in FAMILIES {
         let checkpoint = parity_folder().join(family);
         let first = requests(&checkpoint).into_iter().nth(2).expect("the long prompt");
-        let (mut engine_cold, mut engine) = (engine(&checkpoint, 512), engine(&checkpoint, 29));
+        let (mut engine_cold, mut engine) = (engine_without_reuse(&checkpoint), engine(&checkpoint, 29));
         let mut cold = |request: &Request| {
-            // Nothing to find: an engine that has other tokens in all its pages.
-            let filler = |n: u32| limited(&vec![n; 230], 20);
-            run_all(&mut engine_cold, (0..4).map(filler).collect());
             let answer = run_one(&mut engine_cold, request.clone());
             assert_eq!(answer.outcome().usage.cached_tokens, 0, "{family}");
             answer.tokens()
@@ -126,11 +131,14 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
         for (lens, name, from) in [([230, 230, 230, 200], "b", 0), ([230; 4], "a", 10)] {
             let strangers = (from..).zip(lens).map(|(n, len)| limited(&vec![n; len], 20)).collect();
             run_all(&mut engine, strangers);
-            assert!(engine.list_sessions().iter().all(|info| info.num_resident == 0), "{family}");
+            // Windowed layers take less of the memory than four full contexts would: more strangers fit beside a session.
+            let is_plain = matches!(engine.spec().model.groups[..], [StateGroup { keep: Keep::All, .. }]);
+            let is_evicted = engine.list_sessions().iter().all(|info| info.num_resident == 0);
+            assert!(is_evicted || !is_plain, "{family}");
             let back = turn(all, &[11, 12], Some(5));
             let answer = run_one(&mut engine, within(name, &back));
             let cached = answer.outcome().usage.cached_tokens;
-            assert_eq!(cached, if name == "b" { PAGE_TOKENS } else { 0 }, "{family}");
+            assert!(!is_plain || cached == if name == "b" { PAGE_TOKENS } else { 0 }, "{family}: {cached}");
             assert_eq!(answer.tokens(), cold(&back), "{family}, evicted");
         }
     }

@@ -7,7 +7,9 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use llmctl::runtime::{EngineHandle, Error, Event, EventStream, Finish, NotYet, Request, Sampling};
+use llmctl::runtime::{
+    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, Finish, NotYet, Request, Sampling,
+};
 
 use crate::common::toy::{
     Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited, num_forwards,
@@ -137,7 +139,7 @@ fn a_dropped_stream_stops_its_prompt_between_chunks() {
     let log = model.log();
     let build = move || {
         let model = Box::new(held(model, permits));
-        llmctl::runtime::Engine::new(model, ToyVocabulary::numbers(64), setup.config())
+        Engine::new(model, ToyVocabulary::numbers(64), setup.config())
     };
     let handle = EngineHandle::spawn(build).expect("builds");
     let mut stream = handle.submit(limited(&[9; 100], 10)).expect("valid");
@@ -335,4 +337,80 @@ fn drawn_seeds_differ_between_requests() {
     let (handle, _) = spawn(Setup::default(), hashing(64));
     let seed = |_| read(handle.submit(limited(&[1], 1)).expect("valid")).outcome().seed;
     assert!((0..8).map(seed).collect::<HashSet<u64>>().len() > 1);
+}
+
+// ---- the queue
+
+/// One request runs, and stands at its gate; whatever else is submitted waits.
+fn crowded(max_waiting: usize, ttl: Option<Duration>) -> (EngineHandle, Log, Sender<()>) {
+    let (rule, gate) = gated();
+    let model = ToyModel::new(64, rule);
+    let log = model.log();
+    let build = move || {
+        let one = Setup { max_running: 1, ..Setup::default() }.config();
+        let config = EngineConfig { max_waiting, session_ttl: ttl, ..one };
+        Engine::new(Box::new(model), ToyVocabulary::numbers(64), config)
+    };
+    (EngineHandle::spawn(build).expect("builds"), log, gate)
+}
+
+#[test]
+fn a_full_queue_is_the_first_event_and_a_place_in_it_another() {
+    let (handle, _, gate) = crowded(1, None);
+    let mut running = handle.submit(limited(&[1], 5)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut running, is_text);
+    let mut waiting = handle.submit(limited(&[10], 2)).expect("valid");
+    let refused = handle.submit(limited(&[20], 2)).expect("valid in itself");
+    // One permit for the step that has begun, and one for the first that knows of the others.
+    (0..2).for_each(|_| gate.send(()).expect("the engine lives"));
+    wait_for(&mut waiting, |event| matches!(event, Event::Queued { position: 1 }));
+    drop(gate);
+    let refused = read(refused);
+    assert!(matches!(refused.events[..], [Event::Failed(Error::QueueFull { waiting: 1 })]));
+    assert_eq!(read(waiting).ids(), [11, 12]);
+}
+
+#[test]
+fn a_deadline_ends_a_waiting_request_while_another_runs() {
+    let (handle, log, gate) = crowded(9, None);
+    let running = handle.submit(limited(&[1], 5)).expect("valid");
+    let mut late = limited(&[40], 2);
+    late.limits.deadline = Some(Duration::ZERO);
+    let late = handle.submit(late).expect("valid");
+    drop(gate);
+    assert!(matches!(read(late).error(), Error::DeadlineExceeded { .. }));
+    assert_eq!(read(running).ids().len(), 5);
+    assert_eq!(handle.load().expect("the engine lives").num_waiting, 0);
+    drop(handle);
+    assert!(!fed_tokens(&log).contains(&40));
+}
+
+#[test]
+fn a_deadline_ends_a_running_request_with_what_it_said() {
+    // Would run for as many tokens as a test can bear, but the deadline comes first, whenever that is.
+    let setup = Setup { context_length: 1 << 20, max_running: 1, ..Setup::default() };
+    let (handle, _) = spawn(setup, counting(64));
+    let mut endless = request(&[1]);
+    endless.limits.ignore_eos = true;
+    endless.limits.deadline = Some(Duration::from_millis(20));
+    let answer = read(handle.submit(endless).expect("valid"));
+    match answer.events.last() {
+        Some(Event::Done(outcome)) => assert_eq!(outcome.finish, Finish::Deadline),
+        // The machine was so slow that it had not even begun.
+        other => assert!(matches!(other, Some(Event::Failed(Error::DeadlineExceeded { .. }))), "{other:?}"),
+    }
+}
+
+#[test]
+fn an_idle_engine_wakes_to_take_an_idle_sessions_pages() {
+    let (handle, _, gate) = crowded(9, Some(Duration::from_millis(1)));
+    drop(gate);
+    let within = Request { session: Some("a".to_owned()), ..limited(&[1, 2], 2) };
+    assert_eq!(read(handle.submit(within).expect("valid")).ids(), [3, 4]);
+    // Asking is a command, after which the loop sleeps again until the session's time is up.
+    let resident = || handle.list_sessions().expect("the engine lives")[0].num_resident;
+    let expired = std::iter::repeat_with(resident).take(1_000_000).any(|resident| resident == 0);
+    assert!(expired, "its pages were never taken");
+    assert_eq!(handle.inspect_session("a").expect("open").tokens, [1, 2, 3]);
 }

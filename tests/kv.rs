@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use llmctl::runtime::kv::{PAGE_TOKENS, PageId, PagePool, PageTable};
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PagePool, PageTable, Place, StateGroup};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -40,9 +40,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 
 /// Tables with the tokens they should hold, and a memory that holds what was written.
 struct World {
+    keeps: &'static [Keep],
     pool: PagePool,
     tables: Vec<(PageTable, Vec<u32>)>,
-    memory: HashMap<(PageId, usize), u32>,
+    rows: HashMap<(Place, usize), u32>,
+    states: HashMap<Place, Vec<u32>>,
 }
 
 impl World {
@@ -53,8 +55,9 @@ impl World {
             Action::Adopt(which, len) => {
                 let mut wanted = which.get(&self.tables).1.clone();
                 wanted.resize(len, 1);
-                let table = PageTable::from_index(&self.pool, &wanted);
-                assert!(table.len() <= len && table.len().is_multiple_of(PAGE_TOKENS));
+                let most = len.saturating_sub(len % 3); // also within a page
+                let (table, known) = PageTable::from_index(&self.pool, &wanted, most);
+                assert!(table.len() <= known && known <= most);
                 wanted.truncate(table.len());
                 self.tables.push((table, wanted));
             }
@@ -62,8 +65,8 @@ impl World {
             Action::Truncate(which, len) => {
                 let at = which.index(self.tables.len());
                 let (table, tokens) = &mut self.tables[at];
-                let len = len.index(tokens.len() + 1);
-                table.truncate(len);
+                let len = table.resumable(tokens, len.index(tokens.len() + 1));
+                assert!(table.truncate(tokens, len));
                 tokens.truncate(len);
             }
             Action::Fork(which) => {
@@ -75,27 +78,47 @@ impl World {
                 let at = which.index(self.tables.len());
                 let (table, tokens) = &mut self.tables[at];
                 table.publish(tokens);
+                table.publish_state(tokens);
             }
             Action::Drop(which) => drop(self.tables.remove(which.index(self.tables.len()))),
         }
     }
 
     fn extend(&mut self, at: usize, tokens: &[u32]) {
-        let (free, needed) = (self.pool.num_free(), self.tables[at].0.num_needed(tokens.len()));
+        let (free, needed) = (self.pool.free_bytes(), self.tables[at].0.bytes_needed(tokens.len()));
         let (table, expected) = &mut self.tables[at];
-        let Ok(copy) = table.extend(tokens.len()) else {
-            return assert!(needed > free, "{needed} of {free} pages were free");
+        let Ok(copies) = table.extend(tokens.len()) else {
+            return assert!(needed > free, "{needed} of {free} bytes were free");
         };
         assert!(needed <= free);
-        for offset in 0..PAGE_TOKENS {
-            if let Some(copy) = copy
-                && let Some(&token) = self.memory.get(&(copy.from, offset))
-            {
-                self.memory.insert((copy.to, offset), token);
+        for place in self.pool.take_dropped() {
+            self.rows.retain(|(at, _), _| *at != place);
+            self.states.remove(&place);
+        }
+        for copy in copies {
+            for offset in 0..PAGE_TOKENS {
+                if let Some(&token) = self.rows.get(&(copy.from, offset)) {
+                    self.rows.insert((copy.to, offset), token);
+                }
+            }
+            if let Some(state) = self.states.get(&copy.from).cloned() {
+                self.states.insert(copy.to, state);
             }
         }
-        for (index, &token) in tokens.iter().enumerate() {
-            self.memory.insert(table.slot(expected.len() + index), token);
+        for (group, keep) in self.keeps.iter().enumerate() {
+            if *keep == Keep::State {
+                let Some(page) = table.state(group) else { continue };
+                let state = self.states.entry(Place { group, page }).or_default();
+                if expected.is_empty() {
+                    state.clear();
+                }
+                state.extend(tokens);
+                continue;
+            }
+            for (index, &token) in tokens.iter().enumerate() {
+                let (page, offset) = table.slot(group, expected.len() + index);
+                self.rows.insert((Place { group, page }, offset), token);
+            }
         }
         expected.extend(tokens);
     }
@@ -104,30 +127,61 @@ impl World {
     fn check(&self) {
         self.pool.check(self.tables.iter().map(|(table, _)| table)).expect("the books are in order");
         for (table, tokens) in &self.tables {
-            assert_eq!(&self.read(table), tokens);
-            let found = PageTable::from_index(&self.pool, tokens);
-            assert_eq!(self.read(&found), tokens[..found.len()], "the index lies");
+            self.check_table(table, tokens, "a table");
+            let (found, _) = PageTable::from_index(&self.pool, tokens, tokens.len());
+            self.check_table(&found, &tokens[..found.len()], "the index lies");
         }
     }
 
-    fn read(&self, table: &PageTable) -> Vec<u32> {
-        (0..table.len()).map(|position| self.memory[&table.slot(position)]).collect()
+    /// The next token can see what it should.
+    fn check_table(&self, table: &PageTable, tokens: &[u32], what: &str) {
+        assert_eq!(table.len(), tokens.len());
+        for (group, keep) in self.keeps.iter().enumerate() {
+            let from = match *keep {
+                Keep::All => 0,
+                Keep::Window(window) => (tokens.len() + 1).saturating_sub(window),
+                Keep::State => {
+                    let state = table.state(group).map(|page| &self.states[&Place { group, page }]);
+                    assert_eq!(state.map_or(&[][..], |state| state), tokens, "{what}");
+                    continue;
+                }
+            };
+            let token = |position| {
+                let (page, offset) = table.slot(group, position);
+                self.rows[&(Place { group, page }, offset)]
+            };
+            let visible = from..tokens.len();
+            assert_eq!(visible.clone().map(token).collect::<Vec<_>>(), tokens[visible], "{what}");
+        }
     }
 }
 
+const KINDS: [&[Keep]; 5] = [
+    &[Keep::All],
+    &[Keep::All, Keep::Window(20)],
+    &[Keep::State, Keep::All],
+    &[Keep::Window(1), Keep::Window(40), Keep::State],
+    &[Keep::State],
+];
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn tables_read_their_own_tokens_whatever_is_shared(actions in actions(), capacity in 1usize..12) {
-        let mut world =
-            World { pool: PagePool::new(capacity), tables: Vec::new(), memory: HashMap::new() };
+    fn tables_read_their_own_tokens_whatever_is_shared(
+        actions in actions(), capacity in 1usize..20, kind in 0..KINDS.len(),
+    ) {
+        let keeps = KINDS[kind];
+        let group = |(index, &keep)| StateGroup { keep, page_bytes: 2 + index };
+        let groups: Vec<_> = keeps.iter().enumerate().map(group).collect();
+        let (pool, tables, capacity) = (PagePool::new(&groups, 2 * capacity), Vec::new(), 2 * capacity);
+        let mut world = World { keeps, pool, tables, rows: HashMap::new(), states: HashMap::new() };
         for action in actions {
             world.run(action);
             world.check();
         }
         world.tables.clear();
-        prop_assert_eq!(world.pool.num_free(), capacity);
+        prop_assert_eq!(world.pool.free_bytes(), capacity);
         world.pool.check([]).expect("the books are in order");
     }
 }

@@ -8,8 +8,8 @@ use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Result, Sampling, Se
 use proptest::prelude::*;
 
 use crate::common::toy::{
-    Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited, num_forwards, request,
-    run_one, seeded,
+    Log, Rule, Setup, TOY_PAGE_BYTES, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited,
+    num_forwards, pages, request, run_one, seeded,
 };
 
 fn greedy() -> Sampling {
@@ -25,7 +25,7 @@ fn open(setup: &Setup, rule: Rule) -> (Engine, Log, SessionId) {
 /// Everything about a session that a refused call must leave alone.
 fn state(engine: &Engine, log: &Log, id: SessionId) -> (usize, Vec<u32>, usize, usize) {
     let tokens = engine.session_tokens(id).expect("open").to_vec();
-    (engine.position(id).expect("open"), tokens, engine.load().free_pages, num_forwards(log))
+    (engine.position(id).expect("open"), tokens, engine.load().kv_free, num_forwards(log))
 }
 
 /// Decodes up to `count` tokens, to the first terminal step.
@@ -172,9 +172,9 @@ fn seek_rewinds_so_that_a_replay_gives_the_same() {
     let prompt: Vec<u32> = (0..50).collect();
     engine.prefill_tokens(id, &prompt, &seeded(3)).expect("valid");
     let first = decode(&mut engine, id, &seeded(3), 30);
-    let free_before = engine.load().free_pages;
+    let free_before = engine.load().kv_free;
     engine.seek(id, 20).expect("supported");
-    assert!(engine.load().free_pages > free_before, "pages beyond the position are free");
+    assert!(engine.load().kv_free > free_before, "pages beyond the position are free");
     assert_eq!(engine.session_tokens(id).expect("open"), &prompt[..20]);
     assert!(matches!(engine.decode_one(id, &seeded(3)), Err(Error::InvalidState(_))), "nothing is pending");
     engine.prefill_tokens(id, &prompt[20..], &seeded(3)).expect("valid");
@@ -347,7 +347,7 @@ fn one_session_by_default_and_capacity_is_what_fits() {
     engine.create_session().expect("the place is free again");
 
     // Asked for 9, but the pages hold 3: the capacity is the authority, not the wish.
-    let config = EngineConfig { max_sessions: 9, num_pages: 3 * 256 / PAGE_TOKENS + 1, ..default };
+    let config = EngineConfig { max_sessions: 9, kv_memory: pages(3 * 256 / PAGE_TOKENS + 1), ..default };
     let mut engine = Engine::new(model(), ToyVocabulary::numbers(64), config).expect("valid");
     let capacity = engine.serving_capacity().sessions;
     assert_eq!(capacity, 3);
@@ -382,7 +382,7 @@ fn a_closed_session_is_not_found() {
     let (mut engine, _, id) = open(&Setup::default(), counting(64));
     engine.prefill_tokens(id, &[1; 100], &greedy()).expect("valid");
     assert!(engine.close(id));
-    assert_eq!(engine.load().free_pages, engine.load().num_pages);
+    assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     assert!(matches!(engine.decode_one(id, &greedy()), Err(Error::SessionNotFound(_))));
     assert!(matches!(engine.reset(id), Err(Error::SessionNotFound(_))));
     assert_ne!(engine.create_session().expect("room"), id, "ids are not used twice");
@@ -476,9 +476,9 @@ proptest! {
                 prop_assert_eq!(engine.session_tokens(*id).expect("open"), &expected[..]);
             }
             let held: usize = expected.iter().map(|tokens| tokens.len().div_ceil(PAGE_TOKENS)).sum();
-            prop_assert_eq!(engine.load().num_pages - engine.load().free_pages, held);
+            prop_assert_eq!(engine.load().kv_capacity - engine.load().kv_free, held * TOY_PAGE_BYTES);
         }
         ids.iter().for_each(|id| assert!(engine.close(*id)));
-        prop_assert_eq!(engine.load().free_pages, engine.load().num_pages);
+        prop_assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     }
 }

@@ -78,7 +78,7 @@ impl Chat {
     }
 }
 
-fn user(text: &str) -> Message {
+pub fn user(text: &str) -> Message {
     Message::user(text)
 }
 
@@ -90,25 +90,25 @@ fn call(id: &str, name: &str, arguments: &Json) -> Message {
     Message { content: Some(Content::Text(String::new())), tool_calls, ..Message::assistant("") }
 }
 
-fn result(id: &str, name: &str, text: &str) -> Message {
+pub fn result(id: &str, name: &str, text: &str) -> Message {
     let (tool_call_id, name) = (Some(id.to_owned()), Some(name.to_owned()));
     Message { tool_call_id, name, ..Message::new(Role::Tool, text) }
 }
 
-fn tools() -> Vec<Json> {
+pub fn tools() -> Vec<Json> {
     let parameters =
         json!({"type": "object", "properties": {"city": {"type": "string", "description": "where"}}});
     vec![json!({"type": "function", "function": {
         "name": "get_weather", "description": "Weather now", "parameters": parameters}})]
 }
 
-const QWEN3: &str = "llama.cpp/Qwen-Qwen3-0.6B.jinja";
+pub const QWEN3: &str = "llama.cpp/Qwen-Qwen3-0.6B.jinja";
 const QWEN35: &str = "llama.cpp/Qwen3.5-4B.jinja";
-const LLAMA31: &str = "llama.cpp/meta-llama-Llama-3.1-8B-Instruct.jinja";
+pub const LLAMA31: &str = "llama.cpp/meta-llama-Llama-3.1-8B-Instruct.jinja";
 const LLAMA32: &str = "llama.cpp/meta-llama-Llama-3.2-3B-Instruct.jinja";
 const GEMMA2: &str = "llama.cpp/google-gemma-2-2b-it.jinja";
-const GEMMA3: &str = "trl/gemma3.jinja";
-const GEMMA4: &str = "llama.cpp/google-gemma-4-31B-it.jinja";
+pub const GEMMA3: &str = "trl/gemma3.jinja";
+pub const GEMMA4: &str = "llama.cpp/google-gemma-4-31B-it.jinja";
 
 #[test]
 fn plain_conversations_resume_with_every_template() {
@@ -130,7 +130,7 @@ fn plain_conversations_resume_with_every_template() {
 }
 
 /// How each family's model writes a call.
-fn spoken(file: &str, name: &str, arguments: &Json) -> String {
+pub fn spoken(file: &str, name: &str, arguments: &Json) -> String {
     match file {
         LLAMA31 | LLAMA32 => format!(r#"{{"name":"{name}","parameters":{arguments}}}"#),
         GEMMA4 => format!("<|tool_call>call:{name}{arguments}<tool_call|>"),
@@ -221,7 +221,7 @@ fn an_edited_answer_is_text_and_what_stands_before_it_resumes() {
 }
 
 /// One step of a ground truth, `cd(folder='document')`, as a call.
-fn bfcl_call(step: &str) -> (String, Json) {
+pub fn bfcl_call(step: &str) -> (String, Json) {
     let (name, arguments) = step.split_once('(').unwrap_or((step, ""));
     (name.to_owned(), json!({"input": arguments.trim_end_matches(')')}))
 }

@@ -3,16 +3,14 @@
 
 use std::collections::HashMap;
 
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Request, Reuse, ReuseReason, Sampling, SessionState,
-};
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::{Engine, EngineConfig, Error, Finish, Request, ReuseReason, Sampling, SessionState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::common::toy::{
     Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashed_logits, hashing,
-    limited, num_forwards, run_all, run_one, seeded, step,
+    limited, num_forwards, pages, run_all, run_one, seeded, step,
 };
 
 fn within(session: &str, request: Request) -> Request {
@@ -20,21 +18,8 @@ fn within(session: &str, request: Request) -> Request {
 }
 
 #[track_caller]
-fn reuse(answer: &Answer) -> Reuse {
-    let started = answer.events.iter().find_map(|event| match event {
-        Event::Started(started) => Some(started.reuse),
-        _ => None,
-    });
-    let reuse = started.expect("it started");
-    if let Some(Event::Done(outcome)) = answer.events.last() {
-        assert_eq!(outcome.usage.cached_tokens, reuse.cached_tokens);
-    }
-    reuse
-}
-
-#[track_caller]
 fn check_reuse(answer: &Answer, cached: usize, reason: ReuseReason, first_difference: Option<usize>) {
-    let found = reuse(answer);
+    let found = answer.reuse();
     assert_eq!(
         (found.cached_tokens, found.reason, found.first_difference),
         (cached, reason, first_difference)
@@ -118,6 +103,24 @@ fn strangers_share_the_pages_of_a_system_prompt() {
     assert_eq!(engine.load().num_sessions, 1, "strangers take no place");
 }
 
+/// Nobody had computed it when they came, and still it is computed once.
+#[test]
+fn strangers_that_come_together_compute_a_system_prompt_once() {
+    let (mut engine, log) = Setup { step_tokens: 40, ..Setup::default() }.engine_and_log(counting(64));
+    let asks = |tail: &[u32]| limited(&[&[7; 128][..], tail].concat(), 3);
+    let answers = run_all(&mut engine, vec![asks(&[1]), asks(&[2, 3]), asks(&[4; 40])]);
+    for (answer, ids) in answers.iter().zip([[2, 3, 4], [4, 5, 6], [5, 6, 7]]) {
+        assert_eq!(answer.ids(), ids);
+    }
+    let cached: Vec<_> = answers.iter().map(|answer| answer.outcome().usage.cached_tokens).collect();
+    assert_eq!(cached, [0, 128, 128]);
+    assert_eq!(
+        fed_tokens(&log).iter().filter(|&&token| token == 7).count(),
+        128 + 1,
+        "and the last 7 of an answer"
+    );
+}
+
 #[test]
 fn a_prompt_that_ends_with_an_indexed_page_still_computes_a_token() {
     let mut engine = Setup::default().engine(hashing(64));
@@ -199,9 +202,12 @@ fn a_cancelled_turn_keeps_what_was_computed() {
         (0..steps).for_each(|_| step(&mut engine, &mut answers));
         assert!(engine.cancel(id));
         drain(&mut engine, &mut answers);
-        assert_eq!(tokens(&engine, &session), held);
+        match steps {
+            0 => assert!(engine.inspect_session(&session).is_err(), "it never began"),
+            _ => assert_eq!(tokens(&engine, &session), held),
+        }
         let again = run_one(&mut engine, within(&session, limited(&prompt, 2)));
-        assert_eq!((again.ids(), reuse(&again).cached_tokens), (vec![20, 21], held.len().min(9)));
+        assert_eq!((again.ids(), again.reuse().cached_tokens), (vec![20, 21], held.len().min(9)));
     }
 }
 
@@ -257,7 +263,8 @@ fn a_session_takes_one_request_at_a_time() {
     assert_eq!((num_forwards(&log), engine.load().num_waiting), (computed, 1));
     engine.cancel(waiting);
     engine.cancel(running);
-    assert_eq!((state(&engine, "a"), state(&engine, "b")), (SessionState::Idle, SessionState::Idle));
+    assert_eq!(state(&engine, "a"), SessionState::Idle);
+    assert!(matches!(engine.inspect_session("b"), Err(Error::SessionNotFound(_))), "it never began");
     engine.step();
     run_one(&mut engine, within("b", limited(&[1], 1)));
 }
@@ -322,7 +329,7 @@ fn tight(rule: Rule) -> (Engine, Log) {
     let model = ToyModel::new(64, rule);
     let log = model.log();
     let setup = Setup { max_running: 3, max_sessions: 3, ..Setup::default() };
-    let config = EngineConfig { context_length: 128, num_pages: 12, ..setup.config() };
+    let config = EngineConfig { context_length: 128, kv_memory: pages(12), ..setup.config() };
     (Engine::new(Box::new(model), ToyVocabulary::numbers(64), config).expect("valid"), log)
 }
 
@@ -414,6 +421,14 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..50)
 }
 
+/// Plain, windowed, hybrid and recurrent models.
+const KINDS: [&[Keep]; 4] = [
+    &[Keep::All],
+    &[Keep::All, Keep::Window(20)],
+    &[Keep::State, Keep::All],
+    &[Keep::Window(30), Keep::State],
+];
+
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
@@ -470,17 +485,19 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     /// Few pages, so that sessions are evicted all the time. The toy model checks every row it reads, the engine its books
     /// at every idle moment.
     #[test]
     fn whatever_sessions_share_lose_and_get_back_answers_are_as_if_all_was_computed(
         actions in actions(), step_tokens in 1usize..40, max_running in 1usize..4, num_pages in 4usize..16,
+        kind in 0..KINDS.len(),
     ) {
         let setup = Setup { step_tokens, max_running, max_sessions: 3, context_length: 128, ..Setup::default() };
-        let config = EngineConfig { num_pages, ..setup.config() };
-        let model = Box::new(ToyModel::new(64, hashing(64)));
+        let kv_memory = pages(num_pages * KINDS[kind].len());
+        let config = EngineConfig { kv_memory, ..setup.config() };
+        let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));
         let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
         let (mut answers, mut submitted) = (HashMap::new(), Vec::new());
         for action in actions {
@@ -503,6 +520,6 @@ proptest! {
             let _ = engine.close_session(name);
         }
         engine.step();
-        prop_assert_eq!(engine.load().free_pages, engine.load().num_pages);
+        prop_assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     }
 }

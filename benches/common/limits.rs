@@ -48,6 +48,20 @@ pub fn read_bandwidth(pool: &Pool, buffer: &[u64]) -> f64 {
 mod peak {
     use std::arch::x86_64::*;
 
+    /// 16 independent chains of `vfmadd231ps`.
+    #[target_feature(enable = "avx512f")]
+    pub fn fma(iterations: usize) -> f32 {
+        let mut sums = [_mm512_setzero_ps(); 16];
+        let (a, b) = (_mm512_set1_ps(0.5), _mm512_set1_ps(std::hint::black_box(0.25)));
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
+            std::hint::black_box(());
+        }
+        sums.iter().map(|sum| _mm512_reduce_add_ps(*sum)).sum()
+    }
+
     /// 16 independent chains of `vpdpbusd`.
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub fn vnni(iterations: usize) -> i32 {
@@ -75,6 +89,23 @@ pub fn int8_peak(pool: &Pool) -> f64 {
             });
         });
         return (pool.threads() * ITERATIONS * 16 * 128) as f64 / time / 1e9;
+    }
+    let _ = pool;
+    0.0
+}
+
+/// f32 operations per second by all threads, in G; 0 where the instruction is missing.
+pub fn f32_peak(pool: &Pool) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        const ITERATIONS: usize = 1_000_000;
+        let time = seconds(|| {
+            pool.run(&|_| {
+                // SAFETY: the feature was detected.
+                black_box(unsafe { peak::fma(ITERATIONS) });
+            });
+        });
+        return (pool.threads() * ITERATIONS * 16 * 32) as f64 / time / 1e9;
     }
     let _ = pool;
     0.0

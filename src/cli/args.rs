@@ -88,7 +88,7 @@ pub struct ModelArgs {
     #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
     pub cpu: Option<CpuSet>,
 
-    /// Type of the KV cache (default: f16)
+    /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub kv_type: Option<KvType>,
 
@@ -164,6 +164,8 @@ impl CpuSet {
 pub enum KvType {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// `--device`.
@@ -174,6 +176,79 @@ pub enum Device {
     Cpu,
     Cuda,
     Metal,
+}
+
+/// How the engine works; no answer depends on it.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Compute every prompt from its first token, for comparison
+    ///
+    /// What a session or an earlier prompt has computed is not used. The answer is the same.
+    #[arg(long, hide_short_help = true)]
+    pub no_warm_resume: bool,
+
+    /// Memory for the KV cache, e.g. 512M or 4G (default: what one full context takes)
+    ///
+    /// Without --ctx the context is limited to what this holds; with more than one context takes, a batch finds more of
+    /// its rows' common beginnings.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub kv_memory: Option<ByteSize>,
+
+    /// Disk for the KV of saved sessions, which makes them warm after a restart; 0 keeps none (default: 4G)
+    ///
+    /// Lies in the cache folder and may be deleted at any time: then the next turn computes its prompt again. The pages used
+    /// longest ago go first. Without --session nothing is kept.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub kv_disk: Option<ByteSize>,
+}
+
+/// What the engine is asked to do beside the model's own settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    pub warm_resume: bool,
+    /// Whether there are sessions whose KV is worth keeping on disk.
+    pub keeps_sessions: bool,
+    /// Bytes; `None` leaves it to the engine, here and below.
+    pub kv_memory: Option<u64>,
+    pub kv_disk: Option<u64>,
+}
+
+impl EngineArgs {
+    pub fn resolve(&self, keeps_sessions: bool) -> EngineOptions {
+        EngineOptions {
+            warm_resume: !self.no_warm_resume,
+            keeps_sessions,
+            kv_memory: self.kv_memory.map(|size| size.0),
+            kv_disk: self.kv_disk.map(|size| size.0),
+        }
+    }
+}
+
+/// A number of bytes: `4096`, `512M`, `4G`, `4GiB`; the units are powers of 1024.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refusal = || "not a size like 512M, 4G or a number of bytes (units: K, M, G, T)".to_owned();
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match &text[digits.len()..] {
+            "" | "B" => 0,
+            "K" | "k" | "KiB" => 10,
+            "M" | "m" | "MiB" => 20,
+            "G" | "g" | "GiB" => 30,
+            "T" | "t" | "TiB" => 40,
+            _ => return Err(refusal()),
+        };
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(refusal());
+        }
+        let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(1 << shift));
+        bytes.map(Self).ok_or_else(|| "more bytes than can be counted".to_owned())
+    }
 }
 
 /// How the next token is chosen. Unset options come from the model's generation_config.json, else mean greedy.
@@ -341,6 +416,7 @@ impl LimitArgs {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            deadline: None,
             overflow: match self.overflow.unwrap_or_default() {
                 OverflowPolicy::Refuse => Overflow::Refuse,
                 OverflowPolicy::Clamp => Overflow::Clamp,
@@ -382,6 +458,47 @@ mod tests {
         assert_eq!("7".parse(), Ok(TopK::Best(7)));
         assert!("0".parse::<TopK>().unwrap_err().contains("`all`"));
         assert!("-1".parse::<TopK>().is_err());
+    }
+
+    #[test]
+    fn sizes_are_bytes_or_powers_of_1024() {
+        let check = |text: &str, bytes: u64| assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        check("0", 0);
+        check("4096", 4096);
+        check("17B", 17);
+        check("512M", 512 << 20);
+        check("4g", 4 << 30);
+        check("3KiB", 3 << 10);
+        check("2T", 2 << 40);
+        for bad in
+            ["", "M", "-1", "1.5G", "4 G", "4GB", "4X", "4MM", "0x10", "16777216T", "99999999999999999999"]
+        {
+            assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn engine_flags_become_options() {
+        #[derive(Debug, clap::Parser)]
+        struct Probe {
+            #[command(flatten)]
+            engine: EngineArgs,
+        }
+        let parse = |words: &[&str]| {
+            let probe = <Probe as clap::Parser>::try_parse_from([&["probe"], words].concat());
+            probe.map(|probe| probe.engine.resolve(true)).map_err(|error| error.to_string())
+        };
+        let unset = EngineOptions { warm_resume: true, keeps_sessions: true, kv_memory: None, kv_disk: None };
+        assert_eq!(parse(&[]), Ok(unset));
+        let given = EngineOptions {
+            warm_resume: false,
+            keeps_sessions: true,
+            kv_memory: Some(512 << 20),
+            kv_disk: Some(0),
+        };
+        assert_eq!(parse(&["--no-warm-resume", "--kv-memory", "512M", "--kv-disk", "0"]), Ok(given));
+        let refusal = parse(&["--kv-disk", "lots"]).expect_err("no size");
+        assert!(refusal.contains("--kv-disk <SIZE>") && refusal.contains("512M"), "{refusal}");
     }
 
     #[test]

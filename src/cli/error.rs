@@ -172,9 +172,15 @@ impl From<Error> for CommandError {
                 ),
             ),
             Error::InvalidParameter { .. } | Error::NotSupported(_) => (Kind::Usage, None),
-            Error::SessionBusy(_) | Error::SessionsFull { .. } => (Kind::Temporary, Some("try again later")),
+            Error::SessionBusy(_) | Error::SessionsFull { .. } | Error::QueueFull { .. } => {
+                (Kind::Temporary, Some("try again later"))
+            }
+            Error::DeadlineExceeded { .. } => {
+                (Kind::Temporary, Some("try again later, or allow it more time"))
+            }
             Error::SessionNotFound(_) => (Kind::NotFound, None),
             Error::Load(error) => return error.clone().into(),
+            Error::Template(error) => return error.clone().into(),
             Error::Store(StoreError::Io { .. }) => (Kind::Io, None),
             Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
                 (Kind::BadData, None)
@@ -217,6 +223,16 @@ impl From<LoadError> for CommandError {
     }
 }
 
+/// The candidate that was probably meant: one that reads alike, or differs by one letter or two swapped ones.
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |other: &str| {
+        let is_slip = other.len() > 2 && strsim::damerau_levenshtein(name, other) == 1;
+        strsim::jaro_winkler(name, other) + f64::from(u8::from(is_slip))
+    };
+    let near = candidates.into_iter().map(|other| (likeness(other), other));
+    near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other)
+}
+
 fn fits(largest_context: Option<usize>) -> String {
     match largest_context {
         Some(tokens) => format!("--ctx {tokens} is the largest context that fits"),
@@ -238,6 +254,16 @@ mod tests {
         let error = CommandError::from(Error::Load(inner)).context("loading the model");
         assert_eq!(error.to_string(), "loading the model: model.gguf: no such file or directory");
         assert_eq!(error.kind.code(), 66);
+    }
+
+    #[test]
+    fn slips_of_the_finger_find_what_was_meant() {
+        let names = ["job", "work", "summarize"];
+        for (given, meant) in [("jbo", "job"), ("wrok", "work"), ("sumarise", "summarize"), ("works", "work")]
+        {
+            assert_eq!(nearest(given, names), Some(meant), "{given}");
+        }
+        assert_eq!((nearest("zzz", names), nearest("x", []), nearest("b", ["a"])), (None, None, None));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! From the model flags to a model that answers: the one way for every subcommand.
 //!
-//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins tokenizer,
-//! chat template and engine into the [`Llm`] that the commands speak to.
+//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins text side and
+//! engine into the [`Llm`] that the commands speak to.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
+use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
@@ -17,16 +17,26 @@ use super::places::Places;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
+use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
-    self, CpuOptions, Device, DeviceKind, Dtype, LoadOptions, ModelFiles, ModelTexts, open_device,
+    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, ModelFiles, ModelTexts,
+    open_device,
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName};
+use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling,
+    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling, Speech,
 };
-use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+use crate::template::{Conversation, DateTime, TemplateError};
+
+/// How long the end of a turn waits for KV to be saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes of KV kept on disk unless asked otherwise.
+const DEFAULT_KV_DISK: u64 = 4 << 30;
 
 /// Loading below this is not worth a bar that flashes up.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
@@ -35,12 +45,13 @@ const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 ///
 /// # Errors
 /// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
-pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, CommandError> {
+pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
     let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load::load(&resolved, &options(args, terminal)?, &mut |done, total| bar.show(done, total));
+    let loaded =
+        load::load(&resolved, &options(args, asked, terminal)?, &mut |done, total| bar.show(done, total));
     bar.clear();
     let loaded = loaded?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
@@ -54,18 +65,36 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Llm>, Comma
         ));
     }
     let context_tokens = loaded.model.spec().context_length;
-    let mut speech = Speech::new(loaded.name, loaded.texts, template, context_tokens);
-    let config = EngineConfig::new(context_tokens, speech.texts.end_of_generation.clone());
-    let (model, vocabulary) = (loaded.model, speech.texts.tokenizer.clone());
-    let handle = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
-    speech.info.vocab_size = handle.spec().vocab_size();
-    speech.info.load_time = start.elapsed();
-    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", speech.info.load_time.as_secs_f32());
-    Ok(Box::new(LoadedLlm { speech, handle }))
+    let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    let ends = texts.speech.texts().end_of_generation.clone();
+    let kv_memory = asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let warm_resume = asked.warm_resume;
+    let config = EngineConfig { warm_resume, kv_memory, ..EngineConfig::new(context_tokens, ends) };
+    let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
+    let disk = open_disk(asked, loaded.fingerprint)?;
+    let handle = EngineHandle::spawn(move || {
+        let mut engine = Engine::new(model, vocabulary, config)?;
+        disk.into_iter().for_each(|store| engine.set_disk(store));
+        Ok(engine)
+    })?;
+    texts.info.vocab_size = handle.spec().vocab_size();
+    texts.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
+    Ok(LoadedLlm { texts, handle })
+}
+
+/// Where sessions' KV is kept between processes; nothing when that is switched off or there is no place for it.
+fn open_disk(asked: EngineOptions, model: Fingerprint) -> Result<Option<DiskStore>, CommandError> {
+    let limit_bytes = asked.kv_disk.unwrap_or(DEFAULT_KV_DISK);
+    let root = Places::from_environment().kv().filter(|_| asked.keeps_sessions && limit_bytes > 0);
+    let Some(root) = root else { return Ok(None) };
+    let Fingerprint { hex: fingerprint, facts: description } = model;
+    let queue_bytes = DEFAULT_QUEUE_BYTES;
+    Ok(Some(DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })?))
 }
 
 /// As [`load`], without the weights: enough to render and to count tokens.
-pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts>, CommandError> {
+pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -74,10 +103,11 @@ pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<Box<dyn Texts
         return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
     }
     let texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
-    let mut speech = Speech::new(resolved.name, texts, template, args.ctx.unwrap_or(facts.context_length));
-    speech.info.vocab_size = facts.vocab_size;
-    speech.info.load_time = start.elapsed();
-    Ok(Box::new(speech))
+    let context_tokens = args.ctx.unwrap_or(facts.context_length);
+    let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    texts.info.vocab_size = facts.vocab_size;
+    texts.info.load_time = start.elapsed();
+    Ok(texts)
 }
 
 fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
@@ -100,7 +130,7 @@ fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
     args.chat_template.as_deref().map(read_file).transpose()
 }
 
-fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
+fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
     let device = device(args, terminal)?;
     // What a GPU has is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
@@ -124,7 +154,9 @@ fn options(args: &ModelArgs, terminal: &Terminal) -> Result<LoadOptions, Command
         kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
             KvType::F32 => load::KvType::F32,
             KvType::F16 => load::KvType::F16,
+            KvType::Q8_0 => load::KvType::Q8_0,
         }),
+        kv_memory: asked.kv_memory,
         available_memory,
     })
 }
@@ -202,57 +234,61 @@ impl LoadBar {
     }
 }
 
-/// A model without its weights: text in, tokens out, and back.
-struct Speech {
+/// A model without its weights.
+pub struct LoadedTexts {
     info: ModelInfo,
-    texts: ModelTexts,
-    /// The template in force; `Err` is why the source does not compile, said when it is needed.
-    template: Option<Result<ChatTemplate, TemplateError>>,
+    speech: Speech,
+    fingerprint: ModelFingerprint,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
 
-impl Speech {
-    fn new(name: String, texts: ModelTexts, template: Option<String>, context_tokens: usize) -> Self {
-        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
-        let specials = SpecialTokens {
-            bos: token(texts.tokenizer.bos()),
-            eos: token(texts.tokenizer.eos()),
-            ..SpecialTokens::default()
-        };
-        let source = template.as_ref().or(texts.chat_templates.default.as_ref());
-        let template = source.map(|source| ChatTemplate::new(source, specials));
+impl LoadedTexts {
+    fn new(resolved: &Resolved, texts: ModelTexts, template: Option<&str>, context_tokens: usize) -> Self {
+        let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
+        let identity = texts.identity.clone();
+        let speech = Speech::new(texts, template);
         let info = ModelInfo {
-            name,
+            name: resolved.name.clone(),
             context_tokens,
-            defaults: texts.defaults.clone(),
-            defaults_source: texts.defaults_source.to_owned(),
-            has_chat_template: template.is_some(),
+            defaults,
+            defaults_source,
+            has_chat_template: speech.has_template(),
             ..ModelInfo::default()
         };
-        Self { info, texts, template, now: OnceCell::new() }
+        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint: identity };
+        Self { info, speech, fingerprint, now: OnceCell::new() }
+    }
+
+    pub fn speech(&self) -> &Speech {
+        &self.speech
+    }
+
+    pub fn fingerprint(&self) -> &ModelFingerprint {
+        &self.fingerprint
     }
 }
 
-impl Texts for Speech {
+impl Texts for LoadedTexts {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        let template = self.template.as_ref().unwrap_or(&Err(TemplateError::Missing)).as_ref();
-        let template = template.map_err(TemplateError::clone)?;
         let now = *self.now.get_or_init(DateTime::utc_now);
-        let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        Ok(template.render(conversation, &options)?)
+        Ok(self.speech.render(conversation, now)?)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        Ok(self.texts.tokenizer.encode_chat(text)?)
+        Ok(self.speech.encode(text)?)
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.texts.tokenizer.token_bytes(id).unwrap_or_default().into_owned()
+        self.speech.token_bytes(id).into_owned()
+    }
+
+    fn vocabulary(&self) -> &dyn Vocabulary {
+        &**self.speech.tokenizer()
     }
 }
 
@@ -273,26 +309,54 @@ impl From<TemplateError> for CommandError {
 }
 
 /// A loaded model and its engine.
-struct LoadedLlm {
-    speech: Speech,
+pub struct LoadedLlm {
+    texts: LoadedTexts,
     handle: EngineHandle,
+}
+
+impl LoadedLlm {
+    pub fn texts(&self) -> &LoadedTexts {
+        &self.texts
+    }
+
+    /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn restore(&self, name: &SessionName, saved: &SavedSession) -> Result<(), Error> {
+        let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(&self.texts.fingerprint));
+        if is_ours { self.handle.restore_session(name.as_str(), saved.tokens()) } else { Ok(()) }
+    }
+
+    /// Waits until the KV of this turn is on disk, and says what went wrong there.
+    pub fn settle(&self, terminal: &Terminal) {
+        if let Ok(false) = self.handle.flush_disk(FLUSH_TIMEOUT) {
+            terminal
+                .warn("the disk is slow: not all KV was saved, and the next turn computes the rest again");
+        }
+        self.handle.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+    }
 }
 
 impl Texts for LoadedLlm {
     fn info(&self) -> &ModelInfo {
-        &self.speech.info
+        &self.texts.info
     }
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        self.speech.render(conversation)
+        self.texts.render(conversation)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        self.speech.encode(text)
+        self.texts.encode(text)
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.speech.token_bytes(id)
+        self.texts.token_bytes(id)
+    }
+
+    fn vocabulary(&self) -> &dyn Vocabulary {
+        self.texts.vocabulary()
     }
 }
 

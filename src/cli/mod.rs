@@ -17,6 +17,7 @@ pub mod output;
 pub mod places;
 pub mod report;
 pub mod run;
+pub mod sessions;
 pub mod signal;
 pub mod terminal;
 
@@ -58,6 +59,7 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
+    Sessions(sessions::SessionsArgs),
     Config(config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
@@ -94,7 +96,8 @@ Environment:
 
 Files:
   $XDG_CONFIG_HOME/llmctl/config.toml    your defaults
-  ./llmctl.toml                          a project's defaults, before yours";
+  ./llmctl.toml                          a project's defaults, before yours
+  $XDG_DATA_HOME/llmctl/sessions/        saved conversations";
 
 /// The whole program: `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
@@ -139,6 +142,7 @@ fn dispatch(
             run::run(*args, terminal)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
         // These help to repair a broken configuration, or have nothing to do with it.
         Command::Config(args) => config_cmd::run(args, config, places, &self::command()),
         Command::Doctor(args) => doctor::run(args, config, places, &self::command()),

@@ -47,6 +47,16 @@ impl Places {
         }
     }
 
+    /// The folder of saved sessions.
+    pub fn sessions(&self) -> Option<PathBuf> {
+        Some(self.data.as_ref()?.join("sessions"))
+    }
+
+    /// The folder of sessions' KV: as private as they are, but it can be computed again.
+    pub fn kv(&self) -> Option<PathBuf> {
+        Some(self.cache.as_ref()?.join("kv"))
+    }
+
     pub fn hub_paths(&self) -> HubPaths {
         HubPaths { cache: self.hub.clone(), home: self.home.clone() }
     }
@@ -75,6 +85,7 @@ mod tests {
         let places = places(&[("HOME", "/home/u"), ("XDG_CONFIG_HOME", ""), ("XDG_DATA_HOME", "relative")]);
         assert_eq!(places.config, Some("/home/u/.config/llmctl".into()));
         assert_eq!(places.data, Some("/home/u/.local/share/llmctl".into()));
+        assert_eq!(places.sessions(), Some("/home/u/.local/share/llmctl/sessions".into()));
         assert_eq!(places.state, Some("/home/u/.local/state/llmctl".into()));
         assert_eq!(places.cache, Some("/home/u/.cache/llmctl".into()));
         assert_eq!(places.hub, Some("/home/u/.cache/huggingface/hub".into()));

@@ -70,6 +70,13 @@ impl Terminal {
         }
     }
 
+    /// What `-v` asks for.
+    pub fn detail(&self, message: &str) {
+        if self.verbose > 0 && !self.quiet {
+            self.raw_line(message);
+        }
+    }
+
     /// What the user asked for explicitly (`--stats`): said even when quiet.
     pub fn report(&self, message: &str) {
         self.raw_line(message);

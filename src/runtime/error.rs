@@ -4,6 +4,9 @@
 //! in one `match`, so a new variant is a compile error there.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::template::TemplateError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -50,6 +53,14 @@ pub enum Error {
     #[error("all {capacity} session slots are taken")]
     SessionsFull { capacity: usize },
 
+    /// Refused before any work: as many requests wait as may; try again when some have ended.
+    #[error("{waiting} requests are waiting already")]
+    QueueFull { waiting: usize },
+
+    /// The request's deadline passed while it waited; no work was done for it.
+    #[error("the request could not be started within its deadline of {deadline:?}")]
+    DeadlineExceeded { deadline: Duration },
+
     /// No session of that name.
     #[error("no session named {0:?}")]
     SessionNotFound(String),
@@ -57,6 +68,10 @@ pub enum Error {
     /// The model could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+
+    /// The chat template gives no prompt for this conversation.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
 
     /// A saved session cannot be read or written.
     #[error(transparent)]

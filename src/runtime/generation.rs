@@ -8,10 +8,10 @@
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use super::kv::PagePool;
-use super::request::{Event, Finish, Outcome, Request, Reuse, Started, Timings, Token, Usage};
+use super::kv::{PageName, PagePool};
+use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
-use super::sequence::{Sequence, TurnStart};
+use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
 use super::step::{Feed, Input};
 use super::text::{StopMatcher, Utf8Stream, Vocabulary};
@@ -33,6 +33,7 @@ pub struct Generation {
     seed: u64,
     num_cached: usize,
     num_generated: usize,
+    turn: u64,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -59,7 +60,7 @@ struct Clock {
 
 impl Generation {
     /// `request` has been validated, with `max_tokens` as the result.
-    pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool) -> Self {
+    pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool, now: Instant) -> Self {
         Self {
             id,
             sequence: Sequence::new(pool),
@@ -67,10 +68,11 @@ impl Generation {
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
+            turn: 0,
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
-            clock: Clock { submitted: Instant::now(), started: None, first_token: None, last_token: None },
+            clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
             request,
         }
     }
@@ -82,6 +84,25 @@ impl Generation {
     /// Prompt tokens still to compute; 0 when it generates.
     pub fn prompt_left(&self) -> usize {
         self.request.prompt.len().saturating_sub(self.sequence.position())
+    }
+
+    /// How long it may take from submission.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.request.limits.deadline
+    }
+
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        self.deadline()
+            .is_some_and(|deadline| now.saturating_duration_since(self.clock.submitted) >= deadline)
+    }
+
+    /// When it had its last row; see [`super::schedule::Running::turn`].
+    pub fn turn(&self) -> u64 {
+        self.turn
+    }
+
+    pub fn set_turn(&mut self, turn: u64) {
+        self.turn = turn;
     }
 
     /// The most tokens that can become resident.
@@ -102,32 +123,45 @@ impl Generation {
         &self.sequence
     }
 
-    /// Leaves the queue with a sequence that holds the beginning of its prompt, as `reuse` says.
-    pub fn start(&mut self, sequence: Sequence, reuse: Reuse, events: &mut Events) {
+    /// Leaves the queue with what is computed already.
+    pub fn start(&mut self, resumed: Resumed, events: &mut Events) {
+        let Resumed { sequence, reuse, states_at, difference } = resumed;
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;
         let generated_from = self.request.prompt.len();
-        self.sequence.begin_turn(TurnStart {
-            generated_from,
-            seed: self.seed,
-            logprobs: self.request.logprobs,
-        });
+        let (seed, logprobs) = (self.seed, self.request.logprobs);
+        self.sequence.begin_turn(TurnStart { generated_from, seed, logprobs, states_at });
         let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.max_tokens);
-        self.emit(events, Event::Started(Started { prompt_tokens, max_tokens, seed: self.seed, reuse }));
+        let started = Started { prompt_tokens, max_tokens, seed: self.seed, reuse, difference };
+        self.emit(events, Event::Started(started));
     }
 
-    /// Pages that feeding `rows` takes at most.
-    pub fn num_pages_needed(&self, rows: usize) -> usize {
+    /// Takes over what others have computed of the prompt in the meantime.
+    pub fn catch_up(&mut self) {
+        if self.prompt_left() > 1 {
+            self.num_cached += self.sequence.catch_up(&self.request.prompt, self.request.prompt.len() - 1);
+        }
+    }
+
+    /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
+    pub fn next_page(&self) -> Option<PageName> {
+        let table = self.sequence.resident().table();
+        let (name, _) = table.next_name(&self.request.prompt).filter(|_| table.is_shareable())?;
+        Some(name)
+    }
+
+    /// Bytes of KV that feeding `rows` takes at most.
+    pub fn bytes_needed(&self, rows: usize) -> usize {
         let left = self.prompt_left();
-        self.sequence.resident().table().num_needed(if left == 0 { 1 } else { rows.min(left) })
+        self.sequence.resident().table().bytes_needed(if left == 0 { 1 } else { rows.min(left) })
     }
 
     /// What goes into the next step: `rows` tokens of the prompt, or the pending token.
     pub fn feed(&mut self, rows: usize) -> Feed<'_> {
         let left = self.prompt_left();
         let prompt = &self.request.prompt;
-        let chunk = &prompt[prompt.len() - left..][..rows.min(left)];
+        let chunk = &prompt[prompt.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
         let input = match left {
             0 => Input::Pending,
             _ if chunk.len() < left => Input::Chunk(chunk),
@@ -230,7 +264,8 @@ impl Generation {
         if self.stop.hit().is_some() && can_rewind {
             let num_said = self.said.ends.partition_point(|&end| end <= self.said.num_delivered);
             let end = self.request.prompt.len() + num_said;
-            self.sequence.truncate(end.min(self.sequence.position()));
+            // Where the model cannot go on from there, the session keeps what it cannot cut; the next prompt parts from it.
+            let _ = self.sequence.truncate(end.min(self.sequence.position()));
         }
         self.sequence
     }

@@ -127,8 +127,10 @@ fn parse_vm_size(status: &str) -> Option<u64> {
 pub struct Demand {
     /// All weights, as they will lie in memory.
     pub weights: u64,
-    /// Keys and values of all layers for one token.
+    /// Keys and values of all layers that see everything, for one token.
     pub kv_per_token: u64,
+    /// KV that does not grow with the context: what windows keep, and the rest of a last page.
+    pub kv_fixed: u64,
     /// Whatever does not grow with the context: activations, logits, tokenizer, recurrent state.
     pub fixed: u64,
 }
@@ -147,7 +149,7 @@ pub struct Fit {
 /// Computes whether `demand` with `context` tokens fits into `available` bytes. Saturates instead of overflowing,
 /// so that a file that claims absurd sizes is simply too big.
 pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
-    let base = demand.weights.saturating_add(demand.fixed);
+    let base = demand.weights.saturating_add(demand.fixed).saturating_add(demand.kv_fixed);
     let needed = base.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
     let largest_context = available.checked_sub(base).and_then(|left| {
         let tokens = left.checked_div(demand.kv_per_token).unwrap_or(u64::MAX);
@@ -318,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_largest_context_is_exact() {
-        let demand = Demand { weights: 1000, kv_per_token: 10, fixed: 50 };
+        let demand = Demand { weights: 1000, kv_per_token: 10, kv_fixed: 30, fixed: 20 };
         assert_eq!(largest(demand, 100, 2050), (true, Some(100)));
         assert_eq!(largest(demand, 100, 2049), (false, Some(99)));
         assert_eq!(largest(demand, 100, 1060), (false, Some(1)));
@@ -337,14 +339,15 @@ mod tests {
 
     #[test]
     fn absurd_sizes_saturate() {
-        let demand = Demand { weights: u64::MAX, kv_per_token: u64::MAX, fixed: u64::MAX };
+        let demand =
+            Demand { weights: u64::MAX, kv_per_token: u64::MAX, kv_fixed: u64::MAX, fixed: u64::MAX };
         assert_eq!(largest(demand, usize::MAX, 1 << 40), (false, None));
         assert_eq!(fit(demand, usize::MAX, 1 << 40).needed, u64::MAX);
     }
 
     #[test]
     fn too_big_names_the_largest_context() {
-        let demand = Demand { weights: 100, kv_per_token: 1, fixed: 0 };
+        let demand = Demand { weights: 100, kv_per_token: 1, ..Demand::default() };
         match fit(demand, 1000, 600).check() {
             Err(LoadError::TooBig {
                 needed: 1100,

@@ -12,12 +12,14 @@ pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod model;
+pub mod private_files;
 pub mod request;
 pub mod sample;
 pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod spec;
+pub mod speech;
 pub mod step;
 pub mod tensor;
 pub mod text;
@@ -28,8 +30,10 @@ pub use engine::{
 };
 pub use error::{Error, LoadError, Result, StoreError};
 pub use request::{
-    Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling,
-    Started, Timings, Token, Usage,
+    Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
+    Sampling, Started, Timings, Token, Usage,
 };
+pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
+pub use speech::Speech;
 pub use thread::{EngineHandle, EventStream, NotYet, Sink};

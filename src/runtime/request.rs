@@ -158,6 +158,10 @@ pub struct Limits {
     pub stop: Vec<String>,
     /// Treat end-of-generation tokens as ordinary ones.
     pub ignore_eos: bool,
+    /// How long it may take from submission, waiting included. Checked before each step, so it is overrun by one step at
+    /// most. Passed while it waits, the request fails with [`Error::DeadlineExceeded`]; later, it ends with what it has
+    /// said, as [`Finish::Deadline`].
+    pub deadline: Option<Duration>,
 }
 
 /// The context is never cut silently: a `max_tokens` that cannot be honoured is refused, or lowered because the
@@ -206,6 +210,12 @@ pub struct Logprob {
 /// What the engine says while it works. `Done` or `Failed` is last; nothing follows it.
 #[derive(Debug, Clone)]
 pub enum Event {
+    /// Still in the queue, and how many there are up to it: 1 is next. Comes when it is not admitted in the first step
+    /// after its submission, and whenever the position changes, which is always downwards. A smaller request may
+    /// start first, but only so often ([`crate::runtime::schedule::MAX_OVERTAKING`]).
+    Queued {
+        position: usize,
+    },
     /// Out of the queue; comes before any work is done. A request cancelled while it waits never starts.
     Started(Started),
     /// Prompt tokens computed so far.
@@ -232,6 +242,21 @@ pub struct Started {
     /// The seed in force, drawn or given.
     pub seed: u64,
     pub reuse: Reuse,
+    /// Where the session and the prompt part, with what stands there; nothing where [`Reuse::first_difference`] is nothing.
+    pub difference: Option<Difference>,
+}
+
+/// Where the tokens of a session and a prompt part, with some on either side to tell why. One of the two may end there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Tokens that are the same before it.
+    pub position: usize,
+    /// The last of those.
+    pub before: Vec<u32>,
+    /// What the session goes on with.
+    pub session: Vec<u32>,
+    /// What the prompt goes on with.
+    pub prompt: Vec<u32>,
 }
 
 /// What of a prompt did not have to be computed, and why not more.
@@ -239,6 +264,8 @@ pub struct Started {
 pub struct Reuse {
     /// Prompt tokens whose KV was there already.
     pub cached_tokens: usize,
+    /// Those of them that had to be read from disk.
+    pub restored_tokens: usize,
     pub reason: ReuseReason,
     /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
     /// the prompt goes on where the session ended, or there was nothing to compare.
@@ -307,14 +334,17 @@ pub enum Finish {
     ContextFull,
     /// The caller asked to stop, or went away.
     Cancelled,
+    /// The request's deadline has passed.
+    Deadline,
 }
 
 impl Finish {
-    /// OpenAI's word for it.
+    /// OpenAI's word for it. A deadline is a length: like `max_tokens` it is a limit that the caller has set, and clients
+    /// know from the word that the answer is cut.
     pub fn reason(&self) -> &'static str {
         match self {
             Finish::Eos(_) | Finish::StopString(_) => "stop",
-            Finish::MaxTokens | Finish::ContextFull => "length",
+            Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => "cancelled",
         }
     }
@@ -323,7 +353,7 @@ impl Finish {
 /// Token counts of one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Prompt tokens resident at the end: all of them, unless the request was cancelled before its first token.
+    /// Prompt tokens resident at the end: all of them, unless the request ended before its first token.
     pub prompt_tokens: usize,
     /// Prompt tokens whose KV was reused instead of computed.
     pub cached_tokens: usize,

@@ -3,9 +3,10 @@
 //!
 //! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
 
+use std::time::Duration;
+
 use super::error::{Error, Result};
-use super::kv::PAGE_TOKENS;
-use super::model::ModelSpec;
+use super::model::{ModelSpec, STEP_TOKENS};
 
 /// What the engine is asked to serve.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,14 +14,19 @@ pub struct EngineConfig {
     /// The most tokens a sequence may hold; at most what the model was made for.
     pub context_length: usize,
     /// The most rows of a step: one per running sequence, the rest for prompts. A prompt is computed in chunks of at
-    /// most this many tokens.
+    /// most this many tokens. Twice `max_running` and more keeps everybody going in every step; below, they take turns.
     pub step_tokens: usize,
     /// The most requests that run at once; more wait.
     pub max_running: usize,
+    /// The most requests in flight beyond `max_running`: they wait, and more are refused.
+    pub max_waiting: usize,
     /// The most sessions that exist at once, named and driven by hand together.
     pub max_sessions: usize,
-    /// KV pages of [`PAGE_TOKENS`] tokens that the model's storage holds.
-    pub num_pages: usize,
+    /// How long a named session keeps its pages while nobody uses it; nothing: until others need them.
+    pub session_ttl: Option<Duration>,
+    /// Bytes that the KV of all sequences may take together; without it, as much as `max_sessions` or `max_running` full
+    /// contexts take, whichever is more.
+    pub kv_memory: Option<usize>,
     /// Ids that end a generation: the model's own and its turn terminators.
     pub end_of_generation: Vec<u32>,
     /// Whether requests keep what of their prompt is computed already. Changes no answer, only the work.
@@ -28,14 +34,16 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// One sequence of `context_length` tokens at a time, prompts in chunks of 128: a cancelled prompt ends within one.
+    /// One sequence of `context_length` tokens at a time, prompts in chunks of [`STEP_TOKENS`].
     pub fn new(context_length: usize, end_of_generation: Vec<u32>) -> Self {
         Self {
             context_length,
-            step_tokens: 128,
+            step_tokens: STEP_TOKENS,
             max_running: 1,
+            max_waiting: 64,
             max_sessions: 1,
-            num_pages: context_length.div_ceil(PAGE_TOKENS),
+            session_ttl: None,
+            kv_memory: None,
             end_of_generation,
             warm_resume: true,
         }
@@ -47,9 +55,12 @@ impl EngineConfig {
 pub struct EngineSpec {
     pub model: ModelSpec,
     pub config: EngineConfig,
+    /// Bytes of KV in force.
+    pub kv_memory: usize,
 }
 
-/// How many sessions fit, and what one costs. The authority: admission goes by this, not by what was configured.
+/// How many sessions fit with their KV in memory, and what one costs. The authority for those driven by hand, which keep their
+/// memory; named ones may be more, and then those used longest ago give theirs away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServingCapacity {
     pub sessions: usize,
@@ -72,17 +83,18 @@ impl EngineSpec {
         if config.max_running == 0 {
             return refuse("max_running", "must be at least 1".to_owned());
         }
-        let needed = config.context_length.div_ceil(PAGE_TOKENS);
-        if config.num_pages < needed {
+        let per_context = sequence_bytes(&model, &config, config.context_length);
+        let kv_memory = config.kv_memory.unwrap_or(per_context * config.max_sessions.max(config.max_running));
+        if kv_memory < per_context {
             let message = format!(
-                "{} pages cannot hold a context of {} tokens, which takes {needed}",
-                config.num_pages, config.context_length
+                "{kv_memory} bytes cannot hold a context of {} tokens, which takes {per_context}",
+                config.context_length
             );
-            return refuse("num_pages", message);
+            return refuse("kv_memory", message);
         }
         config.end_of_generation.sort_unstable();
         config.end_of_generation.dedup();
-        Ok(Self { model, config })
+        Ok(Self { model, config, kv_memory })
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -97,15 +109,18 @@ impl EngineSpec {
         self.config.end_of_generation.binary_search(&id).is_ok()
     }
 
-    /// Pages of a sequence that fills its context.
-    pub fn pages_per_context(&self) -> usize {
-        self.config.context_length.div_ceil(PAGE_TOKENS)
+    /// Bytes of KV that a sequence of up to `len` tokens takes at most.
+    pub fn sequence_bytes(&self, len: usize) -> usize {
+        sequence_bytes(&self.model, &self.config, len)
     }
 
     pub fn serving_capacity(&self) -> ServingCapacity {
-        let sessions = self.config.max_sessions.min(self.config.num_pages / self.pages_per_context());
-        let page_bytes: usize = self.model.groups.iter().map(|group| group.page_bytes).sum();
-        let bytes_per_session = self.pages_per_context() * page_bytes;
-        ServingCapacity { sessions, bytes_per_session }
+        let bytes_per_session = self.sequence_bytes(self.context_length());
+        let fitting = self.kv_memory.checked_div(bytes_per_session).unwrap_or(usize::MAX);
+        ServingCapacity { sessions: self.config.max_sessions.min(fitting), bytes_per_session }
     }
+}
+
+fn sequence_bytes(model: &ModelSpec, config: &EngineConfig, len: usize) -> usize {
+    model.groups.iter().map(|group| group.bytes(len, config.step_tokens)).sum()
 }

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::error::{Error, Result};
+use super::kv::{PagePool, Place};
 use super::model::{Batch, Logits, Model, Row};
 use super::request::Sampling;
 use super::sample::{Sampler, Turn};
@@ -50,6 +51,20 @@ impl Executor {
         &self.spec
     }
 
+    /// Appends the content of a page to `out`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`], here and below.
+    pub fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
+        guarded(|| self.model.export_page(place, out))
+    }
+
+    /// Fills a page of `pool` that nobody else holds.
+    pub fn import_page(&mut self, pool: &PagePool, place: Place, bytes: &[u8]) -> Result<()> {
+        free_dropped(&mut *self.model, pool);
+        guarded(|| self.model.import_page(place, bytes))
+    }
+
     /// Runs one step; one result per feed, in order.
     ///
     /// # Errors
@@ -66,7 +81,10 @@ impl Executor {
         }
         if num_tables > 0 {
             match self.forward(feeds, &results) {
-                Ok(logits) => self.sample(feeds, &mut results, &logits),
+                Ok(logits) => {
+                    self.sample(feeds, &mut results, &logits);
+                    self.model.reuse(logits);
+                }
                 Err(error) => results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(error.clone())),
             }
         }
@@ -114,7 +132,7 @@ impl Executor {
 /// Extends the feed's sequence and appends its rows. On an error no rows have been appended, and the sequence is as it was
 /// or, where a page could not be copied, poisoned.
 ///
-/// The copy is made at once: a page let go of in this step may be given to the next sequence of it.
+/// Copies are made at once: a page let go of in this step may be given to the next sequence of it.
 fn append_rows(
     model: &mut dyn Model,
     feed: &mut Feed<'_>,
@@ -131,15 +149,21 @@ fn append_rows(
     };
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
-    if let Some(copy) = feed.sequence.begin_feed(tokens).map_err(exhausted)? {
-        let place = |page| super::kv::Place { group: 0, page };
-        guarded(|| model.copy_page(place(copy.from), place(copy.to)))?;
+    let copies = feed.sequence.begin_feed(tokens).map_err(exhausted)?;
+    free_dropped(model, feed.sequence.resident().table().pool());
+    for copy in copies {
+        guarded(|| model.copy_page(copy.from, copy.to))?;
     }
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
     let row =
         |(index, &token)| Row { token, position: start + index, sequence, wants_logits: Some(index) == last };
     rows.extend(tokens.iter().enumerate().map(row));
     Ok(())
+}
+
+/// Gives memory back that other groups have taken, before it is written again.
+fn free_dropped(model: &mut dyn Model, pool: &PagePool) {
+    pool.take_dropped().into_iter().for_each(|place| model.free_page(place));
 }
 
 /// A panic as an error. Unwind safety: what it leaves half-written is KV rows of the sequences being fed, which stay

@@ -1,19 +1,20 @@
 //! The engine's thread: the only place where a request crosses threads.
 //!
 //! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
-//! request itself: one event per generated token, one per prompt chunk and three more, so a slow reader costs memory in
-//! proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it dawdles.
-//! A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to do; dropping
-//! the last handle ends it, and requests still running then fail with `EngineGone`.
+//! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow
+//! reader costs memory in proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it
+//! dawdles. A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to
+//! do, at the longest until the engine wants to be woken; dropping the last handle ends it, and requests still running
+//! then fail with `EngineGone`.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::engine::{Engine, RequestId, SessionDetail, SessionInfo, StopHandle};
+use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
@@ -21,10 +22,16 @@ use super::spec::EngineSpec;
 /// Takes a request's events on the engine thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
+/// How long the last handle to go waits for KV to be saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Everything that can be asked of the engine thread.
 enum Command {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
+    Load { reply: Sender<Result<EngineLoad>> },
+    Notices { reply: Sender<Result<Vec<String>>> },
+    Flush { timeout: Duration, reply: Sender<Result<bool>> },
     Shutdown,
 }
 
@@ -33,6 +40,7 @@ enum SessionCommand {
     Reset { name: String, reply: Sender<Result<()>> },
     Close { name: String, reply: Sender<Result<()>> },
     Fork { from: String, to: String, reply: Sender<Result<()>> },
+    Restore { name: String, tokens: Vec<u32>, reply: Sender<Result<()>> },
     Inspect { name: String, reply: Sender<Result<SessionDetail>> },
     List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
@@ -109,6 +117,28 @@ impl EngineHandle {
         self.shared.commands.send(command).map_err(|_| Error::EngineGone)?;
         Ok(stop)
     }
+
+    /// Requests waiting and running, sessions, and memory in use. Waits for the step that the engine is in.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn load(&self) -> Result<EngineLoad> {
+        self.shared.ask(|reply| Command::Load { reply })
+    }
+
+    /// What the user should know, one sentence each, since the last call.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`], here and below.
+    pub fn take_notices(&self) -> Result<Vec<String>> {
+        self.shared.ask(|reply| Command::Notices { reply })
+    }
+
+    /// Saves the KV of sessions that is still to be saved; false when it takes longer than that. Nothing else is done meanwhile.
+    /// Dropping the last handle does the same, but cannot say how it went.
+    pub fn flush_disk(&self, timeout: Duration) -> Result<bool> {
+        self.shared.ask(|reply| Command::Flush { timeout, reply })
+    }
 }
 
 /// Named sessions. Each call waits for the engine, at most for the step that it is in.
@@ -132,6 +162,12 @@ impl EngineHandle {
     }
 
     /// # Errors
+    /// Those of [`Engine::restore_session`].
+    pub fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
+        self.ask(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
+    }
+
+    /// # Errors
     /// Those of [`Engine::inspect_session`].
     pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
         self.ask(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
@@ -144,8 +180,14 @@ impl EngineHandle {
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
+        self.shared.ask(|reply| Command::Session(command(reply)))
+    }
+}
+
+impl Shared {
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.shared.commands.send(Command::Session(command(reply))).map_err(|_| Error::EngineGone)?;
+        self.commands.send(command(reply)).map_err(|_| Error::EngineGone)?;
         answer.recv().map_err(|_| Error::EngineGone)?
     }
 }
@@ -229,11 +271,14 @@ pub struct NotYet;
 fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     loop {
-        while let Some(command) = next_command(inbox, engine.is_idle()) {
+        while let Some(command) = next_command(inbox, &engine) {
             match command {
                 Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
                 Command::Session(command) => obey(&mut engine, command),
-                Command::Shutdown => return,
+                Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
+                Command::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
+                Command::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                Command::Shutdown => return end(engine),
             }
         }
         for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {
@@ -245,16 +290,23 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
     }
 }
 
-/// The next command; waits for it when there is nothing else to do.
-fn next_command(inbox: &Receiver<Command>, idle: bool) -> Option<Command> {
-    if idle {
-        return Some(inbox.recv().unwrap_or(Command::Shutdown));
-    }
-    match inbox.try_recv() {
+/// The next command; waits for it while the engine has nothing to do.
+fn next_command(inbox: &Receiver<Command>, engine: &Engine) -> Option<Command> {
+    let wakeup = if engine.is_idle() { engine.next_wakeup() } else { Some(Instant::now()) };
+    let received = match wakeup {
+        Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+        None => inbox.recv().map_err(RecvTimeoutError::from),
+    };
+    match received {
         Ok(command) => Some(command),
-        Err(TryRecvError::Empty) => None,
-        Err(TryRecvError::Disconnected) => Some(Command::Shutdown),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
     }
+}
+
+/// What is computed but not saved yet is saved, unless the disk takes too long over it.
+fn end(mut engine: Engine) {
+    engine.flush_disk(FLUSH_TIMEOUT);
 }
 
 fn admit(
@@ -275,6 +327,9 @@ fn obey(engine: &mut Engine, command: SessionCommand) {
         SessionCommand::Reset { name, reply } => reply.send(engine.reset_session(&name)).is_ok(),
         SessionCommand::Close { name, reply } => reply.send(engine.close_session(&name)).is_ok(),
         SessionCommand::Fork { from, to, reply } => reply.send(engine.fork_session(&from, &to)).is_ok(),
+        SessionCommand::Restore { name, tokens, reply } => {
+            reply.send(engine.restore_session(&name, tokens)).is_ok()
+        }
         SessionCommand::Inspect { name, reply } => reply.send(engine.inspect_session(&name)).is_ok(),
         SessionCommand::List { reply } => reply.send(Ok(engine.list_sessions())).is_ok(),
     };

@@ -1,10 +1,12 @@
-//! Remembers the largest single allocation of each thread, so that a test can say "nothing huge was asked for".
+//! Remembers the largest single allocation of each thread and how many there were, so that a test can say "nothing huge was
+//! asked for", or nothing at all.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Watched;
@@ -19,9 +21,17 @@ pub fn largest_allocation<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, LARGEST.get())
 }
 
+/// Runs `work` and returns its result with the number of its allocations on this thread, growing included.
+pub fn allocations<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    COUNT.set(0);
+    let result = work();
+    (result, COUNT.get())
+}
+
 fn note(size: usize) {
     // Fails only while a thread ends, when nobody asks any more.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
 // SAFETY: every call goes to the system allocator unchanged; noting a size allocates nothing.

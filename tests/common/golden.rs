@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{PagePool, PageTable, Place};
+use llmctl::runtime::kv::{PagePool, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Model, Row};
@@ -88,6 +88,7 @@ pub fn exact() -> LoadOptions {
         quantize: None,
         context: None,
         kv_type: KvType::F32,
+        kv_memory: None,
         available_memory: None,
     }
 }
@@ -110,7 +111,8 @@ pub struct Fed<'a> {
 
 impl<'a> Fed<'a> {
     pub fn new(model: &'a mut dyn Model) -> Self {
-        Self { model, table: PageTable::new(&PagePool::new(64)) }
+        let pool = page_pool(&*model, 64);
+        Self { model, table: PageTable::new(&pool) }
     }
 
     /// Logits of every token of `tokens`, `[tokens, vocab]`.
@@ -120,12 +122,17 @@ impl<'a> Fed<'a> {
     }
 }
 
+/// Room for sequences of `num_pages` pages in all groups.
+pub fn page_pool(model: &dyn Model, num_pages: usize) -> PagePool {
+    let groups = &model.spec().groups;
+    PagePool::new(groups, groups.iter().map(|group| num_pages * group.page_bytes).sum())
+}
+
 /// Appends tokens to a sequence in one step; logits of all of them.
 pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec<f32> {
     let start = table.len();
-    if let Some(copy) = table.extend(tokens.len()).expect("enough pages") {
-        let place = |page| Place { group: 0, page };
-        model.copy_page(place(copy.from), place(copy.to)).expect("copy");
+    for copy in table.extend(tokens.len()).expect("enough pages") {
+        model.copy_page(copy.from, copy.to).expect("copy");
     }
     let row = |(index, &token)| Row { token, position: start + index, sequence: 0, wants_logits: true };
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();

@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::{PAGE_TOKENS, PageId, Place};
-use llmctl::runtime::model::{Batch, Keep, Logits, Model, ModelSpec, Row, StateGroup};
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PageTable, Place, StateGroup};
+use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Sampling, Token,
+    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Reuse, Sampling, Token,
 };
 
 /// The logits after a history.
@@ -19,12 +19,24 @@ pub type Rule = Box<dyn FnMut(&[u32]) -> Result<Vec<f32>, Error> + Send>;
 /// The rows of every forward pass so far, with the tests' side able to look on.
 pub type Log = Arc<Mutex<Vec<Vec<Row>>>>;
 
+/// Rows and states lie in the pages of their groups, as in a real model. A model of several groups checks that all of them
+/// tell the same history.
 pub struct ToyModel {
     spec: ModelSpec,
-    slots: HashMap<(PageId, usize), (usize, u32)>,
+    rows: HashMap<(Place, usize), (usize, u32)>,
+    /// Tokens that a recurrent state stands for.
+    states: HashMap<Place, Vec<u32>>,
     rule: Rule,
     log: Log,
     before_forward: Hook,
+}
+
+/// Bytes of a toy page.
+pub const TOY_PAGE_BYTES: usize = 8 * PAGE_TOKENS;
+
+/// `--kv-memory` for so many pages.
+pub const fn pages(count: usize) -> Option<usize> {
+    Some(count * TOY_PAGE_BYTES)
 }
 
 /// Called before every forward pass, which fails when it does.
@@ -36,15 +48,22 @@ impl ToyModel {
             architecture: "toy".to_owned(),
             vocab_size,
             context_length: 1 << 20,
-            groups: vec![StateGroup { keep: Keep::All, page_bytes: 8 * PAGE_TOKENS }],
+            groups: vec![StateGroup { keep: Keep::All, page_bytes: TOY_PAGE_BYTES }],
             can_rewind: true,
         };
         let before_forward: Hook = Box::new(|| Ok(()));
-        Self { spec, slots: HashMap::new(), rule, log: Log::default(), before_forward }
+        Self { spec, rows: HashMap::new(), states: HashMap::new(), rule, log: Log::default(), before_forward }
     }
 
     pub fn without_rewind(mut self) -> Self {
         self.spec.can_rewind = false;
+        self
+    }
+
+    /// Each group's pages are of [`TOY_PAGE_BYTES`]; all tokens must be told by one of them.
+    pub fn with_groups(mut self, keeps: &[Keep]) -> Self {
+        let group = |&keep| StateGroup { keep, page_bytes: TOY_PAGE_BYTES };
+        self.spec.groups = keeps.iter().map(group).collect();
         self
     }
 
@@ -57,14 +76,51 @@ impl ToyModel {
         self.log.clone()
     }
 
+    fn write(&mut self, batch: &Batch<'_>, row: &Row) {
+        let table = batch.tables[row.sequence];
+        for (group, spec) in self.spec.groups.iter().enumerate() {
+            if spec.keep == Keep::State {
+                let place = Place { group, page: table.state(group).expect("a state's page") };
+                let state = self.states.entry(place).or_default();
+                if row.position == 0 {
+                    state.clear();
+                }
+                assert_eq!(state.len(), row.position, "a state of another position");
+                state.push(row.token);
+            } else {
+                let (page, offset) = table.slot(group, row.position);
+                self.rows.insert((Place { group, page }, offset), (row.position, row.token));
+            }
+        }
+    }
+
+    /// What the row's token can look back on, the same whichever group tells it.
     fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
         let table = batch.tables[row.sequence];
+        let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.keep {
+            Keep::State => {
+                let place = Place { group, page: table.state(group).expect("a state's page") };
+                self.states[&place][..=row.position].to_vec()
+            }
+            Keep::All => self.read(table, group, 0, row.position),
+            Keep::Window(window) => {
+                self.read(table, group, (row.position + 1).saturating_sub(window), row.position)
+            }
+        });
+        let told: Vec<Vec<u32>> = told.collect();
+        let longest = told.iter().max_by_key(|tokens| tokens.len()).expect("a group").clone();
+        assert!(told.iter().all(|tokens| longest.ends_with(tokens)), "groups disagree: {told:?}");
+        longest
+    }
+
+    fn read(&self, table: &PageTable, group: usize, from: usize, to: usize) -> Vec<u32> {
         let token_at = |position| {
-            let (written_at, token) = self.slots[&table.slot(position)];
+            let (page, offset) = table.slot(group, position);
+            let (written_at, token) = self.rows[&(Place { group, page }, offset)];
             assert_eq!(written_at, position, "a slot holds another position's row");
             token
         };
-        (0..=row.position).map(token_at).collect()
+        (from..=to).map(token_at).collect()
     }
 }
 
@@ -88,10 +144,7 @@ impl Model for ToyModel {
         (self.before_forward)()?;
         check_batch(batch);
         self.log.lock().expect("no test panics with it").push(batch.rows.to_vec());
-        for row in batch.rows {
-            let slot = batch.tables[row.sequence].slot(row.position);
-            self.slots.insert(slot, (row.position, row.token));
-        }
+        batch.rows.iter().for_each(|row| self.write(batch, row));
         let mut logits = Logits { values: Vec::new(), vocab_size: self.spec.vocab_size };
         for row in batch.rows.iter().filter(|row| row.wants_logits) {
             let history = self.history(batch, row);
@@ -101,32 +154,40 @@ impl Model for ToyModel {
     }
 
     fn copy_page(&mut self, from: Place, to: Place) -> Result<(), Error> {
+        assert_eq!(from.group, to.group);
         for offset in 0..PAGE_TOKENS {
-            match self.slots.get(&(from.page, offset)).copied() {
-                Some(row) => self.slots.insert((to.page, offset), row),
-                None => self.slots.remove(&(to.page, offset)),
+            match self.rows.get(&(from, offset)).copied() {
+                Some(row) => self.rows.insert((to, offset), row),
+                None => self.rows.remove(&(to, offset)),
             };
+        }
+        if let Some(state) = self.states.get(&from).cloned() {
+            self.states.insert(to, state);
         }
         Ok(())
     }
 
     fn free_page(&mut self, place: Place) {
-        (0..PAGE_TOKENS).for_each(|offset| drop(self.slots.remove(&(place.page, offset))));
+        self.rows.retain(|(at, _), _| *at != place);
+        self.states.remove(&place);
     }
 
     fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<(), Error> {
-        for offset in 0..PAGE_TOKENS {
-            let (position, token) = self.slots[&(place.page, offset)];
-            out.extend_from_slice(&(position as u32).to_le_bytes());
-            out.extend_from_slice(&token.to_le_bytes());
-        }
+        let rows = (0..PAGE_TOKENS).filter_map(|offset| self.rows.get(&(place, offset)));
+        let rows = rows.map(|&(position, token)| [position as u32, token]);
+        let state = self.states.get(&place).into_iter().flatten().map(|&token| [u32::MAX, token]);
+        rows.chain(state).flatten().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
         Ok(())
     }
 
     fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<(), Error> {
+        self.free_page(place);
         for (offset, row) in bytes.chunks_exact(8).enumerate() {
             let number = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
-            self.slots.insert((place.page, offset), (number(0) as usize, number(4)));
+            match number(0) {
+                u32::MAX => self.states.entry(place).or_default().push(number(4)),
+                position => drop(self.rows.insert((place, offset), (position as usize, number(4)))),
+            }
         }
         Ok(())
     }
@@ -221,7 +282,7 @@ impl Setup {
             step_tokens: self.step_tokens,
             max_running: self.max_running,
             max_sessions: self.max_sessions,
-            num_pages: one.num_pages * self.max_running + self.spare_pages,
+            kv_memory: pages(self.context_length.div_ceil(PAGE_TOKENS) * self.max_running + self.spare_pages),
             ..one
         }
     }
@@ -287,6 +348,14 @@ impl Answer {
     }
 
     #[track_caller]
+    pub fn reuse(&self) -> Reuse {
+        let started = self.events.iter().find_map(|event| match event {
+            Event::Started(started) => Some(started.reuse),
+            _ => None,
+        });
+        started.expect("it started")
+    }
+
     pub fn outcome(&self) -> &Outcome {
         match self.events.last() {
             Some(Event::Done(outcome)) => outcome,
@@ -307,19 +376,20 @@ impl Answer {
         }
     }
 
-    /// Started, then Prefill, then Text, then one end; whatever is missing, the order holds.
+    /// Queued, then Started, then Prefill, then Text, then one end; whatever is missing, the order holds.
     #[track_caller]
     pub fn check_order(&self) {
         let rank = |event: &Event| match event {
-            Event::Started(_) => 0,
-            Event::Prefill { .. } => 1,
-            Event::Text { .. } => 2,
-            Event::Done(_) | Event::Failed(_) => 3,
+            Event::Queued { .. } => 0,
+            Event::Started(_) => 1,
+            Event::Prefill { .. } => 2,
+            Event::Text { .. } => 3,
+            Event::Done(_) | Event::Failed(_) => 4,
         };
         let ranks: Vec<u8> = self.events.iter().map(rank).collect();
         assert!(ranks.is_sorted(), "{:?}", self.events);
-        assert_eq!(ranks.iter().filter(|&&rank| rank == 3).count(), 1, "one end: {:?}", self.events);
-        assert!(ranks.iter().filter(|&&rank| rank == 0).count() <= 1, "{:?}", self.events);
+        assert_eq!(ranks.iter().filter(|&&rank| rank == 4).count(), 1, "one end: {:?}", self.events);
+        assert!(ranks.iter().filter(|&&rank| rank == 1).count() <= 1, "{:?}", self.events);
     }
 }
 

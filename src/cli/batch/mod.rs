@@ -55,17 +55,17 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
             .note(&format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
     }
     let system = system_prompt(&args.prompt)?;
-    let llm = load::load(&args.model, terminal)?;
+    let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
     let defaults = Defaults {
-        sampling: args.sampling.resolve_for(llm.as_ref(), terminal),
+        sampling: args.sampling.resolve_for(&llm, terminal),
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
         system,
         raw: args.prompt.raw,
-        models: (!args.batch.any_model).then(|| known_names(llm.as_ref(), args)),
+        models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
-    let mut batch = Batch::new(llm.as_ref(), &defaults, results, earlier);
+    let mut batch = Batch::new(&llm, &defaults, results, earlier);
     let start = Instant::now();
     let stopped = batch.answer_all(rows, &progress, terminal);
     progress.finish_and_clear();

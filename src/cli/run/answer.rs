@@ -9,7 +9,7 @@ use super::llm::Llm;
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
-use crate::runtime::{Event, Outcome, Request, Started, Token};
+use crate::runtime::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 
 /// How often signals are looked for while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
@@ -25,6 +25,58 @@ pub trait Sink {
     }
 
     fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError>;
+}
+
+/// What was said on the way to a sink.
+pub struct Heard<'a> {
+    sink: &'a mut dyn Sink,
+    pub said: Said,
+}
+
+/// An answer so far.
+#[derive(Debug, Clone, Default)]
+pub struct Said {
+    pub started: Option<Started>,
+    pub text: String,
+    /// All generated tokens.
+    pub ids: Vec<u32>,
+}
+
+impl<'a> Heard<'a> {
+    pub fn new(sink: &'a mut dyn Sink) -> Self {
+        Self { sink, said: Said::default() }
+    }
+}
+
+impl Sink for Heard<'_> {
+    fn started(&mut self, started: &Started) -> Result<(), OutputError> {
+        self.said.started = Some(started.clone());
+        self.sink.started(started)
+    }
+
+    fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
+        self.sink.prefill(done, total)
+    }
+
+    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.said.text.push_str(text);
+        self.said.ids.extend(tokens.iter().map(|token| token.id));
+        self.sink.text(text, tokens)
+    }
+}
+
+impl Said {
+    /// The outcome of an answer whose reader went away, as far as it is known.
+    pub fn cut_off(&self) -> Outcome {
+        let started = self.started.as_ref();
+        let usage = Usage {
+            prompt_tokens: started.map_or(0, |started| started.prompt_tokens),
+            cached_tokens: started.map_or(0, |started| started.reuse.cached_tokens),
+            completion_tokens: self.ids.len(),
+        };
+        let seed = started.map_or(0, |started| started.seed);
+        Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }
+    }
 }
 
 /// How a generation came to its end.
@@ -55,6 +107,7 @@ pub fn generate(
         }
         let Some(event) = events.next(POLL)? else { continue };
         let fed = match event {
+            Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
             Event::Started(started) => sink.started(&started),
             Event::Prefill { done, total } => sink.prefill(done, total),
             Event::Text { text, tokens } => sink.text(&text, &tokens),
@@ -75,7 +128,7 @@ mod tests {
     use super::super::llm::script::{Script, saying};
     use super::*;
     use crate::cli::error::Kind;
-    use crate::runtime::{Error, Finish};
+    use crate::runtime::Error;
 
     /// Takes this many texts, then fails.
     struct Narrow {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::cli::error::CommandError;
 use crate::runtime::load::GenerationDefaults;
+use crate::runtime::text::Vocabulary;
 use crate::runtime::{Error, Event, Request};
 use crate::template::Conversation;
 
@@ -41,6 +42,9 @@ pub trait Texts {
 
     /// The bytes a token stands for; they need not be whole characters.
     fn token_bytes(&self, id: u32) -> Vec<u8>;
+
+    /// The tokens as the engine's explanations read them.
+    fn vocabulary(&self) -> &dyn Vocabulary;
 }
 
 /// A model that answers.
@@ -98,11 +102,12 @@ pub fn render(llm: &(impl Texts + ?Sized), ask: &Ask, prefill: &str) -> Result<R
 pub mod script {
     //! A model of a script: letters are tokens, answers are given in advance, and what was asked is recorded.
 
+    use std::borrow::Cow;
     use std::cell::RefCell;
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::runtime::{Finish, Logprob, Outcome, Reuse, Started, Timings, Token, Usage};
+    use crate::runtime::{Finish, Logprob, Outcome, Started, Timings, Token, Usage};
 
     pub struct Script {
         pub info: ModelInfo,
@@ -173,6 +178,22 @@ pub mod script {
         fn token_bytes(&self, id: u32) -> Vec<u8> {
             vec![id as u8]
         }
+
+        fn vocabulary(&self) -> &dyn Vocabulary {
+            &Letters
+        }
+    }
+
+    struct Letters;
+
+    impl Vocabulary for Letters {
+        fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+            Some(vec![id as u8].into())
+        }
+
+        fn is_special(&self, _id: u32) -> bool {
+            false
+        }
     }
 
     impl Llm for Script {
@@ -188,8 +209,8 @@ pub mod script {
                 let last = text.trim_end_matches("<assistant>").split_whitespace().last().unwrap_or("");
                 saying(last, prompt_tokens, Finish::Eos(0))
             });
-            let started =
-                Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse: Reuse::default() });
+            let (reuse, difference) = Default::default();
+            let started = Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse, difference });
             let events = std::iter::once(started).chain(events).collect();
             self.asked.borrow_mut().push(request);
             Ok(Box::new(Played { script: self, events, count: 0 }))

@@ -1,30 +1,31 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
 //! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
-//! generation to stdout; [`super::batch`] drives many to a file.
+//! generation to stdout; `session` makes it a turn of a saved conversation; [`super::batch`] drives many to a file.
 
 pub mod answer;
 pub mod llm;
 pub mod prompt;
 pub mod report;
+pub mod session;
 
-use std::io::StdoutLock;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::args::{LimitArgs, ModelArgs, SamplingArgs};
+use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::batch;
 use super::error::{CommandError, Exit};
+use super::load::{self, LoadedLlm};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::{batch, load};
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request};
+use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
-use answer::{Ending, generate};
-use llm::{Ask, Llm, ModelInfo, Rendered, render};
+use answer::{Ending, Heard, Said, generate};
+use llm::{Ask, Llm, ModelInfo, Rendered, Texts, render};
 use report::{Form, Report};
 
 /// Answer one prompt, or a file of them
@@ -42,6 +43,9 @@ pub struct RunArgs {
     pub prompt: PromptArgs,
 
     #[command(flatten)]
+    pub session: SessionArgs,
+
+    #[command(flatten)]
     pub model: ModelArgs,
 
     #[command(flatten)]
@@ -49,6 +53,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
 
     #[command(flatten)]
     pub output: OutputArgs,
@@ -106,6 +113,18 @@ pub struct PromptArgs {
     /// Print the rendered prompt and its token count instead of an answer
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// What the prompt goes on with.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Session")]
+pub struct SessionArgs {
+    /// Make the prompt the next turn of the saved session NAME, which begins with its first turn
+    ///
+    /// `llmctl sessions` shows and manages them. A system prompt belongs to the first turn; one that is given again must be
+    /// the same. Needs a chat template, so that --raw is refused with it.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["raw", "prefill_response", "batch", "list_prompts"])]
+    pub session: Option<String>,
 }
 
 /// How the answer comes out.
@@ -177,6 +196,7 @@ Examples:
   llmctl run --prompt translate --var language=French < letter.txt > lettre.txt
   llmctl run --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
   llmctl run --output json \"Name a colour\" | jq -r .usage.completion_tokens
+  llmctl run --session trip \"Plan a day in Oslo\"; llmctl run --session trip \"And if it rains?\"
   llmctl run --batch questions.jsonl --out answers.jsonl --resume
 
 Output:
@@ -191,6 +211,11 @@ Standard input:
 nothing.
   A pipe that another program holds open without writing (as some task runners do) is waited for; llmctl says so \
 after two seconds. Give < /dev/null or --no-stdin to go without.
+
+Session:
+  A turn is on disk when the command ends; whatever interrupts it later, finished turns stay. Ctrl-C keeps what was \
+answered so far as a cancelled turn; a turn that fails leaves the session as it was.
+  Dates that a chat template prints are those of the session's first turn.
 
 Batch:
   A row is OpenAI's batch form {\"custom_id\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\" or \
@@ -210,7 +235,7 @@ Exit codes:
   66   prompt or model not found
   70   internal bug
   74   input or output failed, e.g. the disk is full
-  75   not enough memory, or --out is in use
+  75   not enough memory, or --out or the session is in use
   78   bad configuration
   130  interrupted; a second Ctrl-C does not wait for the token under way
   143  terminated
@@ -236,16 +261,22 @@ pub fn run(args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     }
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
+    if let Some(name) = &args.session.session {
+        return session::run(name, &args, session::Next { text, system }, terminal);
+    }
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, terminal)?;
-        let rendered =
-            render(texts.as_ref(), &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
+        let rendered = render(&texts, &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
-    let llm = load::load(&args.model, terminal)?;
-    let rendered = render(llm.as_ref(), &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
-    answer(llm.as_ref(), rendered, &args, Output::stdout(), terminal)
+    let llm = load_model(&args, terminal)?;
+    let rendered = render(&llm, &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
+    answer(&llm, rendered.tokens, &args, &mut |_| Ok(()), terminal)
+}
+
+fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
+    load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
 }
 
 /// What can be known to be wrong before anything is read or loaded.
@@ -307,11 +338,20 @@ fn ask(
     Ask::Chat(Conversation { messages, ..Conversation::default() })
 }
 
+/// An answer that has come to its end.
+struct Finished<'a> {
+    said: &'a Said,
+    outcome: &'a Outcome,
+    /// As requested.
+    sampling: &'a Sampling,
+}
+
+/// Answers one prompt on stdout. `keep` gets the answer before it is reported as done.
 fn answer(
     llm: &dyn Llm,
-    rendered: Rendered,
+    prompt: Vec<u32>,
     args: &RunArgs,
-    output: Output<StdoutLock<'static>>,
+    keep: &mut dyn FnMut(Finished<'_>) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     let sampling = args.sampling.resolve_for(llm, terminal);
@@ -321,18 +361,28 @@ fn answer(
         logprobs: args.output.logprobs.is_some(),
     };
     let request = Request {
-        prompt: rendered.tokens,
+        prompt,
         sampling: sampling.clone(),
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
+        session: args.session.session.clone(),
         ..Request::default()
     };
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
-    let mut report = Report::new(llm, form, output, terminal).sampling(&sampling).prefill(prefill);
+    let mut report = Report::new(llm, form, Output::stdout(), terminal).sampling(&sampling).prefill(prefill);
     let graceful = Graceful::begin();
-    let ending = generate(llm, request, &graceful, &mut report)
-        .inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
-    match ending {
+    let mut heard = Heard::new(&mut report);
+    let ending = generate(llm, request, &graceful, &mut heard);
+    let said = heard.said;
+    let mut keep = |outcome: &Outcome| keep(Finished { said: &said, outcome, sampling: &sampling });
+    let ending = ending.and_then(|ending| {
+        match &ending {
+            Ending::Done { outcome, .. } => keep(outcome)?,
+            Ending::ReaderGone { .. } => keep(&said.cut_off())?,
+        }
+        Ok(ending)
+    });
+    match ending.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
         Ending::ReaderGone { signal } => Ok(signal.map_or(Exit::Success, Exit::Signal)),
         Ending::Done { outcome, signal } => {
             match report.finish(&outcome) {
@@ -341,8 +391,8 @@ fn answer(
             }
             drop(report);
             let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
-            conclude(llm, &outcome, drawn, &args.output, terminal);
-            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull);
+            conclude(llm, &outcome, said.started.as_ref(), drawn, &args.output, terminal);
+            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
             Ok(match signal {
                 Some(number) => Exit::Signal(number),
                 None if is_cut && args.output.fail_on_length => Exit::Cut,
@@ -353,14 +403,26 @@ fn answer(
 }
 
 /// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.
-fn conclude(llm: &dyn Llm, outcome: &Outcome, drawn: bool, args: &OutputArgs, terminal: &Terminal) {
+fn conclude(
+    llm: &dyn Llm,
+    outcome: &Outcome,
+    started: Option<&Started>,
+    drawn: bool,
+    args: &OutputArgs,
+    terminal: &Terminal,
+) {
     let info = llm.info();
     if outcome.finish == Finish::ContextFull {
         terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
     }
     if args.stats {
-        terminal.report(&report::stats(outcome, info));
-    } else if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
+        terminal.report(&report::stats(outcome, started, llm));
+        return;
+    }
+    if let Some(started) = started {
+        terminal.detail(&report::reuse(started, llm));
+    }
+    if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
         terminal.note(&format!("seed {}", outcome.seed));
     }
 }

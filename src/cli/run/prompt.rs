@@ -12,7 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use super::PromptArgs;
-use crate::cli::error::{CommandError, Kind};
+use crate::cli::error::{CommandError, Kind, nearest};
 use crate::cli::terminal::Terminal;
 use crate::template::{PromptTemplate, TemplateError};
 
@@ -53,10 +53,8 @@ impl StoredPrompt {
 
     pub fn named(name: &str) -> Result<&'static StoredPrompt, CommandError> {
         STORED.iter().find(|prompt| prompt.name == name).ok_or_else(|| {
-            let near = STORED.iter().map(|prompt| (strsim::jaro_winkler(name, prompt.name), prompt.name));
-            let near = near.filter(|(likeness, _)| *likeness > 0.75).max_by(|a, b| a.0.total_cmp(&b.0));
-            let hint = match near {
-                Some((_, near)) => format!("did you mean {near}? `llmctl run --list-prompts` shows all"),
+            let hint = match nearest(name, STORED.iter().map(|prompt| prompt.name)) {
+                Some(near) => format!("did you mean {near}? `llmctl run --list-prompts` shows all"),
                 None => "`llmctl run --list-prompts` shows them; the prompt itself needs no flag".to_owned(),
             };
             CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no stored prompt {name:?}"))

@@ -14,7 +14,9 @@ use super::answer::Sink;
 use super::llm::{Llm, ModelInfo};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;
-use crate::runtime::{Finish, Logprob, Outcome, Sampling, Started, Timings, Token, Usage};
+use crate::runtime::{
+    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, Started, Timings, Token, Usage,
+};
 
 const SCHEMA: &str = "llmctl.run.v1";
 
@@ -36,6 +38,7 @@ pub struct Report<'a, W: Write> {
     sampling: &'a Sampling,
     prefill: &'a str,
     progress: Option<ProgressBar>,
+    started: Option<Started>,
     text: String,
     tokens: Vec<Token>,
 }
@@ -43,8 +46,8 @@ pub struct Report<'a, W: Write> {
 impl<'a, W: Write> Report<'a, W> {
     pub fn new(llm: &'a dyn Llm, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
-        let (text, tokens, progress) = Default::default();
-        Self { llm, form, output, terminal, sampling: &GREEDY, prefill: "", progress, text, tokens }
+        let (started, text, tokens, progress) = Default::default();
+        Self { llm, form, output, terminal, sampling: &GREEDY, prefill: "", progress, started, text, tokens }
     }
 
     /// The parameters in force, for the record.
@@ -106,6 +109,7 @@ impl<'a, W: Write> Report<'a, W> {
         object.insert("finish_reason".to_owned(), outcome.finish.reason().into());
         object.insert("finish".to_owned(), finish_json(&outcome.finish));
         object.insert("usage".to_owned(), usage_json(usage));
+        object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, self.llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
         object.insert("timings".to_owned(), timings_json(&outcome.timings, usage, info));
         object.insert("seed".to_owned(), outcome.seed.into());
@@ -156,6 +160,7 @@ impl<W: Write> Drop for Report<'_, W> {
 
 impl<W: Write> Sink for Report<'_, W> {
     fn started(&mut self, started: &Started) -> Result<(), OutputError> {
+        self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl {
             let info = self.llm.info();
             let fields = json!({
@@ -164,6 +169,7 @@ impl<W: Write> Sink for Report<'_, W> {
                 "max_tokens": started.max_tokens,
                 "context": {"size": info.context_tokens},
                 "seed": started.seed,
+                "reuse": reuse_json(started, self.llm),
             });
             self.event("started", fields)?;
         }
@@ -210,6 +216,38 @@ pub fn usage_json(usage: &Usage) -> Value {
     })
 }
 
+/// What of the prompt did not have to be computed, and why not more.
+fn reuse_json(started: &Started, llm: &dyn Llm) -> Value {
+    let Started { reuse, difference, .. } = started;
+    let difference = difference.as_ref().map(|difference| {
+        let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
+        json!({"position": position, "before": before, "session": session, "prompt": prompt})
+    });
+    json!({
+        "cached_tokens": reuse.cached_tokens,
+        "restored_tokens": reuse.restored_tokens,
+        "prefilled_tokens": started.prompt_tokens - reuse.cached_tokens,
+        "reason": reuse.reason.name(),
+        "difference": difference,
+    })
+}
+
+/// The same in words: a line, and one more where session and prompt part.
+pub fn reuse(started: &Started, llm: &dyn Llm) -> String {
+    let Started { prompt_tokens, reuse, difference, .. } = started;
+    let Reuse { cached_tokens, restored_tokens, reason, .. } = reuse;
+    let prefilled = prompt_tokens - cached_tokens;
+    let line = format!(
+        "reuse        {cached_tokens} tokens reused, {restored_tokens} of them from disk, {prefilled} prefilled ({})",
+        reason.name()
+    );
+    let Some(difference) = difference else { return line };
+    let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
+    format!(
+        "{line}\ndifference   at token {position}: after \"{before}\" the session has \"{session}\", the prompt \"{prompt}\""
+    )
+}
+
 fn finish_json(finish: &Finish) -> Value {
     match finish {
         Finish::Eos(id) => json!({"by": "eos", "token": id}),
@@ -217,6 +255,7 @@ fn finish_json(finish: &Finish) -> Value {
         Finish::MaxTokens => json!({"by": "max_tokens"}),
         Finish::ContextFull => json!({"by": "context_full"}),
         Finish::Cancelled => json!({"by": "cancelled"}),
+        Finish::Deadline => json!({"by": "deadline"}),
     }
 }
 
@@ -285,7 +324,8 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// `--stats`: what happened, in words, one subject per line.
-pub fn stats(outcome: &Outcome, info: &ModelInfo) -> String {
+pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &dyn Llm) -> String {
+    let info = llm.info();
     let Outcome { finish, usage, timings, seed } = outcome;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
     let finish = match finish {
@@ -294,10 +334,11 @@ pub fn stats(outcome: &Outcome, info: &ModelInfo) -> String {
         Finish::MaxTokens => "length (--max-tokens)".to_owned(),
         Finish::ContextFull => "length (context full)".to_owned(),
         Finish::Cancelled => "cancelled".to_owned(),
+        Finish::Deadline => "length (deadline)".to_owned(),
     };
     let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));
     let percent = 100.0 * used(usage) as f64 / info.context_tokens.max(1) as f64;
-    [
+    let mut lines = vec![
         format!("model        {}, loaded in {:.1} ms", info.name, ms(info.load_time)),
         format!(
             "prefill      {} tokens, {} cached{}",
@@ -305,13 +346,16 @@ pub fn stats(outcome: &Outcome, info: &ModelInfo) -> String {
             usage.cached_tokens,
             rate(timings.prefill_rate(usage))
         ),
+    ];
+    lines.extend(started.map(|started| reuse(started, llm)));
+    lines.extend([
         format!("decode       {} tokens{}", usage.completion_tokens, rate(timings.decode_rate(usage))),
         format!("first token  {first}, total {:.1} ms", ms(timings.total)),
         format!("context      {} of {} tokens ({percent:.1}%)", used(usage), info.context_tokens),
         format!("finish       {finish}"),
         format!("seed         {seed}"),
-    ]
-    .join("\n")
+    ]);
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -321,7 +365,7 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::signal::Graceful;
-    use crate::runtime::Request;
+    use crate::runtime::{Difference, Request};
 
     /// What goes to stdout when the model says `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
@@ -380,7 +424,19 @@ mod tests {
             panic!("the last event is Done")
         };
         let info = ModelInfo { name: "tiny".to_owned(), context_tokens: 48, ..ModelInfo::default() };
-        insta::assert_snapshot!("run_stats", stats(&outcome, &info));
+        let llm = Script { info, ..Script::default() };
+        insta::assert_snapshot!("run_stats", stats(&outcome, None, &llm));
+        let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let difference = Difference::between(&ids("<user>one\n<assistant>1"), &ids("<user>two\n"));
+        let reuse = Reuse {
+            cached_tokens: 6,
+            restored_tokens: 4,
+            reason: crate::runtime::ReuseReason::PartialPrefix,
+            first_difference: Some(6),
+        };
+        let started = Started { prompt_tokens: 9, max_tokens: 7, seed: 42, reuse, difference };
+        insta::assert_snapshot!("run_stats_of_a_miss", stats(&outcome, Some(&started), &llm));
+        insta::assert_snapshot!("run_reuse", format!("{:#}", reuse_json(&started, &llm)));
     }
 
     #[test]

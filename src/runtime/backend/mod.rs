@@ -9,44 +9,15 @@ pub mod cpu;
 use std::ops::Range;
 
 use super::error::{LoadError, Result};
-use super::kernel::attention::ScoreRule;
+pub use super::kernel::attention::{KvType, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
 use super::tensor::HostTensor;
-
-/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
-/// blocking, and so its rounding, is the same everywhere.
-pub const PAGE_TOKENS: usize = 32;
 
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
 
 /// Stands in a span for a page that no row of the step can see.
 pub const NO_PAGE: PageId = PageId::MAX;
-
-/// How KV rows are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    F32,
-    #[default]
-    F16,
-}
-
-impl KvType {
-    /// Bytes of one head's keys or values of one token.
-    pub const fn row_bytes(self, head_dim: usize) -> usize {
-        match self {
-            KvType::F32 => 4 * head_dim,
-            KvType::F16 => 2 * head_dim,
-        }
-    }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
-        }
-    }
-}
 
 /// The shape of one layer's KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,14 +52,16 @@ impl KvLayout {
     }
 }
 
-/// One attention layer's part of a step.
+/// One attention layer's part of a step; `V` is the backend's vector.
 #[derive(Debug, Clone, Copy)]
-pub struct AttentionSpec {
+pub struct AttentionSpec<'a, V> {
     pub layer: usize,
     pub num_heads: usize,
     pub rule: ScoreRule,
     /// Sees at most this many tokens, itself included.
     pub window: Option<usize>,
+    /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
+    pub sinks: Option<&'a V>,
 }
 
 /// Consecutive rows of a step that belong to one sequence.
@@ -109,6 +82,13 @@ impl Span {
     }
 }
 
+/// One of several products of the same input: `out = x . weight^T + bias`.
+pub struct Product<'a, B: Backend + ?Sized> {
+    pub weight: &'a B::Weight,
+    pub bias: Option<&'a B::Vector>,
+    pub out: &'a mut B::Buffer,
+}
+
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
@@ -118,7 +98,7 @@ pub trait Backend: Send + 'static {
     /// A vector in f32.
     type Vector: Send;
     /// Cosines and sines of one step's positions, `[rows, dim / 2]` each.
-    type Angles: Send;
+    type Angles: Default + Send;
     /// Pages of keys and values of all layers.
     type Kv: Send;
 
@@ -130,7 +110,10 @@ pub trait Backend: Send + 'static {
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
-    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Self::Kv;
+
+    /// Storage for pages, none yet. Refuses a type that the backend cannot keep rows in.
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<Self::Kv, LoadError>;
+
     fn buffer(&self) -> Self::Buffer;
 
     /// `out[i] = scale * table[tokens[i]]`.
@@ -154,8 +137,13 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Several products of the same input, which is prepared for them once.
+    fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        products.iter_mut().try_for_each(|product| self.matmul(x, product.weight, product.bias, product.out))
+    }
+
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
-    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<Self::Angles>;
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
 
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
@@ -186,7 +174,7 @@ pub trait Backend: Send + 'static {
     fn attend(
         &self,
         kv: &Self::Kv,
-        spec: &AttentionSpec,
+        spec: &AttentionSpec<'_, Self::Vector>,
         q: &Self::Buffer,
         spans: &[Span],
         out: &mut Self::Buffer,
@@ -201,6 +189,6 @@ pub trait Backend: Send + 'static {
     /// `out[i] = x[rows[i]]`.
     fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
 
-    /// Copies activations to the host, row-major.
-    fn read(&self, x: &Self::Buffer) -> Result<Vec<f32>>;
+    /// Copies activations to the host, row-major; what `out` held is gone.
+    fn read(&self, x: &Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
 }

@@ -1,22 +1,26 @@
 //! The engine: the model, its pages, its sessions and the requests in flight. A synchronous value without threads or
 //! channels; tests call it directly, `thread` gives it a thread of its own.
 //!
-//! Invariants: a request that is refused has cost nothing; pages promised to running requests and to sessions driven by hand
+//! Invariants: a request that is refused has cost nothing; bytes promised to running requests and to sessions driven by hand
 //! never exceed the pool, and what named sessions hold while idle is promised to nobody and goes when needed, so nothing
 //! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
 //! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
 
+mod disk;
+mod queue;
 mod sessions;
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
-use crate::runtime::kv::{PAGE_TOKENS, PagePool};
+use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
 use crate::runtime::request::{Finish, Request};
-use crate::runtime::schedule::{self, Budget, Running, StepPlan, Waiting};
+use crate::runtime::schedule::{self, Budget, Running, StepPlan};
+use crate::runtime::sequence::Resumed;
 use crate::runtime::session::{Lent, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::runtime::step::{Executor, Feed};
@@ -24,6 +28,8 @@ use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::generation::RequestId;
 pub use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
+use disk::Disk;
+use queue::Queue;
 pub use sessions::SessionDetail;
 
 /// Runs requests and sessions on one model.
@@ -32,20 +38,25 @@ pub struct Engine {
     vocabulary: Arc<dyn Vocabulary>,
     pool: PagePool,
     sessions: SessionTable,
-    waiting: VecDeque<Generation>,
+    queue: Queue,
     running: Vec<Generation>,
+    disk: Option<Disk>,
     events: Events,
     num_submitted: u64,
+    num_turns: u64,
 }
 
-/// Requests in flight and pages in use.
+/// Requests in flight and KV in use, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineLoad {
     pub num_waiting: usize,
     pub num_running: usize,
     pub num_sessions: usize,
-    pub free_pages: usize,
-    pub num_pages: usize,
+    /// Held by nobody; what is cached there is used again when it is needed.
+    pub kv_free: usize,
+    pub kv_capacity: usize,
+    /// With memory behind it, cached pages included.
+    pub kv_allocated: usize,
 }
 
 impl Engine {
@@ -53,18 +64,20 @@ impl Engine {
     /// [`Error::InvalidParameter`] when the model cannot serve what `config` asks, naming the field.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
-        let num_pages = spec.config.num_pages;
         // Without reuse, or with state beyond the pages, nobody would look for what the index names.
         let has_index = spec.config.warm_resume && spec.model.can_rewind;
+        let pool = if has_index { PagePool::new } else { PagePool::without_index };
         Ok(Self {
-            pool: if has_index { PagePool::new(num_pages) } else { PagePool::without_index(num_pages) },
+            pool: pool(&spec.model.groups, spec.kv_memory),
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
-            waiting: VecDeque::new(),
+            queue: Queue::default(),
             running: Vec::new(),
+            disk: None,
             events: Vec::new(),
             num_submitted: 0,
+            num_turns: 0,
         })
     }
 
@@ -78,11 +91,12 @@ impl Engine {
 
     pub fn load(&self) -> EngineLoad {
         EngineLoad {
-            num_waiting: self.waiting.len(),
-            num_running: self.running.len(),
+            num_waiting: self.queue.len(),
+            num_running: self.num_admitted(),
             num_sessions: self.sessions.len(),
-            free_pages: self.pool.num_free(),
-            num_pages: self.pool.capacity(),
+            kv_free: self.pool.free_bytes(),
+            kv_capacity: self.pool.capacity(),
+            kv_allocated: self.pool.allocated_bytes(),
         }
     }
 
@@ -91,19 +105,29 @@ impl Engine {
     /// # Errors
     /// Before any work: those of [`Request::validate`]; [`Error::SessionsFull`] when the sessions leave too few pages
     /// for it ever to run, or there is no place for the session that it would begin; [`Error::SessionBusy`] when another
-    /// request is in its session.
+    /// request is in its session; [`Error::QueueFull`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        self.submit_at(request, Instant::now())
+    }
+
+    /// As `submit`, at a time of the caller's choosing: deadlines count from it.
+    ///
+    /// # Errors
+    /// Those of `submit`.
+    pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
         let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
-        let generation = Generation::new(id, request, max_tokens, &self.pool);
-        if pages(&generation) + self.session_pages() > self.pool.capacity() {
+        let generation = Generation::new(id, request, max_tokens, &self.pool, now);
+        if self.bytes(&generation) + self.session_bytes() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
-        if let Some(name) = generation.session() {
-            self.enter_session(name)?;
-        }
+        self.check_queue()?;
+        let begins_session = match generation.session() {
+            Some(name) => self.enter_session(name)?,
+            None => false,
+        };
         self.num_submitted += 1;
-        self.waiting.push_back(generation);
+        self.queue.push(generation, begins_session);
         Ok(id)
     }
 
@@ -112,46 +136,60 @@ impl Engine {
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let has_id = |generation: &Generation| generation.id() == id;
         if let Some(index) = self.running.iter().position(has_id) {
-            let mut generation = self.running.remove(index);
-            generation.finish(Finish::Cancelled, &mut self.events);
-            self.retire(generation);
+            self.end_running(index, Finish::Cancelled);
             return true;
         }
-        let waiting = self.waiting.iter().position(has_id).and_then(|index| self.waiting.remove(index));
-        let Some(mut generation) = waiting else { return false };
-        generation.finish(Finish::Cancelled, &mut self.events);
-        if let Some(name) = generation.session() {
-            self.sessions.set_waiting(name, false);
-        }
+        let Some(mut entry) = self.remove_waiting(has_id) else { return false };
+        entry.generation.finish(Finish::Cancelled, &mut self.events);
+        self.turn_away(&entry);
         true
     }
 
     /// Whether there is nothing to do and nothing to report.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.events.is_empty()
+        self.queue.is_empty() && self.num_admitted() == 0 && self.events.is_empty()
+    }
+
+    /// When an idle engine wants its next `step`; nothing: not before something is submitted.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let expiry = self.spec().config.session_ttl.and_then(|ttl| self.sessions.next_expiry(ttl));
+        [expiry, self.disk_wakeup()].into_iter().flatten().min()
     }
 
     /// Computes one step and returns what happened, in order.
     pub fn step(&mut self) -> Events {
+        self.step_at(Instant::now())
+    }
+
+    /// As `step`, at a time of the caller's choosing: deadlines and idle sessions go by it. It must not go back.
+    pub fn step_at(&mut self, now: Instant) -> Events {
+        self.end_overdue(now);
+        self.work_disk();
+        self.running.iter_mut().for_each(Generation::catch_up);
         let mut plan = self.plan();
-        if plan.num_admitted > 0 {
-            self.start(plan.num_admitted);
+        if !plan.admitted.is_empty() {
+            self.start(&plan.admitted);
             plan = self.plan_running(); // what they need not compute is known only now
         }
+        debug_assert!(
+            self.queue.is_empty() || self.num_admitted() > 0,
+            "a waiting request could have started"
+        );
+        self.queue.announce(&mut self.events);
+        self.pass_turns(&plan.rows);
         let results = self.forward(&plan);
         self.deliver(&plan, results);
-        if cfg!(debug_assertions) && self.running.is_empty() {
+        if let Some(ttl) = self.spec().config.session_ttl {
+            self.sessions.expire(now, ttl);
+        }
+        if cfg!(debug_assertions) && self.num_admitted() == 0 {
             self.pool.check(self.sessions.tables()).expect("idle sessions hold all pages that are held");
         }
         std::mem::take(&mut self.events)
     }
 
     fn plan(&self) -> StepPlan {
-        let waiting = |generation: &Generation| Waiting {
-            prompt_left: generation.prompt_left(),
-            pages: pages(generation),
-        };
-        let waiting: Vec<_> = self.waiting.iter().map(waiting).collect();
+        let waiting = self.queue.waiting(|generation| self.bytes(generation));
         schedule::plan_step(&waiting, &self.running_rows(), self.budget())
     }
 
@@ -160,44 +198,59 @@ impl Engine {
     }
 
     fn running_rows(&self) -> Vec<Running> {
-        let running = |generation: &Generation| Running { prompt_left: generation.prompt_left() };
-        self.running.iter().map(running).collect()
+        let pages: Vec<_> = self.running.iter().map(Generation::next_page).collect();
+        let leaders = self.leaders(&pages);
+        let running = |(index, generation): (usize, &Generation)| Running {
+            prompt_left: generation.prompt_left(),
+            turn: generation.turn(),
+            held: pages[index].is_some_and(|page| leaders[&page] != index),
+        };
+        self.running.iter().enumerate().map(running).collect()
+    }
+
+    /// Of the prompts that fill the same page next, the one that is furthest: it computes what the others take over.
+    fn leaders(&self, pages: &[Option<PageName>]) -> HashMap<PageName, usize> {
+        let mut leaders: HashMap<PageName, usize> = HashMap::new();
+        for (index, page) in pages.iter().enumerate() {
+            let Some(page) = page else { continue };
+            let leader = leaders.entry(*page).or_insert(index);
+            if self.running[index].sequence().position() > self.running[*leader].sequence().position() {
+                *leader = index;
+            }
+        }
+        leaders
     }
 
     fn budget(&self) -> Budget {
         let config = &self.spec().config;
-        let promised = self.session_pages() + self.running_pages();
+        let promised = self.session_bytes() + self.running_bytes();
         Budget {
             tokens: config.step_tokens,
-            running: config.max_running,
-            pages: self.pool.capacity() - promised,
+            running: config.max_running - (self.num_admitted() - self.running.len()),
+            bytes: self.pool.capacity() - promised,
         }
     }
 
-    /// Admits the first of the queue, each with what of its prompt is computed already.
-    fn start(&mut self, count: usize) {
-        for mut generation in self.waiting.drain(..count) {
-            let lent = match generation.session() {
-                Some(name) => self.sessions.lend(name, &self.pool),
-                None => Lent::nothing(&self.pool),
-            };
-            let (sequence, reuse) = lent.resume(&self.pool, self.executor.spec(), generation.prompt());
-            generation.start(sequence, reuse, &mut self.events);
-            self.running.push(generation);
-        }
+    /// What there is to begin a request with, from its session or the index.
+    fn resume(&mut self, generation: &Generation, num_restored: usize) -> Resumed {
+        let lent = match generation.session() {
+            Some(name) => self.sessions.lend(name, &self.pool),
+            None => Lent::nothing(&self.pool),
+        };
+        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), num_restored)
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
         let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
-        self.make_room(fed.map(|(generation, &rows)| generation.num_pages_needed(rows)).sum());
+        self.make_room(fed.map(|(generation, &rows)| generation.bytes_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         let mut feeds: Vec<Feed<'_>> = fed.map(|(generation, &rows)| generation.feed(rows)).collect();
         self.executor.step(&mut feeds)
     }
 
-    /// Takes pages from idle named sessions, the longest unused first, until `num_pages` are free.
-    fn make_room(&mut self, num_pages: usize) {
-        while self.pool.num_free() < num_pages && self.sessions.evict_oldest() {}
+    /// Takes pages from idle named sessions, the longest unused first, until `num_bytes` are free.
+    fn make_room(&mut self, num_bytes: usize) {
+        while self.pool.free_bytes() < num_bytes && self.sessions.evict_oldest() {}
     }
 
     fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<()>>) {
@@ -224,22 +277,29 @@ impl Engine {
     /// Gives a session back what its request leaves.
     fn retire(&mut self, generation: Generation) {
         if let Some(name) = generation.session().map(str::to_owned) {
+            self.save_session(&generation);
             let can_rewind = self.spec().model.can_rewind;
             self.sessions.give_back(&name, generation.into_sequence(can_rewind));
         }
     }
 
-    /// Pages promised to sessions driven by hand: each may fill its context.
-    fn session_pages(&self) -> usize {
-        self.sessions.num_unnamed() * self.spec().pages_per_context()
+    /// Bytes promised to sessions driven by hand: each may fill its context.
+    fn session_bytes(&self) -> usize {
+        self.sessions.num_unnamed() * self.spec().sequence_bytes(self.spec().context_length())
     }
 
-    fn running_pages(&self) -> usize {
-        self.running.iter().map(pages).sum()
+    fn running_bytes(&self) -> usize {
+        let restoring = self.disk.iter().flat_map(Disk::generations);
+        self.running.iter().chain(restoring).map(|generation| self.bytes(generation)).sum()
     }
-}
 
-/// Pages promised to a request: it may use all that its limits allow.
-fn pages(generation: &Generation) -> usize {
-    generation.longest().div_ceil(PAGE_TOKENS)
+    /// Requests out of the queue: running, or about to when the disk has answered.
+    fn num_admitted(&self) -> usize {
+        self.running.len() + self.disk.as_ref().map_or(0, Disk::num_restoring)
+    }
+
+    /// Bytes promised to a request: it may use all that its limits allow.
+    fn bytes(&self, generation: &Generation) -> usize {
+        self.spec().sequence_bytes(generation.longest())
+    }
 }

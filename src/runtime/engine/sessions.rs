@@ -2,7 +2,7 @@
 //!
 //! Invariants: a session that a request is in is not touched from here; a refused call changes nothing.
 
-use super::{Engine, pages};
+use super::Engine;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::Sampling;
 use crate::runtime::sequence::Sequence;
@@ -18,22 +18,24 @@ pub struct SessionDetail {
 
 /// Named sessions: a request begins them, and keeps them to itself while it lasts.
 impl Engine {
-    /// Finds or begins the session of a request.
-    pub(super) fn enter_session(&mut self, name: &str) -> Result<()> {
-        match self.sessions.find_idle(name) {
-            Ok(_) => {}
+    /// Finds or begins the session of a request; true when it begins with it.
+    pub(super) fn enter_session(&mut self, name: &str) -> Result<bool> {
+        let begins = match self.sessions.find_idle(name) {
+            Ok(_) => false,
             Err(Error::SessionNotFound(_)) => {
                 self.check_place()?;
                 self.sessions.open(name, None, &self.pool)?;
+                true
             }
             Err(busy) => return Err(busy),
-        }
+        };
         self.sessions.set_waiting(name, true);
-        Ok(())
+        Ok(begins)
     }
 
+    /// Idle sessions give their memory to others, so as many may exist as are allowed, not as many as fit at once.
     fn check_place(&self) -> Result<()> {
-        let capacity = self.serving_capacity().sessions;
+        let capacity = self.spec().config.max_sessions;
         if self.sessions.len() < capacity { Ok(()) } else { Err(Error::SessionsFull { capacity }) }
     }
 
@@ -64,6 +66,27 @@ impl Engine {
         Ok(SessionDetail { info, tokens: tokens.to_vec() })
     }
 
+    /// Begins a session that stands for `tokens`, of which nothing is in memory: one that another process has kept.
+    ///
+    /// # Errors
+    /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] when there is one of that name.
+    pub fn restore_session(&mut self, name: &str, tokens: Vec<u32>) -> Result<()> {
+        self.check_new_name(name)?;
+        self.check_place()?;
+        self.sessions.open(name, None, &self.pool)?;
+        let id = self.sessions.find(name)?;
+        self.sessions.get_mut(id)?.remember(tokens);
+        Ok(())
+    }
+
+    fn check_new_name(&self, name: &str) -> Result<()> {
+        if name.is_empty() || self.sessions.find(name).is_ok() {
+            let message = format!("a new session needs a new name, not {name:?}");
+            return Err(Error::InvalidParameter { name: "session", message });
+        }
+        Ok(())
+    }
+
     /// Empties a session; it stays open.
     ///
     /// # Errors
@@ -91,10 +114,7 @@ impl Engine {
     /// lie in pages alone.
     pub fn fork_session(&mut self, from: &str, to: &str) -> Result<()> {
         let original = self.sessions.find_idle(from)?;
-        if to.is_empty() || self.sessions.find(to).is_ok() {
-            let message = format!("a fork needs a new name, not {to:?}");
-            return Err(Error::InvalidParameter { name: "session", message });
-        }
+        self.check_new_name(to)?;
         self.check_fork()?;
         self.check_place()?;
         self.sessions.open(to, Some(original), &self.pool)
@@ -111,12 +131,12 @@ impl Engine {
 /// Sessions driven directly, token by token; see [`crate::runtime::session`] for the contract of each call.
 impl Engine {
     /// # Errors
-    /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the pages.
+    /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the memory.
     pub fn create_session(&mut self) -> Result<SessionId> {
         self.check_place()?;
-        let largest_waiting = self.waiting.iter().map(pages).max().unwrap_or(0);
-        let requested = self.running_pages().max(largest_waiting);
-        let needed = self.session_pages() + self.spec().pages_per_context() + requested;
+        let requested = self.running_bytes().max(self.largest_waiting());
+        let per_context = self.spec().sequence_bytes(self.spec().context_length());
+        let needed = self.session_bytes() + per_context + requested;
         if needed > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
@@ -128,7 +148,7 @@ impl Engine {
     pub fn prefill_tokens(&mut self, id: SessionId, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         let session = self.sessions.get(id)?;
         session.check_prefill(self.spec(), tokens, sampling)?; // a refused call takes no one's pages
-        self.make_room(session.table().num_needed(tokens.len()));
+        self.make_room(session.table().bytes_needed(tokens.len()));
         self.sessions.get_mut(id)?.prefill(&mut self.executor, tokens, sampling)
     }
 
@@ -137,7 +157,7 @@ impl Engine {
     pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<Decoded> {
         let session = self.sessions.get(id)?;
         if session.has_pending() {
-            self.make_room(session.table().num_needed(1));
+            self.make_room(session.table().bytes_needed(1));
         }
         self.sessions.get_mut(id)?.decode_one(&mut self.executor, &*self.vocabulary, sampling)
     }

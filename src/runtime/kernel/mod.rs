@@ -10,6 +10,7 @@ pub mod gemm;
 pub mod isa;
 pub mod math;
 pub mod matmul;
+pub mod memory;
 pub mod norm;
 pub mod pool;
 pub mod quant;

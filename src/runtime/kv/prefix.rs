@@ -1,67 +1,109 @@
 //! The index of full pages by content: a page is named by the hash of its own tokens and its parent's name, so that a name
 //! stands for everything from the start of the sequence.
 //!
-//! Invariants: a name leads to at most one page; a hit compares the parent and the tokens besides the hash. Hashes are
-//! keyed anew for every index, so that nobody can make up prompts whose pages collide; they mean nothing outside it.
-//! Pins nothing: the pool takes an entry out when it gives the page to others. One engine has one model, so the model
-//! is no part of a name here.
+//! Invariants: a name leads to at most one page of a group; a hit compares the parent and the tokens besides the hash. Names
+//! are SHA-256, so that nobody can make up prompts whose pages collide, and the same in every process, so that pages on disk
+//! go by them too. Pins nothing: the pool takes an entry out when it gives the page to others. One engine has one model, so
+//! the model is no part of a name; on disk it is the folder's.
 
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry as Place, RandomState};
-use std::hash::BuildHasher;
+use std::collections::hash_map::Entry as Slot;
+use std::fmt;
 
-use crate::runtime::backend::PageId;
+use sha2::{Digest, Sha256};
+
+use super::Place;
+use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
 /// Names a page by all tokens up to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChainHash(u128);
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageName(pub [u8; 32]);
+
+impl PageName {
+    /// The name of the page that follows `parent` and holds `tokens`.
+    pub fn of(key: PageKey<'_>) -> Self {
+        let mut hash = Sha256::new();
+        // The first page has no parent; as many zeros cannot be anybody's name in practice.
+        hash.update(key.parent.map_or([0; 32], |parent| parent.0));
+        key.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        Self(hash.finalize().into())
+    }
+
+    /// The name of 64 lower-case hexadecimal digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+        let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
+        let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+        if rest.is_empty() { bytes.try_into().ok().map(Self) } else { None }
+    }
+}
+
+impl fmt::Display for PageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Names of the full pages of `tokens`, as far as the iterator is asked.
+pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
+    tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
+        *parent = Some(PageName::of(PageKey { parent: *parent, tokens }));
+        *parent
+    })
+}
 
 /// What a page's name is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageKey<'a> {
     /// Name of the page before; nothing for the first.
-    pub parent: Option<ChainHash>,
+    pub parent: Option<PageName>,
     pub tokens: &'a [u32],
 }
 
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
-    seed: RandomState,
-    entries: HashMap<ChainHash, Entry>,
+    entries: HashMap<(usize, PageName), Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    parent: Option<ChainHash>,
+    parent: Option<PageName>,
     tokens: Box<[u32]>,
     page: PageId,
 }
 
 impl PrefixIndex {
-    pub fn name(&self, key: PageKey<'_>) -> ChainHash {
-        let half = |salt: u8| u128::from(self.seed.hash_one((salt, key.parent, key.tokens)));
-        ChainHash(half(0) << 64 | half(1))
-    }
-
-    /// The page of this name and content.
-    pub fn find(&self, name: ChainHash, key: PageKey<'_>) -> Option<PageId> {
-        let entry = self.entries.get(&name)?;
-        (entry.parent == key.parent && *entry.tokens == *key.tokens).then_some(entry.page)
+    /// The page of this group, name and content.
+    pub fn find(&self, group: usize, name: PageName, key: PageKey<'_>) -> Option<Place> {
+        let entry = self.entries.get(&(group, name))?;
+        let is_same = entry.parent == key.parent && *entry.tokens == *key.tokens;
+        is_same.then_some(Place { group, page: entry.page })
     }
 
     /// False when the name leads to a page already; that one stays.
-    pub fn insert(&mut self, name: ChainHash, key: PageKey<'_>, page: PageId) -> bool {
-        match self.entries.entry(name) {
-            Place::Occupied(_) => false,
-            Place::Vacant(place) => {
-                place.insert(Entry { parent: key.parent, tokens: key.tokens.into(), page });
+    pub fn insert(&mut self, name: PageName, key: PageKey<'_>, place: Place) -> bool {
+        match self.entries.entry((place.group, name)) {
+            Slot::Occupied(_) => false,
+            Slot::Vacant(slot) => {
+                slot.insert(Entry { parent: key.parent, tokens: key.tokens.into(), page: place.page });
                 true
             }
         }
     }
 
-    pub fn remove(&mut self, name: ChainHash) {
-        self.entries.remove(&name);
+    pub fn remove(&mut self, group: usize, name: PageName) {
+        self.entries.remove(&(group, name));
     }
 
     pub fn len(&self) -> usize {
@@ -72,9 +114,9 @@ impl PrefixIndex {
         self.entries.is_empty()
     }
 
-    /// Whether `name` leads to `page`.
-    pub fn leads_to(&self, name: ChainHash, page: PageId) -> bool {
-        self.entries.get(&name).is_some_and(|entry| entry.page == page)
+    /// Whether `name` leads to the page at `place`.
+    pub fn leads_to(&self, name: PageName, place: Place) -> bool {
+        self.entries.get(&(place.group, name)).is_some_and(|entry| entry.page == place.page)
     }
 }
 
@@ -83,19 +125,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hit_needs_the_parent_and_the_tokens_not_only_the_hash() {
+    fn a_hit_needs_the_group_the_parent_and_the_tokens_not_only_the_hash() {
         let mut index = PrefixIndex::default();
         let first = PageKey { parent: None, tokens: &[1, 2] };
-        let name = index.name(first);
-        assert!(index.insert(name, first, 7));
-        assert!(!index.insert(name, first, 8), "the first page of a name stays");
-        assert_eq!(index.find(name, first), Some(7));
+        let name = PageName::of(first);
+        let place = |page| Place { group: 1, page };
+        assert!(index.insert(name, first, place(7)));
+        assert!(!index.insert(name, first, place(8)), "the first page of a name stays");
+        assert_eq!(index.find(1, name, first), Some(place(7)));
+        assert_eq!(index.find(0, name, first), None);
         let other_parent = PageKey { parent: Some(name), tokens: &[1, 2] };
-        assert_ne!(index.name(other_parent), name);
+        assert_ne!(PageName::of(other_parent), name);
         // As if the hashes had collided.
-        assert_eq!(index.find(name, other_parent), None);
-        assert_eq!(index.find(name, PageKey { parent: None, tokens: &[1, 3] }), None);
-        index.remove(name);
-        assert_eq!(index.find(name, first), None);
+        assert_eq!(index.find(1, name, other_parent), None);
+        assert_eq!(index.find(1, name, PageKey { parent: None, tokens: &[1, 3] }), None);
+        index.remove(1, name);
+        assert_eq!(index.find(1, name, first), None);
+    }
+
+    /// Names are stored on disk: the bytes hashed must not change unseen.
+    #[test]
+    fn a_name_is_the_same_in_every_process() {
+        let first = PageName::of(PageKey { parent: None, tokens: &[1, 2, 3] });
+        let second = PageName::of(PageKey { parent: Some(first), tokens: &[4] });
+        assert_eq!(format!("{first:?} {second:?}"), "3db346a4 6edb67c9");
     }
 }

@@ -1,20 +1,40 @@
-//! A sequence's pages, in order. `len` tokens are covered; the last page may be partly filled.
+//! A sequence's pages, group by group, in order. `len` tokens are covered; the last page may be partly filled.
 //!
-//! Invariants: pages may be shared with other tables and named in the index, and such a page is never written: what would
-//! write into it gets a copy first. Only full pages are named. Pages are let go of from the end.
+//! ```text
+//! All      0 1 2 3 4 5      everything
+//! Window         3 4 5      what the next token can see
+//! State              s      the state after the last token
+//! ```
+//!
+//! Invariants: a page may be shared with other tables and named in the index, and such a page is never written: what would
+//! write into it gets a copy first. Only full pages are named, and states after a full page. What a window or a state has
+//! left behind is found again by its name until its memory is used otherwise; so far back a table can be cut.
+//! Pages are let go of from the end.
+
+use std::collections::VecDeque;
 
 use super::pool::{Page, PagePool};
-use super::prefix::{ChainHash, PageKey};
-use crate::runtime::backend::{PAGE_TOKENS, PageId};
+use super::prefix::{self, PageKey, PageName};
+use super::{Keep, Place, StateGroup, reachable};
+use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 
-/// Which page holds each token of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
+/// Which pages hold what of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
 #[derive(Debug)]
 pub struct PageTable {
     pool: PagePool,
-    pages: Vec<Page>,
+    groups: Vec<Pages>,
     len: usize,
     /// Names of the first pages, as far as their content has been announced.
-    names: Vec<ChainHash>,
+    names: Vec<PageName>,
+}
+
+/// The pages of one group.
+#[derive(Debug, Clone)]
+struct Pages {
+    spec: StateGroup,
+    /// Number in the sequence of the first page held.
+    first: usize,
+    pages: VecDeque<Page>,
 }
 
 /// The pool has no page left; the table is unchanged.
@@ -24,31 +44,95 @@ pub struct PoolExhausted;
 /// The content of page `from` is to be copied to `to` before anything else is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
-    pub from: PageId,
-    pub to: PageId,
+    pub from: Place,
+    pub to: Place,
+}
+
+impl Pages {
+    /// Number of the page after the last.
+    fn end(&self) -> usize {
+        self.first + self.pages.len()
+    }
+
+    /// The page that more tokens would be written into.
+    fn open(&self, len: usize) -> Option<&Page> {
+        let is_open = self.spec.keep == Keep::State || !len.is_multiple_of(PAGE_TOKENS);
+        self.pages.back().filter(|_| is_open)
+    }
+
+    fn num_new(&self, len: usize) -> usize {
+        match self.spec.keep {
+            Keep::State => usize::from(self.pages.is_empty() && len > 0),
+            Keep::All | Keep::Window(_) => len.div_ceil(PAGE_TOKENS) - self.end(),
+        }
+    }
+
+    fn page(&self, number: usize) -> Option<&Page> {
+        self.pages.get(number.checked_sub(self.first)?)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        while self.pages.pop_back().is_some() {}
+    }
 }
 
 impl PageTable {
     pub fn new(pool: &PagePool) -> Self {
-        Self { pool: pool.clone(), pages: Vec::new(), len: 0, names: Vec::new() }
+        let pages = |spec| Pages { spec, first: 0, pages: VecDeque::new() };
+        let groups = pool.groups().into_iter().map(pages).collect();
+        Self { pool: pool.clone(), groups, len: 0, names: Vec::new() }
     }
 
-    /// The longest beginning of `tokens` whose pages are indexed.
-    pub fn from_index(pool: &PagePool, tokens: &[u32]) -> Self {
+    /// The longest beginning of `tokens`, at most `most` of them, that a sequence can go on from by indexed pages alone; and
+    /// how many leading tokens have rows in the index, though there may be no going on from there.
+    pub fn from_index(pool: &PagePool, tokens: &[u32], most: usize) -> (Self, usize) {
         let mut table = Self::new(pool);
-        for tokens in tokens.chunks_exact(PAGE_TOKENS) {
-            let parent = table.names.last().copied();
-            let Some((name, page)) = pool.find(PageKey { parent, tokens }) else { break };
-            table.pages.push(page);
-            table.names.push(name);
-            table.len += PAGE_TOKENS;
+        table.names = prefix::names(tokens).collect();
+        let has = |group, number| table.is_indexed(group, tokens, number);
+        let (len, known) = reachable(&pool.groups(), most.min(tokens.len()), has);
+        table.cut(tokens, len);
+        (table, known)
+    }
+
+    /// Takes over what others have computed of `tokens` since: true when that is more than is covered.
+    pub fn catch_up(&mut self, tokens: &[u32], most: usize) -> bool {
+        let is_known = self.next_name(tokens).is_some_and(|(name, key)| {
+            (0..self.groups.len()).any(|group| self.pool.contains(group, name, key))
+        });
+        let found = is_known.then(|| Self::from_index(&self.pool, tokens, most).0);
+        match found.filter(|found| found.len > self.len) {
+            Some(found) => *self = found,
+            None => return false,
         }
-        table
+        true
+    }
+
+    /// Name and content of the page that is filled next when the sequence is to become `tokens`, if they fill it.
+    pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageKey<'a>)> {
+        let number = self.len / PAGE_TOKENS;
+        let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
+        if self.names.len() != number {
+            return None;
+        }
+        let key = PageKey { parent: self.names.last().copied(), tokens };
+        Some((PageName::of(key), key))
+    }
+
+    fn groups_that(&self, wanted: impl Fn(Keep) -> bool) -> impl Iterator<Item = usize> {
+        let groups = self.groups.iter().enumerate();
+        groups.filter(move |(_, pages)| wanted(pages.spec.keep)).map(|(group, _)| group)
     }
 
     /// Another table over the same pages.
     pub fn fork(&self) -> Self {
-        Self { pool: self.pool.clone(), pages: self.pages.clone(), len: self.len, names: self.names.clone() }
+        Self {
+            pool: self.pool.clone(),
+            groups: self.groups.clone(),
+            len: self.len,
+            names: self.names.clone(),
+        }
     }
 
     /// Tokens covered.
@@ -60,100 +144,230 @@ impl PageTable {
         self.len == 0
     }
 
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Names of the full pages, as far as they have been announced.
+    pub fn names(&self) -> &[PageName] {
+        &self.names
+    }
+
     /// Covers `count` more tokens, taking pages as needed. A last page that others may read is replaced by a copy, which
     /// the caller has to make.
     ///
     /// # Errors
     /// [`PoolExhausted`] when the pool cannot supply them; nothing has changed then.
-    pub fn extend(&mut self, count: usize) -> Result<Option<PageCopy>, PoolExhausted> {
-        let num_new = self.num_new(count);
-        let new: Vec<Page> = std::iter::from_fn(|| self.pool.take()).take(num_new).collect();
-        if new.len() < num_new {
-            return Err(PoolExhausted);
+    pub fn extend(&mut self, count: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
+        if count == 0 {
+            return Ok(Vec::new());
         }
-        let copy = if count > 0 { self.unshare_last()? } else { None };
-        self.pages.extend(new);
-        self.len += count;
-        Ok(copy)
-    }
-
-    /// Pages that `extend(count)` takes from the pool at most.
-    pub fn num_needed(&self, count: usize) -> usize {
-        let copies = count > 0 && self.partial().is_some_and(Page::is_shared);
-        self.num_new(count) + usize::from(copies)
-    }
-
-    fn num_new(&self, count: usize) -> usize {
-        (self.len + count).div_ceil(PAGE_TOKENS) - self.pages.len()
-    }
-
-    /// The last page, when more tokens would be written into it.
-    fn partial(&self) -> Option<&Page> {
-        self.pages.last().filter(|_| !self.len.is_multiple_of(PAGE_TOKENS))
-    }
-
-    /// Makes the last page this table's own. The copy of a page that only the index knows is a courtesy: without a free
-    /// page its name goes instead.
-    fn unshare_last(&mut self) -> Result<Option<PageCopy>, PoolExhausted> {
-        let Some(last) = self.partial().filter(|page| page.is_shared() || page.is_indexed()) else {
-            return Ok(None);
-        };
-        let Some(own) = self.pool.take() else {
-            if last.is_shared() {
-                return Err(PoolExhausted);
+        let (len, mut taken, mut copies) = (self.len + count, Vec::new(), Vec::new());
+        for (group, pages) in self.groups.iter().enumerate() {
+            for _ in 0..pages.num_new(len) {
+                taken.push((group, self.pool.take(group).ok_or(PoolExhausted)?));
             }
-            last.forget();
-            return Ok(None);
-        };
-        let copy = PageCopy { from: last.id(), to: own.id() };
-        self.pages.pop();
-        self.pages.push(own);
-        Ok(Some(copy))
+        }
+        for (group, pages) in self.groups.iter().enumerate() {
+            let open = pages.open(self.len).filter(|page| page.is_shared() || page.is_indexed());
+            let Some(open) = open else { continue };
+            match self.pool.take(group) {
+                Some(own) => copies.push((group, own)),
+                None if open.is_shared() => return Err(PoolExhausted),
+                // The copy of a page that only the index knows is a courtesy: without room its name goes instead.
+                None => open.forget(),
+            }
+        }
+        self.len = len;
+        let copies = copies.into_iter().map(|(group, own)| self.replace_last(group, own)).collect();
+        taken.into_iter().for_each(|(group, page)| self.groups[group].pages.push_back(page));
+        Ok(copies)
     }
 
-    /// Covers only the first `len` tokens; later pages go back to the pool. Panics when `len` is more than is covered.
-    pub fn truncate(&mut self, len: usize) {
+    fn replace_last(&mut self, group: usize, own: Page) -> PageCopy {
+        let pages = &mut self.groups[group].pages;
+        let to = own.place();
+        let last = pages.back_mut().expect("an open page is the last");
+        PageCopy { from: std::mem::replace(last, own).place(), to }
+    }
+
+    /// Bytes that `extend(count)` takes from the pool at most.
+    pub fn bytes_needed(&self, count: usize) -> usize {
+        let of_group = |pages: &Pages| {
+            let copies = pages.open(self.len).is_some_and(Page::is_shared);
+            (pages.num_new(self.len + count) + usize::from(copies)) * pages.spec.page_bytes
+        };
+        if count == 0 { 0 } else { self.groups.iter().map(of_group).sum() }
+    }
+
+    /// The largest length, at most `len`, that the table can be cut to. `tokens` are those covered.
+    pub fn resumable(&self, tokens: &[u32], len: usize) -> usize {
+        let boundaries = (0..len.div_ceil(PAGE_TOKENS)).rev().map(|page| page * PAGE_TOKENS);
+        let mut lens = std::iter::once(len).chain(boundaries);
+        lens.find(|&len| (0..self.groups.len()).all(|group| self.has(group, tokens, len))).unwrap_or(0)
+    }
+
+    /// Whether all that `group` needs to go on from `len` is held or indexed.
+    fn has(&self, group: usize, tokens: &[u32], len: usize) -> bool {
+        let pages = &self.groups[group];
+        let is_held = |number| pages.spec.keep != Keep::State && pages.page(number).is_some();
+        let needed = pages.spec.pages_needed(len);
+        let has = |number| is_held(number) || self.is_indexed(group, tokens, number);
+        len == self.len || needed.is_some_and(|mut numbers| numbers.all(has))
+    }
+
+    fn is_indexed(&self, group: usize, tokens: &[u32], number: usize) -> bool {
+        self.key(tokens, number).is_some_and(|(name, key)| self.pool.contains(group, name, key))
+    }
+
+    /// Name and content of a page that has been announced.
+    fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageKey<'a>)> {
+        let name = *self.names.get(number)?;
+        let parent = number.checked_sub(1).map(|parent| self.names[parent]);
+        let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
+        Some((name, PageKey { parent, tokens }))
+    }
+
+    /// Covers only the first `len` tokens, if that is a length it can be cut to; later pages go back to the pool. `tokens` are
+    /// those covered. Panics when `len` is more than is covered.
+    pub fn truncate(&mut self, tokens: &[u32], len: usize) -> bool {
         assert!(len <= self.len, "truncate to {len}, but only {} tokens are covered", self.len);
-        while self.pages.len() > len.div_ceil(PAGE_TOKENS) {
-            self.pages.pop();
+        let can = self.resumable(tokens, len) == len;
+        if can {
+            self.cut(tokens, len);
+        }
+        can
+    }
+
+    /// To a length that `resumable` gave.
+    fn cut(&mut self, tokens: &[u32], len: usize) {
+        for group in 0..self.groups.len() {
+            let pages = self.needed(group, tokens, len);
+            let held = &mut self.groups[group];
+            while held.pages.pop_back().is_some() {}
+            (held.first, held.pages) = pages;
         }
         self.names.truncate(len / PAGE_TOKENS);
         self.len = len;
     }
 
-    /// Announces the full pages to the index. `tokens` are those covered, and their rows are written.
-    pub fn publish(&mut self, tokens: &[u32]) {
-        debug_assert_eq!(tokens.len(), self.len);
-        for index in self.names.len()..self.len / PAGE_TOKENS {
-            let tokens = &tokens[index * PAGE_TOKENS..][..PAGE_TOKENS];
-            let key = PageKey { parent: self.names.last().copied(), tokens };
-            let name = self.pool.publish(&self.pages[index], key);
-            self.names.push(name);
+    /// What a group needs to go on from `len`: the number of the first page, and the pages.
+    fn needed(&self, group: usize, tokens: &[u32], len: usize) -> (usize, VecDeque<Page>) {
+        let pages = &self.groups[group];
+        let find = |number| {
+            let (name, key) = self.key(tokens, number)?;
+            self.pool.find(group, name, key)
+        };
+        match pages.spec.keep {
+            _ if len == 0 => (0, VecDeque::new()),
+            Keep::State if len == self.len => (0, pages.pages.clone()),
+            Keep::State => (0, find(len / PAGE_TOKENS - 1).into_iter().collect()),
+            Keep::All | Keep::Window(_) => {
+                let first = pages.spec.first_page(len);
+                let numbers = first..len.div_ceil(PAGE_TOKENS);
+                (
+                    first,
+                    numbers
+                        .filter_map(|number| pages.page(number).cloned().or_else(|| find(number)))
+                        .collect(),
+                )
+            }
         }
     }
 
-    /// Page and offset within it of the token at `position`. Panics beyond `len`.
-    pub fn slot(&self, position: usize) -> (PageId, usize) {
-        assert!(position < self.len, "position {position} is beyond the table's {} tokens", self.len);
-        (self.pages[position / PAGE_TOKENS].id(), position % PAGE_TOKENS)
+    /// Announces the full pages to the index, and lets go of what the next token cannot see. `tokens` are those covered, and
+    /// their rows are written.
+    pub fn publish(&mut self, tokens: &[u32]) {
+        debug_assert_eq!(tokens.len(), self.len);
+        for number in self.names.len()..self.len / PAGE_TOKENS {
+            let content = &tokens[number * PAGE_TOKENS..][..PAGE_TOKENS];
+            let key = PageKey { parent: self.names.last().copied(), tokens: content };
+            let name = PageName::of(key);
+            for pages in self.groups.iter().filter(|pages| pages.spec.keep != Keep::State) {
+                if let Some(page) = pages.page(number) {
+                    self.pool.publish(page, name, key);
+                }
+            }
+            self.names.push(name);
+        }
+        for pages in &mut self.groups {
+            if matches!(pages.spec.keep, Keep::Window(_)) {
+                while pages.first < pages.spec.first_page(self.len) && pages.pages.pop_front().is_some() {
+                    pages.first += 1;
+                }
+            }
+        }
     }
 
-    /// Ids of the pages, in token order.
-    pub fn page_ids(&self, _group: usize) -> impl Iterator<Item = PageId> + '_ {
-        self.pages.iter().map(Page::id)
+    /// Whether a sequence of this kind keeps states that have to be announced to be found again.
+    pub fn has_state(&self) -> bool {
+        self.groups_that(|keep| keep == Keep::State).next().is_some()
+    }
+
+    /// Whether each page can be taken over by others as soon as it is announced.
+    pub fn is_shareable(&self) -> bool {
+        self.pool.has_index() && !self.has_state()
+    }
+
+    /// Announces the state after the last token, if that fills a page; the next `extend` goes on with a copy.
+    pub fn publish_state(&mut self, tokens: &[u32]) {
+        if !self.len.is_multiple_of(PAGE_TOKENS) || self.len == 0 {
+            return;
+        }
+        let Some((name, key)) = self.key(tokens, self.len / PAGE_TOKENS - 1) else { return };
+        for pages in self.groups.iter().filter(|pages| pages.spec.keep == Keep::State) {
+            if let Some(page) = pages.pages.back() {
+                self.pool.publish(page, name, key);
+            }
+        }
+    }
+
+    /// Takes back the announcement of the state after `len` tokens.
+    pub fn forget_state(&mut self, tokens: &[u32], len: usize) {
+        let number = len / PAGE_TOKENS - 1;
+        for group in self.groups_that(|keep| keep == Keep::State).collect::<Vec<_>>() {
+            if let Some((name, key)) = self.key(tokens, number) {
+                self.pool.forget(group, name, key);
+            }
+        }
+    }
+
+    /// Page and offset within it of the row at `position`, in a group that keeps rows. Panics where there is none.
+    pub fn slot(&self, group: usize, position: usize) -> (PageId, usize) {
+        let page = self.groups[group].page(position / PAGE_TOKENS).filter(|_| position < self.len);
+        let page =
+            page.unwrap_or_else(|| panic!("position {position} is out of sight or beyond {}", self.len));
+        (page.place().page, position % PAGE_TOKENS)
+    }
+
+    /// The page of the sequence's state in a group that keeps one.
+    pub fn state(&self, group: usize) -> Option<PageId> {
+        self.groups[group].pages.back().map(|page| page.place().page)
+    }
+
+    /// Ids of the pages of a group, in token order, [`NO_PAGE`] for those out of sight.
+    pub fn page_ids(&self, group: usize) -> impl Iterator<Item = PageId> + '_ {
+        let pages = &self.groups[group];
+        std::iter::repeat_n(NO_PAGE, pages.first).chain(pages.pages.iter().map(|page| page.place().page))
+    }
+
+    /// All pages held.
+    pub fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.groups.iter().flat_map(|pages| pages.pages.iter().map(Page::place))
     }
 
     pub(super) fn check(&self) -> Result<(), String> {
-        let fine =
-            self.pages.len() == self.len.div_ceil(PAGE_TOKENS) && self.names.len() <= self.len / PAGE_TOKENS;
-        let (pages, names) = (self.pages.len(), self.names.len());
-        if fine { Ok(()) } else { Err(format!("{pages} pages and {names} names for {} tokens", self.len)) }
-    }
-}
-
-impl Drop for PageTable {
-    fn drop(&mut self) {
-        self.truncate(0);
+        for pages in &self.groups {
+            let end = match pages.spec.keep {
+                Keep::State => usize::from(self.len > 0),
+                Keep::All | Keep::Window(_) => self.len.div_ceil(PAGE_TOKENS),
+            };
+            let (has_all, names) = (pages.first <= pages.spec.first_page(self.len), self.names.len());
+            if pages.end() != end || !has_all || names > self.len / PAGE_TOKENS {
+                return Err(format!("{} tokens, {names} names, {pages:?}", self.len));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -161,75 +375,122 @@ impl Drop for PageTable {
 mod tests {
     use super::*;
 
+    /// Pages of one byte, in groups that keep so.
+    fn pool(keeps: &[Keep], capacity: usize) -> PagePool {
+        let groups: Vec<_> = keeps.iter().map(|&keep| StateGroup { keep, page_bytes: 1 }).collect();
+        PagePool::new(&groups, capacity)
+    }
+
     fn filled(pool: &PagePool, len: usize) -> PageTable {
         let mut table = PageTable::new(pool);
-        assert_eq!(table.extend(len).expect("room"), None);
+        assert_eq!(table.extend(len).expect("room"), []);
         table
+    }
+
+    fn numbers(len: usize) -> Vec<u32> {
+        (0..len as u32).collect()
     }
 
     #[test]
     fn extend_takes_pages_lazily_and_truncate_gives_them_back() {
-        let pool = PagePool::new(3);
+        let pool = pool(&[Keep::All], 3);
+        let tokens = numbers(PAGE_TOKENS + 1);
         let mut table = filled(&pool, 1);
-        assert_eq!((table.len(), pool.num_free()), (1, 2));
+        assert_eq!((table.len(), pool.free_bytes()), (1, 2));
         table.extend(PAGE_TOKENS).expect("room");
-        assert_eq!((table.len(), pool.num_free()), (PAGE_TOKENS + 1, 1));
-        assert_eq!(table.slot(PAGE_TOKENS).1, 0);
-        table.truncate(PAGE_TOKENS);
-        assert_eq!(pool.num_free(), 2);
-        table.truncate(0);
-        assert_eq!(pool.num_free(), 3);
+        assert_eq!((table.len(), pool.free_bytes()), (PAGE_TOKENS + 1, 1));
+        assert_eq!(table.slot(0, PAGE_TOKENS).1, 0);
+        assert!(table.truncate(&tokens, PAGE_TOKENS));
+        assert_eq!(pool.free_bytes(), 2);
+        assert!(table.truncate(&tokens, 0));
+        assert_eq!(pool.free_bytes(), 3);
     }
 
     #[test]
     fn a_failed_extend_changes_nothing() {
-        let pool = PagePool::new(1);
+        let pool = pool(&[Keep::All, Keep::State], 2);
         let mut table = filled(&pool, 3);
         assert_eq!(table.extend(PAGE_TOKENS), Err(PoolExhausted));
-        assert_eq!((table.len(), pool.num_free()), (3, 0));
+        assert_eq!((table.len(), pool.free_bytes()), (3, 0));
         let fork = table.fork();
-        assert_eq!(table.extend(1), Err(PoolExhausted), "no page for the copy");
-        assert_eq!((table.len(), table.slot(0)), (3, fork.slot(0)));
+        assert_eq!(table.extend(1), Err(PoolExhausted), "no page for the copies");
+        assert_eq!((table.len(), table.slot(0, 0)), (3, fork.slot(0, 0)));
     }
 
     #[test]
     fn the_diverging_page_is_copied_and_only_that_one() {
-        let pool = PagePool::new(4);
+        let pool = pool(&[Keep::All], 4);
         let mut table = filled(&pool, PAGE_TOKENS + 3);
         let mut fork = table.fork();
-        assert_eq!((pool.num_free(), fork.num_needed(1), fork.num_needed(0)), (2, 1, 0));
-        assert_eq!(fork.extend(0), Ok(None));
-        let copy = fork.extend(1).expect("room").expect("others read it");
-        assert_eq!((copy.from, copy.to), (table.slot(PAGE_TOKENS).0, fork.slot(PAGE_TOKENS).0));
-        assert_eq!(table.slot(0), fork.slot(0));
-        assert_eq!(table.extend(1), Ok(None), "its own again");
+        assert_eq!((pool.free_bytes(), fork.bytes_needed(1), fork.bytes_needed(0)), (2, 1, 0));
+        assert_eq!(fork.extend(0).expect("nothing to do"), []);
+        let copies = fork.extend(1).expect("room");
+        let [PageCopy { from, to }] = copies[..] else { panic!("others read it: {copies:?}") };
+        assert_eq!((from.page, to.page), (table.slot(0, PAGE_TOKENS).0, fork.slot(0, PAGE_TOKENS).0));
+        assert_eq!(table.slot(0, 0), fork.slot(0, 0));
+        assert_eq!(table.extend(1).expect("room"), [], "its own again");
         drop(fork);
-        assert_eq!(pool.num_free(), 2);
+        assert_eq!(pool.free_bytes(), 2);
     }
 
     #[test]
     fn a_page_that_the_index_knows_is_copied_too_unless_there_is_no_room() {
         let tokens = [5; PAGE_TOKENS];
         for (capacity, found) in [(2, PAGE_TOKENS), (1, 0)] {
-            let pool = PagePool::new(capacity);
+            let pool = pool(&[Keep::All], capacity);
             let mut table = filled(&pool, PAGE_TOKENS);
             table.publish(&tokens);
-            table.truncate(9);
-            assert_eq!(table.extend(1).expect("room either way").is_some(), capacity == 2);
-            assert_eq!(PageTable::from_index(&pool, &tokens).len(), found);
+            assert!(table.truncate(&tokens, 9));
+            assert_eq!(table.extend(1).expect("room either way").len(), capacity - 1);
+            assert_eq!(PageTable::from_index(&pool, &tokens, 99).0.len(), found);
             pool.check([&table]).expect("in order");
         }
     }
 
     #[test]
     fn the_beginning_of_a_chain_outlives_its_end() {
-        let pool = PagePool::new(3);
-        let tokens: Vec<u32> = (0..3 * PAGE_TOKENS as u32).collect();
+        let pool = pool(&[Keep::All], 3);
+        let tokens = numbers(3 * PAGE_TOKENS);
         let mut table = filled(&pool, tokens.len());
         table.publish(&tokens);
         drop(table);
-        assert_eq!(PageTable::from_index(&pool, &tokens[..70]).len(), 64);
-        let _page = pool.take().expect("free");
-        assert_eq!(PageTable::from_index(&pool, &tokens).len(), 2 * PAGE_TOKENS);
+        assert_eq!(PageTable::from_index(&pool, &tokens[..70], 70).0.len(), 64);
+        let _page = pool.take(0).expect("free");
+        assert_eq!(PageTable::from_index(&pool, &tokens, 96).0.len(), 2 * PAGE_TOKENS);
+    }
+
+    #[test]
+    fn a_window_holds_what_it_sees_and_finds_the_rest_until_it_is_used_otherwise() {
+        let pool = pool(&[Keep::All, Keep::Window(40)], 12);
+        let tokens = numbers(5 * PAGE_TOKENS + 3);
+        let mut table = filled(&pool, tokens.len());
+        table.publish(&tokens);
+        assert_eq!(pool.free_bytes(), 12 - 6 - 3, "tokens 124 to 162 are in sight, on pages 3 to 5");
+        assert_eq!(table.page_ids(1).filter(|&page| page == NO_PAGE).count(), 3);
+        assert_eq!(table.resumable(&tokens, 70), 70, "its window is still cached");
+        let taken: Vec<_> = (0..2).map(|_| pool.take(0).expect("free")).collect();
+        let back = table.resumable(&tokens, 70);
+        assert!(back < 70 && table.truncate(&tokens, back), "{back}");
+        assert_eq!(table.len(), back);
+        drop(taken);
+        pool.check([&table]).expect("in order");
+    }
+
+    #[test]
+    fn a_state_is_found_where_one_was_left() {
+        let pool = pool(&[Keep::State], 3);
+        let tokens = numbers(2 * PAGE_TOKENS + 5);
+        let mut table = filled(&pool, PAGE_TOKENS);
+        table.publish(&tokens[..PAGE_TOKENS]);
+        table.publish_state(&tokens[..PAGE_TOKENS]);
+        let copies = table.extend(PAGE_TOKENS + 5).expect("room");
+        assert_eq!(copies.len(), 1, "the state left behind stays as it is");
+        table.publish(&tokens);
+        assert_eq!(table.resumable(&tokens, 2 * PAGE_TOKENS), PAGE_TOKENS);
+        assert!(!table.truncate(&tokens, 40) && table.truncate(&tokens, PAGE_TOKENS));
+        assert_eq!(table.state(0), Some(copies[0].from.page));
+        table.forget_state(&tokens, PAGE_TOKENS);
+        assert_eq!(PageTable::from_index(&pool, &tokens, 99).0.len(), 0);
+        pool.check([&table]).expect("in order");
     }
 }

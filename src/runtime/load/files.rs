@@ -58,6 +58,22 @@ impl ModelFiles {
         }
     }
 
+    /// The weight files, their bytes, and how many of these come before the tensors' data.
+    pub fn contents(&self) -> Vec<(&Path, &[u8], usize)> {
+        match &self.files {
+            Files::Gguf(gguf) => gguf.contents().collect(),
+            Files::Folder { tensors, .. } => tensors.contents().collect(),
+        }
+    }
+
+    /// The folder whose files describe the weights; `None` where the weights' own header does.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.files {
+            Files::Gguf(_) => None,
+            Files::Folder { path, .. } => Some(path),
+        }
+    }
+
     /// What the model's own settings come from, for messages.
     pub fn settings_source(&self) -> &'static str {
         match self.files {

@@ -37,6 +37,7 @@ pub struct Gguf {
 struct Shard {
     path: PathBuf,
     bytes: Bytes,
+    header_len: usize,
 }
 
 /// A tensor's place, checked except for tensors of types that are not supported.
@@ -89,6 +90,11 @@ impl Gguf {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
+    /// The files, their bytes, and how many of these come before the tensors' data.
+    pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
+        self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
+    }
+
     fn assemble(files: Vec<File>) -> Result<Gguf, LoadError> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
@@ -100,7 +106,7 @@ impl Gguf {
                 }
                 gguf.tensors.push(entry);
             }
-            gguf.shards.push(Shard { path: file.path, bytes: file.bytes });
+            gguf.shards.push(Shard { path: file.path, bytes: file.bytes, header_len: file.header_len });
         }
         Ok(gguf)
     }
@@ -134,6 +140,7 @@ struct File {
     bytes: Bytes,
     metadata: Metadata,
     tensors: Vec<Entry>,
+    header_len: usize,
 }
 
 impl File {
@@ -149,10 +156,11 @@ impl File {
         let mut tensors = (0..tensor_count)
             .map(|index| read_entry(path, &mut cursor, (index, tensor_count), alignment))
             .collect::<Result<Vec<_>, _>>()?;
-        let data_start = cursor.position().next_multiple_of(alignment);
+        let header_len = cursor.position();
+        let data_start = header_len.next_multiple_of(alignment);
         place_tensors(path, &mut tensors, data_start, bytes.len())?;
         check_layout(path, &tensors, data_start, bytes.len(), alignment)?;
-        Ok(File { path: path.into(), bytes, metadata, tensors })
+        Ok(File { path: path.into(), bytes, metadata, tensors, header_len })
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod facts;
 pub mod files;
+pub mod fingerprint;
 pub mod gguf;
 pub mod hf;
 pub mod hub;
@@ -27,6 +28,7 @@ pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
 pub use files::ModelFiles;
+pub use fingerprint::{Fingerprint, fingerprint};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 
@@ -34,12 +36,14 @@ use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
+use super::kernel::attention::{RUN_TOKENS, partial_len};
+use super::kv::Keep;
 use super::memory::{Demand, fit};
-use super::model::Model;
 use super::model::arch::{Description, describe};
 use super::model::config::DecoderConfig;
-use super::model::decoder::{Decoder, Matrix, Parts, kv_bytes_per_token};
+use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
 use super::model::weights::WeightFile;
+use super::model::{Model, STEP_TOKENS};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use hub::Resolved;
@@ -50,6 +54,7 @@ pub struct LoadedModel {
     pub name: String,
     pub model: Box<dyn Model>,
     pub texts: ModelTexts,
+    pub fingerprint: Fingerprint,
     /// What the user should know and nothing failed on, one sentence each.
     pub notices: Vec<String>,
 }
@@ -57,6 +62,8 @@ pub struct LoadedModel {
 /// All of a model but its weights: what it takes to turn a conversation into token ids and back.
 #[derive(Debug, Clone)]
 pub struct ModelTexts {
+    /// Equal only for files that say the same; see [`fingerprint::identity`].
+    pub identity: String,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_templates: ChatTemplates,
     /// Sampling defaults that the model's publisher recommends.
@@ -99,6 +106,8 @@ pub struct LoadOptions {
     /// Tokens a sequence may hold; `None` takes what the model was made for, or as much of it as fits.
     pub context: Option<usize>,
     pub kv_type: KvType,
+    /// Bytes that KV is to have; `None`: as much as the context takes.
+    pub kv_memory: Option<u64>,
     /// Bytes that weights and KV may take together; `None` where nobody can tell.
     pub available_memory: Option<u64>,
 }
@@ -117,6 +126,7 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     end_of_generation.sort_unstable();
     end_of_generation.dedup();
     Ok(ModelTexts {
+        identity: fingerprint::identity(files)?,
         tokenizer: Arc::new(tokenizer),
         chat_templates: files.chat_templates()?,
         listed_ends,
@@ -143,8 +153,9 @@ pub fn load(
     notices.extend(texts.chat_templates.notice());
     fit_vocabulary(&mut texts, &description.config, &mut notices);
     let context_length = context(&files, &description, options, &mut notices)?;
+    let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
     let model = decoder(&files, description, options, context_length, progress, &mut notices)?;
-    Ok(LoadedModel { name: resolved.name.clone(), model, texts, notices })
+    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
 }
 
 /// Published models have tokens without a row (Gemma 3's image token, padding added later): a prompt with one is refused
@@ -174,20 +185,36 @@ fn context(
         Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
         asked => asked.unwrap_or(most),
     };
-    let Some(available) = options.available_memory else { return Ok(wanted) };
-    let fit = fit(demand(files, description, options)?, wanted, available);
+    let demand = demand(files, description, options, wanted)?;
+    let base = demand.weights.saturating_add(demand.fixed);
+    let allowed = options.kv_memory.map(|kv_memory| base.saturating_add(kv_memory));
+    if let (Some(allowed), Some(available)) =
+        (allowed, options.available_memory.filter(|most| Some(*most) < allowed))
+    {
+        let largest_context = fit(demand, wanted, available).largest_context;
+        return Err(LoadError::TooBig { needed: allowed, available, context: wanted, largest_context });
+    }
+    let Some(available) = allowed.or(options.available_memory) else { return Ok(wanted) };
+    let fit = fit(demand, wanted, available);
     // One token has no room for an answer.
     match (options.context, fit.largest_context.filter(|largest| *largest >= 2)) {
         (None, Some(largest)) if !fit.fits() => {
-            notices.push(format!("context limited to {largest} of {most} tokens by the memory available"));
+            let by = if allowed.is_some() { "--kv-memory" } else { "the memory available" };
+            notices.push(format!("context limited to {largest} of {most} tokens by {by}"));
             Ok(largest)
         }
         _ => fit.check().map(|()| wanted),
     }
 }
 
-/// Bytes that a model takes with these options.
-fn demand(files: &ModelFiles, description: &Description, options: &LoadOptions) -> Result<Demand, LoadError> {
+/// Bytes that a model takes with these options and a context of up to `context` tokens. What windows keep does not grow
+/// with it.
+fn demand(
+    files: &ModelFiles,
+    description: &Description,
+    options: &LoadOptions,
+    context: usize,
+) -> Result<Demand, LoadError> {
     let Description { config, naming } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
     let mut weights = 0u64;
@@ -199,24 +226,30 @@ fn demand(files: &ModelFiles, description: &Description, options: &LoadOptions) 
         let packing = if dtype.is_quantized() { bytes / 16 } else { 0 };
         weights = weights.saturating_add((bytes + packing) as u64);
     }
-    let kv_per_token = kv_bytes_per_token(config, options.kv_type) as u64;
+    let (lasting, windowed): (Vec<_>, Vec<_>) =
+        state_groups(config, options.kv_type).into_iter().partition(|group| group.keep == Keep::All);
+    let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
+    let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
+    let kv_per_token = page_bytes / PAGE_TOKENS as u64;
     Ok(Demand {
         weights,
         kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
-        // The last page of a sequence may be nearly empty.
-        fixed: activation_bytes(config) + kv_per_token * PAGE_TOKENS as u64,
+        kv_fixed: page_bytes + in_windows,
+        fixed: activation_bytes(config),
     })
 }
 
-/// What attention holds of each token it sees while it computes a layer: a key and a value in f32 per thread.
+/// What attention holds of each token it sees while it computes a layer: our kernels one partial result per head for each
+/// run of pages, candle's a key and a value in f32.
 fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     let heads = config.layers.iter().map(|layer| {
         let attention = &layer.attention;
-        let at_once = match device {
-            Device::Cpu(options) => options.threads.max(options.threads_batch).min(attention.num_kv_heads),
-            Device::Candle(_) => attention.num_kv_heads,
-        };
-        2 * 4 * at_once * attention.head_dim
+        match device {
+            Device::Cpu { .. } => {
+                (4 * attention.num_heads * partial_len(attention.head_dim)).div_ceil(RUN_TOKENS)
+            }
+            Device::Candle(_) => 2 * 4 * attention.num_kv_heads * attention.head_dim,
+        }
     });
     heads.max().unwrap_or(0) as u64
 }

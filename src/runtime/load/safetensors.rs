@@ -38,6 +38,7 @@ pub struct Safetensors {
 struct Shard {
     path: PathBuf,
     bytes: Bytes,
+    header_len: usize,
 }
 
 /// A tensor's place in its shard, checked.
@@ -94,6 +95,11 @@ impl Safetensors {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
+    /// The files, their bytes, and how many of these come before the tensors' data.
+    pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
+        self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
+    }
+
     fn open_single(path: &Path) -> Result<Safetensors, LoadError> {
         Safetensors::from_bytes(path, Bytes::map_file(path)?)
     }
@@ -138,7 +144,7 @@ impl Safetensors {
             }
             self.tensors.push(entry);
         }
-        self.shards.push(Shard { path: path.into(), bytes });
+        self.shards.push(Shard { path: path.into(), bytes, header_len: data_start });
         Ok(())
     }
 

@@ -6,12 +6,12 @@
 use super::config::{DecoderConfig, LayerConfig, Naming, QkNorm, RopeScaling};
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
-use super::{Batch, Keep, Logits, Model, ModelSpec, Row, StateGroup};
-use crate::runtime::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span};
+use super::{Batch, Logits, Model, ModelSpec};
+use crate::runtime::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Product, Span};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::ScoreRule;
 use crate::runtime::kernel::{isa, math};
-use crate::runtime::kv::{PAGE_TOKENS, Place};
+use crate::runtime::kv::{Keep, PAGE_TOKENS, Place, StateGroup};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.
@@ -54,11 +54,24 @@ pub struct Decoder<B: Backend> {
     /// Of each layer's KV.
     groups: Vec<usize>,
     scratch: Scratch<B>,
+    step: Step<B>,
+    /// Memory for the next step's logits.
+    logits: Vec<f32>,
 }
 
 struct Projection<B: Backend> {
     weight: B::Weight,
     bias: Option<B::Vector>,
+}
+
+impl<B: Backend> Projection<B> {
+    fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
+        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+    }
+
+    fn apply(&self, backend: &B, x: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        backend.matmul(x, &self.weight, self.bias.as_ref(), out)
+    }
 }
 
 struct Layer<B: Backend> {
@@ -106,11 +119,48 @@ impl<B: Backend> Scratch<B> {
     }
 }
 
-/// What all layers of a step share.
+/// What all layers of a step share; kept for its memory.
 struct Step<B: Backend> {
     /// By group.
     spans: Vec<Vec<Span>>,
+    /// By rope.
     angles: Vec<B::Angles>,
+    positions: Vec<usize>,
+    tokens: Vec<u32>,
+    /// Rows that want logits.
+    wanted: Vec<usize>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl<B: Backend> Step<B> {
+    fn new(num_groups: usize, num_ropes: usize) -> Self {
+        Self {
+            spans: vec![Vec::new(); num_groups],
+            angles: std::iter::repeat_with(B::Angles::default).take(num_ropes).collect(),
+            positions: Vec::new(),
+            tokens: Vec::new(),
+            wanted: Vec::new(),
+            cos: Vec::new(),
+            sin: Vec::new(),
+        }
+    }
+
+    /// Takes on another batch.
+    fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
+        let Self { spans, angles, positions, tokens, wanted, cos, sin } = self;
+        positions.clear();
+        positions.extend(batch.rows.iter().map(|row| row.position));
+        tokens.clear();
+        tokens.extend(batch.rows.iter().map(|row| row.token));
+        wanted.clear();
+        wanted.extend((0..batch.rows.len()).filter(|&index| batch.rows[index].wants_logits));
+        for (rope, angles) in ropes.iter().zip(angles) {
+            rope.angles(positions, cos, sin);
+            backend.angles(cos, sin, positions.len(), angles)?;
+        }
+        spans.iter_mut().enumerate().try_for_each(|(group, spans)| find_spans(batch, group, spans))
+    }
 }
 
 impl<B: Backend> Decoder<B> {
@@ -125,6 +175,8 @@ impl<B: Backend> Decoder<B> {
             apply_divisors(&mut config, &file)?;
         }
         file.check_layers(config.layers.len())?;
+        let (layout, _) = kv_layout(&config);
+        let kv = backend.kv(&layout, kv_type)?;
         let loader =
             LayerLoader { backend: &backend, file: &file, naming: &naming, convert, config: &config };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -141,10 +193,8 @@ impl<B: Backend> Decoder<B> {
             layers.push(loader.layer(index, layer)?);
             progress(index + 1, config.layers.len());
         }
-        let (layout, _) = kv_layout(&config);
-        let kv = backend.kv(&layout, kv_type);
         let groups = layout.layers.iter().map(|layer| layer.group).collect();
-        let ropes = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
+        let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
             architecture: config.architecture.to_owned(),
             vocab_size: vocab,
@@ -153,22 +203,27 @@ impl<B: Backend> Decoder<B> {
             can_rewind: true,
         };
         let scratch = Scratch::new(&backend);
-        Ok(Self { backend, config, spec, ropes, embedding, head, final_norm, layers, kv, groups, scratch })
+        let step = Step::new(spec.groups.len(), ropes.len());
+        let logits = Vec::new();
+        Ok(Self {
+            backend,
+            config,
+            spec,
+            ropes,
+            embedding,
+            head,
+            final_norm,
+            layers,
+            kv,
+            groups,
+            scratch,
+            step,
+            logits,
+        })
     }
 
-    fn step(&self, batch: &Batch<'_>) -> Result<Step<B>> {
-        let positions: Vec<usize> = batch.rows.iter().map(|row| row.position).collect();
-        let mut angles = Vec::with_capacity(self.ropes.len());
-        for rope in &self.ropes {
-            let (cos, sin) = rope.angles(&positions);
-            angles.push(self.backend.angles(&cos, &sin, positions.len())?);
-        }
-        let spans = (0..self.spec.groups.len()).map(|group| spans(batch, group)).collect::<Result<_>>()?;
-        Ok(Step { spans, angles })
-    }
-
-    fn layer(&mut self, index: usize, step: &Step<B>) -> Result<()> {
-        let Self { backend, config, layers, kv, groups, scratch: s, .. } = self;
+    fn layer(&mut self, index: usize) -> Result<()> {
+        let Self { backend, config, layers, kv, groups, scratch: s, step, .. } = self;
         let (facts, layer) = (&config.layers[index], &layers[index]);
         let eps = facts.norm_eps;
 
@@ -192,34 +247,34 @@ impl<B: Backend> Decoder<B> {
         backend.add_scaled(&mut s.residual, added, facts.residual_scale)?;
 
         let input = normed(backend, layer.pre_mlp.as_ref(), eps, &s.residual, &mut s.normed)?;
-        backend.matmul(input, &layer.gate.weight, layer.gate.bias.as_ref(), &mut s.gate)?;
-        backend.matmul(input, &layer.up.weight, layer.up.bias.as_ref(), &mut s.up)?;
+        backend.matmul_each(input, &mut [layer.gate.onto(&mut s.gate), layer.up.onto(&mut s.up)])?;
         backend.gated(facts.mlp.activation, &mut s.gate, &s.up)?;
-        backend.matmul(&s.gate, &layer.down.weight, layer.down.bias.as_ref(), &mut s.added)?;
+        layer.down.apply(backend, &s.gate, &mut s.added)?;
         let added = normed(backend, layer.post_mlp.as_ref(), eps, &s.added, &mut s.mixed)?;
         backend.add_scaled(&mut s.residual, added, facts.residual_scale)
     }
 
     /// Logits of the rows that want them.
-    fn logits(&mut self, rows: &[Row]) -> Result<Logits> {
-        let wanted: Vec<usize> =
-            rows.iter().enumerate().filter(|(_, row)| row.wants_logits).map(|(index, _)| index).collect();
-        if wanted.is_empty() {
-            return Ok(Logits { values: Vec::new(), vocab_size: self.config.vocab_size });
+    fn logits(&mut self) -> Result<Logits> {
+        let vocab_size = self.config.vocab_size;
+        let mut values = std::mem::take(&mut self.logits);
+        values.clear();
+        if self.step.wanted.is_empty() {
+            return Ok(Logits { values, vocab_size });
         }
         let Self { backend, config, scratch: s, .. } = self;
-        backend.select_rows(&s.residual, &wanted, &mut s.added)?;
+        backend.select_rows(&s.residual, &self.step.wanted, &mut s.added)?;
         backend.rms_norm(&s.added, &self.final_norm, config.final_norm_eps, &mut s.normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(&s.normed, head, None, &mut s.gate)?;
-        let mut values = backend.read(&s.gate)?;
+        backend.read(&s.gate, &mut values)?;
         if config.logit_scale != 1.0 {
             values.iter_mut().for_each(|value| *value *= config.logit_scale);
         }
         if let Some(cap) = config.final_softcap {
             math::softcap(isa::isa(), &mut values, cap);
         }
-        Ok(Logits { values, vocab_size: config.vocab_size })
+        Ok(Logits { values, vocab_size })
     }
 }
 
@@ -229,14 +284,17 @@ impl<B: Backend> Model for Decoder<B> {
     }
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
-        let step = self.step(batch)?;
-        let tokens: Vec<u32> = batch.rows.iter().map(|row| row.token).collect();
+        self.step.turn_to(&self.backend, &self.ropes, batch)?;
         let scale = self.config.embedding_scale;
-        self.backend.embed(&self.embedding, &tokens, scale, &mut self.scratch.residual)?;
+        self.backend.embed(&self.embedding, &self.step.tokens, scale, &mut self.scratch.residual)?;
         for index in 0..self.layers.len() {
-            self.layer(index, &step)?;
+            self.layer(index)?;
         }
-        self.logits(batch.rows)
+        self.logits()
+    }
+
+    fn reuse(&mut self, logits: Logits) {
+        self.logits = logits.values;
     }
 
     fn copy_page(&mut self, from: Place, to: Place) -> Result<()> {
@@ -276,9 +334,7 @@ fn attention<B: Backend>(
 ) -> Result<()> {
     let Attention { input, q, k, v, mixed, added } = buffers;
     let attention = &facts.attention;
-    backend.matmul(input, &layer.q.weight, layer.q.bias.as_ref(), q)?;
-    backend.matmul(input, &layer.k.weight, layer.k.bias.as_ref(), k)?;
-    backend.matmul(input, &layer.v.weight, layer.v.bias.as_ref(), v)?;
+    backend.matmul_each(input, &mut [layer.q.onto(q), layer.k.onto(k), layer.v.onto(v)])?;
     if let Some([q_norm, k_norm]) = &layer.qk_norms {
         backend.rms_norm(q, q_norm, facts.norm_eps, mixed)?;
         std::mem::swap(q, mixed);
@@ -295,9 +351,10 @@ fn attention<B: Backend>(
         num_heads: attention.num_heads,
         rule: ScoreRule { scale: attention.scale, softcap: attention.softcap },
         window: attention.window,
+        sinks: None,
     };
     backend.attend(kv, &spec, q, spans, mixed)?;
-    backend.matmul(mixed, &layer.output.weight, layer.output.bias.as_ref(), added)
+    layer.output.apply(backend, mixed, added)
 }
 
 /// `x` normalised into `out`, or `x` itself where the family has no norm here.
@@ -317,9 +374,9 @@ fn normed<'a, B: Backend>(
     }
 }
 
-/// Consecutive rows of one sequence, with its pages in `group`.
-fn spans(batch: &Batch<'_>, group: usize) -> Result<Vec<Span>> {
-    let mut spans: Vec<Span> = Vec::new();
+/// Consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is used again.
+fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<()> {
+    let mut count = 0;
     let mut last = None;
     for (index, row) in batch.rows.iter().enumerate() {
         let table = *batch
@@ -329,16 +386,22 @@ fn spans(batch: &Batch<'_>, group: usize) -> Result<Vec<Span>> {
         if row.position >= table.len() {
             return Err(Error::Backend(format!("row {index} is not covered by its page table")));
         }
-        match spans.last_mut() {
-            Some(span) if last == Some((row.sequence, row.position.wrapping_sub(1))) => span.rows.end += 1,
-            _ => {
-                let pages = table.page_ids(group).collect();
-                spans.push(Span { rows: index..index + 1, start: row.position, pages });
+        if last == Some((row.sequence, row.position.wrapping_sub(1))) {
+            spans[count - 1].rows.end += 1;
+        } else {
+            if count == spans.len() {
+                spans.push(Span { rows: 0..0, start: 0, pages: Vec::new() });
             }
+            let span = &mut spans[count];
+            (span.rows, span.start) = (index..index + 1, row.position);
+            span.pages.clear();
+            span.pages.extend(table.page_ids(group));
+            count += 1;
         }
         last = Some((row.sequence, row.position));
     }
-    Ok(spans)
+    spans.truncate(count);
+    Ok(())
 }
 
 /// Which layers share pages: those with the same window, in the order in which the windows first occur.

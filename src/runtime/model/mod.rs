@@ -9,7 +9,10 @@ pub mod weights;
 pub use config::*;
 
 use super::error::Result;
-use super::kv::{PageTable, Place};
+use super::kv::{PageTable, Place, StateGroup};
+
+/// Rows of a step unless asked otherwise: a prompt that is cancelled ends within one.
+pub const STEP_TOKENS: usize = 128;
 
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,26 +69,6 @@ pub struct ModelSpec {
     pub can_rewind: bool,
 }
 
-/// What layers of one kind keep of a sequence between steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateGroup {
-    pub keep: Keep,
-    /// Bytes of one page.
-    pub page_bytes: usize,
-}
-
-/// How long it is kept, and so what a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// A page holds the rows of [`crate::runtime::kv::PAGE_TOKENS`] tokens; all are seen for ever.
-    All,
-    /// As `All`, but a token sees only this many, itself included.
-    Window(usize),
-    /// A page holds the state after some token: recurrent layers, which do not look back. A span that begins at position 0
-    /// begins with the zero state, whatever its page holds.
-    State,
-}
-
 /// A loaded model with its KV storage. The engine owns exactly one and calls it from one thread.
 pub trait Model: Send {
     fn spec(&self) -> &ModelSpec;
@@ -95,6 +78,11 @@ pub trait Model: Send {
     /// # Errors
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
+
+    /// Takes back logits that nobody needs any more, for their memory.
+    fn reuse(&mut self, logits: Logits) {
+        drop(logits);
+    }
 
     /// Copies a page to another of its group.
     ///

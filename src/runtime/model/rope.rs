@@ -45,18 +45,19 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines, `[positions, dim / 2]` each. The angle is rounded to f32 as the reference does; cosine and
-    /// sine are then exact to f32, whatever the system's library.
-    pub fn angles(&self, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    /// Cosines and sines, `[positions, dim / 2]` each; what `cos` and `sin` held is gone. The angle is rounded to f32 as the
+    /// reference does; cosine and sine are then exact to f32, whatever the system's library.
+    pub fn angles(&self, positions: &[usize], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
         let angle = |position: usize, freq: f32| f64::from(position as f32 * freq);
-        let each = |function: fn(f64) -> f64| {
-            positions
+        let each = |function: fn(f64) -> f64, out: &mut Vec<f32>| {
+            out.clear();
+            let angles = positions
                 .iter()
-                .flat_map(|&position| self.inv_freq.iter().map(move |&freq| angle(position, freq)))
-                .map(|angle| (function(angle) * f64::from(self.magnitude)) as f32)
-                .collect()
+                .flat_map(|&position| self.inv_freq.iter().map(move |&freq| angle(position, freq)));
+            out.extend(angles.map(|angle| (function(angle) * f64::from(self.magnitude)) as f32));
         };
-        (each(f64::cos), each(f64::sin))
+        each(f64::cos, cos);
+        each(f64::sin, sin);
     }
 }
 
@@ -111,10 +112,16 @@ mod tests {
         Rope::new(&RopeConfig { dim: 8, theta: 10_000.0, scaling }, 4096)
     }
 
+    fn angles(rope: &Rope, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let (mut cos, mut sin) = (vec![9.0], Vec::new());
+        rope.angles(positions, &mut cos, &mut sin);
+        (cos, sin)
+    }
+
     #[test]
     fn plain_frequencies_are_powers_of_theta() {
         assert_eq!(rope(RopeScaling::None).inv_freq, [1.0, 0.1, 0.01, 0.001]);
-        let (cos, sin) = rope(RopeScaling::None).angles(&[0, 2]);
+        let (cos, sin) = angles(&rope(RopeScaling::None), &[0, 2]);
         assert_eq!((cos[0], sin[0]), (1.0, 0.0));
         assert!((cos[4] - 2f32.cos()).abs() < 1e-6 && (sin[5] - 0.2f32.sin()).abs() < 1e-6);
     }
@@ -129,7 +136,7 @@ mod tests {
         };
         assert_eq!(rope(scaling(4096)).inv_freq[1], 0.1);
         assert_eq!(rope(scaling(2048)).inv_freq[1], 0.05);
-        assert_eq!(rope(scaling(2048)).angles(&[0]).0[0], 1.5);
+        assert_eq!(angles(&rope(scaling(2048)), &[0]).0[0], 1.5);
     }
 
     #[test]

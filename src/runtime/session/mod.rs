@@ -7,6 +7,9 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
+pub mod conversation;
+pub mod difference;
+mod expiry;
 pub mod prefill;
 pub mod store;
 pub mod transcript;
@@ -15,16 +18,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use super::error::{Error, Result};
-use super::kv::{PagePool, PageTable};
-use super::request::{Reuse, Sampling, validate_prompt};
+use super::kv::{PAGE_TOKENS, PagePool, PageTable};
+use super::request::{Difference, Reuse, Sampling, validate_prompt};
 use super::sample::draw_seed;
-use super::sequence::{Sequence, TurnStart};
+use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
 use super::step::{Executor, Feed, Input};
 use super::text::Vocabulary;
-use prefill::{Known, plan_prefill};
+use prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
 
 /// Names a session of one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +93,8 @@ pub struct Session {
     /// A step failed under the last request.
     dirty: bool,
     last_used: u64,
+    /// Nothing when it has been used since the time was last told.
+    idle_since: Option<Instant>,
 }
 
 /// What a named session is doing.
@@ -124,37 +130,65 @@ impl Lent {
         Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
     }
 
-    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages.
-    pub fn resume(mut self, pool: &PagePool, spec: &EngineSpec, prompt: &[u32]) -> (Sequence, Reuse) {
+    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages, the first
+    /// `num_restored` of which came from disk.
+    pub fn resume(self, pool: &PagePool, spec: &EngineSpec, prompt: &[u32], num_restored: usize) -> Resumed {
         if !spec.config.warm_resume {
-            return (Sequence::new(pool), Reuse::default());
+            let (sequence, reuse) = (Sequence::new(pool), Reuse::default());
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
         }
-        let can_rewind = spec.model.can_rewind;
+        let most = prompt.len() - 1;
         // State that cannot be cut back does not lie in pages alone.
-        let indexed = PageTable::from_index(pool, if can_rewind { prompt } else { &[] });
+        let indexable = if spec.model.can_rewind { prompt } else { &[] };
+        let (indexed, num_known) = PageTable::from_index(pool, indexable, most);
         let num_resident = self.sequence.position();
         let own = self.sequence.resident().tokens();
-        let plan = plan_prefill(
-            Known {
-                tokens: if num_resident > 0 { own } else { &self.evicted },
-                num_resident,
-                num_indexed: indexed.len(),
-                restored: false,
-                dirty: self.dirty,
-                can_rewind,
-            },
-            prompt,
-        );
-        let sequence = if plan.from_index {
-            let mut table = indexed;
-            table.truncate(plan.keep);
-            Sequence::resume(&prompt[..plan.keep], table)
-        } else {
-            self.sequence.truncate(plan.keep);
-            self.sequence
+        let tokens = if num_resident > 0 { own } else { &self.evicted };
+        let known = Known {
+            tokens,
+            num_resident,
+            num_kept: self.num_kept(spec, common_prefix(tokens, prompt).min(most)),
+            num_indexed: indexed.len(),
+            num_restored,
+            dirty: self.dirty,
         };
-        (sequence, plan.reuse())
+        let plan = plan_prefill(known, prompt);
+        let difference = Difference::between(tokens, prompt);
+        let states_at = states_at(num_known, most, plan.keep);
+        let sequence = self.cut_to(plan, indexed, prompt);
+        Resumed { sequence, reuse: plan.reuse(), states_at, difference }
     }
+
+    /// How many of the `common` tokens the session's rows can be cut back to.
+    fn num_kept(&self, spec: &EngineSpec, common: usize) -> usize {
+        let num_resident = self.sequence.position();
+        match common.min(num_resident) {
+            all if all == num_resident => all,
+            part if spec.model.can_rewind => self.sequence.resident().resumable(part),
+            _ => 0,
+        }
+    }
+
+    fn cut_to(mut self, plan: PrefillPlan, mut indexed: PageTable, prompt: &[u32]) -> Sequence {
+        if plan.from_index {
+            debug_assert_eq!(indexed.len(), plan.keep, "no more was asked of the index than may be kept");
+            indexed.truncate(prompt, plan.keep);
+            return Sequence::resume(&prompt[..plan.keep], indexed);
+        }
+        if !self.sequence.truncate(plan.keep) {
+            self.sequence.reset();
+        }
+        self.sequence
+    }
+}
+
+/// Where recurrent layers leave states for later prompts: at the end of this prompt, which the next turn begins with, and
+/// where it parts from what others have asked, which they had no state for.
+fn states_at(num_known: usize, most: usize, keep: usize) -> Vec<usize> {
+    let [branch, end] = [num_known, most].map(|len| len / PAGE_TOKENS * PAGE_TOKENS);
+    let mut lens: Vec<usize> = [branch, end].into_iter().filter(|&len| len > keep).collect();
+    lens.dedup();
+    lens
 }
 
 impl Session {
@@ -166,6 +200,7 @@ impl Session {
             evicted: Vec::new(),
             dirty: false,
             last_used: 0,
+            idle_since: None,
         }
     }
 
@@ -181,6 +216,12 @@ impl Session {
     /// All tokens it stands for, resident or not; empty while they are lent out.
     pub fn known_tokens(&self) -> &[u32] {
         if self.position() > 0 { self.tokens() } else { &self.evicted }
+    }
+
+    /// Stands for these tokens, as if its pages had been given to others.
+    pub fn remember(&mut self, tokens: Vec<u32>) {
+        self.reset();
+        self.evicted = tokens;
     }
 
     /// Gives its pages to others and remembers its tokens.
@@ -213,7 +254,7 @@ impl Session {
         self.stop.clear();
         let seed = sampling.seed.unwrap_or_else(draw_seed);
         let generated_from = self.position() + tokens.len();
-        self.sequence.begin_turn(TurnStart { generated_from, seed, logprobs: None });
+        self.sequence.begin_turn(TurnStart { generated_from, seed, ..TurnStart::default() });
         let mut chunks = tokens.chunks(executor.spec().config.step_tokens).peekable();
         while let Some(chunk) = chunks.next() {
             let is_last = chunks.peek().is_none();
@@ -298,7 +339,11 @@ impl Session {
         if !spec.model.can_rewind {
             return Err(Error::NotSupported("rewinding a session"));
         }
-        self.sequence.truncate(position);
+        if !self.sequence.truncate(position) {
+            return Err(Error::NotSupported(
+                "rewinding to where a window or a recurrent state has left no trace",
+            ));
+        }
         Ok(())
     }
 
@@ -462,6 +507,7 @@ impl SessionTable {
         self.clock += 1;
         if let Some(session) = self.sessions.get_mut(&id) {
             session.last_used = self.clock;
+            session.idle_since = None;
         }
     }
 }

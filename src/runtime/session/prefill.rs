@@ -14,14 +14,20 @@ pub struct Known<'a> {
     pub tokens: &'a [u32],
     /// How many of them, from the first, have their rows: all, or none after the pages were given to others.
     pub num_resident: usize,
-    /// Leading prompt tokens whose pages are indexed.
+    /// Leading tokens that prompt and session have in common and that the session's rows can be cut back to; fewer than are in
+    /// common when the model cannot go on from there.
+    pub num_kept: usize,
+    /// Leading prompt tokens that can be had from indexed pages.
     pub num_indexed: usize,
-    /// Whether some of the indexed pages had to be brought back from disk.
-    pub restored: bool,
+    /// How many of those had to be brought back from disk.
+    pub num_restored: usize,
     /// A step failed under the session: nothing of its own is to be trusted.
     pub dirty: bool,
-    /// Whether the model's state can be cut back to any position.
-    pub can_rewind: bool,
+}
+
+/// How many leading tokens are the same.
+pub fn common_prefix(known: &[u32], prompt: &[u32]) -> usize {
+    known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count()
 }
 
 /// What to do with a prompt; `keep + feed` is its length.
@@ -33,6 +39,8 @@ pub struct PrefillPlan {
     pub feed: usize,
     /// Whether the kept rows lie in indexed pages rather than in the session's own.
     pub from_index: bool,
+    /// How many of the kept rows came from disk.
+    pub restored: usize,
     pub reason: ReuseReason,
     /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
     /// the prompt goes on where the session ended.
@@ -41,7 +49,12 @@ pub struct PrefillPlan {
 
 impl PrefillPlan {
     pub fn reuse(&self) -> Reuse {
-        Reuse { cached_tokens: self.keep, reason: self.reason, first_difference: self.first_difference }
+        Reuse {
+            cached_tokens: self.keep,
+            restored_tokens: self.restored,
+            reason: self.reason,
+            first_difference: self.first_difference,
+        }
     }
 }
 
@@ -49,22 +62,19 @@ impl PrefillPlan {
 pub fn plan_prefill(known: Known<'_>, prompt: &[u32]) -> PrefillPlan {
     assert!(!prompt.is_empty(), "a prompt has tokens");
     let most = prompt.len() - 1;
-    let common = known.tokens.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count();
-    let own = match common.min(known.num_resident).min(most) {
-        _ if known.dirty => 0,
-        own if own < known.num_resident && !known.can_rewind => 0,
-        own => own,
-    };
+    let common = common_prefix(known.tokens, prompt);
+    let own = if known.dirty { 0 } else { known.num_kept.min(common).min(most) };
     let indexed = known.num_indexed.min(most);
     let from_index = indexed > own;
     let keep = own.max(indexed);
     let reason = match () {
-        () if from_index && known.restored => ReuseReason::Restored,
+        () if from_index && known.num_restored > 0 => ReuseReason::Restored,
         () if from_index => ReuseReason::PrefixCache,
         () => own_reason(known, common, own, prompt.len()),
     };
     let first_difference = (common < known.tokens.len()).then_some(common);
-    PrefillPlan { keep, feed: prompt.len() - keep, from_index, reason, first_difference }
+    let restored = if from_index { known.num_restored.min(keep) } else { 0 };
+    PrefillPlan { keep, feed: prompt.len() - keep, from_index, restored, reason, first_difference }
 }
 
 fn own_reason(known: Known<'_>, common: usize, own: usize, prompt_len: usize) -> ReuseReason {
@@ -90,14 +100,8 @@ mod tests {
     const PROMPT: [u32; 5] = [1, 2, 3, 4, 5];
 
     fn resident(tokens: &[u32]) -> Known<'_> {
-        Known {
-            tokens,
-            num_resident: tokens.len(),
-            num_indexed: 0,
-            restored: false,
-            dirty: false,
-            can_rewind: true,
-        }
+        let num_kept = common_prefix(tokens, &PROMPT);
+        Known { tokens, num_resident: tokens.len(), num_kept, num_indexed: 0, num_restored: 0, dirty: false }
     }
 
     #[track_caller]
@@ -123,7 +127,10 @@ mod tests {
 
     #[test]
     fn without_rewinding_it_is_append_only_as_in_the_reference() {
-        let fixed = |tokens| Known { can_rewind: false, ..resident(tokens) };
+        let fixed = |tokens: &'static [u32]| {
+            let common = common_prefix(tokens, &PROMPT).min(PROMPT.len() - 1);
+            Known { num_kept: if common == tokens.len() { common } else { 0 }, ..resident(tokens) }
+        };
         check(fixed(&[1, 2, 3]), &PROMPT, 3, ExactPrefix, None);
         check(fixed(&[1, 2, 9, 4]), &PROMPT, 0, Mismatch, Some(2));
         check(fixed(&[1, 2, 3, 4, 5, 6]), &PROMPT, 0, Mismatch, Some(5));
@@ -138,20 +145,28 @@ mod tests {
     }
 
     #[test]
+    fn where_the_model_cannot_go_on_the_rows_are_cut_further_back() {
+        let windowed = |num_kept| Known { num_kept, ..resident(&[1, 2, 3, 9]) };
+        check(windowed(2), &PROMPT, 2, PartialPrefix, Some(3));
+        check(Known { num_kept: 0, ..resident(&[1, 2, 3]) }, &PROMPT, 0, ExactPrefix, None);
+    }
+
+    #[test]
     fn the_index_serves_where_it_reaches_further() {
         let indexed = |tokens, num_indexed| Known { num_indexed, ..resident(tokens) };
         check(indexed(&[], 4), &PROMPT, 4, PrefixCache, None);
         check(indexed(&[], 5), &PROMPT, 4, PrefixCache, None); // one is left to compute
         check(indexed(&[1, 9], 3), &PROMPT, 3, PrefixCache, Some(1));
         check(indexed(&[1, 2, 3], 3), &PROMPT, 3, ExactPrefix, None); // as good: the session's own
-        check(Known { restored: true, ..indexed(&[], 2) }, &PROMPT, 2, Restored, None);
+        check(Known { num_restored: 2, ..indexed(&[], 2) }, &PROMPT, 2, Restored, None);
         check(Known { dirty: true, ..indexed(&[1, 2, 3], 2) }, &PROMPT, 2, PrefixCache, None);
-        check(Known { can_rewind: false, ..indexed(&[1, 2, 9], 2) }, &PROMPT, 2, PrefixCache, Some(2));
+        check(Known { num_kept: 0, ..indexed(&[1, 2, 9], 2) }, &PROMPT, 2, PrefixCache, Some(2));
     }
 
     #[test]
     fn an_evicted_session_still_knows_where_its_prompt_differs() {
-        let evicted = |tokens, num_indexed| Known { num_resident: 0, num_indexed, ..resident(tokens) };
+        let evicted =
+            |tokens, num_indexed| Known { num_resident: 0, num_kept: 0, num_indexed, ..resident(tokens) };
         check(evicted(&[1, 2, 3], 0), &PROMPT, 0, Evicted, None);
         check(evicted(&[1, 9, 3], 0), &PROMPT, 0, Evicted, Some(1));
         check(evicted(&[1, 2, 3], 2), &PROMPT, 2, PrefixCache, None);
@@ -166,8 +181,10 @@ mod tests {
         ) {
             let num_indexed = num_indexed.min(prompt.len());
             let num_resident = if flags & 4 == 0 { tokens.len() } else { 0 };
+            let common = common_prefix(&tokens, &prompt).min(num_resident);
+            let num_kept = if flags & 2 == 0 { common } else { common / 2 };
             let known = Known {
-                num_resident, num_indexed, dirty: flags & 1 != 0, can_rewind: flags & 2 != 0, ..resident(&tokens)
+                num_resident, num_kept, num_indexed, dirty: flags & 1 != 0, ..resident(&tokens)
             };
             let plan = plan_prefill(known, &prompt);
             assert!(plan.feed > 0 && plan.keep + plan.feed == prompt.len());
@@ -175,7 +192,7 @@ mod tests {
                 assert!(plan.keep <= num_indexed);
             } else {
                 assert!(plan.keep <= num_resident && tokens[..plan.keep] == prompt[..plan.keep]);
-                assert!(plan.keep == 0 || (!known.dirty && (known.can_rewind || plan.keep == num_resident)));
+                assert!(plan.keep == 0 || (!known.dirty && plan.keep <= num_kept));
             }
         }
     }

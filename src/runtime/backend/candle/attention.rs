@@ -11,7 +11,7 @@ use super::step::{Group, ReadShape, Slots};
 use super::{AttentionSpec, KvShape, Span};
 
 /// Attention of all rows of `q`, `[rows, num_heads * head_dim]`.
-pub fn attend(kv: &CandleKv, spec: &AttentionSpec, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
+pub fn attend(kv: &CandleKv, spec: &AttentionSpec<'_, Tensor>, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let KvShape { num_kv_heads, head_dim } = kv.shape(spec.layer);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
     let groups = kv.step(spec.layer, spans).reads(kv.device(), shape)?;
@@ -26,7 +26,7 @@ pub fn attend(kv: &CandleKv, spec: &AttentionSpec, q: &Tensor, spans: &[Span]) -
 
 fn attend_group(
     stores: &[Tensor; 2],
-    spec: &AttentionSpec,
+    spec: &AttentionSpec<'_, Tensor>,
     shape: ReadShape,
     q: &Tensor,
     group: &Group,
@@ -47,11 +47,20 @@ fn attend_group(
         None => scores,
         Some(cap) => ((scores / cap)?.tanh()? * cap)?,
     };
-    let weights = match &group.mask {
-        None => softmax_last_dim(&scores)?,
+    let scores = match &group.mask {
+        None => scores,
         Some(mask) => {
             let scores = scores.reshape([&by_head[..], &[group.seen]].concat())?;
-            softmax_last_dim(&scores.broadcast_add(mask)?)?.reshape((products, shared * rows, group.seen))?
+            scores.broadcast_add(mask)?.reshape((products, shared * rows, group.seen))?
+        }
+    };
+    let weights = match spec.sinks {
+        None => softmax_last_dim(&scores)?,
+        Some(sinks) => {
+            let sinks = sinks.reshape((num_kv_heads, 1, shared, 1, 1))?;
+            let sinks = sinks.broadcast_as([&by_head[..], &[1]].concat())?;
+            let sinks = sinks.contiguous()?.reshape((products, shared * rows, 1))?;
+            softmax_last_dim(&Tensor::cat(&[&scores, &sinks], 2)?)?.narrow(2, 0, group.seen)?.contiguous()?
         }
     };
     let mixed = weights.matmul(&gather(values, group, products)?)?;

@@ -36,15 +36,20 @@ struct Layer {
 }
 
 impl CandleKv {
-    pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Self {
+    /// Storage of a type that candle has tensors of.
+    ///
+    /// # Errors
+    /// For block-quantised rows.
+    pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Result<Self> {
         let dtype = match kv_type {
             KvType::F32 => DType::F32,
             KvType::F16 => DType::F16,
+            KvType::Q8_0 => candle_core::bail!("KV of type q8_0 is for the CPU only; a GPU keeps f16 or f32"),
         };
         let layer = |&LayerKv { shape, group }: &LayerKv| Layer { shape, group, stores: None };
         let layers = layout.layers.iter().map(layer).collect();
         let steps = (0..layout.num_groups).map(|_| RefCell::default()).collect();
-        Self { device: device.clone(), dtype, layers, steps }
+        Ok(Self { device: device.clone(), dtype, layers, steps })
     }
 
     pub fn device(&self) -> &Device {

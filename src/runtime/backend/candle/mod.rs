@@ -102,11 +102,14 @@ impl CandleBuffer {
     }
 }
 
-/// Cosines and sines of a step, `[rows, dim / 2]` each.
-#[derive(Debug)]
-pub struct CandleAngles {
-    cos: Tensor,
-    sin: Tensor,
+/// Cosines and sines of a step, `[rows, dim / 2]` each; nothing before the first.
+#[derive(Debug, Default)]
+pub struct CandleAngles(Option<[Tensor; 2]>);
+
+impl CandleAngles {
+    fn get(&self) -> candle_core::Result<&[Tensor; 2]> {
+        self.0.as_ref().ok_or_else(|| candle_core::Error::msg("angles are read before they are uploaded"))
+    }
 }
 
 impl Backend for Candle {
@@ -128,8 +131,8 @@ impl Backend for Candle {
         })
     }
 
-    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> CandleKv {
-        CandleKv::new(&self.device, layout, kv_type)
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<CandleKv, LoadError> {
+        CandleKv::new(&self.device, layout, kv_type).map_err(|error| LoadError::Device(error.to_string()))
     }
 
     fn buffer(&self) -> CandleBuffer {
@@ -163,16 +166,16 @@ impl Backend for Candle {
         })
     }
 
-    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<CandleAngles> {
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CandleAngles) -> Result<()> {
         let half = cos.len().checked_div(rows).unwrap_or(0);
         let upload = |values: &[f32]| Tensor::from_slice(values, (rows, half), &self.device);
-        let pair = upload(cos).and_then(|cos| Ok((cos, upload(sin)?)));
-        let (cos, sin) = pair.map_err(backend_error)?;
-        Ok(CandleAngles { cos, sin })
+        let pair = upload(cos).and_then(|cos| Ok([cos, upload(sin)?]));
+        out.0 = Some(pair.map_err(backend_error)?);
+        Ok(())
     }
 
     fn rope(&self, x: &mut CandleBuffer, head_dim: usize, angles: &CandleAngles) -> Result<()> {
-        let turned = x.get().and_then(|x| ops::rope(x, head_dim, &angles.cos, &angles.sin));
+        let turned = angles.get().and_then(|[cos, sin]| ops::rope(x.get()?, head_dim, cos, sin));
         x.fill(turned)
     }
 
@@ -206,7 +209,7 @@ impl Backend for Candle {
     fn attend(
         &self,
         kv: &CandleKv,
-        spec: &AttentionSpec,
+        spec: &AttentionSpec<'_, Tensor>,
         q: &CandleBuffer,
         spans: &[Span],
         out: &mut CandleBuffer,
@@ -229,9 +232,10 @@ impl Backend for Candle {
         out.fill(x.get().and_then(|x| x.index_select(&rows?, 0)))
     }
 
-    fn read(&self, x: &CandleBuffer) -> Result<Vec<f32>> {
+    fn read(&self, x: &CandleBuffer, out: &mut Vec<f32>) -> Result<()> {
         let values = x.get().and_then(|x| x.flatten_all()?.to_vec1());
-        values.map_err(backend_error)
+        *out = values.map_err(backend_error)?;
+        Ok(())
     }
 }
 
@@ -257,16 +261,20 @@ mod tests {
     fn what_cannot_be_computed_is_an_error() {
         let candle = Candle::new(Device::Cpu).unwrap();
         let (unwritten, mut out) = (candle.buffer(), candle.buffer());
-        assert!(candle.read(&unwritten).is_err());
+        let mut read = Vec::new();
+        assert!(candle.read(&unwritten, &mut read).is_err());
         let bytes: Vec<u8> = [1.0f32; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
         let table = HostTensor::new(crate::runtime::kernel::Dtype::F32, vec![2, 4], bytes.into()).unwrap();
         let table = candle.weight(&table).unwrap();
         assert!(candle.embed(&table, &[2], 1.0, &mut out).is_err());
         candle.embed(&table, &[1], 2.0, &mut out).unwrap();
-        assert_eq!(candle.read(&out).unwrap(), [2.0; 4]);
+        candle.read(&out, &mut read).unwrap();
+        assert_eq!(read, [2.0; 4]);
         let too_long = candle.vector(vec![1.0; 3]).unwrap();
         assert!(candle.rms_norm(&out, &too_long, 1e-6, &mut candle.buffer()).is_err());
-        let angles = candle.angles(&[1.0; 3], &[0.0; 3], 1).unwrap();
+        let mut angles = CandleAngles::default();
+        assert!(candle.rope(&mut out, 4, &angles).is_err());
+        candle.angles(&[1.0; 3], &[0.0; 3], 1, &mut angles).unwrap();
         assert!(candle.rope(&mut out, 4, &angles).is_err());
     }
 }

@@ -22,7 +22,6 @@ pub mod fixed;
 mod format;
 #[cfg(all(test, unix))]
 mod guarded;
-mod memory;
 mod pack;
 mod scalar;
 #[cfg(test)]

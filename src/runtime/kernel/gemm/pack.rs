@@ -8,8 +8,8 @@ use std::io;
 use half::f16;
 
 use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
-use super::memory::Memory;
 use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::memory::Memory;
 use crate::runtime::kernel::pool::Pool;
 
 /// Bytes that one task packs, at least.

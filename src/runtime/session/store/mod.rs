@@ -47,6 +47,13 @@ pub struct ModelFingerprint {
     pub fingerprint: String,
 }
 
+impl ModelFingerprint {
+    /// Whether ids of one mean the same to the other; what they are called does not count.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+}
+
 /// A finished turn: one request and its answer. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
@@ -415,7 +422,7 @@ fn unfinished_name() -> String {
     format!("{UNFINISHED}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let millis = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis());
     u64::try_from(millis).unwrap_or(u64::MAX)
 }

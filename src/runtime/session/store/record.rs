@@ -21,7 +21,7 @@ pub enum Record {
     Header { schema: String, name: String, created_ms: u64, model: ModelRecord },
     /// Later turns come from another model; the ids before it mean nothing to it.
     Model { model: ModelRecord },
-    /// A finished turn, the `number`th (from 1) of those that then count.
+    /// A finished turn, the `number`th (from 1) of those that then count: it takes the place of any from there on.
     Turn { number: usize, turn: Box<TurnRecord> },
     /// Only the first `turns` turns count from here on.
     Truncate { turns: usize, time_ms: u64 },
@@ -100,6 +100,7 @@ enum FinishRecord {
     MaxTokens,
     ContextFull,
     Cancelled,
+    Deadline,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -292,6 +293,7 @@ impl From<&Finish> for FinishRecord {
             Finish::MaxTokens => Self::MaxTokens,
             Finish::ContextFull => Self::ContextFull,
             Finish::Cancelled => Self::Cancelled,
+            Finish::Deadline => Self::Deadline,
         }
     }
 }
@@ -304,6 +306,7 @@ impl From<FinishRecord> for Finish {
             FinishRecord::MaxTokens => Self::MaxTokens,
             FinishRecord::ContextFull => Self::ContextFull,
             FinishRecord::Cancelled => Self::Cancelled,
+            FinishRecord::Deadline => Self::Deadline,
         }
     }
 }
@@ -368,9 +371,8 @@ mod tests {
         let header =
             Record::Header { schema: SCHEMA.into(), name: "n".into(), created_ms: 1, model: model.clone() };
         let mut turns = vec![rich_turn()];
-        for finish in
-            [Finish::StopString("\n".to_owned()), Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled]
-        {
+        let cut = [Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
+        for finish in cut.into_iter().chain([Finish::StopString("\n".to_owned())]) {
             turns.push(Turn { finish, splice_after: None, ..rich_turn() });
         }
         let mut records = vec![

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::record::{Record, SCHEMA, TurnRecord, Unreadable};
 use super::{ModelFingerprint, SessionName, Turn};
 use crate::runtime::session::transcript::Transcript;
-use crate::template::message::Message;
+use crate::template::message::{Content, Message, Role};
 
 /// A finished turn and the model that made it.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +56,16 @@ impl SavedSession {
         self.turns.iter().flat_map(|saved| &saved.turn.messages)
     }
 
+    /// The system prompt that the conversation began with, when it is one text.
+    pub fn system(&self) -> Option<&str> {
+        let first = self.messages().next();
+        let first = first.filter(|message| matches!(message.role, Role::System | Role::Developer))?;
+        match &first.content {
+            Some(Content::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
     /// The ids of the whole conversation, the last answer included: what was resident after the last turn.
     pub fn tokens(&self) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.num_tokens());
@@ -68,13 +78,13 @@ impl SavedSession {
         tokens
     }
 
-    /// The answers that can go back into prompts of `model` as they were generated.
+    /// The answers that can go back into prompts of `model` as they were generated: its own, whatever it was called then.
     pub fn transcript(&self, model: &ModelFingerprint) -> Transcript {
         let messages: Vec<Message> = self.messages().cloned().collect();
         let mut end = 0;
         let known = self.turns.iter().filter_map(|saved| {
             end += saved.turn.messages.len();
-            let after = saved.turn.splice_after.as_deref().filter(|_| *saved.model == *model)?;
+            let after = saved.turn.splice_after.as_deref().filter(|_| saved.model.is_same(model))?;
             Some((end.checked_sub(1)?, after, saved.turn.generated.as_slice()))
         });
         Transcript::restored(&messages, known)
@@ -105,16 +115,17 @@ impl SavedSession {
     }
 
     fn add_turn(&mut self, number: usize, record: TurnRecord) -> Result<(), String> {
-        if number != self.turns.len() + 1 {
-            return Err(format!("turn {number} after turn {}", self.turns.len()));
-        }
+        let kept = number.checked_sub(1).and_then(|kept| self.turns.get(..kept));
+        let kept = kept.ok_or_else(|| format!("turn {number} after turn {}", self.turns.len()))?;
+        let num_kept_tokens = kept.last().map_or(0, |saved| saved.turn.num_tokens());
         let turn = Turn::try_from(record)?;
         if turn.messages.is_empty() {
             return Err("a turn without messages".to_owned());
         }
-        if turn.kept_tokens > self.num_tokens() {
-            return Err(format!("the turn keeps {} of {} tokens", turn.kept_tokens, self.num_tokens()));
+        if turn.kept_tokens > num_kept_tokens {
+            return Err(format!("the turn keeps {} of {num_kept_tokens} tokens", turn.kept_tokens));
         }
+        self.turns.truncate(number - 1);
         self.last_used_ms = self.last_used_ms.max(turn.finished_ms);
         self.turns.push(Arc::new(SavedTurn { turn, model: self.model.clone() }));
         Ok(())

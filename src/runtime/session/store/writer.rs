@@ -61,12 +61,20 @@ impl SessionWriter {
     /// [`Error::InvalidParameter`] when the turn keeps tokens that are not there or could not be read back;
     /// [`Error::Store`]. Nothing was added then.
     pub fn append(&mut self, model: &ModelFingerprint, turn: &Turn) -> Result<()> {
+        self.append_after(self.saved.turns.len(), model, turn)
+    }
+
+    /// Adds a finished turn in place of all after the first `turns`: an edited or regenerated one. One line does both, so
+    /// that a crash leaves the old turns or the new one.
+    ///
+    /// # Errors
+    /// As [`Self::append`]; [`Error::InvalidParameter`] when there are fewer turns.
+    pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &Turn) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
             records.push(Record::Model { model: model.into() });
         }
-        let number = self.saved.turns.len() + 1;
-        records.push(Record::Turn { number, turn: Box::new(TurnRecord::from(turn)) });
+        records.push(Record::Turn { number: turns + 1, turn: Box::new(TurnRecord::from(turn)) });
         self.write(records)
     }
 

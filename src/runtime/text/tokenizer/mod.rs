@@ -40,6 +40,10 @@ pub struct Encode {
     pub parse_special: bool,
 }
 
+/// Texts that hardly any token goes beyond: what follows is encoded as in the middle of a text. The first is spelt in
+/// bytes by every vocabulary that has them.
+const ANCHORS: [&str; 2] = ["\u{1}", "\n"];
+
 /// One immutable tokenizer, shared by everything that runs the model.
 pub struct Tokenizer {
     pipeline: Pipeline,
@@ -180,6 +184,27 @@ impl Tokenizer {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// The rest of a rendered chat template, behind what is ids already: special tokens in it count, and nothing is put
+    /// before it, neither a BOS nor the space with which a SentencePiece vocabulary begins a text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_chat_rest(&self, rest: &str) -> Result<Vec<u32>> {
+        let encode = |text: &str| self.encode(text, Encode { add_special: false, parse_special: true });
+        if !self.space_prefix || rest.is_empty() {
+            return encode(rest);
+        }
+        // The space goes before another text, whose ids are then taken off.
+        for anchor in ANCHORS {
+            let before = encode(anchor)?;
+            let mut ids = encode(&format!("{anchor}{rest}"))?;
+            if self.concat(&before, false).ends_with(anchor.as_bytes()) && ids.starts_with(&before) {
+                return Ok(ids.split_off(before.len()));
+            }
+        }
+        encode(rest)
     }
 
     fn surround(&self, body: Vec<u32>) -> Vec<u32> {

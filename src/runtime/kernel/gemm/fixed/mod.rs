@@ -26,8 +26,8 @@ mod tests;
 use std::io;
 use std::ops::Range;
 
-use super::memory::Memory;
 use super::{Output, Variant};
+use crate::runtime::kernel::memory::Memory;
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa};
 

@@ -4,18 +4,20 @@
 //! plain floats stay as they lie in the file and are widened row by row, in f32 arithmetic throughout.
 //! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
 
+mod attention;
+mod kv;
+
 use std::cell::RefCell;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+pub use kv::CpuKv;
 
-use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Span};
-use super::{PAGE_TOKENS, PageId};
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Product, Span};
 use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::pool::Pool;
-use crate::runtime::kernel::{Dtype, Isa, attention, dot, isa, math, norm, quant};
+use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
 
 /// Weight rows that one task widens and multiplies: small enough for the second-level cache.
@@ -60,6 +62,7 @@ struct Scratch {
     fixed: fixed::Activations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
+    attention: attention::Plan,
 }
 
 impl Cpu {
@@ -160,136 +163,15 @@ impl CpuBuffer {
 }
 
 /// Cosines and sines of a step, `[rows, half]` each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CpuAngles {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
 }
 
-/// Pages by group; a page's memory is made when it is first written and stays for its next owner, unless it is freed.
-#[derive(Debug)]
-pub struct CpuKv {
-    kv_type: KvType,
-    layers: Vec<LayerPlace>,
-    groups: Vec<GroupKv>,
-}
-
-/// Pages of one group.
-#[derive(Debug, Default)]
-struct GroupKv {
-    /// Values per page.
-    page_len: usize,
-    pages: Vec<Page>,
-}
-
-/// Where a layer's keys begin in a page of its group; its values follow. Both are `[kv_head][token][head_dim]`.
-#[derive(Debug, Clone, Copy)]
-struct LayerPlace {
-    group: usize,
-    offset: usize,
-    shape: KvShape,
-}
-
-#[derive(Debug, Clone, Default)]
-enum Page {
-    #[default]
-    Unused,
-    F32(Box<[f32]>),
-    F16(Box<[f16]>),
-}
-
-/// Which half of a layer's place.
-#[derive(Debug, Clone, Copy)]
-enum Part {
-    Keys,
-    Values,
-}
-
-impl CpuKv {
-    fn page_mut(&mut self, group: usize, id: PageId) -> &mut Page {
-        let GroupKv { page_len, pages } = &mut self.groups[group];
-        let index = id as usize;
-        if index >= pages.len() {
-            pages.resize(index + 1, Page::Unused);
-        }
-        let page = &mut pages[index];
-        if matches!(page, Page::Unused) {
-            *page = match self.kv_type {
-                KvType::F32 => Page::F32(vec![0.0; *page_len].into()),
-                KvType::F16 => Page::F16(vec![f16::ZERO; *page_len].into()),
-            };
-        }
-        page
-    }
-
-    fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        self.page_mut(group, from.max(to));
-        let pair = self.groups[group].pages.get_disjoint_mut([from as usize, to as usize]);
-        let [from, to] = pair.expect("two different pages, both below the larger");
-        match (&*from, &mut *to) {
-            (Page::F32(from), Page::F32(to)) => to.copy_from_slice(from),
-            (Page::F16(from), Page::F16(to)) => to.copy_from_slice(from),
-            _ => *to = from.clone(), // the memory of one of them is not made yet
-        }
-    }
-
-    fn offset(&self, layer: usize, part: Part, head: usize, token: usize) -> usize {
-        let LayerPlace { offset, shape, .. } = self.layers[layer];
-        let part = match part {
-            Part::Keys => 0,
-            Part::Values => shape.num_kv_heads,
-        };
-        offset + ((part + head) * PAGE_TOKENS + token) * shape.head_dim
-    }
-
-    fn write(&mut self, layer: usize, part: Part, slot: (PageId, usize), row: &[f32]) {
-        let LayerPlace { group, shape: KvShape { head_dim, .. }, .. } = self.layers[layer];
-        for (head, values) in row.chunks_exact(head_dim).enumerate() {
-            let at = self.offset(layer, part, head, slot.1);
-            match self.page_mut(group, slot.0) {
-                Page::F32(page) => page[at..at + head_dim].copy_from_slice(values),
-                Page::F16(page) => page[at..at + head_dim].convert_from_f32_slice(values),
-                Page::Unused => unreachable!("page_mut makes the memory"),
-            }
-        }
-    }
-
-    /// Appends one head's rows of tokens `from..to` of a sequence to `out`, as f32.
-    fn gather(&self, place: (usize, Part, usize), span: &Span, from: usize, to: usize, out: &mut Vec<f32>) {
-        let (layer, part, head) = place;
-        let LayerPlace { group, shape: KvShape { head_dim, .. }, .. } = self.layers[layer];
-        let mut position = from;
-        while position < to {
-            let (id, token) = span.slot(position);
-            let count = (PAGE_TOKENS - token).min(to - position);
-            let at = self.offset(layer, part, head, token);
-            let range = at..at + count * head_dim;
-            match &self.groups[group].pages[id as usize] {
-                Page::F32(page) => out.extend_from_slice(&page[range]),
-                Page::F16(page) => {
-                    let start = out.len();
-                    out.resize(start + count * head_dim, 0.0);
-                    page[range].convert_to_f32_slice(&mut out[start..]);
-                }
-                Page::Unused => unreachable!("a covered position has been written"),
-            }
-            position += count;
-        }
-    }
-}
-
-/// Scratch of one attention task.
-#[derive(Default)]
-struct AttentionScratch {
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    scores: Vec<f32>,
-}
-
 thread_local! {
     static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    static ATTENTION: RefCell<AttentionScratch> = RefCell::default();
 }
 
 impl Backend for Cpu {
@@ -323,16 +205,8 @@ impl Backend for Cpu {
         Ok(values)
     }
 
-    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> CpuKv {
-        let mut groups: Vec<_> = (0..layout.num_groups).map(|_| GroupKv::default()).collect();
-        let place = |&LayerKv { shape, group }: &LayerKv| {
-            let page_len = &mut groups[group].page_len;
-            let place = LayerPlace { group, offset: *page_len, shape };
-            *page_len += 2 * shape.num_kv_heads * shape.head_dim * PAGE_TOKENS;
-            place
-        };
-        let layers = layout.layers.iter().map(place).collect();
-        CpuKv { kv_type, layers, groups }
+    fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<CpuKv, LoadError> {
+        Ok(CpuKv::new(layout, kv_type))
     }
 
     fn buffer(&self) -> CpuBuffer {
@@ -380,35 +254,52 @@ impl Backend for Cpu {
         bias: Option<&Vec<f32>>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let (n, k) = weight.rows_cols();
-        let m = x.num_rows();
-        if x.width != k {
-            return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
-        }
-        out.resize(m, n);
-        match weight {
-            CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
-            CpuWeight::Packed(weight) => {
-                let quantized = &mut self.scratch.borrow_mut().quantized;
-                quantized.quantize(self.isa, &x.values, k, &self.pool);
-                gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+        self.matmul_each(x, &mut [Product { weight, bias, out }])
+    }
+
+    fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        let (mut is_quantized, mut is_fixed) = (false, false);
+        for Product { weight, bias, out } in products {
+            let (n, k) = weight.rows_cols();
+            if x.width != k {
+                return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
             }
-            CpuWeight::Fixed(weight) => {
-                let rows = &mut self.scratch.borrow_mut().fixed;
-                rows.quantize(self.isa, &x.values, k, &self.pool);
-                fixed::matmul(self.isa, weight, rows, &mut out.values, &self.pool);
+            out.resize(x.num_rows(), n);
+            match weight {
+                CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
+                CpuWeight::Packed(weight) => {
+                    let quantized = &mut self.scratch.borrow_mut().quantized;
+                    if !is_quantized {
+                        quantized.quantize(self.isa, &x.values, k, &self.pool);
+                        is_quantized = true;
+                    }
+                    gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
+                }
+                CpuWeight::Fixed(weight) => {
+                    let rows = &mut self.scratch.borrow_mut().fixed;
+                    if !is_fixed {
+                        rows.quantize(self.isa, &x.values, k, &self.pool);
+                        is_fixed = true;
+                    }
+                    fixed::matmul(self.isa, weight, rows, &mut out.values, &self.pool);
+                }
             }
-        }
-        if let Some(bias) = bias {
-            for row in out.values.chunks_exact_mut(n) {
-                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            if let Some(bias) = bias {
+                for row in out.values.chunks_exact_mut(n) {
+                    row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
+                }
             }
         }
         Ok(())
     }
 
-    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize) -> Result<CpuAngles> {
-        Ok(CpuAngles { cos: cos.to_vec(), sin: sin.to_vec(), half: cos.len() / rows.max(1) })
+    fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CpuAngles) -> Result<()> {
+        out.cos.clear();
+        out.cos.extend_from_slice(cos);
+        out.sin.clear();
+        out.sin.extend_from_slice(sin);
+        out.half = cos.len() / rows.max(1);
+        Ok(())
     }
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
@@ -432,80 +323,36 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         spans: &[Span],
     ) -> Result<()> {
-        for span in spans {
-            for (index, row) in span.rows.clone().enumerate() {
-                let slot = span.slot(span.start + index);
-                kv.write(layer, Part::Keys, slot, k.row(row));
-                kv.write(layer, Part::Values, slot, v.row(row));
-            }
-        }
-        Ok(())
+        kv.write(layer, Part::Keys, &k.values, spans)?;
+        kv.write(layer, Part::Values, &v.values, spans)
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
-        kv.copy_page(group, from, to);
-        Ok(())
+        kv.copy_page(group, from, to)
     }
 
     fn free_page(&self, kv: &mut CpuKv, group: usize, page: PageId) {
-        if let Some(page) = kv.groups[group].pages.get_mut(page as usize) {
-            *page = Page::Unused;
-        }
+        kv.free_page(group, page);
     }
 
     fn export_page(&self, kv: &CpuKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
-        match kv.groups[group].pages.get(page as usize) {
-            Some(Page::F32(page)) => out.extend_from_slice(bytemuck::cast_slice(page)),
-            Some(Page::F16(page)) => out.extend_from_slice(bytemuck::cast_slice(page.reinterpret_cast())),
-            Some(Page::Unused) | None => {
-                return Err(Error::Backend(format!("page {page} was never written")));
-            }
-        }
-        Ok(())
+        kv.export_page(group, page, out)
     }
 
     fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
-        let place: &mut [u8] = match kv.page_mut(group, page) {
-            Page::F32(page) => bytemuck::cast_slice_mut(page),
-            Page::F16(page) => bytemuck::cast_slice_mut(page.reinterpret_cast_mut()),
-            Page::Unused => unreachable!("page_mut makes the memory"),
-        };
-        if place.len() != bytes.len() {
-            let message = format!("a page of {} bytes, not {}", place.len(), bytes.len());
-            return Err(Error::Backend(message));
-        }
-        place.copy_from_slice(bytes);
-        Ok(())
+        kv.import_page(group, page, bytes)
     }
 
     fn attend(
         &self,
         kv: &CpuKv,
-        spec: &AttentionSpec,
+        spec: &AttentionSpec<'_, Vec<f32>>,
         q: &CpuBuffer,
         spans: &[Span],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let rows = q.num_rows();
-        out.resize(rows, q.width);
-        let KvShape { num_kv_heads, head_dim } = kv.layers[spec.layer].shape;
-        let (group, isa) = (spec.num_heads / num_kv_heads, self.isa);
-        // Tasks write [kv_head][row][group * head_dim], which is then put in row order.
-        let by_head = &mut self.scratch.borrow_mut().reordered;
-        by_head.resize(rows * q.width, 0.0);
-        let visible: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
-        self.for_chunks(by_head, rows * group * head_dim, visible * q.width, |kv_head, out| {
-            for span in spans {
-                let place = HeadPlace { kv_head, group, head_dim };
-                attend_span(isa, kv, spec, place, q, span, out);
-            }
-        });
-        let piece = group * head_dim;
-        for (index, values) in by_head.chunks_exact(piece).enumerate() {
-            let (kv_head, row) = (index / rows, index % rows);
-            let at = row * q.width + kv_head * piece;
-            out.values[at..at + piece].copy_from_slice(values);
-        }
+        out.resize(q.num_rows(), q.width);
+        self.attend_rows(kv, spec, q, spans, out);
         Ok(())
     }
 
@@ -531,8 +378,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &CpuBuffer) -> Result<Vec<f32>> {
-        Ok(x.values.clone())
+    fn read(&self, x: &CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        out.extend_from_slice(&x.values);
+        Ok(())
     }
 }
 
@@ -574,46 +423,4 @@ fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
             out[column * n + row] = *value;
         }
     }
-}
-
-/// One KV head and the query heads that share it.
-#[derive(Clone, Copy)]
-struct HeadPlace {
-    kv_head: usize,
-    group: usize,
-    head_dim: usize,
-}
-
-/// Attention of a span's rows for the query heads of one KV head, which is read once for all of them.
-fn attend_span(
-    isa: Isa,
-    kv: &CpuKv,
-    spec: &AttentionSpec,
-    place: HeadPlace,
-    q: &CpuBuffer,
-    span: &Span,
-    out: &mut [f32],
-) {
-    let HeadPlace { kv_head, group, head_dim } = place;
-    let first_visible =
-        |position: usize| spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
-    let (from, to) = (first_visible(span.start), span.start + span.rows.len());
-    ATTENTION.with_borrow_mut(|scratch| {
-        scratch.keys.clear();
-        scratch.values.clear();
-        kv.gather((spec.layer, Part::Keys, kv_head), span, from, to, &mut scratch.keys);
-        kv.gather((spec.layer, Part::Values, kv_head), span, from, to, &mut scratch.values);
-        for (index, row) in span.rows.clone().enumerate() {
-            let position = span.start + index;
-            let first = first_visible(position);
-            let visible = (first - from) * head_dim..(position + 1 - from) * head_dim;
-            scratch.scores.resize(position + 1 - first, 0.0);
-            let heads = &q.row(row)[kv_head * group * head_dim..(kv_head + 1) * group * head_dim];
-            let outs = &mut out[row * group * head_dim..(row + 1) * group * head_dim];
-            for (head, out) in heads.chunks_exact(head_dim).zip(outs.chunks_exact_mut(head_dim)) {
-                let keys_values = [&scratch.keys[visible.clone()], &scratch.values[visible.clone()]];
-                attention::attend(isa, spec.rule, head, keys_values, &mut scratch.scores, out);
-            }
-        }
-    });
 }

@@ -1,4 +1,4 @@
-//! Zeroed memory for packed weights, straight from the system: page-aligned, on huge pages where it gives them.
+//! Zeroed memory for packed weights and KV pages, straight from the system: page-aligned, on huge pages where it gives them.
 //!
 //! Not from the allocator, which would write the zeros itself and keep freed memory for a process that has no use for it.
 

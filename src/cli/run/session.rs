@@ -1,0 +1,161 @@
+//! `run --session NAME`: the prompt is the next turn of a saved conversation, which begins with its first.
+//!
+//! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
+//! before it has done any work. A session that this command began and that came to no turn is removed again.
+
+use super::llm::{Rendered, Texts};
+use super::{Finished, RunArgs, answer, dry_run, flag_error, load_model};
+use crate::cli::error::{CommandError, Exit};
+use crate::cli::load;
+use crate::cli::places::Places;
+use crate::cli::sessions;
+use crate::cli::terminal::Terminal;
+use crate::runtime::session::conversation::{self, Dialogue};
+use crate::runtime::session::store::{SavedSession, SessionName};
+use crate::runtime::{Error, Finish, Speech};
+use crate::template::{Message, TemplateError};
+
+/// What is said next.
+pub struct Next {
+    pub text: String,
+    pub system: Option<String>,
+}
+
+/// Answers the next turn, or shows its prompt with `--dry-run`.
+pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let name = SessionName::new(name).map_err(flag_error)?;
+    let store = sessions::store(&Places::from_environment())?;
+    if args.prompt.dry_run {
+        let saved = match store.read(&name) {
+            Err(Error::SessionNotFound(_)) => None,
+            read => Some(read.map_err(sessions::explain)?),
+        };
+        return preview(saved, args, next, terminal);
+    }
+    let opened = match store.open(&name) {
+        Err(Error::SessionNotFound(_)) => None,
+        opened => Some(opened.map_err(sessions::explain)?),
+    };
+    let is_new = opened.is_none();
+    if let Some(writer) = &opened {
+        check_system(writer.saved(), &next)?;
+    }
+    let llm = load_model(args, terminal)?;
+    check_template(llm.texts().speech())?;
+    let model = llm.texts().fingerprint().clone();
+    let writer = match opened {
+        Some(writer) => writer,
+        None => store.open_or_create(&name, &model).map_err(sessions::explain)?,
+    };
+    let mut dialogue = Dialogue::resume(writer, model);
+    let exit = take_turn(&name, &mut dialogue, &llm, args, next, terminal);
+    if is_new && dialogue.saved().turns.is_empty() {
+        drop(dialogue);
+        let _ = store.remove(&name); // an empty session is listed, and harms nobody
+    }
+    exit
+}
+
+fn take_turn(
+    name: &SessionName,
+    dialogue: &mut Dialogue,
+    llm: &load::LoadedLlm,
+    args: &RunArgs,
+    next: Next,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    check_system(dialogue.saved(), &next)?;
+    match dialogue.saved() {
+        saved if saved.turns.is_empty() => terminal.note(&format!("session {name}: begun")),
+        saved => terminal.note(&format!(
+            "session {name}: turn {}, after {} tokens",
+            saved.turns.len() + 1,
+            saved.num_tokens()
+        )),
+    }
+    dialogue.notices().iter().for_each(|notice| terminal.note(notice));
+    llm.restore(name, dialogue.saved())?;
+    let turn =
+        dialogue.prompt(llm.texts().speech(), dialogue.followed_by(messages(dialogue.saved(), next)))?;
+    let tokens = turn.tokens().to_vec();
+    let mut turn = Some(turn);
+    let mut keep = |finished: Finished<'_>| {
+        let Some(turn) = turn.take() else { return Ok(()) };
+        let is_cut = finished.outcome.finish == Finish::Cancelled;
+        let answer = conversation::Answer {
+            message: Message::assistant(&finished.said.text),
+            generated: finished.said.ids.clone(),
+            outcome: finished.outcome.clone(),
+            sampling: finished.sampling.clone(),
+        };
+        match dialogue.finish(turn, answer)? {
+            conversation::Finished::Kept if is_cut => {
+                terminal.note(&format!("session {name}: the answer so far is kept as a cancelled turn"));
+            }
+            conversation::Finished::Kept => {}
+            conversation::Finished::Empty => {
+                terminal.note(&format!("session {name}: nothing was answered, so there is no turn to keep"));
+            }
+        }
+        Ok(())
+    };
+    let exit = answer(llm, tokens, args, &mut keep, terminal);
+    llm.settle(terminal);
+    exit.map_err(|error| match error.runtime() {
+        Some(Error::PromptTooLong { .. }) if !dialogue.saved().turns.is_empty() => {
+            error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
+        }
+        _ => error,
+    })
+}
+
+/// What the next turn adds: the system prompt belongs to the first.
+fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
+    let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
+    system.into_iter().chain([Message::user(next.text)]).collect()
+}
+
+/// `--dry-run`: the whole conversation as the model would get it.
+fn preview(
+    saved: Option<SavedSession>,
+    args: &RunArgs,
+    next: Next,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    if let Some(saved) = &saved {
+        check_system(saved, &next)?;
+    }
+    let texts = load::load_texts(&args.model, terminal)?;
+    check_template(texts.speech())?;
+    let model = texts.fingerprint().clone();
+    let dialogue = match saved {
+        Some(saved) => Dialogue::look_at(saved, model),
+        None => Dialogue::new(model),
+    };
+    let turn = dialogue.prompt(texts.speech(), dialogue.followed_by(messages(dialogue.saved(), next)))?;
+    let rendered = Rendered { text: turn.text(texts.speech()), tokens: turn.tokens().to_vec() };
+    dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
+}
+
+fn check_template(speech: &Speech) -> Result<(), CommandError> {
+    if speech.has_template() {
+        return Ok(());
+    }
+    let hint = "--session needs one: give it with --chat-template FILE, or leave --session out";
+    Err(CommandError::from(TemplateError::Missing).hint(hint))
+}
+
+/// A conversation has one system prompt, the one that it began with.
+fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
+    let is_same = next.system.is_none() || next.system.as_deref() == saved.system();
+    if is_same || saved.turns.is_empty() {
+        return Ok(());
+    }
+    let began = match saved.system() {
+        Some(_) => "the session began with another system prompt",
+        None => "the session began without a system prompt",
+    };
+    let hint = "leave --system out to go on with it; begin anew with another --session NAME, or after \
+                `llmctl sessions remove NAME`";
+    Err(CommandError::usage(began).hint(hint))
+}

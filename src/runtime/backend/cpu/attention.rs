@@ -1,0 +1,199 @@
+//! How the attention of a step is cut into tasks: blocks of a span's rows for some KV heads, over all they see or one run of
+//! it each. The kernel's definition makes all cuts the same.
+//!
+//! Rows of a prompt share what they read: one KV head at a time, whose run stays in the cache. A single row reads everything
+//! once: it is cut by runs, and a task takes as many KV heads as leave the threads enough to share, because they lie side by
+//! side in a page and memory is fastest when it is read in order.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::kv::CpuKv;
+use super::{Cpu, CpuBuffer};
+use crate::runtime::backend::{AttentionSpec, KvShape, Span};
+use crate::runtime::kernel::Isa;
+use crate::runtime::kernel::attention::{self, Queries, Scratch, partial_len};
+
+/// Queries of a task, so that with their scores they stay in the second-level cache.
+const BLOCK_QUERIES: usize = 64;
+
+/// Tasks per thread below which long histories are split.
+const TASKS_PER_THREAD: usize = 4;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Rows of a span that are computed together.
+#[derive(Debug, Clone)]
+struct RowBlock {
+    span: usize,
+    /// Of the step.
+    rows: Range<usize>,
+    /// Runs of pages that they see.
+    runs: Range<usize>,
+    /// The first of its tasks, `[part][num_kv_heads / kv_heads]`: one part, or one for each run.
+    first_task: usize,
+    num_parts: usize,
+    /// KV heads of a task.
+    kv_heads: usize,
+}
+
+/// A task: its row block, the first of its KV heads, and its runs.
+#[derive(Debug, Clone)]
+struct Task {
+    block: usize,
+    kv_head: usize,
+    runs: Range<usize>,
+}
+
+/// The tasks of a layer and their results; kept from call to call for its memory.
+#[derive(Default)]
+pub struct Plan {
+    blocks: Vec<RowBlock>,
+    tasks: Vec<Task>,
+    /// A slot for each task, `[kv_heads][row][head of the group][partial_len]`.
+    partials: Vec<f32>,
+}
+
+/// What the tasks of a layer share.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    kv: &'a CpuKv,
+    spec: &'a AttentionSpec<'a, Vec<f32>>,
+    q: &'a CpuBuffer,
+    spans: &'a [Span],
+    /// Query heads per KV head.
+    group: usize,
+    shape: KvShape,
+}
+
+impl Job<'_> {
+    fn queries(&self, block: &RowBlock, kv_head: usize) -> Queries<'_> {
+        let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
+        Queries {
+            q: &self.q.values[block.rows.start * self.q.width + kv_head * self.group * head_dim..],
+            row_stride: self.q.width,
+            rows: block.rows.len(),
+            kv_heads: block.kv_heads,
+            heads: self.group,
+            head_dim,
+            start: span.start + block.rows.start - span.rows.start,
+            window: self.spec.window,
+            rule: self.spec.rule,
+            kv_type: self.kv.kv_type(),
+        }
+    }
+
+    fn slot_len(&self, plan: &Plan) -> usize {
+        let rows = plan.blocks.iter().map(|block| block.rows.len() * block.kv_heads).max().unwrap_or(0);
+        rows * self.group * partial_len(self.shape.head_dim)
+    }
+
+    /// KV heads of a task when `blocks` single rows are to be cut into runs.
+    fn kv_heads_of_a_run(&self, num_runs: usize, threads: usize) -> usize {
+        let tasks_per_run = (TASKS_PER_THREAD * threads).div_ceil(num_runs.max(1));
+        let largest = (self.shape.num_kv_heads / tasks_per_run).max(1);
+        (1..=largest).rev().find(|count| self.shape.num_kv_heads.is_multiple_of(*count)).unwrap_or(1)
+    }
+}
+
+impl Plan {
+    fn make(&mut self, job: &Job<'_>, threads: usize) {
+        self.blocks.clear();
+        self.tasks.clear();
+        let block_rows = (BLOCK_QUERIES / job.group).max(1);
+        for (span, facts) in job.spans.iter().enumerate() {
+            for start in facts.rows.clone().step_by(block_rows) {
+                let rows = start..facts.rows.end.min(start + block_rows);
+                let mut block = RowBlock { span, rows, runs: 0..0, first_task: 0, num_parts: 1, kv_heads: 1 };
+                block.runs = job.queries(&block, 0).runs();
+                self.blocks.push(block);
+            }
+        }
+        let num_kv_heads = job.shape.num_kv_heads;
+        let single = |block: &RowBlock| block.rows.len() == 1;
+        let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
+        let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
+        let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
+        // The last rows of a prompt see most: they go first, so that no thread is left alone with them.
+        for (index, block) in self.blocks.iter_mut().enumerate().rev() {
+            block.first_task = self.tasks.len();
+            block.kv_heads = if single(block) { kv_heads } else { 1 };
+            block.num_parts = if single(block) || few { block.runs.len() } else { 1 };
+            let step = block.runs.len() / block.num_parts;
+            for first in block.runs.clone().step_by(step) {
+                let runs = first..first + step;
+                let task = |kv_head| Task { block: index, kv_head, runs: runs.clone() };
+                self.tasks.extend((0..num_kv_heads).step_by(block.kv_heads).map(task));
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Attention of all rows.
+    pub(super) fn attend_rows(
+        &self,
+        kv: &CpuKv,
+        spec: &AttentionSpec<'_, Vec<f32>>,
+        q: &CpuBuffer,
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) {
+        let shape = kv.shape(spec.layer);
+        let job = Job { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
+        let scratch = &mut *self.scratch.borrow_mut();
+        let (plan, isa) = (&mut scratch.attention, self.isa);
+        plan.make(&job, self.pool.threads());
+        let slot_len = job.slot_len(plan);
+        plan.partials.resize(plan.tasks.len() * slot_len, 0.0);
+        let Plan { blocks, tasks, partials } = plan;
+        let seen: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
+        self.for_chunks(partials, slot_len, seen * q.width, |index, slot| {
+            run_task(isa, &job, blocks, &tasks[index], slot);
+        });
+        let (width, work) = (q.width, tasks.len() * slot_len);
+        self.for_chunks(&mut out.values, width, work, |row, out| {
+            finish_row(isa, &job, blocks, (partials, slot_len), row, out);
+        });
+    }
+}
+
+fn run_task(isa: Isa, job: &Job<'_>, blocks: &[RowBlock], task: &Task, slot: &mut [f32]) {
+    let block = &blocks[task.block];
+    let queries = job.queries(block, task.kv_head);
+    let span = &job.spans[block.span];
+    let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
+    let page = |number: usize| job.kv.head_pages(job.spec.layer, kv_heads.clone(), span.pages[number]);
+    let len = block.kv_heads * queries.rows * queries.heads * partial_len(queries.head_dim);
+    SCRATCH.with_borrow_mut(|scratch| {
+        attention::attend(isa, &queries, task.runs.clone(), &page, scratch, &mut slot[..len]);
+    });
+}
+
+/// Merges what the tasks of a row's block found.
+fn finish_row(
+    isa: Isa,
+    job: &Job<'_>,
+    blocks: &[RowBlock],
+    (partials, slot_len): (&[f32], usize),
+    row: usize,
+    out: &mut [f32],
+) {
+    let index = blocks.partition_point(|block| block.rows.end <= row);
+    let Some(block) = blocks.get(index).filter(|block| block.rows.contains(&row)) else {
+        return; // spans cover the rows of a step
+    };
+    let KvShape { num_kv_heads, head_dim } = job.shape;
+    let (len, stride) = (partial_len(head_dim), num_kv_heads / block.kv_heads * slot_len);
+    for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+        let (kv_head, within_group) = (head / job.group, head % job.group);
+        let (task, kv_head) = (block.first_task + kv_head / block.kv_heads, kv_head % block.kv_heads);
+        let row = kv_head * block.rows.len() + row - block.rows.start;
+        let first = task * slot_len + (row * job.group + within_group) * len;
+        let partials = &partials[first..first + (block.num_parts - 1) * stride + len];
+        let sink = job.spec.sinks.map(|sinks| sinks[head]);
+        attention::finish(isa, partials, stride, sink, out);
+    }
+}

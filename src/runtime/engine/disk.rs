@@ -1,0 +1,312 @@
+//! The engine's side of KV on disk: what is brought back before a request starts, and what a session leaves there.
+//!
+//! Invariants: a request starts once all its answers are in, whatever they are: what could not be read is computed. Pages
+//! that came from disk are held for their request, within what it was promised. What is to be saved is remembered by name and
+//! pins nothing: if its memory is used otherwise before its turn, only warmth is lost. A page is copied out only when the I/O
+//! thread has room for it, and while others generate only a few per step.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::queue::Entry;
+use crate::runtime::generation::{Generation, RequestId};
+use crate::runtime::kv::disk::{self, DiskEvent, DiskStats, DiskStore, PageLabel};
+use crate::runtime::kv::pool::Page;
+use crate::runtime::kv::{PAGE_TOKENS, PageKey, PageName, PagePool, StateGroup, prefix, reachable};
+use crate::runtime::session::prefill::common_prefix;
+
+/// Bytes copied out in a step while others generate: about a millisecond.
+const BYTES_PER_BUSY_STEP: usize = 8 << 20;
+/// How long to leave the I/O thread alone when it has no room.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
+/// How long a step waits for the disk when it has nothing else to do; commands wait with it.
+const LOAD_PAUSE: Duration = Duration::from_millis(10);
+
+/// KV on disk, as the engine uses it.
+#[derive(Debug)]
+pub(super) struct Disk {
+    store: DiskStore,
+    saves: VecDeque<PageAt>,
+    restoring: Vec<Restoring>,
+    notices: Vec<String>,
+}
+
+/// A full page of some sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PageAt {
+    group: usize,
+    /// Pages before it.
+    number: usize,
+    name: PageName,
+    parent: Option<PageName>,
+    tokens: Box<[u32]>,
+}
+
+/// An admitted request that waits for pages.
+#[derive(Debug)]
+struct Restoring {
+    entry: Entry,
+    wanted: Vec<PageAt>,
+    /// What has come, and the number of each page in the sequence.
+    arrived: Vec<(usize, Page)>,
+}
+
+impl PageAt {
+    fn of(tokens: &[u32], names: &[PageName], group: usize, number: usize) -> Option<Self> {
+        let page = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
+        let parent = number.checked_sub(1).map(|parent| names[parent]);
+        Some(Self { group, number, name: *names.get(number)?, parent, tokens: page.into() })
+    }
+
+    fn key(&self) -> PageKey<'_> {
+        PageKey { parent: self.parent, tokens: &self.tokens }
+    }
+
+    fn disk_key(&self) -> disk::PageKey {
+        disk::PageKey { name: self.name, group: self.group as u8 }
+    }
+
+    fn label(&self) -> PageLabel {
+        let (parent, tokens) = (self.parent, self.tokens.clone());
+        PageLabel { key: self.disk_key(), parent, tokens, depth: self.number as u32 }
+    }
+
+    fn is_indexed(&self, pool: &PagePool) -> bool {
+        pool.contains(self.group, self.name, self.key())
+    }
+}
+
+impl Disk {
+    pub fn new(store: DiskStore) -> Self {
+        Self { store, saves: VecDeque::new(), restoring: Vec::new(), notices: Vec::new() }
+    }
+
+    pub fn num_restoring(&self) -> usize {
+        self.restoring.len()
+    }
+
+    pub fn generations(&self) -> impl Iterator<Item = &Generation> {
+        self.restoring.iter().map(|restoring| &restoring.entry.generation)
+    }
+
+    /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
+    pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+        let index = self.generations().position(is_wanted)?;
+        Some(self.restoring.remove(index).entry)
+    }
+
+    /// One page is always taken when nothing else waits, whatever its size.
+    fn has_room(&self, num_bytes: usize) -> bool {
+        self.store.room_bytes() >= num_bytes as u64 || !self.store.is_busy()
+    }
+
+    fn has(&self, page: &PageAt) -> bool {
+        self.store.contains(page.disk_key())
+    }
+}
+
+/// The engine with a disk behind it.
+impl Engine {
+    /// Keeps what named sessions compute in `store`, and brings it back from there. Of no use without warm resume.
+    pub fn set_disk(&mut self, store: DiskStore) {
+        self.disk = self.pool.has_index().then(|| Disk::new(store));
+    }
+
+    /// What the user should know of the disk, once each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
+    }
+
+    pub fn disk_stats(&self) -> Option<DiskStats> {
+        self.disk.as_ref().map(|disk| disk.store.stats())
+    }
+
+    /// Saves what is still to be saved, for at most so long; false when that was not enough.
+    pub fn flush_disk(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        while self.disk.as_ref().is_some_and(|disk| !disk.saves.is_empty()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            if !self.save_pages(usize::MAX) {
+                std::thread::sleep(ROOM_PAUSE);
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.disk.as_ref().is_none_or(|disk| disk.store.flush(left))
+    }
+
+    /// When a step has something to do for the disk though no request is in flight.
+    pub(super) fn disk_wakeup(&self) -> Option<Instant> {
+        let disk = self.disk.as_ref()?;
+        let first = disk.saves.front()?;
+        let pause = if disk.has_room(self.page_bytes(first.group)) { Duration::ZERO } else { ROOM_PAUSE };
+        Some(Instant::now() + pause)
+    }
+
+    /// What the disk has answered, and what it may be given to do.
+    pub(super) fn work_disk(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        let is_busy = !self.running.is_empty();
+        if !is_busy && disk.store.is_loading() {
+            disk.store.wait(LOAD_PAUSE);
+        }
+        for event in disk.store.poll() {
+            match event {
+                DiskEvent::Loaded { key, bytes } => self.arrive(key, &bytes),
+                DiskEvent::Missing { key, .. } => drop(self.take_wanted(key)),
+                DiskEvent::Notice(notice) => self.note(notice),
+            }
+        }
+        self.start_restored();
+        self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
+    }
+
+    fn note(&mut self, notice: String) {
+        if let Some(disk) = &mut self.disk {
+            disk.notices.push(notice);
+        }
+    }
+
+    fn page_bytes(&self, group: usize) -> usize {
+        self.spec().model.groups[group].page_bytes
+    }
+}
+
+/// Bringing back.
+impl Engine {
+    /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
+    pub(super) fn restore(&mut self, entry: Entry) -> Option<Entry> {
+        let wanted = self.wanted_pages(&entry.generation);
+        let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(entry) };
+        for page in &wanted {
+            let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
+            disk.store.load(page.label(), num_bytes);
+        }
+        disk.restoring.push(Restoring { entry, wanted, arrived: Vec::new() });
+        None
+    }
+
+    /// Pages on disk that would carry the prompt further than what is in memory.
+    fn wanted_pages(&self, generation: &Generation) -> Vec<PageAt> {
+        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Vec::new() };
+        let groups = &self.spec().model.groups;
+        let names: Vec<_> = prefix::names(prompt).collect();
+        let page = |group, number| PageAt::of(prompt, &names, group, number);
+        let in_memory = |group, number| page(group, number).is_some_and(|page| page.is_indexed(&self.pool));
+        let anywhere = |group, number| {
+            page(group, number).is_some_and(|page| page.is_indexed(&self.pool) || disk.has(&page))
+        };
+        let most = prompt.len() - 1;
+        let (there, _) = reachable(groups, most, in_memory);
+        let (len, _) = reachable(groups, most, anywhere);
+        if len <= there.max(self.num_resident_of(generation)) {
+            return Vec::new();
+        }
+        let pages = pages_of(groups, len).filter_map(|(group, number)| page(group, number));
+        pages.filter(|page| !page.is_indexed(&self.pool)).collect()
+    }
+
+    /// Leading prompt tokens that its session has in memory.
+    fn num_resident_of(&self, generation: &Generation) -> usize {
+        let session = generation.session().and_then(|name| self.sessions.find(name).ok());
+        let session = session.and_then(|id| self.sessions.get(id).ok());
+        session.map_or(0, |session| common_prefix(session.tokens(), generation.prompt()))
+    }
+
+    /// Takes the page off the list of one request that waits for it.
+    fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
+        self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
+            let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
+            Some((restoring.entry.generation.id(), restoring.wanted.swap_remove(index)))
+        })
+    }
+
+    fn arrive(&mut self, key: disk::PageKey, bytes: &[u8]) {
+        let Some((id, wanted)) = self.take_wanted(key) else { return };
+        let page = self.pool.find(wanted.group, wanted.name, wanted.key());
+        let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
+        let restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
+        for restoring in restoring.filter(|restoring| restoring.entry.generation.id() == id).take(1) {
+            restoring.arrived.push((wanted.number, page));
+            return;
+        }
+    }
+
+    /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
+    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<Page> {
+        self.make_room(self.page_bytes(wanted.group));
+        let page = self.pool.take(wanted.group)?;
+        match self.executor.import_page(&self.pool, page.place(), bytes) {
+            Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
+            Err(error) => {
+                self.note(format!("a KV page from disk is of no use: {error}"));
+                return None;
+            }
+        }
+        Some(page)
+    }
+
+    /// Starts those whose answers are all in.
+    fn start_restored(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        for restoring in
+            disk.restoring.extract_if(.., |restoring| restoring.wanted.is_empty()).collect::<Vec<_>>()
+        {
+            let numbers: HashSet<usize> = restoring.arrived.iter().map(|(number, _)| *number).collect();
+            self.begin(restoring.entry.generation, numbers.len() * PAGE_TOKENS);
+        }
+    }
+}
+
+/// Saving.
+impl Engine {
+    /// Remembers what of a session is worth having after a restart: all rows that are kept for ever, and what windows and
+    /// states need at the end and at the end of the prompt, where the next turn may part.
+    pub(super) fn save_session(&mut self, generation: &Generation) {
+        let Some(disk) = &mut self.disk else { return };
+        let resident = generation.sequence().resident();
+        let (tokens, names) = (resident.tokens(), resident.table().names());
+        let groups = &self.executor.spec().model.groups;
+        let end = names.len() * PAGE_TOKENS;
+        let prompt_end = (generation.prompt().len() - 1).min(end) / PAGE_TOKENS * PAGE_TOKENS;
+        let mut pages: Vec<_> = [prompt_end, end].into_iter().flat_map(|len| pages_of(groups, len)).collect();
+        pages.sort_unstable_by_key(|&(group, number)| (number, group));
+        pages.dedup();
+        let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
+        let news: Vec<_> = pages.filter(|page| !disk.has(page) && !disk.saves.contains(page)).collect();
+        disk.saves.extend(news);
+    }
+
+    /// Copies out up to `num_bytes` of what is to be saved, as far as the I/O thread has room; whether it got on.
+    fn save_pages(&mut self, num_bytes: usize) -> bool {
+        let Self { disk, pool, executor, .. } = self;
+        let Some(disk) = disk else { return false };
+        let mut left = num_bytes;
+        let mut bytes = Vec::new();
+        while let Some(next) = disk.saves.front() {
+            let len = executor.spec().model.groups[next.group].page_bytes;
+            if left < len.min(num_bytes) || !disk.has_room(len) {
+                break;
+            }
+            left = left.saturating_sub(len);
+            let page = disk.saves.pop_front().expect("there is a first");
+            let Some(held) = pool.find(page.group, page.name, page.key()) else { continue };
+            bytes.clear();
+            match executor.export_page(held.place(), &mut bytes) {
+                Ok(()) => drop(disk.store.save(page.label(), std::mem::take(&mut bytes))),
+                Err(error) => disk.notices.push(format!("a KV page is not saved: {error}")),
+            }
+        }
+        left < num_bytes
+    }
+}
+
+/// The pages that a sequence of `len` tokens needs to go on, as group and number.
+fn pages_of(groups: &[StateGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let numbers = move |(group, spec): (usize, &StateGroup)| {
+        spec.pages_needed(len).unwrap_or_default().map(move |number| (group, number))
+    };
+    groups.iter().enumerate().flat_map(numbers)
+}

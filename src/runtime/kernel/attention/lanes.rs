@@ -1,0 +1,175 @@
+//! What attention needs of [`Wide`] beyond products: numbers widened as they are loaded, and sums put back into memory.
+
+use half::f16;
+
+use crate::runtime::kernel::wide::{LANES, Wide};
+
+/// Sixteen f32 with the conversions that pages need. The functions require the instruction set that the type stands for.
+pub trait Lanes: Wide {
+    /// Sums that the registers hold beside what goes into them.
+    const SUMS: usize;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn splat(value: f32) -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn mul(self, other: Self) -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set; 16 numbers can be read.
+    unsafe fn load_f32(from: *const f32) -> Self;
+
+    /// # Safety
+    /// As [`Lanes::load_f32`].
+    unsafe fn load_f16(from: *const f16) -> Self;
+
+    /// # Safety
+    /// As [`Lanes::load_f32`].
+    unsafe fn load_i8(from: *const i8) -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set; 16 numbers can be written.
+    unsafe fn store(self, to: *mut f32);
+}
+
+impl Lanes for [f32; LANES] {
+    const SUMS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] * other[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(from: *const f32) -> Self {
+        // SAFETY: by the trait's contract; the pointer comes from a slice of f32.
+        unsafe { *from.cast() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: by the trait's contract; the pointer comes from a slice of f16.
+        let halves = unsafe { *from.cast::<[f16; LANES]>() };
+        halves.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: by the trait's contract.
+        let codes = unsafe { *from.cast::<[i8; LANES]>() };
+        codes.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: by the trait's contract; the pointer comes from a slice of f32.
+        unsafe { *to.cast() = self };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    use super::Lanes;
+
+    /// AVX2, FMA and F16C.
+    impl Lanes for [__m256; 2] {
+        const SUMS: usize = 4;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_set1_ps(value); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_mul_ps(self[0], other[0]), _mm256_mul_ps(self[1], other[1])] }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f32(from: *const f32) -> Self {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const f16) -> Self {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe {
+                let halves = |at| _mm_loadu_si128(from.add(at).cast());
+                [_mm256_cvtph_ps(halves(0)), _mm256_cvtph_ps(halves(8))]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> Self {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe {
+                let codes = |at| _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at).cast()));
+                [_mm256_cvtepi32_ps(codes(0)), _mm256_cvtepi32_ps(codes(8))]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe {
+                _mm256_storeu_ps(to, self[0]);
+                _mm256_storeu_ps(to.add(8), self[1]);
+            }
+        }
+    }
+
+    /// AVX-512 F.
+    impl Lanes for __m512 {
+        const SUMS: usize = 16;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_set1_ps(value) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_mul_ps(self, other) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f32(from: *const f32) -> Self {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const f16) -> Self {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> Self {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe { _mm512_storeu_ps(to, self) };
+        }
+    }
+}

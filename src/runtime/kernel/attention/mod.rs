@@ -1,0 +1,486 @@
+//! Causal attention over pages that are read where they lie, by the query heads that share a KV head together.
+//!
+//! Invariant, the definition of every output, whatever is computed beside it, by how many threads, with which registers:
+//!
+//! ```text
+//! for each run of 256 positions, counted from position 0, in ascending order, over the positions j that the query sees:
+//!     score[j] = rule(sum over coordinates, ascending, of q * key[j])      8-bit keys: by block, times its scale
+//!     max = largest score; weight[j] = exp(score[j] - max)
+//!     sum = the weights, position j in lane j % 16, lanes in the order of `dot`
+//!     mixed = sum over j, ascending, of weight[j] * value[j]               8-bit values: weight times scale first
+//!     merge (max, sum, mixed) with the runs before                         online softmax, Milakov and Gimelshein 2018
+//! out = mixed / sum, after a sink has joined max and sum
+//! ```
+//!
+//! Runs can be reduced by different threads and merged afterwards, or one after the other by the same: the merges are the
+//! same. What a query does not see is never multiplied: a neighbour's infinity stays its own.
+
+mod lanes;
+mod stored;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::ops::Range;
+
+use lanes::Lanes;
+pub use stored::{BLOCK, KvType, PAGE_TOKENS, Part, read_row, write_row};
+use stored::{F16, F32, Q8, Stored};
+use tile::{Block, mix_page, score_page};
+
+use super::dot::sum_body;
+use super::isa::{self, Isa, dispatch};
+use super::math::{exp, exp_minus_body, softcap_body};
+use super::wide::LANES;
+
+/// Pages that are reduced together.
+pub const RUN_PAGES: usize = 8;
+
+/// Positions that are reduced together; part of the definition.
+pub const RUN_TOKENS: usize = RUN_PAGES * PAGE_TOKENS;
+
+/// How scores are made from inner products.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoreRule {
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` before the softmax.
+    pub softcap: Option<f32>,
+}
+
+/// Keys and values of a page, one block of [`PAGE_TOKENS`] rows per KV head as [`write_row`] lays them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeadPage<'a> {
+    pub keys: &'a [u8],
+    pub values: &'a [u8],
+}
+
+/// Queries of consecutive positions of a sequence, for some KV heads that follow each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// Of each row `[kv_heads][heads][head_dim]`; rows begin `row_stride` apart.
+    pub q: &'a [f32],
+    pub row_stride: usize,
+    pub rows: usize,
+    pub kv_heads: usize,
+    /// Query heads that share a KV head.
+    pub heads: usize,
+    pub head_dim: usize,
+    /// Position of the first row.
+    pub start: usize,
+    /// A row sees at most this many positions, its own included.
+    pub window: Option<usize>,
+    pub rule: ScoreRule,
+    pub kv_type: KvType,
+}
+
+impl Queries<'_> {
+    /// Queries that share a KV head.
+    fn per_kv_head(&self) -> usize {
+        self.rows * self.heads
+    }
+
+    fn count(&self) -> usize {
+        self.kv_heads * self.per_kv_head()
+    }
+
+    /// Bytes of one KV head's keys or values of a page.
+    fn block_bytes(&self) -> usize {
+        PAGE_TOKENS * self.kv_type.row_bytes(self.head_dim)
+    }
+
+    /// Positions that a row sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let position = self.start + row;
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+    }
+
+    /// Positions that any row sees.
+    fn all_visible(&self) -> Range<usize> {
+        self.visible(0).start..self.start + self.rows
+    }
+
+    /// Runs that hold any of them.
+    pub fn runs(&self) -> Range<usize> {
+        let visible = self.all_visible();
+        visible.start / RUN_TOKENS..visible.end.div_ceil(RUN_TOKENS)
+    }
+}
+
+/// The positions of `range` that lie in a run, counted from its beginning.
+fn within(range: Range<usize>, run: usize) -> Range<usize> {
+    let place = |position: usize| position.saturating_sub(run * RUN_TOKENS).min(RUN_TOKENS);
+    place(range.start)..place(range.end)
+}
+
+/// Numbers in the partial result of one query: `head_dim` mixed values, the largest score, the sum of the weights.
+pub const fn partial_len(head_dim: usize) -> usize {
+    head_dim + 2
+}
+
+/// Memory of [`attend`], kept from call to call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// `[query][head_dim]`, queries by KV head, then row, then head.
+    q: Vec<f32>,
+    /// `[query][RUN_TOKENS]`: scores, then weights.
+    scores: Vec<f32>,
+    /// `[query][mixed_stride]`.
+    mixed: Vec<f32>,
+    /// Largest score and sum of weights by query.
+    stats: Vec<[f32; 2]>,
+}
+
+/// Reduces `runs` of what the queries see to one partial result per query,
+/// `[kv_heads][rows][heads][partial_len]`.
+///
+/// `page` gives the pages of the sequence by number, of the KV heads at hand; it is asked for those only that some row sees.
+///
+/// # Panics
+/// When a slice is too short, or a page is not what `kv_type` and `head_dim` say.
+pub fn attend<'a>(
+    isa: Isa,
+    queries: &Queries<'_>,
+    runs: Range<usize>,
+    page: &dyn Fn(usize) -> HeadPage<'a>,
+    scratch: &mut Scratch,
+    partials: &mut [f32],
+) {
+    let Queries { rows, kv_heads, heads, head_dim, row_stride, .. } = *queries;
+    assert_eq!(partials.len(), queries.count() * partial_len(head_dim), "a partial result for each query");
+    for partial in partials.chunks_exact_mut(partial_len(head_dim)) {
+        partial[..head_dim].fill(0.0);
+        partial[head_dim..].copy_from_slice(&EMPTY);
+    }
+    scratch.q.clear();
+    for (kv_head, row) in (0..kv_heads).flat_map(|kv_head| (0..rows).map(move |row| (kv_head, row))) {
+        let start = row * row_stride + kv_head * heads * head_dim;
+        scratch.q.extend_from_slice(&queries.q[start..][..heads * head_dim]);
+    }
+    scratch.scores.resize(queries.count() * RUN_TOKENS, 0.0);
+    scratch.mixed.resize(queries.count() * mixed_stride(head_dim), 0.0);
+    scratch.stats.resize(queries.count(), EMPTY);
+    for run in runs {
+        let visible = within(queries.all_visible(), run);
+        let numbers = visible.start / PAGE_TOKENS..visible.end.div_ceil(PAGE_TOKENS);
+        let mut pages = [HeadPage::default(); RUN_PAGES];
+        for number in numbers.clone() {
+            pages[number] = page(run * RUN_PAGES + number);
+        }
+        let run = Run { queries, run, pages: &pages, numbers };
+        reduce(isa, &run, scratch, partials);
+    }
+}
+
+/// Largest score and sum of weights of nothing.
+const EMPTY: [f32; 2] = [f32::NEG_INFINITY, 0.0];
+
+/// Mixed values are padded to whole registers.
+fn mixed_stride(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES)
+}
+
+/// Merges what later positions gave into what earlier ones did.
+#[inline(always)]
+fn merge(values: &mut [f32], state: &mut [f32; 2], mixed: &[f32], stats: [f32; 2]) {
+    if stats == EMPTY {
+        return;
+    }
+    if *state == EMPTY {
+        values.copy_from_slice(mixed);
+        *state = stats;
+        return;
+    }
+    let max = state[0].max(stats[0]);
+    let factors = [exp(state[0] - max), exp(stats[0] - max)];
+    for (value, mixed) in values.iter_mut().zip(mixed) {
+        *value = mixed.mul_add(factors[1], *value * factors[0]);
+    }
+    *state = [max, stats[1].mul_add(factors[1], state[1] * factors[0])];
+}
+
+/// A partial result's mixed values, largest score and sum of weights.
+#[inline(always)]
+fn parts(partial: &[f32], head_dim: usize) -> (&[f32], [f32; 2]) {
+    (&partial[..head_dim], [partial[head_dim], partial[head_dim + 1]])
+}
+
+#[inline(always)]
+fn finish_body(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f32]) {
+    let mut state = EMPTY;
+    for partial in partials.chunks(stride) {
+        let (mixed, stats) = parts(partial, out.len());
+        merge(out, &mut state, mixed, stats);
+    }
+    let (mut factor, mut sum) = (1.0, state[1]);
+    if let Some(sink) = sink {
+        let max = state[0].max(sink);
+        factor = exp(state[0] - max);
+        sum = sum.mul_add(factor, exp(sink - max));
+    }
+    let factor = factor / sum;
+    out.iter_mut().for_each(|out| *out *= factor);
+}
+
+dispatch! {
+    /// Merges the partial results of one query, those of earlier runs first, which begin `stride` apart, to `out`, `[head_dim]`.
+    ///
+    /// A sink is a score that takes part in the softmax without a value (gpt-oss).
+    pub fn finish(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f32]) = finish_body
+}
+
+/// What is reduced at a time.
+struct Run<'a> {
+    queries: &'a Queries<'a>,
+    run: usize,
+    pages: &'a [HeadPage<'a>; RUN_PAGES],
+    /// Those of the pages that some row sees.
+    numbers: Range<usize>,
+}
+
+impl Run<'_> {
+    /// Positions of the run that a query sees.
+    #[inline(always)]
+    fn visible(&self, query: usize) -> Range<usize> {
+        within(self.queries.visible(query / self.queries.heads % self.queries.rows), self.run)
+    }
+
+    /// A page's keys or values for one KV head.
+    #[inline(always)]
+    fn block<S: Stored>(&self, part: Part, page: usize, kv_head: usize) -> Block<S::Element> {
+        let bytes = match part {
+            Part::Keys => self.pages[page].keys,
+            Part::Values => self.pages[page].values,
+        };
+        let len = self.queries.block_bytes();
+        Block::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
+    }
+}
+
+fn reduce(isa: Isa, run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+    assert!(isa <= isa::isa(), "instruction set not available");
+    // SAFETY: the assertion above: this processor has the features that each function enables.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => reduce_avx512(run, scratch, partials),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => reduce_avx2(run, scratch, partials),
+            _ => reduce_any::<[f32; LANES]>(run, scratch, partials),
+        }
+    }
+}
+
+/// # Safety
+/// The features.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn reduce_avx2(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+    // SAFETY: by this function's contract.
+    unsafe { reduce_any::<[std::arch::x86_64::__m256; 2]>(run, scratch, partials) }
+}
+
+/// # Safety
+/// The features.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn reduce_avx512(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+    // SAFETY: by this function's contract.
+    unsafe { reduce_any::<std::arch::x86_64::__m512>(run, scratch, partials) }
+}
+
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn reduce_any<V: Lanes>(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match run.queries.kv_type {
+            KvType::F32 => reduce_body::<V, F32>(run, scratch, partials),
+            KvType::F16 => reduce_body::<V, F16>(run, scratch, partials),
+            KvType::Q8_0 => reduce_body::<V, Q8>(run, scratch, partials),
+        }
+    }
+}
+
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn reduce_body<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+    // SAFETY: by this function's contract; `attend` made the scratch large enough.
+    unsafe {
+        score::<V, S>(run, scratch);
+        for (query, stats) in scratch.stats.iter_mut().enumerate() {
+            let row = &mut scratch.scores[query * RUN_TOKENS..][..RUN_TOKENS];
+            *stats = weigh(run.queries.rule, row, run.visible(query));
+        }
+        mix::<V, S>(run, scratch);
+    }
+    let head_dim = run.queries.head_dim;
+    let mixed = scratch.mixed.chunks_exact(mixed_stride(head_dim)).zip(&scratch.stats);
+    for (partial, (mixed, stats)) in partials.chunks_exact_mut(partial_len(head_dim)).zip(mixed) {
+        let (values, state) = partial.split_at_mut(head_dim);
+        let state = state.first_chunk_mut().expect("two numbers after the values");
+        merge(values, state, &mixed[..head_dim], *stats);
+    }
+}
+
+/// Queries that are computed side by side: the largest number of those that kernels exist for.
+#[inline(always)]
+fn tile<V: Lanes>(rest: usize) -> usize {
+    [8, 4, 3, 2].into_iter().find(|size| *size <= rest && 2 * size <= V::SUMS).unwrap_or(1)
+}
+
+/// Calls `$kernel::<V, S, Q>` with a tile's size as a constant.
+macro_rules! with_tile {
+    ($size:expr, $kernel:ident::<$v:ty, $s:ty>($($arg:expr),* $(,)?)) => {
+        match $size {
+            8 => $kernel::<$v, $s, 8>($($arg),*),
+            4 => $kernel::<$v, $s, 4>($($arg),*),
+            3 => $kernel::<$v, $s, 3>($($arg),*),
+            2 => $kernel::<$v, $s, 2>($($arg),*),
+            _ => $kernel::<$v, $s, 1>($($arg),*),
+        }
+    };
+}
+
+/// Inner products of all queries with the pages that they see: page by page, so that memory is read in the order in which
+/// it lies.
+///
+/// # Safety
+/// The processor has `V`'s instruction set; the scratch is as [`attend`] makes it.
+#[inline(always)]
+unsafe fn score<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
+    let head_dim = run.queries.head_dim;
+    for page in run.numbers.clone() {
+        for kv_head in 0..run.queries.kv_heads {
+            let keys = run.block::<S>(Part::Keys, page, kv_head);
+            for (query, size) in tiles::<V>(run.queries, kv_head) {
+                // The first query sees furthest back, the last furthest on.
+                let seen = run.visible(query).start..run.visible(query + size - 1).end;
+                if on_page(&seen, page).is_empty() {
+                    continue;
+                }
+                let q = scratch.q[query * head_dim..][..size * head_dim].as_ptr();
+                let scores = &mut scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];
+                let scores = (scores[page * PAGE_TOKENS..].as_mut_ptr(), RUN_TOKENS);
+                // SAFETY: by this function's contract; the slices hold `size` rows.
+                unsafe { with_tile!(size, score_page::<V, S>(head_dim, q, keys, scores)) };
+            }
+        }
+    }
+}
+
+/// The part of a run's `range` that lies on a page, counted from the page's beginning.
+#[inline(always)]
+fn on_page(range: &Range<usize>, page: usize) -> Range<usize> {
+    let place = |position: usize| position.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+    place(range.start)..place(range.end)
+}
+
+/// The queries of a KV head in tiles: the first of each, and how many.
+#[inline(always)]
+fn tiles<V: Lanes>(queries: &Queries<'_>, kv_head: usize) -> impl Iterator<Item = (usize, usize)> + use<V> {
+    let end = (kv_head + 1) * queries.per_kv_head();
+    let mut query = kv_head * queries.per_kv_head();
+    std::iter::from_fn(move || {
+        let (first, size) = (query, tile::<V>(end - query));
+        query += size;
+        (first < end).then_some((first, size))
+    })
+}
+
+/// Makes weights of one query's scores; the largest score, and the sum of the weights.
+#[inline(always)]
+fn weigh(rule: ScoreRule, row: &mut [f32], visible: Range<usize>) -> [f32; 2] {
+    if visible.is_empty() {
+        return EMPTY;
+    }
+    // Whole pages, so that a position's lane does not depend on where the window begins.
+    let start = visible.start / PAGE_TOKENS * PAGE_TOKENS;
+    let row = &mut row[start..visible.end.next_multiple_of(PAGE_TOKENS)];
+    row.iter_mut().for_each(|score| *score *= rule.scale);
+    if let Some(cap) = rule.softcap {
+        softcap_body(row, cap);
+    }
+    row[..visible.start - start].fill(f32::NEG_INFINITY);
+    row[visible.end - start..].fill(f32::NEG_INFINITY);
+    let max = max_body(row);
+    exp_minus_body(row, max);
+    [max, sum_body(row)]
+}
+
+/// The largest of a multiple of 16 scores; NaN is passed over.
+#[inline(always)]
+fn max_body(row: &[f32]) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for block in row.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            largest[lane] = if block[lane] > largest[lane] { block[lane] } else { largest[lane] };
+        }
+    }
+    largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Values mixed by the weights: tiles together where all see a position, each query alone before and after.
+///
+/// # Safety
+/// The processor has `V`'s instruction set; the scratch is as [`attend`] makes it.
+#[inline(always)]
+unsafe fn mix<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
+    scratch.mixed.fill(0.0);
+    for page in run.numbers.clone() {
+        for kv_head in 0..run.queries.kv_heads {
+            let values = run.block::<S>(Part::Values, page, kv_head);
+            for (query, size) in tiles::<V>(run.queries, kv_head) {
+                let (first, last) = (run.visible(query), run.visible(query + size - 1));
+                let common = last.start..first.end.max(last.start);
+                let alone = |query: usize| {
+                    let own = run.visible(query);
+                    [own.start..own.end.min(common.start), own.start.max(common.end)..own.end]
+                };
+                // SAFETY: by this function's contract; the queries are those of a tile.
+                unsafe {
+                    if first != last {
+                        for query in query..query + size {
+                            let tokens = on_page(&alone(query)[0], page);
+                            mix_tile::<V, S>(run, scratch, (query, 1), values, page, tokens);
+                        }
+                    }
+                    mix_tile::<V, S>(run, scratch, (query, size), values, page, on_page(&common, page));
+                    if first != last {
+                        for query in query..query + size {
+                            let tokens = on_page(&alone(query)[1], page);
+                            mix_tile::<V, S>(run, scratch, (query, 1), values, page, tokens);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds tokens of a page for `size` queries from `query` on.
+///
+/// # Safety
+/// As [`mix`], and there are these queries.
+#[inline(always)]
+unsafe fn mix_tile<V: Lanes, S: Stored>(
+    run: &Run<'_>,
+    scratch: &mut Scratch,
+    (query, size): (usize, usize),
+    values: Block<S::Element>,
+    page: usize,
+    tokens: Range<usize>,
+) {
+    if tokens.is_empty() {
+        return;
+    }
+    let head_dim = run.queries.head_dim;
+    let stride = mixed_stride(head_dim);
+    let mixed = (scratch.mixed[query * stride..][..size * stride].as_mut_ptr(), stride);
+    let weights = &scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];
+    let weights = (weights[page * PAGE_TOKENS..].as_ptr(), RUN_TOKENS);
+    let tokens = (tokens.start, tokens.end);
+    // SAFETY: by this function's contract; the slices hold `size` rows.
+    unsafe { with_tile!(size, mix_page::<V, S>(head_dim, values, tokens, weights, mixed)) };
+}

@@ -1,0 +1,250 @@
+//! How a KV head's rows lie in a page, and how rows get there.
+//!
+//! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score needs no sum
+//! across lanes; values are `[PAGE_TOKENS][head_dim]`. In [`KvType::Q8_0`] these are signed bytes, followed by the scales in
+//! f16, `[block][PAGE_TOKENS]`: a token's row is cut into blocks of [`BLOCK`] values, the last of which may be shorter.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::lanes::Lanes;
+
+/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
+/// blocking, and so its rounding, is the same everywhere.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Values that share a scale.
+pub const BLOCK: usize = 32;
+
+/// How KV rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    F32,
+    #[default]
+    F16,
+    /// Signed bytes with an f16 scale for each 32 values.
+    Q8_0,
+}
+
+impl KvType {
+    /// All of them.
+    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
+
+    /// Bytes of one head's keys or values of one token.
+    pub const fn row_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::F32 => 4 * head_dim,
+            KvType::F16 => 2 * head_dim,
+            KvType::Q8_0 => head_dim + 2 * head_dim.div_ceil(BLOCK),
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Q8_0 => "q8_0",
+        }
+    }
+}
+
+/// Which half of a KV row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Keys,
+    Values,
+}
+
+impl Part {
+    /// Number of a token's value within the page's block.
+    #[inline(always)]
+    fn index(self, head_dim: usize, token: usize, dim: usize) -> usize {
+        match self {
+            Part::Keys => dim * PAGE_TOKENS + token,
+            Part::Values => token * head_dim + dim,
+        }
+    }
+}
+
+/// Writes one token's row into a head's block of a page, `PAGE_TOKENS * row_bytes` bytes.
+pub fn write_row(kv_type: KvType, part: Part, block: &mut [u8], token: usize, row: &[f32]) {
+    assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(row.len()), "the block of a head");
+    let at = |dim: usize| part.index(row.len(), token, dim);
+    match kv_type {
+        KvType::F32 => {
+            let values: &mut [f32] = bytemuck::cast_slice_mut(block);
+            row.iter().enumerate().for_each(|(dim, value)| values[at(dim)] = *value);
+        }
+        KvType::F16 => {
+            let values: &mut [u16] = bytemuck::cast_slice_mut(block);
+            let mut halves = [f16::ZERO; BLOCK];
+            for (index, row) in row.chunks(BLOCK).enumerate() {
+                let halves = &mut halves[..row.len()];
+                halves.convert_from_f32_slice(row);
+                for (offset, half) in halves.iter().enumerate() {
+                    values[at(index * BLOCK + offset)] = half.to_bits();
+                }
+            }
+        }
+        KvType::Q8_0 => {
+            let (codes, scales) = block.split_at_mut(PAGE_TOKENS * row.len());
+            let (codes, scales): (&mut [i8], &mut [u16]) =
+                (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(scales));
+            for (index, row) in row.chunks(BLOCK).enumerate() {
+                let (scale, quantized) = quantize(row);
+                scales[index * PAGE_TOKENS + token] = scale.to_bits();
+                for (offset, code) in quantized[..row.len()].iter().enumerate() {
+                    codes[at(index * BLOCK + offset)] = *code;
+                }
+            }
+        }
+    }
+}
+
+/// `code = round(x / scale)`, ties to even, `scale = max|x| / 127` rounded to f16; the nearest multiple of what is stored.
+/// What no f16 can scale (infinities, NaN, magnitudes above eight million) gets the scale NaN, so that a broken model shows.
+fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
+    let largest_bits = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+    let scale = f16::from_f32(f32::from_bits(largest_bits) / 127.0);
+    let mut codes = [0; BLOCK];
+    if !scale.is_finite() {
+        return (f16::NAN, codes);
+    }
+    if scale != f16::ZERO {
+        let inverse = 1.0 / scale.to_f32();
+        for (code, x) in codes.iter_mut().zip(row) {
+            // A scale that was rounded down, or has few bits left, would take the largest beyond a byte.
+            *code = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+        }
+    }
+    (scale, codes)
+}
+
+/// Reads one token's row back.
+pub fn read_row(kv_type: KvType, part: Part, block: &[u8], token: usize, row: &mut [f32]) {
+    let head_dim = row.len();
+    assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(head_dim), "the block of a head");
+    let half = |bits: u16| f16::from_bits(bits).to_f32();
+    for (dim, value) in row.iter_mut().enumerate() {
+        let at = part.index(head_dim, token, dim);
+        *value = match kv_type {
+            KvType::F32 => bytemuck::cast_slice::<_, f32>(block)[at],
+            KvType::F16 => half(bytemuck::cast_slice(block)[at]),
+            KvType::Q8_0 => {
+                let (codes, scales) = block.split_at(PAGE_TOKENS * head_dim);
+                let scale = half(bytemuck::cast_slice(scales)[dim / BLOCK * PAGE_TOKENS + token]);
+                f32::from(bytemuck::cast_slice::<_, i8>(codes)[at]) * scale
+            }
+        };
+    }
+}
+
+/// A stored type as the kernels see it.
+pub trait Stored {
+    type Element: Copy + Default;
+    /// Whether each block of a row is to be multiplied by a scale.
+    const SCALED: bool;
+
+    /// # Safety
+    /// The processor has `V`'s instruction set; 16 elements can be read.
+    unsafe fn load<V: Lanes>(from: *const Self::Element) -> V;
+}
+
+pub struct F32;
+pub struct F16;
+pub struct Q8;
+
+impl Stored for F32 {
+    type Element = f32;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: *const f32) -> V {
+        // SAFETY: by the trait's contract.
+        unsafe { V::load_f32(from) }
+    }
+}
+
+impl Stored for F16 {
+    type Element = f16;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: *const f16) -> V {
+        // SAFETY: by the trait's contract.
+        unsafe { V::load_f16(from) }
+    }
+}
+
+impl Stored for Q8 {
+    type Element = i8;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: *const i8) -> V {
+        // SAFETY: by the trait's contract.
+        unsafe { V::load_i8(from) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(kv_type: KvType, part: Part, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let len = PAGE_TOKENS * kv_type.row_bytes(rows[0].len());
+        let mut memory = vec![0u64; len.div_ceil(8)];
+        let block = &mut bytemuck::cast_slice_mut::<_, u8>(&mut memory)[..len];
+        for (token, row) in rows.iter().enumerate() {
+            write_row(kv_type, part, block, token, row);
+        }
+        let read = |token: usize| {
+            let mut row = vec![0.0; rows[0].len()];
+            read_row(kv_type, part, block, token, &mut row);
+            row
+        };
+        (0..rows.len()).map(read).collect()
+    }
+
+    #[test]
+    fn rows_come_back_to_the_precision_of_their_type() {
+        for head_dim in [4, 31, 32, 40, 80, 128] {
+            let row = |token: usize| {
+                (0..head_dim).map(|dim| ((token * 31 + dim * 7) as f32).sin() * (1 + token) as f32).collect()
+            };
+            let rows: Vec<Vec<f32>> = (0..PAGE_TOKENS).map(row).collect();
+            for part in [Part::Keys, Part::Values] {
+                assert_eq!(round_trip(KvType::F32, part, &rows), rows);
+                let halves = round_trip(KvType::F16, part, &rows);
+                let bytes = round_trip(KvType::Q8_0, part, &rows);
+                for ((row, halves), bytes) in rows.iter().zip(halves).zip(bytes) {
+                    for dim in 0..head_dim {
+                        assert_eq!(halves[dim], f16::from_f32(row[dim]).to_f32());
+                        let block = &row[dim / BLOCK * BLOCK..head_dim.min((dim / BLOCK + 1) * BLOCK)];
+                        let largest = block.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+                        assert!((bytes[dim] - row[dim]).abs() <= largest / 127.0 * 0.51, "{head_dim} {dim}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiny_and_broken_rows_have_a_defined_result() {
+        for tiny in [0.0, -0.0, 1e-9, 1e-45] {
+            assert_eq!(round_trip(KvType::Q8_0, Part::Keys, &[vec![tiny; 33]])[0], [0.0; 33]);
+        }
+        // Scales with few bits left: never beyond the byte.
+        let small = round_trip(KvType::Q8_0, Part::Values, &[vec![1.1e-5, -1.1e-5]]);
+        assert!(small[0].iter().all(|x| x.abs() > 5e-6 && x.abs() < 2e-5), "{small:?}");
+        for broken in [f32::NAN, f32::INFINITY, 1e7] {
+            let row = &round_trip(KvType::Q8_0, Part::Keys, &[vec![1.0, broken]])[0];
+            assert!(row.iter().all(|x| x.is_nan()), "{broken}");
+        }
+    }
+
+    #[test]
+    fn row_bytes_count_scales_of_short_blocks() {
+        assert_eq!([32, 33, 80, 128].map(|dim| KvType::Q8_0.row_bytes(dim)), [34, 37, 86, 136]);
+    }
+}

@@ -1,0 +1,218 @@
+//! The kernels against double precision, and every way of computing a row against every other, bit for bit.
+
+use super::*;
+use crate::runtime::kernel::isa::available;
+
+/// A sequence's keys and values for one KV head.
+struct History {
+    kv_type: KvType,
+    head_dim: usize,
+    /// Keys and values by page.
+    pages: Vec<[Vec<u64>; 2]>,
+    len: usize,
+}
+
+/// Uniform in -1..1 (xorshift).
+struct Random(u32);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0 as f32 / u32::MAX as f32 * 2.0 - 1.0
+    }
+
+    fn row(&mut self, len: usize, scale: f32) -> Vec<f32> {
+        (0..len).map(|_| self.next() * scale).collect()
+    }
+}
+
+impl History {
+    fn new(kv_type: KvType, head_dim: usize, len: usize) -> History {
+        let words = (PAGE_TOKENS * kv_type.row_bytes(head_dim)).div_ceil(8);
+        let pages = vec![[vec![0u64; words], vec![0u64; words]]; len.div_ceil(PAGE_TOKENS)];
+        let mut history = History { kv_type, head_dim, pages, len };
+        let mut random = Random(7 + len as u32);
+        for position in 0..len {
+            history.write(position, [random.row(head_dim, 2.0), random.row(head_dim, 1.0)]);
+        }
+        // What lies behind the last token is not zero in general.
+        for position in len..len.next_multiple_of(PAGE_TOKENS) {
+            history.write(position, [vec![f32::NAN; head_dim], vec![f32::INFINITY; head_dim]]);
+        }
+        history
+    }
+
+    fn bytes(&self) -> usize {
+        PAGE_TOKENS * self.kv_type.row_bytes(self.head_dim)
+    }
+
+    fn write(&mut self, position: usize, rows: [Vec<f32>; 2]) {
+        let (kv_type, bytes) = (self.kv_type, self.bytes());
+        let page = &mut self.pages[position / PAGE_TOKENS];
+        for ((part, words), row) in [Part::Keys, Part::Values].into_iter().zip(page).zip(rows) {
+            let block = &mut bytemuck::cast_slice_mut(words)[..bytes];
+            write_row(kv_type, part, block, position % PAGE_TOKENS, &row);
+        }
+    }
+
+    fn page(&self, number: usize) -> HeadPage<'_> {
+        let [keys, values] = &self.pages[number];
+        let bytes = |words| &bytemuck::cast_slice::<u64, u8>(words)[..self.bytes()];
+        HeadPage { keys: bytes(keys), values: bytes(values) }
+    }
+
+    fn read(&self, part: Part, position: usize) -> Vec<f32> {
+        let mut row = vec![0.0; self.head_dim];
+        let page = self.page(position / PAGE_TOKENS);
+        let block = if part == Part::Keys { page.keys } else { page.values };
+        read_row(self.kv_type, part, block, position % PAGE_TOKENS, &mut row);
+        row
+    }
+}
+
+/// A layer's queries for a whole history.
+struct Case {
+    history: History,
+    heads: usize,
+    window: Option<usize>,
+    rule: ScoreRule,
+    sink: Option<f32>,
+    /// `[position][heads][head_dim]`.
+    q: Vec<f32>,
+}
+
+impl Case {
+    fn new(history: History, heads: usize, window: Option<usize>, softcap: Option<f32>) -> Case {
+        let q = Random(99).row(history.len * heads * history.head_dim, 2.0);
+        let rule = ScoreRule { scale: 1.0 / (history.head_dim as f32).sqrt(), softcap };
+        Case { sink: window.map(|window| window as f32 / 50.0 - 1.0), history, heads, window, rule, q }
+    }
+
+    /// Rows `rows`, each run by itself when `split`.
+    fn attend(&self, isa: Isa, rows: Range<usize>, split: bool) -> Vec<f32> {
+        let (heads, head_dim) = (self.heads, self.history.head_dim);
+        let queries = Queries {
+            q: &self.q[rows.start * heads * head_dim..],
+            row_stride: heads * head_dim,
+            rows: rows.len(),
+            kv_heads: 1,
+            heads,
+            head_dim,
+            start: rows.start,
+            window: self.window,
+            rule: self.rule,
+            kv_type: self.history.kv_type,
+        };
+        let len = partial_len(head_dim);
+        let slot_len = rows.len() * heads * len;
+        let runs = queries.runs();
+        let parts: Vec<_> = match split {
+            true => runs.map(|run| run..run + 1).collect(),
+            false => vec![runs],
+        };
+        let mut partials = vec![f32::NAN; parts.len() * slot_len];
+        let mut scratch = Scratch::default();
+        for (runs, slot) in parts.into_iter().zip(partials.chunks_exact_mut(slot_len)) {
+            attend(isa, &queries, runs, &|number| self.history.page(number), &mut scratch, slot);
+        }
+        let mut out = vec![f32::NAN; rows.len() * heads * head_dim];
+        for (query, out) in out.chunks_exact_mut(head_dim).enumerate() {
+            finish(isa, &partials[query * len..], slot_len, self.sink, out);
+        }
+        out
+    }
+
+    /// One query in double precision, on the rows as they are stored.
+    fn exact(&self, position: usize, head: usize) -> Vec<f64> {
+        let head_dim = self.history.head_dim;
+        let q = &self.q[(position * self.heads + head) * head_dim..][..head_dim];
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let score = |at: usize| {
+            let key = self.history.read(Part::Keys, at);
+            let dot: f64 = q.iter().zip(key).map(|(q, key)| f64::from(*q) * f64::from(key)).sum();
+            let score = dot * f64::from(self.rule.scale);
+            self.rule.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
+        };
+        let weights: Vec<f64> = (first..=position).map(score).collect();
+        let sum = weights.iter().sum::<f64>() + self.sink.map_or(0.0, |sink| f64::from(sink).exp());
+        let mut out = vec![0.0; head_dim];
+        for (at, weight) in (first..=position).zip(weights) {
+            for (out, value) in out.iter_mut().zip(self.history.read(Part::Values, at)) {
+                *out += weight / sum * f64::from(value);
+            }
+        }
+        out
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn cases(len: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kv_type in KvType::ALL {
+        for (head_dim, heads) in [(64, 1), (24, 2), (40, 3), (128, 2), (8, 7)] {
+            for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
+            {
+                cases.push(Case::new(History::new(kv_type, head_dim, len), heads, window, softcap));
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn agrees_with_double_precision() {
+    for case in cases(if cfg!(miri) { 40 } else { 530 }) {
+        let len = case.history.len;
+        let rows = [0, 1, 31, 32, 255, 256, 257, 511, 512, 529];
+        for row in rows.into_iter().filter(|row| *row < len) {
+            let out = case.attend(isa::isa(), row..row + 1, false);
+            for (head, out) in out.chunks_exact(case.history.head_dim).enumerate() {
+                for (out, exact) in out.iter().zip(case.exact(row, head)) {
+                    let name = case.history.kv_type.name();
+                    assert!((f64::from(*out) - exact).abs() < 2e-6, "{name} row {row}: {out}, not {exact}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_chunks_and_splits_change_no_bit() {
+    // Every third case has every type, shape and window in it, if not all of their combinations.
+    for case in cases(if cfg!(miri) { 40 } else { 330 }).into_iter().step_by(3) {
+        let (len, width) = (case.history.len, case.heads * case.history.head_dim);
+        let scalar = case.attend(Isa::Scalar, 0..len, false);
+        assert!(scalar.iter().all(|value| value.is_finite()), "what is not seen must not be read");
+        for isa in available() {
+            assert!(same_bits(&case.attend(isa, 0..len, false), &scalar), "{isa:?}");
+            assert!(same_bits(&case.attend(isa, 0..len, true), &scalar), "{isa:?} split");
+            for (start, count) in [(0, 1), (17, 40), (250, 13), (len - 1, 1), (len - 37, 37)] {
+                let rows = start.min(len)..(start + count).min(len);
+                let expected = &scalar[rows.start * width..rows.end * width];
+                for split in [false, true] {
+                    let got = case.attend(isa, rows.clone(), split);
+                    assert!(same_bits(&got, expected), "{isa:?} rows {rows:?} split {split}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_broken_token_is_seen_by_those_after_it_only() {
+    for kv_type in KvType::ALL {
+        let mut history = History::new(kv_type, 32, 100);
+        history.write(50, [vec![f32::NAN; 32], vec![f32::INFINITY; 32]]);
+        let case = Case::new(history, 2, Some(20), None);
+        let out = case.attend(isa::isa(), 0..100, false);
+        for (row, out) in out.chunks(64).enumerate() {
+            let sees = (50..70).contains(&row);
+            assert_eq!(out.iter().any(|value| !value.is_finite()), sees, "{} row {row}", kv_type.name());
+        }
+    }
+}

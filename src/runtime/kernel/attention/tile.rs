@@ -1,0 +1,231 @@
+//! The two products of attention, for a few queries at a time whose sums stay in registers.
+//!
+//! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over tokens for a
+//! mixed value, so neither the number of queries side by side nor the width of the registers shows in the result.
+
+use half::f16;
+
+use super::lanes::Lanes;
+use super::stored::{BLOCK, PAGE_TOKENS, Stored};
+use crate::runtime::kernel::wide::LANES;
+
+/// Registers of 16 that a page's scores take.
+const PAGE_LANES: usize = PAGE_TOKENS / LANES;
+
+/// One head's keys or values of a page: its elements, and where they have scales, those.
+#[derive(Clone, Copy)]
+pub struct Block<E> {
+    pub elements: *const E,
+    pub scales: *const f16,
+}
+
+impl<E> Block<E> {
+    /// Panics when the bytes are too few or not aligned for `E`.
+    pub fn new<S: Stored<Element = E>>(bytes: &[u8], head_dim: usize) -> Self {
+        let elements = PAGE_TOKENS * head_dim * size_of::<E>();
+        let scales = if S::SCALED { 2 * PAGE_TOKENS * head_dim.div_ceil(BLOCK) } else { 0 };
+        assert_eq!(bytes.len(), elements + scales, "the block of a head");
+        assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<E>()), "aligned elements");
+        assert!(!S::SCALED || elements.is_multiple_of(2), "aligned scales");
+        Block { elements: bytes.as_ptr().cast(), scales: bytes[elements..].as_ptr().cast() }
+    }
+}
+
+/// `scores[query][token] = q[query] . keys[token]` for the tokens of one page.
+///
+/// `q` points to `Q` rows of `head_dim` numbers, `scores` to the first of `Q` rows that are `stride` apart.
+///
+/// # Safety
+/// The processor has `V`'s instruction set; `keys` is a [`Block`] of `head_dim`; the rows can be read and written.
+#[inline(always)]
+pub unsafe fn score_page<V: Lanes, S: Stored, const Q: usize>(
+    head_dim: usize,
+    q: *const f32,
+    keys: Block<S::Element>,
+    (scores, stride): (*mut f32, usize),
+) {
+    // SAFETY: by this function's contract; coordinates stay below `head_dim`, blocks below their number.
+    unsafe {
+        let mut sums = [[V::zero(); PAGE_LANES]; Q];
+        let per_scale = if S::SCALED { BLOCK } else { head_dim };
+        for block in 0..head_dim.div_ceil(per_scale) {
+            let mut parts = [[V::zero(); PAGE_LANES]; Q];
+            for dim in block * per_scale..head_dim.min((block + 1) * per_scale) {
+                let key = keys.elements.add(dim * PAGE_TOKENS);
+                let key: [V; PAGE_LANES] = std::array::from_fn(|lane| S::load(key.add(lane * LANES)));
+                for query in 0..Q {
+                    let q = V::splat(*q.add(query * head_dim + dim));
+                    for lane in 0..PAGE_LANES {
+                        parts[query][lane] = parts[query][lane].fma(q, key[lane]);
+                    }
+                }
+            }
+            if S::SCALED {
+                let scale = keys.scales.add(block * PAGE_TOKENS);
+                let scale: [V; PAGE_LANES] = std::array::from_fn(|lane| V::load_f16(scale.add(lane * LANES)));
+                for query in 0..Q {
+                    for lane in 0..PAGE_LANES {
+                        sums[query][lane] = sums[query][lane].fma(parts[query][lane], scale[lane]);
+                    }
+                }
+            } else {
+                sums = parts;
+            }
+        }
+        for query in 0..Q {
+            for lane in 0..PAGE_LANES {
+                sums[query][lane].store(scores.add(query * stride + lane * LANES));
+            }
+        }
+    }
+}
+
+/// Adds `weights[query][token] * values[token]` to `mixed[query]`, for tokens `from..to` of one page.
+///
+/// `weights` points to the first query's weights of this page, the others' are `weight_stride` apart; `mixed` to `Q` rows
+/// `mixed_stride` apart, each long enough for whole registers.
+///
+/// # Safety
+/// The processor has `V`'s instruction set; `values` is a [`Block`] of `head_dim`; `to` is at most [`PAGE_TOKENS`]; the rows
+/// can be read and written.
+#[inline(always)]
+pub unsafe fn mix_page<V: Lanes, S: Stored, const Q: usize>(
+    head_dim: usize,
+    values: Block<S::Element>,
+    (from, to): (usize, usize),
+    (weights, weight_stride): (*const f32, usize),
+    (mixed, mixed_stride): (*mut f32, usize),
+) {
+    let registers = head_dim / LANES;
+    let mut register = 0;
+    let call = Mix::<S> { head_dim, values, from, to, weights, weight_stride, mixed, mixed_stride };
+    // SAFETY: by this function's contract; the registers lie within the row.
+    unsafe {
+        if 4 * Q <= V::SUMS {
+            while register + 4 <= registers {
+                call.registers::<V, Q, 4>(register);
+                register += 4;
+            }
+        }
+        if 2 * Q <= V::SUMS {
+            while register + 2 <= registers {
+                call.registers::<V, Q, 2>(register);
+                register += 2;
+            }
+        }
+        while register < registers {
+            call.registers::<V, Q, 1>(register);
+            register += 1;
+        }
+        if registers * LANES < head_dim {
+            call.tail::<V, Q>();
+        }
+    }
+}
+
+/// The arguments of [`mix_page`].
+struct Mix<S: Stored> {
+    head_dim: usize,
+    values: Block<S::Element>,
+    from: usize,
+    to: usize,
+    weights: *const f32,
+    weight_stride: usize,
+    mixed: *mut f32,
+    mixed_stride: usize,
+}
+
+/// Weights of one page with the scales of a block multiplied in.
+type Scaled<const Q: usize> = [[f32; PAGE_TOKENS]; Q];
+
+impl<S: Stored> Mix<S> {
+    /// `N` registers of each row, from number `first` on; with scales, an even number or a single one.
+    ///
+    /// # Safety
+    /// As [`mix_page`]; the registers lie within the row.
+    #[inline(always)]
+    unsafe fn registers<V: Lanes, const Q: usize, const N: usize>(&self, first: usize) {
+        const PER_BLOCK: usize = BLOCK / LANES;
+        // SAFETY: by this function's contract.
+        unsafe {
+            let scaled = self.scaled::<V, Q>(first / PER_BLOCK);
+            let scaled_next = if N > PER_BLOCK { self.scaled::<V, Q>(first / PER_BLOCK + 1) } else { scaled };
+            let mut sums: [[V; N]; Q] = std::array::from_fn(|query| {
+                std::array::from_fn(|n| {
+                    V::load_f32(self.mixed.add(query * self.mixed_stride + (first + n) * LANES))
+                })
+            });
+            for token in self.from..self.to {
+                let row = self.values.elements.add(token * self.head_dim + first * LANES);
+                let row: [V; N] = std::array::from_fn(|n| S::load(row.add(n * LANES)));
+                for query in 0..Q {
+                    if S::SCALED {
+                        for n in 0..N {
+                            let scaled = if n < PER_BLOCK { &scaled } else { &scaled_next };
+                            let weight = V::splat(*scaled.get_unchecked(query).get_unchecked(token));
+                            sums[query][n] = sums[query][n].fma(weight, row[n]);
+                        }
+                    } else {
+                        let weight = V::splat(*self.weights.add(query * self.weight_stride + token));
+                        for n in 0..N {
+                            sums[query][n] = sums[query][n].fma(weight, row[n]);
+                        }
+                    }
+                }
+            }
+            for query in 0..Q {
+                for n in 0..N {
+                    sums[query][n].store(self.mixed.add(query * self.mixed_stride + (first + n) * LANES));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`mix_page`]; `block` is one of the row's.
+    #[inline(always)]
+    unsafe fn scaled<V: Lanes, const Q: usize>(&self, block: usize) -> Scaled<Q> {
+        let mut scaled = [[0.0; PAGE_TOKENS]; Q];
+        if S::SCALED {
+            // SAFETY: by this function's contract.
+            unsafe {
+                let scales = self.values.scales.add(block * PAGE_TOKENS);
+                for lane in 0..PAGE_LANES {
+                    let scale = V::load_f16(scales.add(lane * LANES));
+                    for query in 0..Q {
+                        let weights = self.weights.add(query * self.weight_stride + lane * LANES);
+                        V::load_f32(weights).mul(scale).store(scaled[query].as_mut_ptr().add(lane * LANES));
+                    }
+                }
+            }
+        }
+        scaled
+    }
+
+    /// The coordinates after the last whole register.
+    ///
+    /// # Safety
+    /// As [`mix_page`].
+    #[inline(always)]
+    unsafe fn tail<V: Lanes, const Q: usize>(&self) {
+        let start = self.head_dim / LANES * LANES;
+        // SAFETY: by this function's contract; only elements below `head_dim` are read.
+        unsafe {
+            let scaled = self.scaled::<V, Q>(start / BLOCK);
+            let mut padded = [S::Element::default(); LANES];
+            for token in self.from..self.to {
+                let row = self.values.elements.add(token * self.head_dim + start);
+                std::ptr::copy_nonoverlapping(row, padded.as_mut_ptr(), self.head_dim - start);
+                let row: V = S::load(padded.as_ptr());
+                for query in 0..Q {
+                    let weight = match S::SCALED {
+                        true => scaled[query][token],
+                        false => *self.weights.add(query * self.weight_stride + token),
+                    };
+                    let sum = self.mixed.add(query * self.mixed_stride + start);
+                    V::load_f32(sum).fma(V::splat(weight), row).store(sum);
+                }
+            }
+        }
+    }
+}

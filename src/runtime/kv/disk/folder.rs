@@ -1,0 +1,372 @@
+//! Where pages lie: `<root>/<fingerprint>/<two digits>/<name>-<group>.kv`, written beside and renamed.
+//!
+//! A file is either absent or as it was written, save for power failures: nothing is synced but the manifest. Pages are a
+//! cache under a checksum (a torn one is computed anew), the conversation they belong to is synced elsewhere, and
+//! syncing half a gigabyte per turn would keep the disk busy for seconds.
+//! Only files whose place and name this file has made up are ever counted or removed, so a root that holds other things
+//! keeps them. The time of modification is the time of the last use, of all processes that share the root.
+
+use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::page::{self, FORMAT_VERSION};
+use super::{MissingReason, PageKey, PageLabel, PageName};
+use crate::runtime::private_files::{private_file, private_folder};
+
+const MANIFEST: &str = "manifest.json";
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+const EXTENSION: &str = ".kv";
+/// Files that are being written begin so.
+const UNFINISHED: &str = ".new-";
+/// What a crash left of those is removed after this time.
+const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
+/// Uses within this time count as one use, so that within it the pages deepest in their sequences are removed first:
+/// without the pages before it a page is worth nothing.
+const SAME_USE: Duration = Duration::from_secs(60);
+
+/// The pages of one fingerprint.
+#[derive(Debug)]
+pub struct Folder {
+    root: PathBuf,
+    path: PathBuf,
+    manifest: Value,
+}
+
+/// A page's file, found by walking.
+#[derive(Debug)]
+pub struct Found {
+    pub path: PathBuf,
+    pub key: PageKey,
+    pub num_bytes: u64,
+    pub last_use: SystemTime,
+}
+
+impl Folder {
+    pub fn new(root: PathBuf, fingerprint: &str, description: &Value) -> Self {
+        let manifest = json!({
+            "schema": "llmctl.kv.v1",
+            "page_format": FORMAT_VERSION,
+            "fingerprint": fingerprint,
+            "made_of": description,
+        });
+        Self { path: root.join(fingerprint), root, manifest }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the folder is of this fingerprint; one that does not exist yet is fine.
+    ///
+    /// # Errors
+    /// Says what the manifest there is instead, or why it cannot be read.
+    pub fn check_manifest(&self) -> Result<(), String> {
+        let path = self.path.join(MANIFEST);
+        let found = match read_manifest(&path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        match serde_json::from_slice::<Value>(&found) {
+            Ok(found) if found == self.manifest => Ok(()),
+            Ok(_) => Err(format!(
+                "{} is not of this model; remove {} to begin anew",
+                path.display(),
+                self.path.display()
+            )),
+            Err(error) => {
+                Err(format!("{}: {error}; remove {} to begin anew", path.display(), self.path.display()))
+            }
+        }
+    }
+
+    /// Makes the folder and its manifest, where they are not yet.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn prepare(&self) -> io::Result<()> {
+        private_folder(&self.path, true)?;
+        let manifest = self.path.join(MANIFEST);
+        if manifest.exists() {
+            return Ok(());
+        }
+        let text = format!("{:#}\n", self.manifest);
+        replace(&self.path, &manifest, |file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        })
+    }
+
+    fn page_path(&self, key: PageKey) -> PathBuf {
+        let name = key.name.to_string();
+        self.path.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
+    }
+
+    /// Writes a page, over whatever has its name.
+    ///
+    /// # Errors
+    /// Those of the file system; nothing but what was there is there then.
+    pub fn write(&self, label: &PageLabel, payload: &[u8]) -> io::Result<()> {
+        match self.try_write(label, payload) {
+            // Another process has just removed what it found empty.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.prepare()?;
+                self.try_write(label, payload)
+            }
+            written => written,
+        }
+    }
+
+    fn try_write(&self, label: &PageLabel, payload: &[u8]) -> io::Result<()> {
+        let path = self.page_path(label.key);
+        let fan_out = path.parent().unwrap_or(&self.path);
+        match private_folder(fan_out, false) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        replace(fan_out, &path, |file| {
+            page::write(file, label, payload)?;
+            file.set_times(used_now(label.depth))
+        })
+    }
+
+    /// Reads and checks a page, and marks it as used.
+    ///
+    /// # Errors
+    /// [`MissingReason`].
+    pub fn read(&self, label: &PageLabel, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
+        let path = self.page_path(label.key);
+        let io = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => MissingReason::Absent,
+            _ => MissingReason::Io(format!("{}: {error}", path.display())),
+        };
+        // Asked before opening: opening a pipe would wait for a writer.
+        if !fs::metadata(&path).map_err(io)?.is_file() {
+            return Err(MissingReason::Io(format!("{}: not a regular file", path.display())));
+        }
+        let mut file = File::open(&path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        let payload = page::read(&mut file, len, label, num_bytes)?;
+        drop(file.set_times(used_now(label.depth))); // a folder that cannot be changed is not cleaned up either
+        Ok(payload)
+    }
+
+    /// Marks a page as used. Where that fails, it is removed the earlier.
+    pub fn touch(&self, key: PageKey, depth: u32) {
+        let file = File::open(self.page_path(key));
+        drop(file.and_then(|file| file.set_times(used_now(depth))));
+    }
+
+    /// Removes a page's file. False when it is still there.
+    pub fn remove(&self, key: PageKey) -> bool {
+        match fs::remove_file(self.page_path(key)) {
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+            Ok(()) => true,
+        }
+    }
+
+    /// The pages of this fingerprint, from the names of files alone.
+    ///
+    /// # Errors
+    /// Those of the file system, but for a folder that does not exist.
+    pub fn list(&self) -> io::Result<Vec<PageKey>> {
+        let file = |entry: &DirEntry, key| entry.file_type().is_ok_and(|kind| kind.is_file()).then_some(key);
+        match walk(&self.path, &AtomicBool::new(false), file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            listed => listed,
+        }
+    }
+
+    /// The pages of all fingerprints below the root, without what cannot be read. Incomplete once `stop` is set.
+    pub fn list_all(&self, stop: &AtomicBool) -> Vec<Found> {
+        let Ok(entries) = fs::read_dir(&self.root) else { return Vec::new() };
+        let folders = entries.filter_map(Result::ok).filter(is_folder);
+        folders.flat_map(|folder| walk(&folder.path(), stop, Found::measure).unwrap_or_default()).collect()
+    }
+
+    pub fn is_ours(&self, found: &Found) -> bool {
+        found.path.starts_with(&self.path)
+    }
+
+    /// Removes a page's file and the folders that it leaves empty. A file that is gone already is fine.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove_found(&self, found: &Found) -> io::Result<()> {
+        match fs::remove_file(&found.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let Some(fan_out) = found.path.parent() else { return Ok(()) };
+        if fs::remove_dir(fan_out).is_ok()
+            && !self.is_ours(found)
+            && let Some(folder) = fan_out.parent()
+        {
+            remove_if_only_manifest(folder);
+        }
+        Ok(())
+    }
+}
+
+fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Times of a page that is used now by a sequence that has `depth` pages before it.
+fn used_now(depth: u32) -> FileTimes {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let use_number = since_1970.as_secs() / SAME_USE.as_secs();
+    let time = Duration::from_secs(use_number * SAME_USE.as_secs());
+    let time = time.saturating_sub(Duration::from_millis(u64::from(depth)));
+    FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + time)
+}
+
+/// Fills a new file in `folder` and renames it to `path`; leaves nothing when that fails.
+fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let (unfinished, mut file) = new_file(folder)?;
+    let filled = fill(&mut file).and_then(|()| fs::rename(&unfinished, path));
+    if filled.is_err() {
+        drop(fs::remove_file(&unfinished)); // else removed as a leftover
+    }
+    filled
+}
+
+/// A file of a name that nobody has. Process ids are not enough: containers that share a folder count their own.
+fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    const ATTEMPTS: usize = 1000;
+    for _ in 0..ATTEMPTS {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{UNFINISHED}{}-{count}", std::process::id()));
+        match private_file(OpenOptions::new().write(true).create_new(true), &path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+            Ok(file) => return Ok((path, file)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+impl Found {
+    fn measure(entry: &DirEntry, key: PageKey) -> Option<Self> {
+        let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use })
+    }
+}
+
+/// What `take` makes of the pages below one fingerprint's folder. Removes old leftovers on the way.
+fn walk<T>(
+    folder: &Path,
+    stop: &AtomicBool,
+    take: impl Fn(&DirEntry, PageKey) -> Option<T>,
+) -> io::Result<Vec<T>> {
+    let mut taken = Vec::new();
+    for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        match entry.file_name().to_str() {
+            Some(name) if is_fan_out(name) && is_folder(&entry) => {
+                let Ok(files) = fs::read_dir(entry.path()) else { continue };
+                let page = |file: DirEntry| take(&file, page_key(name, &file)?);
+                taken.extend(files.filter_map(Result::ok).filter_map(page));
+            }
+            Some(name) if is_unfinished(name) => remove_if_old(&entry),
+            _ => {}
+        }
+    }
+    Ok(taken)
+}
+
+fn is_folder(entry: &DirEntry) -> bool {
+    entry.file_type().is_ok_and(|kind| kind.is_dir())
+}
+
+fn is_fan_out(name: &str) -> bool {
+    name.len() == 2 && name.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The page that an entry of a fan-out folder has the name of.
+fn page_key(fan_out: &str, entry: &DirEntry) -> Option<PageKey> {
+    let name = entry.file_name();
+    let name = name.to_str()?;
+    if is_unfinished(name) {
+        remove_if_old(entry);
+    }
+    parse_file_name(name).filter(|_| name.starts_with(fan_out))
+}
+
+fn is_unfinished(name: &str) -> bool {
+    let numbers = name.strip_prefix(UNFINISHED).and_then(|rest| rest.split_once('-'));
+    numbers.is_some_and(|(process, count)| process.parse::<u32>().is_ok() && count.parse::<u64>().is_ok())
+}
+
+fn remove_if_old(entry: &DirEntry) {
+    let Ok(metadata) = entry.metadata() else { return };
+    let age = metadata.modified().ok().and_then(|written| written.elapsed().ok());
+    if metadata.is_file() && age.is_some_and(|age| age > LEFTOVER_AGE) {
+        drop(fs::remove_file(entry.path()));
+    }
+}
+
+fn remove_if_only_manifest(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    if entries.filter_map(Result::ok).all(|entry| entry.file_name() == MANIFEST) {
+        drop(fs::remove_file(folder.join(MANIFEST)));
+        drop(fs::remove_dir(folder));
+    }
+}
+
+/// Only the spelling that `page_path` writes.
+fn parse_file_name(name: &str) -> Option<PageKey> {
+    let (hex, group) = name.strip_suffix(EXTENSION)?.split_once('-')?;
+    let key = PageKey { name: PageName::from_hex(hex)?, group: group.parse().ok()? };
+    (key.group.to_string() == group).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_spelling_is_a_page() {
+        let hex = "0123456789abcdef".repeat(4);
+        let key = parse_file_name(&format!("{hex}-12.kv")).expect("a page");
+        assert_eq!((key.name.to_string(), key.group), (hex.clone(), 12));
+        for bad in [
+            format!("{hex}-12"),
+            format!("{hex}.kv"),
+            format!("{hex}-012.kv"),
+            format!("{hex}-+1.kv"),
+            format!("{hex}-256.kv"),
+            format!("{}-1.kv", &hex[1..]),
+            format!("{}-1.kv", hex.to_uppercase()),
+            format!("{hex}-1.kv.new"),
+        ] {
+            assert!(parse_file_name(&bad).is_none(), "{bad}");
+        }
+        assert!(is_unfinished(".new-12-0"));
+        assert!(!is_unfinished(".new-12") && !is_unfinished(".new-a-b") && !is_unfinished("new-1-2"));
+    }
+
+    #[test]
+    fn deeper_pages_count_as_used_earlier() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let modified = |depth| {
+            let path = folder.path().join("file");
+            let file = File::create(&path).expect("created");
+            file.set_times(used_now(depth)).expect("ours");
+            fs::metadata(&path).and_then(|metadata| metadata.modified()).expect("known")
+        };
+        assert!(modified(1) < modified(0) && modified(100) < modified(2));
+        assert!(modified(0) <= SystemTime::now());
+    }
+}

@@ -1,0 +1,292 @@
+//! One page's file, as bytes: a header that says which page it is, the payload, a checksum over both.
+//!
+//! All numbers are little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | `llmctlKV` |
+//! | 4 | [`FORMAT_VERSION`] |
+//! | 4 | group |
+//! | 4 | number of tokens `n` |
+//! | 4 | 1 with a parent, 0 without |
+//! | 8 | bytes of payload `p` |
+//! | 32 | name |
+//! | 32 | parent's name, zeros without |
+//! | 4 `n` | tokens |
+//! | `p` | payload |
+//! | 4 | CRC-32 (ISO 3309) of everything before |
+//!
+//! The header of a page that is asked for is known before the file is opened, so it is compared as a whole, and nothing
+//! is allocated by what a file says. The checksum is looked at first: a file that is damaged says nothing about its page.
+
+use std::io::{self, Read, Write};
+use std::ops::Range;
+
+use super::{MissingReason, PageLabel};
+
+/// Version of the file format and of the folders' layout.
+pub const FORMAT_VERSION: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"llmctlKV";
+const CRC_BYTES: usize = 4;
+
+const FORMAT: Range<usize> = 0..12;
+const GROUP: Range<usize> = 12..16;
+const NUM_TOKENS: Range<usize> = 16..20;
+const HAS_PARENT: Range<usize> = 20..24;
+const NUM_BYTES: Range<usize> = 24..32;
+const NAME: Range<usize> = 32..64;
+const PARENT: Range<usize> = 64..96;
+const TOKENS_START: usize = 96;
+
+/// Length of the file that holds a payload of `num_bytes`.
+pub fn file_len(label: &PageLabel, num_bytes: usize) -> u64 {
+    whole_len(label.tokens.len() as u64, num_bytes as u64)
+}
+
+fn whole_len(num_tokens: u64, num_bytes: u64) -> u64 {
+    let header = (TOKENS_START + CRC_BYTES) as u64;
+    header.saturating_add(num_tokens.saturating_mul(4)).saturating_add(num_bytes)
+}
+
+fn header(label: &PageLabel, num_bytes: usize) -> Vec<u8> {
+    let mut header = vec![0; TOKENS_START];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    header[GROUP].copy_from_slice(&u32::from(label.key.group).to_le_bytes());
+    header[NUM_TOKENS].copy_from_slice(&(label.tokens.len() as u32).to_le_bytes());
+    header[NUM_BYTES].copy_from_slice(&(num_bytes as u64).to_le_bytes());
+    header[NAME].copy_from_slice(&label.key.name.0);
+    if let Some(parent) = label.parent {
+        header[HAS_PARENT].copy_from_slice(&1u32.to_le_bytes());
+        header[PARENT].copy_from_slice(&parent.0);
+    }
+    header.extend(label.tokens.iter().flat_map(|token| token.to_le_bytes()));
+    header
+}
+
+/// # Errors
+/// Those of `file`; part of the page may have been written.
+pub fn write(file: &mut impl Write, label: &PageLabel, payload: &[u8]) -> io::Result<()> {
+    let header = header(label, payload.len());
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&header);
+    crc.update(payload);
+    file.write_all(&header)?;
+    file.write_all(payload)?;
+    file.write_all(&crc.finalize().to_le_bytes())
+}
+
+/// The payload of the page that `label` names, of `num_bytes`, out of a file that is `len` bytes long.
+///
+/// # Errors
+/// [`MissingReason`], never `Absent`: the file is not exactly what [`write`] makes of this page.
+pub fn read(
+    file: &mut impl Read,
+    len: u64,
+    label: &PageLabel,
+    num_bytes: usize,
+) -> Result<Vec<u8>, MissingReason> {
+    let expected = header(label, num_bytes);
+    if len != file_len(label, num_bytes) {
+        return Err(wrong_length(file, len, file_len(label, num_bytes)));
+    }
+    let mut found = vec![0; expected.len()];
+    file.read_exact(&mut found).map_err(unreadable)?;
+    let payload = read_payload(file, num_bytes)?;
+    let mut stored = [0; CRC_BYTES];
+    file.read_exact(&mut stored).map_err(unreadable)?;
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&found);
+    crc.update(&payload);
+    if crc.finalize() != u32::from_le_bytes(stored) {
+        return Err(MissingReason::Damaged("the checksum is wrong".to_owned()));
+    }
+    if found != expected {
+        return Err(MissingReason::Mismatch(difference(&found, &expected)));
+    }
+    Ok(payload)
+}
+
+fn read_payload(file: &mut impl Read, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
+    let mut payload = Vec::new();
+    payload.try_reserve_exact(num_bytes).map_err(|error| MissingReason::Io(error.to_string()))?;
+    file.take(num_bytes as u64).read_to_end(&mut payload).map_err(unreadable)?;
+    if payload.len() == num_bytes {
+        Ok(payload)
+    } else {
+        Err(unreadable(io::ErrorKind::UnexpectedEof.into()))
+    }
+}
+
+fn unreadable(error: io::Error) -> MissingReason {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => MissingReason::Damaged("the file ends too early".to_owned()),
+        _ => MissingReason::Io(error.to_string()),
+    }
+}
+
+/// A file of another length is a page of another size if it says so itself, and damaged otherwise.
+fn wrong_length(file: &mut impl Read, len: u64, expected: u64) -> MissingReason {
+    let message = format!("the file has {len} bytes instead of {expected}");
+    let mut found = [0; TOKENS_START];
+    if let Err(error) = file.read_exact(&mut found) {
+        return match unreadable(error) {
+            MissingReason::Damaged(_) => MissingReason::Damaged(message),
+            other => other,
+        };
+    }
+    let num_tokens = number(&found[NUM_TOKENS]);
+    let num_bytes = number(&found[NUM_BYTES]);
+    if found.starts_with(MAGIC) && whole_len(num_tokens, num_bytes) == len {
+        MissingReason::Mismatch(message)
+    } else {
+        MissingReason::Damaged(message)
+    }
+}
+
+fn number(little_endian: &[u8]) -> u64 {
+    little_endian.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// What an intact file has that differs from what was asked for.
+fn difference(found: &[u8], expected: &[u8]) -> String {
+    let fields = [
+        (FORMAT, "format"),
+        (GROUP, "group"),
+        (NUM_TOKENS, "number of tokens"),
+        (HAS_PARENT, "parent"),
+        (NUM_BYTES, "length"),
+        (NAME, "name"),
+        (PARENT, "parent"),
+    ];
+    let differs = |range: &Range<usize>| found[range.clone()] != expected[range.clone()];
+    let what = fields.iter().find(|(range, _)| differs(range)).map_or("tokens", |(_, what)| what);
+    format!("the file is of a page with another {what}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{PageKey, PageName};
+    use super::*;
+
+    fn label() -> PageLabel {
+        PageLabel {
+            key: PageKey { name: PageName([7; 32]), group: 3 },
+            parent: Some(PageName([9; 32])),
+            tokens: [1, 2, 300_000, u32::MAX].into(),
+            depth: 5,
+        }
+    }
+
+    fn payload() -> Vec<u8> {
+        (0..257u32).map(|n| (n * 31) as u8).collect()
+    }
+
+    fn written(label: &PageLabel) -> Vec<u8> {
+        let mut file = Vec::new();
+        write(&mut file, label, &payload()).expect("memory takes it");
+        file
+    }
+
+    fn read_back(file: &[u8], label: &PageLabel, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
+        read(&mut &file[..], file.len() as u64, label, num_bytes)
+    }
+
+    #[test]
+    fn a_page_comes_back_as_it_went() {
+        let first = PageLabel { parent: None, ..label() };
+        for label in [label(), first, PageLabel { tokens: [].into(), ..label() }] {
+            let file = written(&label);
+            assert_eq!(file.len() as u64, file_len(&label, payload().len()));
+            assert_eq!(read_back(&file, &label, payload().len()), Ok(payload()));
+        }
+        let mut empty = Vec::new();
+        write(&mut empty, &label(), &[]).expect("memory takes it");
+        assert_eq!(read_back(&empty, &label(), 0), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let file = written(&label());
+        for bit in 0..file.len() * 8 {
+            let mut changed = file.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let reason = read_back(&changed, &label(), payload().len()).expect_err("changed");
+            assert!(matches!(reason, MissingReason::Damaged(_)), "bit {bit}: {reason}");
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_addition_is_noticed() {
+        let file = written(&label());
+        let mut longer = file.clone();
+        longer.push(0);
+        for bytes in (0..file.len()).map(|cut| &file[..cut]).chain([&longer[..]]) {
+            let reason = read_back(bytes, &label(), payload().len()).expect_err("another length");
+            assert!(matches!(reason, MissingReason::Damaged(_)), "{} bytes: {reason}", bytes.len());
+            // As if the file were cut after it was measured.
+            let raced = read(&mut &bytes[..], file.len() as u64, &label(), payload().len());
+            assert_eq!(raced.is_err(), bytes.len() < file.len());
+        }
+    }
+
+    #[test]
+    fn an_intact_file_of_another_page_is_a_mismatch_that_says_where() {
+        let file = written(&label());
+        let wrong = |change: fn(&mut PageLabel)| {
+            let mut label = label();
+            change(&mut label);
+            read_back(&file, &label, payload().len()).expect_err("another page").to_string()
+        };
+        assert!(wrong(|label| label.key.group = 4).contains("group"));
+        assert!(wrong(|label| label.key.name = PageName([8; 32])).contains("name"));
+        assert!(wrong(|label| label.parent = None).contains("parent"));
+        assert!(wrong(|label| label.parent = Some(PageName([1; 32]))).contains("parent"));
+        assert!(wrong(|label| label.tokens[2] = 4).contains("tokens"));
+        assert!(wrong(|label| label.tokens = [1].into()).contains("bytes instead of"));
+        let reason = read_back(&file, &label(), 256).expect_err("another length");
+        assert!(matches!(reason, MissingReason::Mismatch(_)), "{reason}");
+        // A page of one token less and four bytes more is as long.
+        let same_length = PageLabel { tokens: [1, 2, 300_000].into(), ..label() };
+        let reason = read_back(&file, &same_length, payload().len() + 4).expect_err("another split");
+        assert!(matches!(reason, MissingReason::Mismatch(_)), "{reason}");
+    }
+
+    #[test]
+    fn lengths_that_a_file_claims_are_not_believed() {
+        let mut file = written(&label());
+        file[NUM_BYTES].fill(0xFF);
+        let reason = read_back(&file[..200], &label(), payload().len()).expect_err("nonsense");
+        assert!(matches!(reason, MissingReason::Damaged(_)), "{reason}");
+    }
+
+    /// A file that takes `room` bytes.
+    struct Full {
+        taken: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let fits = bytes.len().min(self.room - self.taken.len());
+            self.taken.extend_from_slice(&bytes[..fits]);
+            if fits == 0 && !bytes.is_empty() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(fits) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_disk_that_fills_up_at_any_byte_is_an_error_and_leaves_no_page() {
+        let whole = written(&label());
+        for room in 0..whole.len() {
+            let mut file = Full { taken: Vec::new(), room };
+            let error = write(&mut file, &label(), &payload()).expect_err("no room");
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            assert!(read_back(&file.taken, &label(), payload().len()).is_err(), "{room} bytes");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The fingerprint of a loaded model: equal only for models that give the same bits, so that what one process computed can be
+//! used by another.
+//!
+//! It is the SHA-256 of facts that are kept beside it, as JSON, and a function of nothing else: no path and no file name is
+//! among them, so a model that is moved, or copied with its times, keeps its fingerprint.
+//! Hashing gigabytes at every start would cost more than it saves. Whatever describes the weights is hashed whole; of the
+//! weights themselves the size, the time of modification in nanoseconds and 64 samples of 64 KiB, the first and the last
+//! bytes included. Any program that writes a file changes its time, another quantisation or training of the same model
+//! differs in nearly every sample, and a download that was cut short and filled with zeros differs in those at the end.
+//! What it cannot see: an edit of weights between samples that keeps the size and sets the time back; another GPU model
+//! behind the same device index; kernels that changed without a new version of llmctl.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::files::ModelFiles;
+use super::hf::{MAX_FILE_BYTES, read_optional};
+use super::{Device, LoadOptions};
+use crate::runtime::backend::PAGE_TOKENS;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::kv::disk::FORMAT_VERSION;
+use crate::runtime::model::config::{DecoderConfig, RopeConfig, RopeScaling};
+
+/// Changes when the facts below are gathered otherwise.
+const SCHEME: u32 = 1;
+const SAMPLES: usize = 64;
+const SAMPLE_BYTES: usize = 64 << 10;
+
+/// What a folder says about its weights and its texts.
+const FOLDER_FILES: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fingerprint {
+    /// 64 hexadecimal digits.
+    pub hex: String,
+    /// What it was made of, for people; equal whenever the fingerprint is.
+    pub facts: Value,
+}
+
+/// Fingerprints the model that `options` make of `files`, with a context of `context_length` tokens.
+///
+/// Reads at most 4 MiB of each weight file besides its header.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub fn fingerprint(
+    files: &ModelFiles,
+    config: &DecoderConfig,
+    context_length: usize,
+    options: &LoadOptions,
+) -> Result<Fingerprint, LoadError> {
+    // Named one by one, so that a new option is decided upon. Memory and the context asked for end in `context_length`.
+    let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
+        options;
+    let weights =
+        files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
+    let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
+    let facts = json!({
+        "scheme": SCHEME,
+        "llmctl": env!("CARGO_PKG_VERSION"),
+        "architecture": config.architecture,
+        "backend": backend(*device),
+        "dtype": dtype.map(Dtype::name),
+        "quantize": quantize.map(Dtype::name),
+        "kv_type": kv_type.name(),
+        "page_tokens": PAGE_TOKENS,
+        "page_format": FORMAT_VERSION,
+        "rope": ropes,
+        "sha256": files.folder().map(folder).transpose()?,
+        "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
+    });
+    Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
+}
+
+/// The model as published, whatever options it is loaded with: token ids of one are token ids of the other. Reads as much.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
+    let weights =
+        files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
+    let facts = json!({
+        "sha256": files.folder().map(folder).transpose()?,
+        "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
+    });
+    Ok(sha256(&[facts.to_string().as_bytes()]))
+}
+
+/// Where the bits come from. The kernels give the same on every instruction set and number of threads; the system's
+/// mathematical functions may not on another processor.
+fn backend(device: Device) -> String {
+    let processor = if cfg!(target_arch = "x86_64") {
+        "x86_64"
+    } else if cfg!(target_arch = "aarch64") {
+        "aarch64"
+    } else {
+        "other"
+    };
+    match device {
+        Device::Cpu(_) => format!("cpu {processor}"),
+        Device::Candle(kind) => format!("candle {kind:?} {processor}"),
+    }
+}
+
+/// The rotary settings are in the files; only LongRoPE's depend on the context too.
+fn rope_in_force(rope: &RopeConfig, context_length: usize) -> &'static str {
+    match &rope.scaling {
+        RopeScaling::LongRope { original_context, .. } if context_length > *original_context => "long",
+        RopeScaling::LongRope { .. } => "short",
+        _ => "as in the files",
+    }
+}
+
+/// Hashes of the files in `folder` that there are.
+fn folder(folder: &Path) -> Result<Value, LoadError> {
+    let hash = |name: &&str| -> Result<(String, Value), LoadError> {
+        let bytes = read_optional(&folder.join(name), MAX_FILE_BYTES)?;
+        Ok(((*name).to_owned(), json!(bytes.map(|bytes| sha256(&[&bytes])))))
+    };
+    FOLDER_FILES.iter().map(hash).collect::<Result<_, _>>().map(Value::Object)
+}
+
+fn weights(path: &Path, bytes: &[u8], header_len: usize) -> Result<Value, LoadError> {
+    let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
+    let modified = metadata.modified().map_err(|error| LoadError::io(path, &error))?;
+    Ok(json!({
+        "bytes": bytes.len(),
+        "modified_ns": nanoseconds(modified),
+        "header_sha256": sha256(&[&bytes[..header_len]]),
+        "samples_sha256": sha256(&samples(bytes)),
+    }))
+}
+
+/// Since 1970, with a sign.
+fn nanoseconds(time: SystemTime) -> String {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => after.as_nanos().to_string(),
+        Err(before) => format!("-{}", before.duration().as_nanos()),
+    }
+}
+
+/// Evenly spaced, the first and the last bytes included; all of them when there are not many.
+fn samples(bytes: &[u8]) -> Vec<&[u8]> {
+    if bytes.len() < SAMPLES * SAMPLE_BYTES {
+        return vec![bytes];
+    }
+    let span = bytes.len() - SAMPLE_BYTES; // from the first sample's start to the last one's
+    // Of a file of more than 2^57 bytes the product would not fit.
+    let start = |n: usize| (span as u128 * n as u128 / (SAMPLES as u128 - 1)) as usize;
+    (0..SAMPLES).map(|n| &bytes[start(n)..][..SAMPLE_BYTES]).collect()
+}
+
+fn sha256(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sha256_has_the_published_value() {
+        // FIPS 180-2, appendix B.1.
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(&[b"a", b"bc"]), expected);
+    }
+
+    #[test]
+    fn samples_are_even_and_reach_both_ends() {
+        let most = SAMPLES * SAMPLE_BYTES;
+        for len in [0, 1, most - 1] {
+            assert_eq!(samples(&vec![0; len])[0].len(), len);
+        }
+        for len in [most, most + 1, most + 63, 3 * most + 17] {
+            let bytes = vec![0; len];
+            let samples = samples(&bytes);
+            let starts: Vec<usize> =
+                samples.iter().map(|sample| sample.as_ptr() as usize - bytes.as_ptr() as usize).collect();
+            assert!(samples.iter().all(|sample| sample.len() == SAMPLE_BYTES));
+            assert_eq!((samples.len(), starts[0], starts[63]), (64, 0, len - SAMPLE_BYTES));
+            let steps: Vec<usize> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            let (least, most) = (steps.iter().min(), steps.iter().max());
+            assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 1), "{len}: {steps:?}");
+        }
+    }
+
+    #[test]
+    fn times_before_1970_differ_from_those_after() {
+        let second = std::time::Duration::from_secs(1);
+        assert_eq!(nanoseconds(SystemTime::UNIX_EPOCH + second), "1000000000");
+        assert_eq!(nanoseconds(SystemTime::UNIX_EPOCH - second), "-1000000000");
+    }
+
+    #[test]
+    fn only_long_rope_depends_on_the_context() {
+        let scaling = RopeScaling::LongRope {
+            short: vec![],
+            long: vec![],
+            original_context: 4096,
+            attention_factor: 1.0,
+        };
+        let long_rope = RopeConfig { dim: 8, theta: 1e4, scaling };
+        assert_eq!([4096, 4097].map(|context| rope_in_force(&long_rope, context)), ["short", "long"]);
+        let plain = RopeConfig { scaling: RopeScaling::None, ..long_rope };
+        assert_eq!(rope_in_force(&plain, 4096), rope_in_force(&plain, 1 << 20));
+    }
+}

@@ -1,0 +1,261 @@
+//! One conversation in progress, as `run`, `chat` and `serve` share it: its turns, the answers that go back into prompts as
+//! ids, and the file it is saved in, if it is.
+//!
+//! A turn is two calls: [`Dialogue::prompt`] changes nothing and gives the ids to ask the engine with;
+//! [`Dialogue::finish`] takes the answer, and what it reports as done is on disk. Between the two anything may fail, and the
+//! conversation is as before. Only ids of the same model go back; another model gets the text.
+//!
+//! Knows no engine: the caller submits the prompt and gathers the answer. The date that templates see is that of the
+//! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
+
+use super::store::{ModelFingerprint, SavedSession, SavedTurn, SessionWriter, Turn, now_ms};
+use super::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::request::{Finish, Outcome, Sampling};
+use crate::runtime::speech::Speech;
+use crate::template::{Conversation, DateTime, Message};
+
+/// A conversation in progress.
+#[derive(Debug)]
+pub struct Dialogue {
+    model: ModelFingerprint,
+    /// All finished turns; what `writer` says when there is one.
+    saved: SavedSession,
+    transcript: Transcript,
+    writer: Option<SessionWriter>,
+}
+
+/// A turn that has been prompted and not answered yet.
+#[derive(Debug, Clone)]
+pub struct PromptedTurn {
+    prompt: SplicedPrompt,
+    tokens: Vec<u32>,
+    /// All messages before the answer.
+    messages: Vec<Message>,
+    /// Finished turns that this one follows; later ones it replaces.
+    kept_turns: usize,
+    /// Messages of those turns.
+    kept_messages: usize,
+    started_ms: u64,
+}
+
+/// What a prompted turn was answered with.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// As the client gets it, and may send it back.
+    pub message: Message,
+    /// All ids that were generated, the end-of-generation token excluded.
+    pub generated: Vec<u32>,
+    pub outcome: Outcome,
+    /// As requested.
+    pub sampling: Sampling,
+}
+
+/// What became of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// The turn is part of the conversation, and on disk when the conversation is saved.
+    Kept,
+    /// It was cancelled before the answer's first token: there is nothing to keep, and the conversation is as before.
+    Empty,
+}
+
+impl Dialogue {
+    /// A new conversation that is not saved.
+    pub fn new(model: ModelFingerprint) -> Self {
+        Self::with(SavedSession::new(&model, now_ms()), None, model)
+    }
+
+    /// Goes on with a saved session, be it an empty one; `model` gives the next answers.
+    pub fn resume(writer: SessionWriter, model: ModelFingerprint) -> Self {
+        Self::with(writer.saved().clone(), Some(writer), model)
+    }
+
+    /// As [`Self::resume`], without the right to write: nothing more is saved.
+    pub fn look_at(saved: SavedSession, model: ModelFingerprint) -> Self {
+        Self::with(saved, None, model)
+    }
+
+    fn with(saved: SavedSession, writer: Option<SessionWriter>, model: ModelFingerprint) -> Self {
+        Self { transcript: saved.transcript(&model), model, saved, writer }
+    }
+
+    /// What the user should know about the conversation before it goes on, one sentence each.
+    pub fn notices(&self) -> Vec<String> {
+        let mut notices: Vec<String> =
+            self.writer.as_ref().map(|writer| writer.notices().to_vec()).unwrap_or_default();
+        let is_foreign = |saved: &&SavedTurn| !saved.model.is_same(&self.model);
+        let foreign: Vec<&SavedTurn> =
+            self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
+        if let Some(last) = foreign.last() {
+            notices.push(format!(
+                "{} of {} turns were answered by another model ({}), or by this one with other weights, tokenizer or \
+                 template: their text goes on, their tokens are computed anew",
+                foreign.len(),
+                self.saved.turns.len(),
+                last.model.name,
+            ));
+        }
+        notices
+    }
+
+    /// All finished turns.
+    pub fn saved(&self) -> &SavedSession {
+        &self.saved
+    }
+
+    /// The messages so far.
+    pub fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.saved.messages()
+    }
+
+    /// The messages so far and `added`, for [`Self::prompt`]; tools and template variables are the caller's to add.
+    pub fn followed_by(&self, added: Vec<Message>) -> Conversation {
+        let messages = self.messages().cloned().chain(added).collect();
+        Conversation { messages, ..Conversation::default() }
+    }
+
+    /// The prompt for the next answer. `conversation` holds all messages, as a client sends them: the turns that it repeats
+    /// stay, and from the first that it does not, the new turn takes their place once it is finished.
+    ///
+    /// # Errors
+    /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express.
+    pub fn prompt(&self, speech: &Speech, conversation: Conversation) -> Result<PromptedTurn> {
+        let started_ms = now_ms();
+        let date = self.date(started_ms);
+        let prompt = self.transcript.splice(&conversation, |shown| speech.render(shown, date))?;
+        let tokens = prompt.ids(|text, is_start| match is_start {
+            true => speech.encode(text),
+            false => speech.encode_rest(text),
+        })?;
+        let messages = conversation.messages;
+        let (kept_turns, kept_messages) = self.repeated(&messages);
+        Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
+    }
+
+    /// What templates are told of the time; `now_ms` before there is a turn.
+    fn date(&self, now_ms: u64) -> DateTime {
+        let began_ms = self.saved.turns.first().map_or(now_ms, |first| first.turn.started_ms);
+        DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
+    }
+
+    /// How many turns, and messages of them, the conversation begins with.
+    fn repeated(&self, messages: &[Message]) -> (usize, usize) {
+        let (mut num_turns, mut num_messages) = (0, 0);
+        for saved in &self.saved.turns {
+            let ours = &saved.turn.messages;
+            let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
+            if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
+                break;
+            }
+            num_turns += 1;
+            num_messages += ours.len();
+        }
+        (num_turns, num_messages)
+    }
+
+    /// Takes the answer to a turn that this conversation prompted. When this returns, the turn is on disk; a cancelled one
+    /// too, marked as such.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the turn is not part of the conversation.
+    pub fn finish(&mut self, turn: PromptedTurn, answer: Answer) -> Result<Finished> {
+        let Answer { message, generated, outcome, sampling } = answer;
+        if outcome.finish == Finish::Cancelled && generated.is_empty() {
+            return Ok(Finished::Empty);
+        }
+        // A stop string was generated, and is not part of what the client saw.
+        let is_shown_whole = !matches!(outcome.finish, Finish::StopString(_));
+        let after = turn.prompt.splice_after();
+        let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens);
+        let added = turn.messages[turn.kept_messages..].iter().cloned();
+        let record = Turn {
+            messages: added.chain([message.clone()]).collect(),
+            kept_tokens,
+            prompt_tail: turn.tokens[kept_tokens..].to_vec(),
+            generated: generated.clone(),
+            splice_after: is_shown_whole.then(|| after.to_owned()),
+            sampling: Sampling { seed: Some(outcome.seed), ..sampling },
+            finish: outcome.finish,
+            usage: outcome.usage,
+            started_ms: turn.started_ms,
+            finished_ms: now_ms(),
+        };
+        self.add(turn.kept_turns, record)?;
+        let ids = is_shown_whole.then_some(generated.as_slice());
+        self.transcript.record(&turn.messages, &message, after, ids);
+        Ok(Finished::Kept)
+    }
+
+    /// How many tokens of the first `turns` turns the prompt begins with; none after an answer of another model.
+    fn common_tokens(&self, turns: usize, prompt: &[u32]) -> usize {
+        let mut kept = self.saved.clone();
+        kept.turns.truncate(turns);
+        let is_ours = kept.turns.last().is_some_and(|saved| saved.model.is_same(&self.model));
+        let known = if is_ours { kept.tokens() } else { Vec::new() };
+        known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count()
+    }
+
+    fn add(&mut self, kept_turns: usize, turn: Turn) -> Result<()> {
+        if let Some(writer) = &mut self.writer {
+            writer.append_after(kept_turns, &self.model, &turn)?;
+            self.saved = writer.saved().clone();
+            return Ok(());
+        }
+        self.saved.turns.truncate(kept_turns);
+        self.saved.last_used_ms = turn.finished_ms;
+        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into() }.into());
+        Ok(())
+    }
+
+    /// Goes back to the first `turns` turns: undo, or the beginning of an edit.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there are fewer; [`Error::Store`].
+    pub fn rewind(&mut self, turns: usize) -> Result<()> {
+        if turns > self.saved.turns.len() {
+            let message = format!("the conversation has {} turns, not {turns}", self.saved.turns.len());
+            return Err(Error::InvalidParameter { name: "turns", message });
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.truncate(turns)?;
+        }
+        self.saved.turns.truncate(turns);
+        self.transcript = self.saved.transcript(&self.model);
+        Ok(())
+    }
+}
+
+/// Whether two messages are the same turn of the same conversation, be they spelt differently.
+fn says_the_same(a: &Message, b: &Message) -> bool {
+    a.role == b.role && a.name == b.name && Fingerprint::of(a) == Fingerprint::of(b)
+}
+
+impl PromptedTurn {
+    /// The ids to ask the engine with.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Earlier answers that are part of the prompt as they were generated.
+    pub fn num_spliced(&self) -> usize {
+        self.prompt.num_spliced()
+    }
+
+    /// Finished turns that the answer will follow; those after them it replaces.
+    pub fn num_kept_turns(&self) -> usize {
+        self.kept_turns
+    }
+
+    /// The prompt as text, earlier answers as their tokens read.
+    pub fn text(&self, speech: &Speech) -> String {
+        let text = |segment: &Segment| match segment {
+            Segment::Text(text) => text.clone(),
+            Segment::Ids(ids) => {
+                let bytes: Vec<u8> = ids.iter().flat_map(|&id| speech.token_bytes(id).into_owned()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+        };
+        self.prompt.segments.iter().map(text).collect()
+    }
+}

@@ -1,0 +1,89 @@
+//! The text side of a loaded model: conversations to text with its chat template, text to token ids, ids to bytes.
+//!
+//! Immutable and shared by everything that speaks to the model. The time that templates may print is handed in with each
+//! rendering: whoever keeps a conversation decides how long its date stands, because a date that moves makes every prompt
+//! a new one. Knows no weights, no session and no engine.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::error::Result;
+use super::load::ModelTexts;
+use super::text::Tokenizer;
+use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+
+/// A model without its weights.
+pub struct Speech {
+    texts: ModelTexts,
+    /// The template in force; `Err` is why the source does not compile, said when it is needed.
+    template: std::result::Result<ChatTemplate, TemplateError>,
+}
+
+impl Speech {
+    /// `template` is used in place of the model's own.
+    pub fn new(texts: ModelTexts, template: Option<&str>) -> Self {
+        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
+        let specials = SpecialTokens {
+            bos: token(texts.tokenizer.bos()),
+            eos: token(texts.tokenizer.eos()),
+            ..SpecialTokens::default()
+        };
+        let source = template.or(texts.chat_templates.default.as_deref());
+        let template =
+            source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
+        Self { texts, template }
+    }
+
+    pub fn texts(&self) -> &ModelTexts {
+        &self.texts
+    }
+
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.texts.tokenizer
+    }
+
+    /// Whether there is a chat template, be it one that does not compile.
+    pub fn has_template(&self) -> bool {
+        !matches!(self.template, Err(TemplateError::Missing))
+    }
+
+    /// The chat template in force as it is written, when there is one that compiles.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().ok().map(ChatTemplate::source)
+    }
+
+    /// The conversation as text that ends with the header of the answer.
+    ///
+    /// # Errors
+    /// [`TemplateError::Missing`] without a template; the template's refusal or breakage.
+    pub fn render(
+        &self,
+        conversation: &Conversation,
+        now: DateTime,
+    ) -> std::result::Result<String, TemplateError> {
+        let template = self.template.as_ref().map_err(TemplateError::clone)?;
+        let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
+        template.render(conversation, &options)
+    }
+
+    /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode_chat`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.texts.tokenizer.encode_chat(text)
+    }
+
+    /// Ids of text that follows other ids of the same prompt.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode_chat_rest`].
+    pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>> {
+        self.texts.tokenizer.encode_chat_rest(text)
+    }
+
+    /// The bytes a token stands for; they need not be whole characters. None for ids without a token.
+    pub fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        self.texts.tokenizer.token_bytes(id).unwrap_or_default()
+    }
+}

@@ -1,0 +1,298 @@
+//! `llmctl run --session` and `llmctl sessions`: conversations that survive their process, whatever ends it.
+
+use std::io::Read;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+
+use super::{Place, Ran, finish, llmctl, read_line, stories};
+
+const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]";
+
+/// A place with a template, and the arguments that every turn has.
+struct Chat {
+    place: Place,
+    model: String,
+}
+
+fn chat() -> Option<Chat> {
+    let (place, model) = (Place::new(), stories()?);
+    place.write("t.jinja", TEMPLATE);
+    Some(Chat { place, model })
+}
+
+impl Chat {
+    fn args<'a>(&'a self, session: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let fixed = ["run", "--model", &self.model, "--chat-template", "t.jinja", "--session", session];
+        [&fixed, more].concat()
+    }
+
+    fn turn(&self, session: &str, more: &[&str]) -> Ran {
+        self.place.run(&self.args(session, more))
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let ran = self.place.run(&[args, &["--output", "json"]].concat());
+        serde_json::from_str(&ran.check(0, "").stdout).expect("JSON")
+    }
+
+    fn shown(&self, session: &str) -> Value {
+        self.json(&["sessions", "show", session])
+    }
+
+    fn num_turns(&self, session: &str) -> usize {
+        self.shown(session)["turns"].as_array().expect("turns").len()
+    }
+
+    fn transcript(&self, session: &str) -> std::path::PathBuf {
+        self.place.path(".local/share/llmctl/sessions").join(session).join("transcript.jsonl")
+    }
+
+    /// A turn in the middle of its answer, blocked in writing it, and its first line.
+    fn blocked(&self, session: &str) -> (Child, String) {
+        let more = ["Tell a story", "--ignore-eos", "--output", "jsonl", "--logprobs", "20"];
+        let mut command = self.place.command(&self.args(session, &more));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("llmctl starts");
+        let stdout = child.stdout.as_mut().expect("a pipe");
+        let lines = [(); 6].map(|()| read_line(stdout)); // started, prefill, texts
+        let [first, .., last] = lines;
+        assert!(last.contains("\"text\""), "{last}");
+        (child, first)
+    }
+}
+
+#[test]
+fn turns_follow_each_other_over_processes() {
+    let Some(chat) = chat() else { return };
+    let first = chat.turn("trip", &["--system", "Be brief.", "One", "-n", "6"]);
+    first.check(0, "session trip: begun");
+    let second = chat.turn("trip", &["Two", "-n", "6"]);
+    second.check(0, "session trip: turn 2, after ");
+    let shown = chat.shown("trip");
+    let turns = shown["turns"].as_array().expect("turns");
+    let texts: Vec<(&str, &str)> = turns
+        .iter()
+        .flat_map(|turn| turn["messages"].as_array().expect("messages"))
+        .map(|m| (m["role"].as_str().expect("a role"), m["content"].as_str().expect("a text")))
+        .collect();
+    let (one, two) = (first.stdout.trim_end_matches('\n'), second.stdout.trim_end_matches('\n'));
+    let expected =
+        [("system", "Be brief."), ("user", "One"), ("assistant", one), ("user", "Two"), ("assistant", two)];
+    assert_eq!(texts, expected);
+    // The whole conversation is what the model gets next, the answers as they came: right behind the header.
+    let preview = chat.turn("trip", &["Three", "--dry-run"]);
+    assert_eq!(
+        preview.check(0, "tokens of a context").stdout,
+        format!(
+            "[system] Be brief.\n[user] One\n[assistant]{one}\n[user] Two\n[assistant]{two}\n[user] Three\n[assistant]\n"
+        ),
+    );
+    assert_eq!(chat.num_turns("trip"), 2, "a preview is no turn");
+    chat.turn("new", &["x", "--dry-run"]).check(0, "");
+    chat.place.run(&["sessions", "show", "new"]).check(66, "no session named \"new\"");
+}
+
+#[test]
+fn what_is_answered_next_is_what_one_process_would_have_answered() {
+    let Some(chat) = chat() else { return };
+    chat.turn("a", &["Once upon a time", "-n", "12"]).check(0, "");
+    let args = chat.args("a", &["And then", "-n", "12", "--output", "json"]);
+    let ran = finish(chat.place.command(&args), "");
+    let value: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    assert_eq!(value["reuse"]["reason"], "new", "a new process holds nothing yet");
+    assert_eq!(value["reuse"]["prefilled_tokens"], value["usage"]["prompt_tokens"]);
+    chat.turn("b", &["Once upon a time", "-n", "12"]).check(0, "");
+    let cold = chat.turn("b", &["And then", "-n", "12", "--no-warm-resume"]);
+    assert_eq!(cold.check(0, "").stdout.trim_end_matches('\n'), value["text"].as_str().expect("a text"));
+}
+
+#[test]
+fn a_kill_in_the_middle_of_a_turn_keeps_every_finished_one() {
+    let Some(chat) = chat() else { return };
+    for question in ["One", "Two", "Three"] {
+        chat.turn("k", &[question, "-n", "4"]).check(0, "");
+    }
+    let before = std::fs::read(chat.transcript("k")).expect("a transcript");
+    let (mut child, line) = chat.blocked("k");
+    assert!(line.contains("\"started\""), "{line}");
+    child.kill().expect("killed"); // SIGKILL
+    child.wait().expect("ended");
+    assert_eq!(std::fs::read(chat.transcript("k")).expect("a transcript"), before);
+    assert_eq!(before.iter().filter(|byte| **byte == b'\n').count(), 4, "a header and three turns");
+    chat.turn("k", &["Four", "-n", "4"]).check(0, "session k: turn 4");
+    assert_eq!(chat.num_turns("k"), 4);
+}
+
+#[test]
+fn a_kill_in_the_first_turn_leaves_a_session_that_can_begin() {
+    let Some(chat) = chat() else { return };
+    let (mut child, _) = chat.blocked("k");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    chat.turn("k", &["One", "-n", "4"]).check(0, "session k: begun");
+    assert_eq!(chat.num_turns("k"), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_turn_is_kept_as_cancelled_and_so_is_one_whose_reader_left() {
+    let Some(chat) = chat() else { return };
+    let (mut child, _) = chat.blocked("i");
+    // SAFETY: plain system call on a child that has not been waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+    let mut rest = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut rest).expect("UTF-8");
+    assert_eq!(child.wait().expect("ended").code(), Some(130));
+    let (mut child, _) = chat.blocked("i");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("ended").code(), Some(0));
+    let shown = chat.shown("i");
+    for turn in shown["turns"].as_array().expect("turns") {
+        assert_eq!(turn["finish_reason"], "cancelled");
+        assert!(!turn["messages"][1]["content"].as_str().expect("a text").is_empty());
+    }
+    assert_eq!(chat.num_turns("i"), 2);
+}
+
+#[test]
+fn a_session_in_use_is_a_temporary_failure() {
+    let Some(chat) = chat() else { return };
+    let (mut child, _) = chat.blocked("busy");
+    chat.turn("busy", &["hi"]).check(75, "another llmctl has it open");
+    for args in [
+        &["sessions", "remove", "busy"][..],
+        &["sessions", "rename", "busy", "b"],
+        &["sessions", "repair", "busy"],
+    ] {
+        chat.place.run(args).check(75, "session \"busy\"");
+    }
+    chat.place.run(&["sessions"]).check(0, "");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    chat.turn("busy", &["hi", "-n", "2"]).check(0, "");
+}
+
+#[test]
+fn a_system_prompt_belongs_to_the_first_turn() {
+    let Some(chat) = chat() else { return };
+    chat.turn("s", &["--system", "A", "One", "-n", "2"]).check(0, "");
+    chat.turn("s", &["--system", "A", "Two", "-n", "2"]).check(0, "");
+    let refused = chat.turn("s", &["--system", "B", "Three", "-n", "2"]);
+    refused.check(2, "began with another system prompt").check(2, "llmctl sessions remove NAME");
+    chat.turn("n", &["One", "-n", "2"]).check(0, "");
+    chat.turn("n", &["--system", "A", "Two", "--dry-run"]).check(2, "began without a system prompt");
+    assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (2, 1));
+}
+
+#[test]
+fn what_a_session_cannot_do_is_refused_and_leaves_none_behind() {
+    let Some(chat) = chat() else { return };
+    chat.turn("x", &["hi", "--raw"]).check(2, "cannot be used with");
+    chat.turn("x", &["--batch", "-"]).check(2, "cannot be used with");
+    chat.turn("x", &["hi", "--prefill-response", "Sure"]).check(2, "cannot be used with");
+    chat.turn("a b", &["hi"]).check(2, "--session: ' ' cannot be part of a name");
+    let model = ["run", "--model", &chat.model, "--session", "x", "hi"];
+    chat.place.run(&model).check(65, "--session needs one");
+    chat.turn("x", &["hi", "--ctx", "4"]).check(65, "the prompt has");
+    chat.turn("x", &["hi", "--stop", "x", "-n", "9999"]).check(65, "--max-tokens");
+    let list = chat.json(&["sessions"]);
+    assert_eq!(list["sessions"], serde_json::json!([]));
+    chat.place.run(&["sessions"]).check(0, "");
+    assert_eq!(chat.place.run(&["sessions"]).stdout, "no sessions in ~/.local/share/llmctl/sessions\n");
+}
+
+#[test]
+fn a_conversation_that_fills_the_context_says_so() {
+    let Some(chat) = chat() else { return };
+    chat.turn("f", &["One", "--ctx", "64", "--ignore-eos"]).check(0, "the context of 64 tokens is full");
+    chat.turn("f", &["Two", "--ctx", "64"]).check(65, "begin another session");
+    chat.turn("f", &["Two", "-n", "2"]).check(0, "session f: turn 2, after 64 tokens");
+}
+
+#[test]
+fn another_model_goes_on_with_the_text_and_says_so() {
+    let Some(chat) = chat() else { return };
+    chat.turn("m", &["One", "-n", "4"]).check(0, "");
+    chat.place.write("other.jinja", format!("{TEMPLATE} "));
+    let args =
+        ["run", "--model", &chat.model, "--chat-template", "other.jinja", "--session", "m", "Two", "-n", "4"];
+    chat.place.run(&args).check(0, "1 of 1 turns were answered by another model (hf)");
+    assert_eq!(chat.num_turns("m"), 2);
+}
+
+#[test]
+fn verbose_and_stats_say_what_was_reused() {
+    let Some(chat) = chat() else { return };
+    let ran = chat.turn("v", &["One", "-n", "2", "-v"]);
+    ran.check(0, "reuse        0 tokens reused, 0 of them from disk, ").check(0, " prefilled (new)");
+    let ran = chat.turn("v", &["Two", "-n", "2", "--stats"]);
+    ran.check(0, "reuse        0 tokens reused, 0 of them from disk, ");
+    assert_eq!(ran.stderr.matches("reuse  ").count(), 1, "{ran:?}");
+    assert!(!chat.turn("v", &["Three", "-n", "2"]).stderr.contains("reuse"));
+}
+
+#[test]
+fn sessions_are_listed_renamed_and_removed() {
+    let Some(chat) = chat() else { return };
+    chat.turn("work", &["One", "-n", "3"]).check(0, "");
+    chat.turn("play", &["One", "-n", "3"]).check(0, "");
+    chat.turn("work", &["Two", "-n", "3"]).check(0, "");
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    let table = run(&["list"]).stdout;
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "TURNS", "TOKENS", "LAST", "USED", "MODEL"]);
+    assert_eq!((rows[1][..2].to_vec(), rows[2][..2].to_vec()), (vec!["work", "2"], vec!["play", "1"]));
+    assert_eq!((rows[1][3..].to_vec(), rows.len()), (vec!["just", "now", "hf"], 3));
+    assert_eq!(run(&[]).stdout, table, "the default");
+    let list = chat.json(&["sessions"]);
+    assert_eq!((&list["schema"], &list["sessions"][0]["turns"]), (&"llmctl.sessions.v1".into(), &2.into()));
+
+    run(&["rename", "wrok", "x"]).check(66, "did you mean work?");
+    run(&["rename", "work", "play"]).check(2, "\"play\" already");
+    assert_eq!(run(&["rename", "work", "job"]).check(0, "").stdout, "session work is now job\n");
+    chat.turn("job", &["Three", "-n", "3"]).check(0, "session job: turn 3");
+    run(&["show", "jbo"]).check(66, "did you mean job?");
+    run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
+    run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
+    run(&["remove"]).check(2, "<NAME>");
+    assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed\n");
+    assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);
+    llmctl(&["sesions"]).check(2, "'sessions'");
+}
+
+#[test]
+fn a_conversation_is_shown_turn_by_turn() {
+    let Some(chat) = chat() else { return };
+    let ran = chat.turn("w", &["--system", "S", "One", "-n", "3"]);
+    let text = chat.place.run(&["sessions", "show", "w"]).check(0, "").stdout.clone();
+    for line in ["session    w", "model      hf", "turns      1", "-- turn 1: ", "[system] S", "[user] One"] {
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line:?} is not in {text}");
+    }
+    assert!(text.ends_with(&format!("[assistant] {}\n", ran.stdout.trim_end_matches('\n'))), "{text}");
+    assert!(text.contains(" tokens, length\n"), "{text}");
+}
+
+#[test]
+fn damage_is_named_by_line_and_repaired_when_asked() {
+    let Some(chat) = chat() else { return };
+    for question in ["One", "Two", "Three"] {
+        chat.turn("d", &[question, "-n", "3"]).check(0, "");
+    }
+    let path = chat.transcript("d");
+    let text = std::fs::read_to_string(&path).expect("a transcript");
+    let sane = chat.place.run(&["sessions", "repair", "d"]);
+    assert_eq!(sane.check(0, "").stdout, "session d: nothing is damaged\n");
+    std::fs::write(&path, text.replacen("Three", "Trhee", 1)).expect("written");
+    chat.turn("d", &["Four"]).check(65, "line 4").check(65, "llmctl sessions repair NAME");
+    chat.place.run(&["sessions", "show", "d"]).check(65, "line 4");
+    assert!(chat.place.run(&["sessions"]).check(0, "").stdout.contains("cannot be read: "));
+    let repaired = chat.place.run(&["sessions", "repair", "d"]);
+    assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
+    chat.turn("d", &["Four", "-n", "3"]).check(0, "session d: turn 3");
+}
+
+#[test]
+fn help_says_how() {
+    insta::assert_snapshot!("help_sessions", llmctl(&["sessions", "--help"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_sessions_show", llmctl(&["sessions", "show", "-h"]).check(0, "").stdout);
+}

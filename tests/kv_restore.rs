@@ -1,0 +1,247 @@
+//! Promise: what a session computed is warm again in another process, with the same answers as if it had never left memory; and
+//! whatever has become of the files, answers are right and nothing panics.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::{Engine, Error, Event, Finish, Request, Reuse, ReuseReason};
+use serde_json::json;
+
+use crate::common::toy::{
+    Answer, Setup, ToyModel, ToyVocabulary, hashing, limited, run_all, run_one, seeded,
+};
+
+const KINDS: [&[Keep]; 4] = [
+    &[Keep::All],
+    &[Keep::All, Keep::Window(40)],
+    &[Keep::State, Keep::All],
+    &[Keep::Window(40), Keep::State],
+];
+
+const PLENTY: Duration = Duration::from_secs(60);
+
+fn store(root: &Path, fingerprint: &str, limit_bytes: u64) -> DiskStore {
+    DiskStore::open(DiskConfig {
+        root: root.to_owned(),
+        limit_bytes,
+        fingerprint: fingerprint.to_owned(),
+        description: json!({ "model": fingerprint }),
+        queue_bytes: DEFAULT_QUEUE_BYTES,
+    })
+    .expect("a store")
+}
+
+fn engine(keeps: &[Keep]) -> Engine {
+    let setup =
+        Setup { step_tokens: 50, context_length: 512, end_of_generation: Vec::new(), ..Setup::default() };
+    setup.engine_with(ToyModel::new(64, hashing(64)).with_groups(keeps), ToyVocabulary::numbers(64)).0
+}
+
+/// An engine as another process has it: only what is below `root` is known.
+fn engine_on(root: &Path, keeps: &[Keep]) -> Engine {
+    let mut engine = engine(keeps);
+    engine.set_disk(store(root, "toy", u64::MAX));
+    engine
+}
+
+fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
+    Request { session: Some(session.to_owned()), sampling: seeded(7), ..limited(prompt, max_tokens) }
+}
+
+fn prompt(len: usize) -> Vec<u32> {
+    (0..len).map(|n| (n * 7 % 60) as u32).collect()
+}
+
+/// The first turn, and what its session holds when the process ends.
+fn first_turn(root: &Path, keeps: &[Keep]) -> Vec<u32> {
+    let mut engine = engine_on(root, keeps);
+    run_one(&mut engine, within("a", &prompt(150), 60));
+    assert!(engine.flush_disk(PLENTY));
+    engine.inspect_session("a").expect("open").tokens
+}
+
+/// The second turn in another process; its answer is that of an engine that computes everything.
+fn second_turn(root: &Path, keeps: &[Keep], tokens: &[u32]) -> (Reuse, Vec<String>) {
+    let mut engine = engine_on(root, keeps);
+    engine.restore_session("a", tokens.to_vec()).expect("a new engine");
+    let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);
+    let answer = run_one(&mut engine, request.clone());
+    let cold = run_one(&mut self::engine(keeps), Request { session: None, ..request });
+    assert_eq!(answer.tokens(), cold.tokens());
+    assert!(answer.outcome().usage.cached_tokens >= answer.reuse().cached_tokens);
+    assert!(engine.flush_disk(PLENTY));
+    (answer.reuse(), engine.take_notices())
+}
+
+fn page_files(root: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![root.join("toy")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.file_name().is_some_and(|name| name != "manifest.json") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn a_session_is_warm_in_another_process() {
+    for keeps in KINDS {
+        let root = tempfile::tempdir().expect("tempdir");
+        let tokens = first_turn(root.path(), keeps);
+        assert_eq!(tokens.len(), 209);
+        let (reuse, notices) = second_turn(root.path(), keeps, &tokens);
+        let whole = tokens.len() / PAGE_TOKENS * PAGE_TOKENS;
+        assert_eq!((reuse.cached_tokens, reuse.restored_tokens), (whole, whole), "{keeps:?}");
+        assert_eq!((reuse.reason, reuse.first_difference), (ReuseReason::Restored, None));
+        assert!(notices.is_empty(), "{notices:?}");
+        // The second turn was saved too, and adds to the first.
+        let saved = page_files(root.path()).len();
+        let (again, _) = second_turn(root.path(), keeps, &tokens);
+        assert_eq!((again.cached_tokens, page_files(root.path()).len()), (whole, saved));
+    }
+}
+
+#[test]
+fn another_model_finds_nothing() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let tokens = first_turn(root.path(), KINDS[0]);
+    let mut engine = engine(KINDS[0]);
+    engine.set_disk(store(root.path(), "other", u64::MAX));
+    engine.restore_session("a", tokens.clone()).expect("new");
+    let answer = run_one(&mut engine, within("a", &[&tokens[..], &[1]].concat(), 3));
+    assert_eq!((answer.reuse().cached_tokens, answer.reuse().reason), (0, ReuseReason::Evicted));
+}
+
+/// Without the page at hand a prefix of what was saved is warm, or nothing.
+#[test]
+fn whatever_has_become_of_a_file_the_answer_is_right() {
+    let damage: [(&str, fn(&Path)); 4] = [
+        ("gone", |path| fs::remove_file(path).expect("it is there")),
+        ("empty", |path| fs::write(path, b"").expect("writable")),
+        ("cut", |path| {
+            let bytes = fs::read(path).expect("readable");
+            fs::write(path, &bytes[..bytes.len() * 2 / 3]).expect("writable");
+        }),
+        ("flipped", |path| {
+            let mut bytes = fs::read(path).expect("readable");
+            let at = bytes.len() - 20;
+            bytes[at] ^= 4;
+            fs::write(path, bytes).expect("writable");
+        }),
+    ];
+    for keeps in KINDS {
+        let root = tempfile::tempdir().expect("tempdir");
+        let tokens = first_turn(root.path(), keeps);
+        let files = page_files(root.path());
+        for (index, file) in files.iter().enumerate() {
+            let (what, damage) = damage[index % damage.len()];
+            let intact = fs::read(file).expect("readable");
+            damage(file);
+            let (reuse, _) = second_turn(root.path(), keeps, &tokens);
+            assert!(reuse.cached_tokens < 209, "{keeps:?}: {what}: {reuse:?}");
+            assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
+            // What was computed instead has been saved in its place, the same to the byte.
+            assert_eq!(fs::read(file).expect("saved again"), intact, "{keeps:?}: {what}");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_the_wrong_size_is_not_believed() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let tokens = first_turn(root.path(), &[Keep::All]);
+    // As if two builds of different page sizes had the same fingerprint.
+    let (reuse, _) = second_turn(root.path(), &[Keep::All, Keep::All], &tokens);
+    assert!(reuse.cached_tokens < 209);
+}
+
+#[test]
+fn evicted_sessions_come_back_from_disk_in_the_same_process() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let setup =
+        Setup { max_running: 1, context_length: 256, end_of_generation: Vec::new(), ..Setup::default() };
+    let mut engine = setup.engine(hashing(64));
+    engine.set_disk(store(root.path(), "toy", u64::MAX));
+    for round in 0..3 {
+        for name in ["a", "b", "c"] {
+            let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or_default();
+            let first: Vec<u32> =
+                name.bytes().map(u32::from).map(|byte| byte % 60).chain(prompt(100)).collect();
+            let request = within(name, &[if round == 0 { &first } else { &tokens }, &[5][..]].concat(), 20);
+            let answer = run_one(&mut engine, request.clone());
+            let cold = run_one(&mut setup.engine(hashing(64)), Request { session: None, ..request });
+            assert_eq!(answer.tokens(), cold.tokens());
+            if round > 0 {
+                let whole = tokens.len() / PAGE_TOKENS * PAGE_TOKENS;
+                assert_eq!(answer.reuse().cached_tokens, whole, "round {round}: {:?}", answer.reuse());
+            }
+        }
+    }
+}
+
+#[test]
+fn several_requests_are_restored_at_once_and_a_cancelled_one_leaves_no_trace() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let tokens = first_turn(root.path(), KINDS[0]);
+    let mut engine = engine_on(root.path(), KINDS[0]);
+    let asks = |tail: u32| Request { session: None, ..within("", &[&tokens[..], &[tail]].concat(), 5) };
+    let cancelled = engine.submit(within("a", &[&tokens[..], &[9]].concat(), 5)).expect("room");
+    let mut overdue = asks(8);
+    overdue.limits.deadline = Some(Duration::from_secs(5));
+    let overdue = engine.submit(overdue).expect("room");
+    let mut events = engine.step(); // both wait for the disk, or have just started
+    assert!(engine.cancel(cancelled));
+    events.extend(engine.step_at(Instant::now() + Duration::from_secs(6)));
+    let answers = run_all(&mut engine, vec![asks(1), asks(2)]);
+    for (answer, tail) in answers.iter().zip([1, 2]) {
+        let cold = run_one(&mut self::engine(KINDS[0]), asks(tail));
+        assert_eq!(answer.tokens(), cold.tokens());
+        assert_eq!(answer.outcome().usage.cached_tokens, 192);
+    }
+    let last = |id| events.iter().rev().find(|(of, _)| *of == id).map(|(_, event)| event);
+    assert!(matches!(last(cancelled), Some(Event::Done(outcome)) if outcome.finish == Finish::Cancelled));
+    let is_over = |event: &Event| match event {
+        Event::Failed(Error::DeadlineExceeded { .. }) => true,
+        Event::Done(outcome) => outcome.finish == Finish::Deadline,
+        _ => false,
+    };
+    assert!(last(overdue).is_some_and(is_over), "{events:?}");
+    let load = engine.load();
+    assert_eq!((load.num_running, load.num_waiting), (0, 0));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let blocked = root.path().join("file");
+    fs::write(&blocked, b"not a folder").expect("writable");
+    let mut engine = engine_on(&blocked, KINDS[0]);
+    let mut notices = Vec::new();
+    for turn in 1..4 {
+        let answer = run_one(&mut engine, within("a", &prompt(60 * turn), 9));
+        assert_eq!(answer.finish(), &Finish::MaxTokens);
+        engine.flush_disk(PLENTY);
+        engine.step();
+        notices.extend(engine.take_notices());
+    }
+    assert_eq!(notices.len(), 1, "{notices:?}");
+}
+
+#[test]
+fn requests_without_a_session_leave_nothing_on_disk_and_without_reuse_nothing_is_read() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let mut engine = engine_on(root.path(), KINDS[0]);
+    let answer: Answer = run_one(&mut engine, limited(&prompt(150), 20));
+    assert_eq!(answer.finish(), &Finish::MaxTokens);
+    assert!(engine.flush_disk(PLENTY) && !root.path().join("toy").exists());
+}
