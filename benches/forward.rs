@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageTable, Place};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, Device, KvType, LoadOptions};
+use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 
 /// Rows of a step of a prompt.
@@ -91,11 +91,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn main() {
     let Options { model, threads, prompts, depths, kv_type, steps } = options();
     let options = LoadOptions {
-        device: Device::Cpu { threads },
+        device: Device::Cpu(CpuOptions::new(threads)),
         dtype: None,
         quantize: None,
         context: None,
         kv_type,
+        kv_memory: None,
         available_memory: None,
     };
     let source = ModelSource::Gguf(model.clone().into());

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{Device, DeviceKind, Fingerprint, KvType, LoadOptions, ModelFiles, fingerprint};
+use llmctl::runtime::load::{
+    CpuOptions, Device, DeviceKind, Fingerprint, KvType, LoadOptions, ModelFiles, fingerprint,
+};
 use llmctl::runtime::model::arch::describe;
 use llmctl::runtime::model::config::DecoderConfig;
 use tempfile::TempDir;
@@ -118,7 +120,7 @@ fn every_option_that_changes_bits_is_another_fingerprint() {
     let same = [
         LoadOptions { context: Some(100), ..exact() },
         LoadOptions { available_memory: Some(1 << 40), ..exact() },
-        LoadOptions { device: Device::Cpu { threads: 7 }, ..exact() },
+        LoadOptions { device: Device::Cpu(CpuOptions::new(7)), ..exact() },
     ];
     same.iter().for_each(|options| assert_eq!(of(&source, options), plain, "{options:?}"));
     let others = [

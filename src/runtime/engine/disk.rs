@@ -227,10 +227,9 @@ impl Engine {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
-        let restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
-        for restoring in restoring.filter(|restoring| restoring.entry.generation.id() == id).take(1) {
+        let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
+        if let Some(restoring) = restoring.find(|restoring| restoring.entry.generation.id() == id) {
             restoring.arrived.push((wanted.number, page));
-            return;
         }
     }
 
