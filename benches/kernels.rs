@@ -11,7 +11,6 @@ mod attention;
 #[path = "common/limits.rs"]
 mod limits;
 
-use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
 use limits::{PROCESSOR_TIME, f32_peak, int8_peak, read_bandwidth, seconds};
