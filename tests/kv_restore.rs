@@ -150,8 +150,11 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             let (reuse, _) = second_turn(root.path(), keeps, &tokens);
             assert!(reuse.cached_tokens < 209, "{keeps:?}: {what}: {reuse:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
-            // What was computed instead has been saved in its place, the same to the byte.
-            assert_eq!(fs::read(file).expect("saved again"), intact, "{keeps:?}: {what}");
+            // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
+            // conversation needs is not computed for its own sake.
+            let again = fs::read(file).ok();
+            assert!(keeps.len() > 1 || again.as_ref() == Some(&intact), "{keeps:?}: {what}");
+            fs::write(file, intact).expect("writable");
         }
     }
 }

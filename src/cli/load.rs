@@ -256,7 +256,8 @@ impl LoadedTexts {
             has_chat_template: speech.has_template(),
             ..ModelInfo::default()
         };
-        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint: identity };
+        let fingerprint = load::with_template(&identity, speech.template_source());
+        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint };
         Self { info, speech, fingerprint, now: OnceCell::new() }
     }
 

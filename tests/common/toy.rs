@@ -172,22 +172,31 @@ impl Model for ToyModel {
         self.states.remove(&place);
     }
 
+    /// A state of up to 255 tokens, all below 256: their number and a byte each.
     fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<(), Error> {
+        let end = out.len() + TOY_PAGE_BYTES;
+        if let Some(state) = self.states.get(&place) {
+            out.push(u8::try_from(state.len()).expect("a short history"));
+            out.extend(state.iter().map(|&token| u8::try_from(token).expect("a small vocabulary")));
+        }
         let rows = (0..PAGE_TOKENS).filter_map(|offset| self.rows.get(&(place, offset)));
-        let rows = rows.map(|&(position, token)| [position as u32, token]);
-        let state = self.states.get(&place).into_iter().flatten().map(|&token| [u32::MAX, token]);
-        rows.chain(state).flatten().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+        for number in rows.flat_map(|&(position, token)| [position as u32, token]) {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.resize(end, 0);
         Ok(())
     }
 
     fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<(), Error> {
         self.free_page(place);
+        if self.spec.groups[place.group].keep == Keep::State {
+            let state = bytes[1..][..bytes[0].into()].iter().map(|&token| token.into());
+            self.states.insert(place, state.collect());
+            return Ok(());
+        }
         for (offset, row) in bytes.chunks_exact(8).enumerate() {
             let number = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
-            match number(0) {
-                u32::MAX => self.states.entry(place).or_default().push(number(4)),
-                position => drop(self.rows.insert((place, offset), (position as usize, number(4)))),
-            }
+            self.rows.insert((place, offset), (number(0) as usize, number(4)));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! pins nothing: if its memory is used otherwise before its turn, only warmth is lost. A page is copied out only when the I/O
 //! thread has room for it, and while others generate only a few per step.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::Engine;
@@ -48,8 +48,9 @@ struct PageAt {
 struct Restoring {
     entry: Entry,
     wanted: Vec<PageAt>,
-    /// What has come, and the number of each page in the sequence.
-    arrived: Vec<(usize, Page)>,
+    arrived: Vec<Page>,
+    /// Leading prompt tokens that memory alone would have given.
+    num_indexed: usize,
 }
 
 impl PageAt {
@@ -178,19 +179,19 @@ impl Engine {
 impl Engine {
     /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
     pub(super) fn restore(&mut self, entry: Entry) -> Option<Entry> {
-        let wanted = self.wanted_pages(&entry.generation);
+        let (wanted, num_indexed) = self.wanted_pages(&entry.generation);
         let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(entry) };
         for page in &wanted {
             let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
             disk.store.load(page.label(), num_bytes);
         }
-        disk.restoring.push(Restoring { entry, wanted, arrived: Vec::new() });
+        disk.restoring.push(Restoring { entry, wanted, arrived: Vec::new(), num_indexed });
         None
     }
 
-    /// Pages on disk that would carry the prompt further than what is in memory.
-    fn wanted_pages(&self, generation: &Generation) -> Vec<PageAt> {
-        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Vec::new() };
+    /// Pages on disk that would carry the prompt further than what is in memory, and how far that carries it.
+    fn wanted_pages(&self, generation: &Generation) -> (Vec<PageAt>, usize) {
+        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Default::default() };
         let groups = &self.spec().model.groups;
         let names: Vec<_> = prefix::names(prompt).collect();
         let page = |group, number| PageAt::of(prompt, &names, group, number);
@@ -202,10 +203,10 @@ impl Engine {
         let (there, _) = reachable(groups, most, in_memory);
         let (len, _) = reachable(groups, most, anywhere);
         if len <= there.max(self.num_resident_of(generation)) {
-            return Vec::new();
+            return Default::default();
         }
         let pages = pages_of(groups, len).filter_map(|(group, number)| page(group, number));
-        pages.filter(|page| !page.is_indexed(&self.pool)).collect()
+        (pages.filter(|page| !page.is_indexed(&self.pool)).collect(), there)
     }
 
     /// Leading prompt tokens that its session has in memory.
@@ -229,7 +230,7 @@ impl Engine {
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
         let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
         if let Some(restoring) = restoring.find(|restoring| restoring.entry.generation.id() == id) {
-            restoring.arrived.push((wanted.number, page));
+            restoring.arrived.push(page);
         }
     }
 
@@ -253,8 +254,8 @@ impl Engine {
         for restoring in
             disk.restoring.extract_if(.., |restoring| restoring.wanted.is_empty()).collect::<Vec<_>>()
         {
-            let numbers: HashSet<usize> = restoring.arrived.iter().map(|(number, _)| *number).collect();
-            self.begin(restoring.entry.generation, numbers.len() * PAGE_TOKENS);
+            let has_come = !restoring.arrived.is_empty();
+            self.begin(restoring.entry.generation, has_come.then_some(restoring.num_indexed));
         }
     }
 }

@@ -232,12 +232,12 @@ impl Engine {
     }
 
     /// What there is to begin a request with, from its session or the index.
-    fn resume(&mut self, generation: &Generation, num_restored: usize) -> Resumed {
+    fn resume(&mut self, generation: &Generation, num_indexed: Option<usize>) -> Resumed {
         let lent = match generation.session() {
             Some(name) => self.sessions.lend(name, &self.pool),
             None => Lent::nothing(&self.pool),
         };
-        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), num_restored)
+        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), num_indexed)
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {

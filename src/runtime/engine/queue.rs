@@ -137,14 +137,14 @@ impl Engine {
     pub(super) fn start(&mut self, admitted: &[usize]) {
         for entry in self.queue.take(admitted) {
             if let Some(entry) = self.restore(entry) {
-                self.begin(entry.generation, 0);
+                self.begin(entry.generation, None);
             }
         }
     }
 
-    /// Starts a request with what of its prompt is computed already, `num_restored` tokens of which came from disk.
-    pub(super) fn begin(&mut self, mut generation: Generation, num_restored: usize) {
-        let resumed = self.resume(&generation, num_restored);
+    /// Starts a request with what of its prompt is computed already; all beyond `num_indexed` came from disk.
+    pub(super) fn begin(&mut self, mut generation: Generation, num_indexed: Option<usize>) {
+        let resumed = self.resume(&generation, num_indexed);
         generation.start(resumed, &mut self.events);
         let turn = self.next_turn();
         generation.set_turn(turn);

@@ -97,6 +97,11 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
 
+/// The same with the chat template in force, which decides what ids stand for in a conversation.
+pub fn with_template(identity: &str, template: Option<&str>) -> String {
+    sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])
+}
+
 /// Where the bits come from. The kernels give the same on every instruction set and number of threads; the system's
 /// mathematical functions may not on another processor.
 fn backend(device: Device) -> String {

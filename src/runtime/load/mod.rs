@@ -28,7 +28,7 @@ pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
 pub use files::ModelFiles;
-pub use fingerprint::{Fingerprint, fingerprint};
+pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 

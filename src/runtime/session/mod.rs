@@ -130,9 +130,15 @@ impl Lent {
         Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
     }
 
-    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages, the first
-    /// `num_restored` of which came from disk.
-    pub fn resume(self, pool: &PagePool, spec: &EngineSpec, prompt: &[u32], num_restored: usize) -> Resumed {
+    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages; of
+    /// those, all beyond the first `without_disk` tokens came from disk, when that is given.
+    pub fn resume(
+        self,
+        pool: &PagePool,
+        spec: &EngineSpec,
+        prompt: &[u32],
+        without_disk: Option<usize>,
+    ) -> Resumed {
         if !spec.config.warm_resume {
             let (sequence, reuse) = (Sequence::new(pool), Reuse::default());
             return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
@@ -149,7 +155,7 @@ impl Lent {
             num_resident,
             num_kept: self.num_kept(spec, common_prefix(tokens, prompt).min(most)),
             num_indexed: indexed.len(),
-            num_restored,
+            num_restored: without_disk.map_or(0, |without| indexed.len().saturating_sub(without)),
             dirty: self.dirty,
         };
         let plan = plan_prefill(known, prompt);
