@@ -2,7 +2,9 @@
 //! counted and explained; it changes no answer; and sessions are refused, kept, cut, evicted and closed as promised.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
 use llmctl::runtime::{Engine, EngineConfig, Error, Finish, Request, ReuseReason, Sampling, SessionState};
 use proptest::prelude::*;
@@ -396,6 +398,8 @@ enum Action {
     Fork(usize, usize),
     Reset(usize),
     Close(usize),
+    /// Another process goes on with the sessions, and with what is on disk.
+    Restart,
 }
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
@@ -413,6 +417,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         1 => (0usize..3, 0usize..3).prop_map(|(from, to)| Action::Fork(from, to)),
         1 => (0usize..3).prop_map(Action::Reset),
         1 => (0usize..3).prop_map(Action::Close),
+        1 => Just(Action::Restart),
     ];
     prop::collection::vec(action, 1..50)
 }
@@ -472,12 +477,36 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
             }
         }
         Action::Cancel(which) if !submitted.is_empty() => drop(engine.cancel(which.get(submitted).0)),
-        Action::Cancel(_) | Action::Steps(_) => {}
+        Action::Cancel(_) | Action::Steps(_) | Action::Restart => {}
         // Refused while busy, unknown or full: then nothing may change, which the answers show.
         Action::Fork(from, to) => drop(engine.fork_session(NAMES[from], NAMES[to])),
         Action::Reset(which) => drop(engine.reset_session(NAMES[which])),
         Action::Close(which) => drop(engine.close_session(NAMES[which])),
     }
+}
+
+fn toy_store(root: &std::path::Path) -> DiskStore {
+    DiskStore::open(DiskConfig {
+        root: root.to_owned(),
+        limit_bytes: u64::MAX,
+        fingerprint: "toy".to_owned(),
+        description: serde_json::json!("toy"),
+        queue_bytes: DEFAULT_QUEUE_BYTES,
+    })
+    .expect("a store")
+}
+
+/// Another engine with the sessions of one whose process has ended.
+fn restarted(mut engine: Engine, start: impl Fn() -> Engine) -> Engine {
+    assert!(engine.flush_disk(Duration::from_secs(60)));
+    let sessions = engine.list_sessions().into_iter().map(|info| info.name);
+    let tokens = |name: String| (engine.inspect_session(&name).expect("listed").tokens, name);
+    let sessions: Vec<_> = sessions.map(tokens).collect();
+    let mut other = start();
+    for (tokens, name) in sessions {
+        other.restore_session(&name, tokens).expect("room");
+    }
+    other
 }
 
 proptest! {
@@ -493,23 +522,40 @@ proptest! {
         let setup = Setup { step_tokens, max_running, max_sessions: 3, context_length: 128, ..Setup::default() };
         let kv_memory = pages(num_pages * KINDS[kind].len());
         let config = EngineConfig { kv_memory, ..setup.config() };
-        let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));
-        let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config).expect("valid");
+        let root = tempfile::tempdir().expect("tempdir");
+        let start = || {
+            let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));
+            let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config.clone()).expect("valid");
+            engine.set_disk(toy_store(root.path()));
+            engine
+        };
+        let mut engine = start();
         let (mut answers, mut submitted) = (HashMap::new(), Vec::new());
+        let (mut all_answers, mut all_submitted) = (Vec::new(), Vec::new());
         for action in actions {
-            if let Action::Steps(count) = action {
-                (0..count).for_each(|_| step(&mut engine, &mut answers));
+            match action {
+                Action::Steps(count) => (0..count).for_each(|_| step(&mut engine, &mut answers)),
+                Action::Restart => {
+                    drain(&mut engine, &mut answers);
+                    all_answers.push(std::mem::take(&mut answers));
+                    all_submitted.push(std::mem::take(&mut submitted));
+                    engine = restarted(engine, &start);
+                }
+                _ => act(&mut engine, action, &mut submitted),
             }
-            act(&mut engine, action, &mut submitted);
         }
         drain(&mut engine, &mut answers);
-        for (id, request) in &submitted {
-            let answer = &answers[id];
-            answer.check_order();
-            let expected = recomputed(request);
-            match &answer.outcome().finish {
-                Finish::Cancelled => prop_assert!(expected.starts_with(&answer.ids())),
-                _ => prop_assert_eq!(answer.ids(), expected),
+        all_answers.push(answers);
+        all_submitted.push(submitted);
+        for (answers, submitted) in all_answers.iter().zip(&all_submitted) {
+            for (id, request) in submitted {
+                let answer = &answers[id];
+                answer.check_order();
+                let expected = recomputed(request);
+                match &answer.outcome().finish {
+                    Finish::Cancelled => prop_assert!(expected.starts_with(&answer.ids())),
+                    _ => prop_assert_eq!(answer.ids(), expected),
+                }
             }
         }
         for name in NAMES {

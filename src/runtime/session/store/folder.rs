@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::SessionName;
 use crate::runtime::error::{Error, Result, StoreError};
+use crate::runtime::private_files;
 
 /// The longest transcript that is read: far beyond any context, small enough to hold.
 pub const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -16,21 +17,6 @@ const LOCK_FILE: &str = "lock";
 /// Says which path an error is about.
 pub fn io_error(path: &Path, error: &io::Error) -> Error {
     StoreError::Io { path: path.into(), message: error.to_string() }.into()
-}
-
-pub fn private_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
-    options.open(path)
-}
-
-/// Creates a folder for its owner only; with `with_parents` also those above it, and one that exists is fine.
-pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(with_parents);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(path)
 }
 
 /// Returns when the folder's entries are on disk. Windows knows no such call and needs none.
@@ -76,7 +62,8 @@ impl Drop for Lock {
 /// [`Error::SessionBusy`]; [`Error::SessionNotFound`] when the folder went away meanwhile; [`StoreError::Io`].
 pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
     let path = folder.join(LOCK_FILE);
-    let opened = private_file(OpenOptions::new().write(true).create(true).truncate(false), &path);
+    let opened =
+        private_files::private_file(OpenOptions::new().write(true).create(true).truncate(false), &path);
     let file = opened.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::SessionNotFound(name.to_string()),
         _ => io_error(&path, &error),

@@ -26,6 +26,7 @@ use self::saved::{Contradiction, replay};
 use self::writer::Opened;
 use super::super::error::{Error, Result, StoreError};
 use super::super::request::{Finish, Sampling, Usage};
+use crate::runtime::private_files;
 use crate::template::message::Message;
 
 pub use self::name::{MAX_NAME_BYTES, SessionName};
@@ -142,7 +143,7 @@ impl SessionStore {
         let path = folder.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
         let (scan, saved) = load(&path, &bytes).into_result()?;
-        let file = folder::private_file(OpenOptions::new().append(true), &path);
+        let file = private_files::private_file(OpenOptions::new().append(true), &path);
         let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
         Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices, lock }))
@@ -266,7 +267,7 @@ impl SessionStore {
             return loaded.into_result().map(|_| None);
         };
         let backup = folder.join(format!("transcript.damaged-{}.jsonl", now_ms()));
-        let copied = folder::private_file(OpenOptions::new().append(true).create_new(true), &backup)
+        let copied = private_files::private_file(OpenOptions::new().append(true).create_new(true), &backup)
             .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
         copied.map_err(|error| io_error(&backup, &error))?;
         let bodies: Vec<String> =
@@ -297,7 +298,7 @@ impl SessionStore {
         if self.path(name).exists() {
             return Err(name_taken(name)); // asked again, atomically, when it is moved into place
         }
-        folder::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
+        private_files::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
         self.remove_leftovers();
         let draft = self.root.join(unfinished_name());
         let made = self.make_draft(&draft, name, &saved).and_then(|(log, lock)| {
@@ -315,12 +316,12 @@ impl SessionStore {
         name: &SessionName,
         saved: &SavedSession,
     ) -> Result<(Log<File>, Lock)> {
-        folder::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
+        private_files::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
         let lock = folder::lock(draft, name)?;
         let path = draft.join(TRANSCRIPT);
         let bodies: Vec<String> =
             saved.to_records(name, now_ms()).iter().map(record::Record::to_body).collect();
-        let log = folder::private_file(OpenOptions::new().append(true).create_new(true), &path)
+        let log = private_files::private_file(OpenOptions::new().append(true).create_new(true), &path)
             .and_then(|file| {
                 let mut log = Log::new(file);
                 log.append(&bodies)?;

@@ -13,6 +13,7 @@ use super::record::{Record, TurnRecord};
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, TRANSCRIPT, Turn, now_ms};
 use crate::runtime::error::{Error, Result};
+use crate::runtime::private_files;
 
 /// The one writer of a session. Dropping it lets others in.
 #[derive(Debug)]
@@ -130,7 +131,7 @@ impl SessionWriter {
 /// Writes a whole log beside another and puts it in the other's place.
 pub(super) fn replace(new: &Path, target: &Path, bodies: &[String]) -> io::Result<Log<File>> {
     remove_if_there(new)?; // left by a crash
-    let file = folder::private_file(OpenOptions::new().append(true).create_new(true), new)?;
+    let file = private_files::private_file(OpenOptions::new().append(true).create_new(true), new)?;
     let mut log = Log::new(file);
     let written = log.append(bodies).and_then(|()| fs::rename(new, target));
     if let Err(error) = written {
