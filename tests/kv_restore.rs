@@ -125,7 +125,8 @@ fn another_model_finds_nothing() {
 /// Without the page at hand a prefix of what was saved is warm, or nothing.
 #[test]
 fn whatever_has_become_of_a_file_the_answer_is_right() {
-    let damage: [(&str, fn(&Path)); 4] = [
+    type Damage = (&'static str, fn(&Path));
+    let damage: [Damage; 4] = [
         ("gone", |path| fs::remove_file(path).expect("it is there")),
         ("empty", |path| fs::write(path, b"").expect("writable")),
         ("cut", |path| {
@@ -147,8 +148,10 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             let (what, damage) = damage[index % damage.len()];
             let intact = fs::read(file).expect("readable");
             damage(file);
-            let (reuse, _) = second_turn(root.path(), keeps, &tokens);
+            let (reuse, notices) = second_turn(root.path(), keeps, &tokens);
             assert!(reuse.cached_tokens < 209, "{keeps:?}: {what}: {reuse:?}");
+            let is_said = notices.iter().any(|notice| notice.contains("computed again"));
+            assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
             // conversation needs is not computed for its own sake.
@@ -233,11 +236,47 @@ fn a_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else() {
     for turn in 1..4 {
         let answer = run_one(&mut engine, within("a", &prompt(60 * turn), 9));
         assert_eq!(answer.finish(), &Finish::MaxTokens);
-        engine.flush_disk(PLENTY);
-        engine.step();
+        assert!(engine.flush_disk(PLENTY));
         notices.extend(engine.take_notices());
     }
     assert_eq!(notices.len(), 1, "{notices:?}");
+}
+
+#[test]
+fn a_limit_below_a_page_is_said() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let mut engine = engine(KINDS[0]);
+    engine.set_disk(store(root.path(), "toy", 100));
+    run_one(&mut engine, within("a", &prompt(60), 9));
+    assert!(engine.flush_disk(PLENTY));
+    let notices = engine.take_notices();
+    assert!(notices.len() == 1 && notices[0].contains("less than a page"), "{notices:?}");
+}
+
+/// What is in memory of a session is not given away for what comes back from disk.
+#[test]
+fn sessions_that_take_turns_in_too_little_memory_come_back_whole() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let setup = Setup {
+        max_running: 1,
+        spare_pages: 3,
+        context_length: 256,
+        end_of_generation: Vec::new(),
+        ..Setup::default()
+    };
+    let mut engine = setup.engine(hashing(64));
+    engine.set_disk(store(root.path(), "toy", u64::MAX));
+    let turn = |engine: &mut Engine, name: &str, first: u32| {
+        let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or(vec![first; 150]);
+        let answer = run_one(engine, within(name, &[&tokens[..], &[3]].concat(), 5));
+        (tokens.len() / PAGE_TOKENS * PAGE_TOKENS, answer.reuse().cached_tokens)
+    };
+    for round in 0..4 {
+        for (name, first) in [("a", 1), ("b", 2)] {
+            let (whole, cached) = turn(&mut engine, name, first);
+            assert!(round == 0 || cached >= whole, "round {round}: {cached} of {whole}");
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
 use super::report::{ReportFormat, columns, print, print_json};
+use crate::runtime::kv::disk;
 use crate::runtime::session::store::{Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore};
 use crate::runtime::{Error, Finish};
 use crate::template::{Content, DateTime, Message};
@@ -43,7 +44,7 @@ pub enum SessionsCommand {
         #[arg(value_name = "NEW")]
         to: String,
     },
-    /// Remove a session and all that is saved of it
+    /// Remove a session and its KV on disk
     Remove {
         #[arg(value_name = "NAME")]
         name: String,
@@ -53,6 +54,15 @@ pub enum SessionsCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
+}
+
+/// Removes what the conversation has left in the cache: it holds the tokens in clear.
+fn forget_kv(tokens: &[u32], places: &Places) -> Result<usize, CommandError> {
+    let Some(root) = places.kv() else { return Ok(0) };
+    disk::forget(&root, tokens).map_err(|error| {
+        CommandError::new(Kind::Io, anyhow::anyhow!("{}: {error}", root.display()))
+            .hint("the session is removed; the rest of its KV can be deleted by hand")
+    })
 }
 
 const LONG_HELP: &str = "\
@@ -87,8 +97,14 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
         }
         SessionsCommand::Remove { name } => {
             let name = parse(&name)?;
+            // What cannot be read has no tokens to find its KV by; that goes when its place on disk is needed.
+            let tokens = store.read(&name).map(|saved| saved.tokens()).unwrap_or_default();
             store.remove(&name).map_err(|error| not_found(error, &store))?;
-            (format!("session {name} is removed\n"), json!({"removed": name.as_str()}))
+            let num_pages = forget_kv(&tokens, places)?;
+            (
+                format!("session {name} is removed, with {num_pages} pages of KV\n"),
+                json!({"removed": name.as_str(), "kv_pages": num_pages}),
+            )
         }
         SessionsCommand::Repair { name } => {
             let name = parse(&name)?;

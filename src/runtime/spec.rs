@@ -84,7 +84,9 @@ impl EngineSpec {
             return refuse("max_running", "must be at least 1".to_owned());
         }
         let per_context = sequence_bytes(&model, &config, config.context_length);
-        let kv_memory = config.kv_memory.unwrap_or(per_context * config.max_sessions.max(config.max_running));
+        let kv_memory = config
+            .kv_memory
+            .unwrap_or(per_context.saturating_mul(config.max_sessions.max(config.max_running)));
         if kv_memory < per_context {
             let message = format!(
                 "{kv_memory} bytes cannot hold a context of {} tokens, which takes {per_context}",

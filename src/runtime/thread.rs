@@ -278,7 +278,10 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
                 Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
                 Command::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
                 Command::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
-                Command::Shutdown => return end(engine),
+                Command::Shutdown => {
+                    drop(clients);
+                    return end(engine);
+                }
             }
         }
         for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {

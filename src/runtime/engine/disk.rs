@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::queue::Entry;
 use crate::runtime::generation::{Generation, RequestId};
-use crate::runtime::kv::disk::{self, DiskEvent, DiskStats, DiskStore, PageLabel};
+use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
 use crate::runtime::kv::pool::Page;
 use crate::runtime::kv::{PAGE_TOKENS, PageKey, PageName, PagePool, StateGroup, prefix, reachable};
 use crate::runtime::session::prefill::common_prefix;
@@ -46,11 +46,39 @@ struct PageAt {
 /// An admitted request that waits for pages.
 #[derive(Debug)]
 struct Restoring {
-    entry: Entry,
+    /// Until it starts or is given up.
+    entry: Option<Entry>,
     wanted: Vec<PageAt>,
     arrived: Vec<Page>,
+    /// What is in memory already, held so that what arrives does not take its place.
+    held: Vec<Page>,
+    /// Pages that are on disk but of no use, and what is wrong with the first.
+    lost: Option<(usize, String)>,
     /// Leading prompt tokens that memory alone would have given.
     num_indexed: usize,
+}
+
+/// What there is of a prompt, in memory and on disk.
+#[derive(Debug, Default)]
+struct Wanted {
+    pages: Vec<PageAt>,
+    held: Vec<Page>,
+    num_indexed: usize,
+}
+
+impl Restoring {
+    fn id(&self) -> Option<RequestId> {
+        Some(self.entry.as_ref()?.generation.id())
+    }
+}
+
+impl Drop for Restoring {
+    /// From the end, as a table does: of a chain the beginning is worth most.
+    fn drop(&mut self) {
+        for pages in [&mut self.arrived, &mut self.held] {
+            while pages.pop().is_some() {}
+        }
+    }
 }
 
 impl PageAt {
@@ -88,18 +116,13 @@ impl Disk {
     }
 
     pub fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.restoring.iter().map(|restoring| &restoring.entry.generation)
+        self.restoring.iter().filter_map(|restoring| Some(&restoring.entry.as_ref()?.generation))
     }
 
     /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
     pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
         let index = self.generations().position(is_wanted)?;
-        Some(self.restoring.remove(index).entry)
-    }
-
-    /// One page is always taken when nothing else waits, whatever its size.
-    fn has_room(&self, num_bytes: usize) -> bool {
-        self.store.room_bytes() >= num_bytes as u64 || !self.store.is_busy()
+        self.restoring.remove(index).entry.take()
     }
 
     fn has(&self, page: &PageAt) -> bool {
@@ -111,38 +134,43 @@ impl Disk {
 impl Engine {
     /// Keeps what named sessions compute in `store`, and brings it back from there. Of no use without warm resume.
     pub fn set_disk(&mut self, store: DiskStore) {
+        let largest = self.spec().model.groups.iter().map(|group| group.page_bytes).max().unwrap_or(0);
+        let limit = store.limit_bytes();
+        let is_useless = store.is_saving() && limit < largest as u64;
         self.disk = self.pool.has_index().then(|| Disk::new(store));
+        if is_useless {
+            self.note(format!(
+                "no KV is kept on disk: {limit} bytes are less than a page of this model, {largest}"
+            ));
+        }
     }
 
     /// What the user should know of the disk, once each.
     pub fn take_notices(&mut self) -> Vec<String> {
+        self.hear_disk();
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
-    }
-
-    pub fn disk_stats(&self) -> Option<DiskStats> {
-        self.disk.as_ref().map(|disk| disk.store.stats())
     }
 
     /// Saves what is still to be saved, for at most so long; false when that was not enough.
     pub fn flush_disk(&mut self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        while self.disk.as_ref().is_some_and(|disk| !disk.saves.is_empty()) {
-            if Instant::now() >= deadline {
+        let deadline = Instant::now().checked_add(timeout);
+        let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        while self.disk.as_ref().is_some_and(|disk| disk.store.is_saving() && !disk.saves.is_empty()) {
+            if left().is_zero() {
                 return false;
             }
             if !self.save_pages(usize::MAX) {
                 std::thread::sleep(ROOM_PAUSE);
             }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.disk.as_ref().is_none_or(|disk| disk.store.flush(left))
+        self.disk.as_ref().is_none_or(|disk| disk.store.flush(left()))
     }
 
     /// When a step has something to do for the disk though no request is in flight.
     pub(super) fn disk_wakeup(&self) -> Option<Instant> {
         let disk = self.disk.as_ref()?;
         let first = disk.saves.front()?;
-        let pause = if disk.has_room(self.page_bytes(first.group)) { Duration::ZERO } else { ROOM_PAUSE };
+        let pause = if disk.store.takes(self.page_bytes(first.group)) { Duration::ZERO } else { ROOM_PAUSE };
         Some(Instant::now() + pause)
     }
 
@@ -153,15 +181,24 @@ impl Engine {
         if !is_busy && disk.store.is_loading() {
             disk.store.wait(LOAD_PAUSE);
         }
+        self.hear_disk();
+        self.start_restored();
+        self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
+    }
+
+    /// Takes in what the disk has answered.
+    fn hear_disk(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
         for event in disk.store.poll() {
             match event {
                 DiskEvent::Loaded { key, bytes } => self.arrive(key, &bytes),
-                DiskEvent::Missing { key, .. } => drop(self.take_wanted(key)),
+                DiskEvent::Missing { key, reason } => self.miss(key, &reason),
                 DiskEvent::Notice(notice) => self.note(notice),
             }
         }
-        self.start_restored();
-        self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
+        if let Some(disk) = self.disk.as_mut().filter(|disk| !disk.store.is_saving()) {
+            disk.saves.clear();
+        }
     }
 
     fn note(&mut self, notice: String) {
@@ -179,19 +216,26 @@ impl Engine {
 impl Engine {
     /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
     pub(super) fn restore(&mut self, entry: Entry) -> Option<Entry> {
-        let (wanted, num_indexed) = self.wanted_pages(&entry.generation);
+        let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&entry.generation);
         let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(entry) };
         for page in &wanted {
             let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
             disk.store.load(page.label(), num_bytes);
         }
-        disk.restoring.push(Restoring { entry, wanted, arrived: Vec::new(), num_indexed });
+        disk.restoring.push(Restoring {
+            entry: Some(entry),
+            wanted,
+            arrived: Vec::new(),
+            held,
+            lost: None,
+            num_indexed,
+        });
         None
     }
 
-    /// Pages on disk that would carry the prompt further than what is in memory, and how far that carries it.
-    fn wanted_pages(&self, generation: &Generation) -> (Vec<PageAt>, usize) {
-        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Default::default() };
+    /// Pages on disk that would carry the prompt further than what is in memory.
+    fn wanted_pages(&self, generation: &Generation) -> Wanted {
+        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Wanted::default() };
         let groups = &self.spec().model.groups;
         let names: Vec<_> = prefix::names(prompt).collect();
         let page = |group, number| PageAt::of(prompt, &names, group, number);
@@ -203,10 +247,16 @@ impl Engine {
         let (there, _) = reachable(groups, most, in_memory);
         let (len, _) = reachable(groups, most, anywhere);
         if len <= there.max(self.num_resident_of(generation)) {
-            return Default::default();
+            return Wanted::default();
         }
-        let pages = pages_of(groups, len).filter_map(|(group, number)| page(group, number));
-        (pages.filter(|page| !page.is_indexed(&self.pool)).collect(), there)
+        let mut wanted = Wanted { num_indexed: there, ..Wanted::default() };
+        for page in pages_of(groups, len).filter_map(|(group, number)| page(group, number)) {
+            match self.pool.find(page.group, page.name, page.key()) {
+                Some(held) => wanted.held.push(held),
+                None => wanted.pages.push(page),
+            }
+        }
+        wanted
     }
 
     /// Leading prompt tokens that its session has in memory.
@@ -220,7 +270,7 @@ impl Engine {
     fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
-            Some((restoring.entry.generation.id(), restoring.wanted.swap_remove(index)))
+            Some((restoring.id()?, restoring.wanted.swap_remove(index)))
         })
     }
 
@@ -228,10 +278,21 @@ impl Engine {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
-        let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
-        if let Some(restoring) = restoring.find(|restoring| restoring.entry.generation.id() == id) {
+        if let Some(restoring) = self.restoring_mut(id) {
             restoring.arrived.push(page);
         }
+    }
+
+    fn miss(&mut self, key: disk::PageKey, reason: &MissingReason) {
+        let Some((id, _)) = self.take_wanted(key) else { return };
+        if let Some(restoring) = self.restoring_mut(id).filter(|_| *reason != MissingReason::Absent) {
+            restoring.lost.get_or_insert_with(|| (0, reason.to_string())).0 += 1;
+        }
+    }
+
+    fn restoring_mut(&mut self, id: RequestId) -> Option<&mut Restoring> {
+        let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
+        restoring.find(|restoring| restoring.id() == Some(id))
     }
 
     /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
@@ -251,11 +312,17 @@ impl Engine {
     /// Starts those whose answers are all in.
     fn start_restored(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        for restoring in
-            disk.restoring.extract_if(.., |restoring| restoring.wanted.is_empty()).collect::<Vec<_>>()
-        {
-            let has_come = !restoring.arrived.is_empty();
-            self.begin(restoring.entry.generation, has_come.then_some(restoring.num_indexed));
+        let is_ready = |restoring: &mut Restoring| restoring.wanted.is_empty();
+        let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
+        for mut restoring in ready {
+            if let Some((count, reason)) = restoring.lost.take() {
+                self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
+            }
+            let num_indexed = (!restoring.arrived.is_empty()).then_some(restoring.num_indexed);
+            // The pages are let go of when the sequence holds them.
+            if let Some(entry) = restoring.entry.take() {
+                self.begin(entry.generation, num_indexed);
+            }
         }
     }
 }
@@ -265,7 +332,7 @@ impl Engine {
     /// Remembers what of a session is worth having after a restart: all rows that are kept for ever, and what windows and
     /// states need at the end and at the end of the prompt, where the next turn may part.
     pub(super) fn save_session(&mut self, generation: &Generation) {
-        let Some(disk) = &mut self.disk else { return };
+        let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
         let (tokens, names) = (resident.tokens(), resident.table().names());
         let groups = &self.executor.spec().model.groups;
@@ -287,7 +354,7 @@ impl Engine {
         let mut bytes = Vec::new();
         while let Some(next) = disk.saves.front() {
             let len = executor.spec().model.groups[next.group].page_bytes;
-            if left < len.min(num_bytes) || !disk.has_room(len) {
+            if left < len.min(num_bytes) || !disk.store.takes(len) {
                 break;
             }
             left = left.saturating_sub(len);

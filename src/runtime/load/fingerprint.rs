@@ -83,7 +83,8 @@ pub fn fingerprint(
     Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
 }
 
-/// The model as published, whatever options it is loaded with: token ids of one are token ids of the other. Reads as much.
+/// The model as published, whatever options it is loaded with and whenever it was copied: token ids of one are token ids of
+/// the other. Reads as much.
 ///
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
@@ -139,12 +140,17 @@ fn folder(folder: &Path) -> Result<Value, LoadError> {
 fn weights(path: &Path, bytes: &[u8], header_len: usize) -> Result<Value, LoadError> {
     let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
     let modified = metadata.modified().map_err(|error| LoadError::io(path, &error))?;
-    Ok(json!({
+    let mut facts = content(bytes, header_len);
+    facts["modified_ns"] = json!(nanoseconds(modified));
+    Ok(facts)
+}
+
+fn content(bytes: &[u8], header_len: usize) -> Value {
+    json!({
         "bytes": bytes.len(),
-        "modified_ns": nanoseconds(modified),
         "header_sha256": sha256(&[&bytes[..header_len]]),
         "samples_sha256": sha256(&samples(bytes)),
-    }))
+    })
 }
 
 /// Since 1970, with a sign.

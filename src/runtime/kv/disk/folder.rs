@@ -16,11 +16,14 @@ use serde_json::{Value, json};
 
 use super::page::{self, FORMAT_VERSION};
 use super::{MissingReason, PageKey, PageLabel, PageName};
+use crate::runtime::kv::prefix;
 use crate::runtime::private_files::{private_file, private_folder};
 
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const EXTENSION: &str = ".kv";
+/// More groups than any model has: one for each size of window, one for what sees everything, one for states.
+const MAX_GROUP: u8 = 7;
 /// Files that are being written begin so.
 const UNFINISHED: &str = ".new-";
 /// What a crash left of those is removed after this time.
@@ -44,6 +47,38 @@ pub struct Found {
     pub key: PageKey,
     pub num_bytes: u64,
     pub last_use: SystemTime,
+}
+
+fn page_path(folder: &Path, key: PageKey) -> PathBuf {
+    let name = key.name.to_string();
+    folder.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
+}
+
+/// Removes the pages of a sequence of `tokens`, of all models and groups below `root`; how many there were. Pages that other
+/// conversations share go too: they compute them again.
+///
+/// # Errors
+/// Those of the file system but absence.
+pub fn forget(root: &Path, tokens: &[u32]) -> io::Result<usize> {
+    let names: Vec<PageName> = prefix::names(tokens).collect();
+    let folders = match fs::read_dir(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        folders => folders?,
+    };
+    let mut num_removed = 0;
+    for folder in folders {
+        let folder = folder?.path();
+        let keys = names.iter().flat_map(|&name| (0..=MAX_GROUP).map(move |group| PageKey { name, group }));
+        for key in keys {
+            match fs::remove_file(page_path(&folder, key)) {
+                Ok(()) => num_removed += 1,
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(num_removed)
 }
 
 impl Folder {
@@ -103,8 +138,7 @@ impl Folder {
     }
 
     fn page_path(&self, key: PageKey) -> PathBuf {
-        let name = key.name.to_string();
-        self.path.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
+        page_path(&self.path, key)
     }
 
     /// Writes a page, over whatever has its name.

@@ -26,6 +26,7 @@ use self::folder::Folder;
 use self::queue::Queue;
 use crate::runtime::error::{Error, Result};
 
+pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
 pub use super::prefix::PageName;
 
@@ -179,9 +180,19 @@ impl DiskStore {
         self.queue.save(label, bytes)
     }
 
-    /// Bytes that [`save`](Self::save) takes at once: no need to copy pages out of a device that would be dropped.
-    pub fn room_bytes(&self) -> u64 {
-        if self.thread.is_none() { 0 } else { self.queue.room_bytes() }
+    /// Whether [`save`](Self::save) takes a page of this size now: no need to copy pages out of a device that would be dropped.
+    pub fn takes(&self, num_bytes: usize) -> bool {
+        self.thread.is_some() && self.queue.takes(num_bytes as u64)
+    }
+
+    /// Whether anything is saved at all, now and later.
+    pub fn is_saving(&self) -> bool {
+        self.thread.is_some() && self.queue.is_saving()
+    }
+
+    /// Most bytes of pages on disk.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
     }
 
     /// Asks for a page whose payload has `num_bytes`. Answered by one `Loaded` or `Missing`.

@@ -116,9 +116,15 @@ impl Queue {
         Saving::Dropped
     }
 
-    pub fn room_bytes(&self) -> u64 {
+    /// Whether [`save`](Self::save) would queue a page of this size now.
+    pub fn takes(&self, num_bytes: u64) -> bool {
         let state = self.state();
-        if state.is_saving_off { 0 } else { self.limit_bytes.saturating_sub(state.write_bytes) }
+        let fits = state.writes.is_empty() || state.write_bytes + num_bytes <= self.limit_bytes;
+        !state.is_saving_off && fits
+    }
+
+    pub fn is_saving(&self) -> bool {
+        !self.state().is_saving_off
     }
 
     /// Without a worker, the answer is that the page is absent.
@@ -379,12 +385,12 @@ mod tests {
     #[test]
     fn what_waits_is_bounded_in_bytes_until_it_is_written() {
         let queue = Queue::new(100);
-        assert_eq!(queue.room_bytes(), 100);
+        assert!(queue.takes(100) && queue.is_saving());
         assert_eq!(
             [save(&queue, 1, 60), save(&queue, 2, 41), save(&queue, 3, 40)],
             [Saving::Queued, Saving::Dropped, Saving::Queued]
         );
-        assert_eq!((queue.room_bytes(), queue.stats().dropped_pages), (0, 1));
+        assert_eq!((queue.takes(1), queue.stats().dropped_pages), (false, 1));
         assert_eq!(next(&queue), ("write", 1));
         assert_eq!(save(&queue, 2, 41), Saving::Dropped, "what is being written still takes memory");
         assert!(!queue.flush(Duration::ZERO) && queue.is_busy());

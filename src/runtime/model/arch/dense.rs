@@ -180,8 +180,9 @@ fn activation(facts: &Facts, default: Activation) -> Result<Activation, LoadErro
 }
 
 impl Description {
-    /// Gives a window to the layers for which `slides` holds.
+    /// Gives a window to the layers for which `slides` holds. One of 0, in which a token would not see itself, is none.
     pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {
+        let window = window.filter(|&window| window > 0);
         for (index, layer) in self.config.layers.iter_mut().enumerate() {
             if slides(index) {
                 layer.attention.window = window;
