@@ -24,6 +24,7 @@ mod parity_table;
 mod phi3_gguf;
 mod quantized_products;
 mod real_models;
+mod same_answer;
 mod session;
 mod session_store;
 mod session_transcript;

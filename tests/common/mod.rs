@@ -3,7 +3,9 @@
 pub mod alloc;
 pub mod gguf;
 pub mod golden;
+pub mod k_quants;
 pub mod toy;
+pub mod watched;
 
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {
