@@ -395,12 +395,12 @@ mod tests {
         assert_eq!(save(&queue, 2, 41), Saving::Dropped, "what is being written still takes memory");
         assert!(!queue.flush(Duration::ZERO) && queue.is_busy());
         queue.finish_write(label(1).key, true);
-        assert_eq!((save(&queue, 2, 41), queue.room_bytes()), (Saving::Queued, 19));
+        assert_eq!((save(&queue, 2, 41), queue.takes(19), queue.takes(20)), (Saving::Queued, true, false));
         queue.finish_write(label(2).key, true);
         queue.finish_write(label(3).key, false);
         assert!(queue.flush(Duration::ZERO) && !queue.is_busy());
         let there = [1, 2, 3].map(|n| queue.contains(label(n).key));
-        assert_eq!((there, queue.room_bytes()), ([true, true, false], 100));
+        assert_eq!((there, queue.takes(100)), ([true, true, false], true));
         assert_eq!(save(&queue, 4, 1000), Saving::Queued, "one page is taken when nothing waits");
     }
 
@@ -493,7 +493,7 @@ mod tests {
         let notice = "saving of KV pages is off: the disk is full".to_owned();
         assert_eq!(queue.poll(), [DiskEvent::Notice(notice)]);
         assert!(queue.flush(Duration::ZERO) && !queue.contains(label(1).key));
-        assert_eq!((save(&queue, 1, 10), queue.room_bytes()), (Saving::Dropped, 0));
+        assert_eq!((save(&queue, 1, 10), queue.is_saving()), (Saving::Dropped, false));
         assert!(!queue.is_loading(), "a notice is no answer");
     }
 }
