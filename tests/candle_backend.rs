@@ -193,13 +193,13 @@ struct Output {
 }
 
 /// Runs operations on inputs that depend on the order of the calls only, not on the backend.
-struct Bench<'a, B: Backend> {
+struct Bench<'a, B: Backend<Buffer: Clone>> {
     backend: &'a B,
     random: u32,
     outputs: Vec<Output>,
 }
 
-impl<B: Backend> Bench<'_, B> {
+impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
     /// Uniform in -1..1 (xorshift).
     fn random(&mut self, count: usize) -> Vec<f32> {
         let mut next = || {
@@ -240,7 +240,7 @@ impl<B: Backend> Bench<'_, B> {
 
     fn record(&mut self, what: impl Into<String>, tolerance: f32, result: &B::Buffer) {
         let mut values = Vec::new();
-        self.backend.read(result, &mut values).unwrap();
+        self.backend.read(&mut result.clone(), &mut values).unwrap();
         self.outputs.push(Output { what: what.into(), tolerance, values });
     }
 
@@ -350,7 +350,7 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
-fn outputs<B: Backend>(backend: &B) -> Vec<Output> {
+fn outputs<B: Backend<Buffer: Clone>>(backend: &B) -> Vec<Output> {
     let mut bench = Bench { backend, random: 0x9e37_79b9, outputs: Vec::new() };
     bench.weights();
     bench.elements();

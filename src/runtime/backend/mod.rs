@@ -189,6 +189,7 @@ pub trait Backend: Send + 'static {
     /// `out[i] = x[rows[i]]`.
     fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
 
-    /// Copies activations to the host, row-major; what `out` held is gone.
-    fn read(&self, x: &Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
+    /// Moves activations to the host, row-major; what `out` held is gone, and `x` must be written before it is used again.
+    /// A backend that keeps activations on the host may swap the two, so handing back the memory of the last call is cheapest.
+    fn read(&self, x: &mut Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
 }

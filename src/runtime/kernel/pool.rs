@@ -7,11 +7,10 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{JoinHandle, Thread};
+use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 /// How long a worker waits for the next region without sleeping: longer than the serial work between two
@@ -26,7 +25,8 @@ pub struct Pool {
     handles: Vec<JoinHandle<()>>,
     /// Workers of the next region, the caller not counted.
     active: Cell<usize>,
-    not_sync: PhantomData<Cell<()>>,
+    /// The thread whose handle `shared` has; also keeps the pool from being `Sync`.
+    caller: Cell<Option<ThreadId>>,
 }
 
 struct Shared {
@@ -36,7 +36,8 @@ struct Shared {
     running: AtomicUsize,
     /// Set by the caller when it sleeps until `running` is 0.
     caller_sleeps: AtomicBool,
-    caller: UnsafeCell<Option<Thread>>,
+    /// Only looked at when it sleeps: counting references to it would make its cache line go back and forth.
+    caller: Mutex<Option<Thread>>,
     workers: Vec<Worker>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -51,23 +52,24 @@ struct Worker {
     sleeps: AtomicBool,
 }
 
-// SAFETY: `task` and `caller` are written by the caller only while no worker is in a region (`running` is 0, seen
-// with Acquire), and read by workers only after they saw their `region` change (Acquire, paired with the caller's store).
-// The closure itself is `Sync`.
+// SAFETY: `task` is written by the caller only while no worker is in a region (`running` is 0, seen with Acquire), and
+// read by workers only after they saw their `region` change (Acquire, paired with the caller's store). The closure
+// itself is `Sync`.
 unsafe impl Sync for Shared {}
 
 /// Waits until `done`, first spinning, then sleeping with `sleeps` set; whoever makes `done` true must look at
 /// `sleeps` afterwards and unpark this thread.
 fn wait(sleeps: &AtomicBool, done: impl Fn() -> bool) {
-    let start = Instant::now();
+    // The clock is read only when the wait is not a short one: it costs as much as a short one.
+    let mut start = None;
     loop {
-        for _ in 0..32 {
+        for _ in 0..128 {
             if done() {
                 return;
             }
             std::hint::spin_loop();
         }
-        if start.elapsed() > SPIN {
+        if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
             break;
         }
     }
@@ -91,11 +93,10 @@ impl Shared {
             // SAFETY: the caller wrote `task` before it changed `region` and leaves it until `running` is 0.
             let task = unsafe { *self.task.get() }.expect("a region has a task");
             self.call(task, worker);
-            // SAFETY: as above; cloned before `running` falls, because the caller may go on right after.
-            let caller = unsafe { (*self.caller.get()).clone() };
+            // A caller that sleeps cannot be replaced before it is woken; waking another one does no harm.
             if self.running.fetch_sub(1, Ordering::SeqCst) == 1
                 && self.caller_sleeps.load(Ordering::SeqCst)
-                && let Some(caller) = caller
+                && let Some(caller) = &*self.caller.lock().unwrap_or_else(PoisonError::into_inner)
             {
                 caller.unpark();
             }
@@ -120,14 +121,15 @@ impl Pool {
             task: UnsafeCell::new(None),
             running: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
-            caller: UnsafeCell::new(None),
+            caller: Mutex::new(None),
             workers: (0..others).map(|_| Worker::default()).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
         // Built first, so that an error below drops it and ends the threads that did start.
         let active = Cell::new(others);
-        let mut pool = Pool { shared, handles: Vec::with_capacity(others), active, not_sync: PhantomData };
+        let caller = Cell::new(None);
+        let mut pool = Pool { shared, handles: Vec::with_capacity(others), active, caller };
         for worker in 1..=others {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{worker}"));
@@ -175,11 +177,9 @@ impl Pool {
 
     /// Keeps a handle of the calling thread for workers to wake; replaced when another thread uses the pool.
     fn remember_caller(&self) {
-        // SAFETY: no region is running, see `run`.
-        let caller = unsafe { &mut *self.shared.caller.get() };
         let current = std::thread::current();
-        if caller.as_ref().is_none_or(|caller| caller.id() != current.id()) {
-            *caller = Some(current);
+        if self.caller.replace(Some(current.id())) != Some(current.id()) {
+            *self.shared.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(current);
         }
     }
 
@@ -209,6 +209,21 @@ impl Pool {
                 task(index);
             }
         });
+    }
+
+    /// Calls `task(list, index)` for every index below `counts[list]`, all lists in one region; without other threads unless
+    /// `parallel`.
+    pub fn for_each_of(&self, counts: &[usize], parallel: bool, task: impl Fn(usize, usize) + Sync) {
+        let at = |mut index: usize| {
+            for (list, &count) in counts.iter().enumerate() {
+                if index < count {
+                    return task(list, index);
+                }
+                index -= count;
+            }
+        };
+        let count = counts.iter().sum();
+        if parallel { self.for_each(count, at) } else { (0..count).for_each(at) }
     }
 
     /// Calls `task(index, chunk)` for every chunk of `values`, as [`slice::chunks_mut`] cuts them.
@@ -333,6 +348,19 @@ mod tests {
         // SAFETY: writes one value.
         unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    #[test]
+    fn every_index_of_every_list_is_called_once() {
+        let pool = Pool::new(3).unwrap();
+        let counts = [3, 0, 1, 40];
+        for parallel in [false, true] {
+            let calls = counts.map(|count| (0..count).map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
+            pool.for_each_of(&counts, parallel, |list, index| {
+                calls[list][index].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(calls.iter().flatten().all(|calls| calls.load(Ordering::Relaxed) == 1));
+        }
     }
 
     #[test]

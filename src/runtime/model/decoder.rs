@@ -100,6 +100,8 @@ struct Scratch<B: Backend> {
     added: B::Buffer,
     gate: B::Buffer,
     up: B::Buffer,
+    /// Of its own, because growing another to the vocabulary would write zeros into it at every step.
+    logits: B::Buffer,
 }
 
 impl<B: Backend> Scratch<B> {
@@ -115,6 +117,7 @@ impl<B: Backend> Scratch<B> {
             added: buffer(),
             gate: buffer(),
             up: buffer(),
+            logits: buffer(),
         }
     }
 }
@@ -258,16 +261,16 @@ impl<B: Backend> Decoder<B> {
     fn logits(&mut self) -> Result<Logits> {
         let vocab_size = self.config.vocab_size;
         let mut values = std::mem::take(&mut self.logits);
-        values.clear();
         if self.step.wanted.is_empty() {
+            values.clear();
             return Ok(Logits { values, vocab_size });
         }
         let Self { backend, config, scratch: s, .. } = self;
         backend.select_rows(&s.residual, &self.step.wanted, &mut s.added)?;
         backend.rms_norm(&s.added, &self.final_norm, config.final_norm_eps, &mut s.normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        backend.matmul(&s.normed, head, None, &mut s.gate)?;
-        backend.read(&s.gate, &mut values)?;
+        backend.matmul(&s.normed, head, None, &mut s.logits)?;
+        backend.read(&mut s.logits, &mut values)?;
         if config.logit_scale != 1.0 {
             values.iter_mut().for_each(|value| *value *= config.logit_scale);
         }

@@ -232,7 +232,7 @@ impl Backend for Candle {
         out.fill(x.get().and_then(|x| x.index_select(&rows?, 0)))
     }
 
-    fn read(&self, x: &CandleBuffer, out: &mut Vec<f32>) -> Result<()> {
+    fn read(&self, x: &mut CandleBuffer, out: &mut Vec<f32>) -> Result<()> {
         let values = x.get().and_then(|x| x.flatten_all()?.to_vec1());
         *out = values.map_err(backend_error)?;
         Ok(())
@@ -260,15 +260,15 @@ mod tests {
     #[test]
     fn what_cannot_be_computed_is_an_error() {
         let candle = Candle::new(Device::Cpu).unwrap();
-        let (unwritten, mut out) = (candle.buffer(), candle.buffer());
+        let (mut unwritten, mut out) = (candle.buffer(), candle.buffer());
         let mut read = Vec::new();
-        assert!(candle.read(&unwritten, &mut read).is_err());
+        assert!(candle.read(&mut unwritten, &mut read).is_err());
         let bytes: Vec<u8> = [1.0f32; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
         let table = HostTensor::new(crate::runtime::kernel::Dtype::F32, vec![2, 4], bytes.into()).unwrap();
         let table = candle.weight(&table).unwrap();
         assert!(candle.embed(&table, &[2], 1.0, &mut out).is_err());
         candle.embed(&table, &[1], 2.0, &mut out).unwrap();
-        candle.read(&out, &mut read).unwrap();
+        candle.read(&mut out, &mut read).unwrap();
         assert_eq!(read, [2.0; 4]);
         let too_long = candle.vector(vec![1.0; 3]).unwrap();
         assert!(candle.rms_norm(&out, &too_long, 1e-6, &mut candle.buffer()).is_err());

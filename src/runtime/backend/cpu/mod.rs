@@ -102,6 +102,34 @@ impl Cpu {
         }
     }
 
+    /// Those of the products whose weights are quantised, in one region.
+    fn matmul_packed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
+        let packed = products.iter_mut().filter_map(|product| match product.weight {
+            CpuWeight::Packed(weight) => Some((weight, &mut product.out.values[..])),
+            _ => None,
+        });
+        let mut packed = packed.peekable();
+        if packed.peek().is_some() {
+            let rows = &mut self.scratch.borrow_mut().quantized;
+            rows.quantize(self.isa, &x.values, x.width, &self.pool);
+            gemm::matmul_each(self.isa, rows, packed, &self.pool);
+        }
+    }
+
+    /// Those of the products whose weights are F16 or BF16, in one region.
+    fn matmul_fixed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
+        let fixed = products.iter_mut().filter_map(|product| match product.weight {
+            CpuWeight::Fixed(weight) => Some((weight, &mut product.out.values[..])),
+            _ => None,
+        });
+        let mut fixed = fixed.peekable();
+        if fixed.peek().is_some() {
+            let rows = &mut self.scratch.borrow_mut().fixed;
+            rows.quantize(self.isa, &x.values, x.width, &self.pool);
+            fixed::matmul_each(self.isa, rows, fixed, &self.pool);
+        }
+    }
+
     /// `out = x . weight^T` in f32.
     fn matmul_plain(&self, x: &CpuBuffer, weight: &HostTensor, out: &mut [f32]) {
         let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
@@ -258,34 +286,21 @@ impl Backend for Cpu {
     }
 
     fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
-        let (mut is_quantized, mut is_fixed) = (false, false);
-        for Product { weight, bias, out } in products {
+        for Product { weight, out, .. } in products.iter_mut() {
             let (n, k) = weight.rows_cols();
             if x.width != k {
                 return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
             }
             out.resize(x.num_rows(), n);
-            match weight {
-                CpuWeight::Plain(weight) => self.matmul_plain(x, weight, &mut out.values),
-                CpuWeight::Packed(weight) => {
-                    let quantized = &mut self.scratch.borrow_mut().quantized;
-                    if !is_quantized {
-                        quantized.quantize(self.isa, &x.values, k, &self.pool);
-                        is_quantized = true;
-                    }
-                    gemm::matmul(self.isa, weight, quantized, &mut out.values, &self.pool);
-                }
-                CpuWeight::Fixed(weight) => {
-                    let rows = &mut self.scratch.borrow_mut().fixed;
-                    if !is_fixed {
-                        rows.quantize(self.isa, &x.values, k, &self.pool);
-                        is_fixed = true;
-                    }
-                    fixed::matmul(self.isa, weight, rows, &mut out.values, &self.pool);
-                }
+        }
+        self.matmul_packed(x, products);
+        self.matmul_fixed(x, products);
+        for Product { weight, bias, out } in products {
+            if let CpuWeight::Plain(weight) = weight {
+                self.matmul_plain(x, weight, &mut out.values);
             }
             if let Some(bias) = bias {
-                for row in out.values.chunks_exact_mut(n) {
+                for row in out.values.chunks_exact_mut(out.width) {
                     row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
                 }
             }
@@ -378,9 +393,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
-        out.clear();
-        out.extend_from_slice(&x.values);
+    fn read(&self, x: &mut CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
+        std::mem::swap(&mut x.values, out);
         Ok(())
     }
 }

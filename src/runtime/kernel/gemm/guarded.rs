@@ -112,7 +112,7 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Rand
                     let w = Packed::pack(dtype, [n, k], w, pool).unwrap().unwrap();
                     let mut rows = Activations::default();
                     rows.quantize(isa, x, k, pool);
-                    matmul_by(variant, &w, &rows, out, pool);
+                    matmul_by(variant, &rows, [(&w, &mut *out)], pool);
                 }
             });
             let expected = expected.get_or_insert_with(|| got.clone());

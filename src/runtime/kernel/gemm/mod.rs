@@ -52,6 +52,9 @@ const PANEL_BLOCKS: usize = 128;
 /// Weight bytes that one task of the direct path reads, at least.
 const TASK_BYTES: usize = 32 << 10;
 
+/// Products of the same activations that share a parallel region, at most.
+const MAX_TOGETHER: usize = 4;
+
 /// Below this many multiplications a product is not worth waking other threads for.
 const SERIAL_LIMIT: usize = 1 << 17;
 
@@ -173,22 +176,46 @@ pub fn kernels_name(isa: Isa) -> &'static str {
 
 /// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
 pub fn matmul(isa: Isa, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
-    matmul_by(Variant::best(isa), w, x, out, pool);
+    matmul_each(isa, x, [(w, out)], pool);
+}
+
+/// As [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
+pub fn matmul_each<'a>(
+    isa: Isa,
+    x: &Activations,
+    products: impl IntoIterator<Item = (&'a Packed, &'a mut [f32])>,
+    pool: &Pool,
+) {
+    matmul_by(Variant::best(isa), x, products, pool);
 }
 
 /// `variant` comes from [`Variant::within`], so the processor has its instructions.
-fn matmul_by(variant: Variant, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
-    assert_eq!(out.len(), x.rows() * w.rows(), "an output for every pair of rows");
-    assert!(x.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
-    let product = Product { w, x, out: Output::new(out, w.rows()), pool };
-    match variant {
-        Variant::Scalar => product.compute::<scalar::Scalar>(),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx2 => product.compute::<avx2::Avx2<false>>(),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx2Vnni => product.compute::<avx2::Avx2<true>>(),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni => product.compute::<avx512::Avx512Vnni>(),
+fn matmul_by<'a>(
+    variant: Variant,
+    x: &Activations,
+    products: impl IntoIterator<Item = (&'a Packed, &'a mut [f32])>,
+    pool: &Pool,
+) {
+    let product = |(w, out): (&'a Packed, &'a mut [f32])| {
+        assert_eq!(out.len(), x.rows() * w.rows(), "an output for every pair of rows");
+        assert!(x.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
+        Product { w, x, out: Output::new(out, w.rows()) }
+    };
+    let mut products = products.into_iter().map(product).fuse();
+    loop {
+        let together: [_; MAX_TOGETHER] = std::array::from_fn(|_| products.next());
+        if together[0].is_none() {
+            return;
+        }
+        match variant {
+            Variant::Scalar => compute::<scalar::Scalar>(&together, pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => compute::<avx2::Avx2<false>>(&together, pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2Vnni => compute::<avx2::Avx2<true>>(&together, pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
+        }
     }
 }
 
@@ -197,37 +224,51 @@ struct Product<'a> {
     w: &'a Packed,
     x: &'a Activations,
     out: Output,
-    pool: &'a Pool,
+}
+
+/// Products in one region, their tasks in one list.
+fn compute<K: Kernels>(products: &[Option<Product<'_>>; MAX_TOGETHER], pool: &Pool) {
+    let tasks = products.each_ref().map(|product| product.as_ref().map_or(0, Product::tasks::<K>));
+    let work: usize = products.iter().flatten().map(Product::work).sum();
+    let task = |product: usize, task: usize| {
+        products[product].iter().for_each(|product| product.compute::<K>(task));
+    };
+    pool.for_each_of(&tasks, work >= SERIAL_LIMIT, task);
 }
 
 impl Product<'_> {
-    fn compute<K: Kernels>(&self) {
-        with_format!(self.w.dtype(), F => self.compute_format::<K, F>(), unreachable!("floats are not packed"));
+    /// Multiplications.
+    fn work(&self) -> usize {
+        self.w.rows() * self.w.cols() * self.x.rows()
     }
 
-    fn compute_format<K: Kernels, F: Format>(&self) {
-        let rows = self.x.rows();
-        if K::WIDTH == 0 || rows <= K::max_direct::<F>() {
-            let (w, x, out) = (self.w, self.x, &self.out);
-            let per_task = TASK_BYTES.div_ceil(w.panel_bytes());
-            self.for_each(w.panels().div_ceil(per_task), |task| {
-                for index in task * per_task..w.panels().min((task + 1) * per_task) {
-                    direct::<K, F>(w, x, index, out);
-                }
-            });
-        } else {
-            let (w, x, out) = (self.w, self.x, &self.out);
-            self.for_each(w.panels().div_ceil(K::WIDTH), |task| {
-                PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, task * K::WIDTH, panel, out));
-            });
-        }
+    fn is_direct<K: Kernels, F: Format>(&self) -> bool {
+        K::WIDTH == 0 || self.x.rows() <= K::max_direct::<F>()
     }
 
-    fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
-        if self.w.rows() * self.w.cols() * self.x.rows() < SERIAL_LIMIT {
-            (0..tasks).for_each(task);
+    /// Panels that a task takes.
+    fn panels_per_task<K: Kernels, F: Format>(&self) -> usize {
+        if self.is_direct::<K, F>() { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
+    }
+
+    fn tasks<K: Kernels>(&self) -> usize {
+        let per_task = with_format!(self.w.dtype(), F => self.panels_per_task::<K, F>(), unreachable!());
+        self.w.panels().div_ceil(per_task)
+    }
+
+    fn compute<K: Kernels>(&self, task: usize) {
+        with_format!(self.w.dtype(), F => self.compute_format::<K, F>(task), unreachable!());
+    }
+
+    fn compute_format<K: Kernels, F: Format>(&self, task: usize) {
+        let (w, x, out) = (self.w, self.x, &self.out);
+        let per_task = self.panels_per_task::<K, F>();
+        if self.is_direct::<K, F>() {
+            for index in task * per_task..w.panels().min((task + 1) * per_task) {
+                direct::<K, F>(w, x, index, out);
+            }
         } else {
-            self.pool.for_each(tasks, task);
+            PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, task * per_task, panel, out));
         }
     }
 }
@@ -294,7 +335,7 @@ struct Output {
 }
 
 impl Output {
-    /// The pointer is valid as long as `values` stays borrowed: a [`Product`] lives within [`matmul`] only.
+    /// The pointer is valid as long as `values` stays borrowed: a [`Product`] lives within [`matmul_by`] only.
     fn new(values: &mut [f32], cols: usize) -> Output {
         Output { values: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), cols }
     }

@@ -65,7 +65,7 @@ impl Case {
         let mut x = Activations::default();
         x.quantize(isa::isa(), &self.x[rows.start * k..rows.end * k], k, pool);
         let mut out = vec![f32::NAN; n * rows.len()];
-        matmul_by(variant, &packed, &x, &mut out, pool);
+        matmul_by(variant, &x, [(&packed, &mut out[..])], pool);
         out
     }
 }
@@ -169,6 +169,35 @@ fn rows_longer_than_a_panel_and_random_shapes_agree_too() {
             let shape = [1 + random.below(130), dtype.block_len() * (1 + random.below(7))];
             let m = 1 + random.below(40);
             check(&Case::new(dtype, shape, m, &mut random), m, &pools);
+        }
+    }
+}
+
+#[test]
+fn weights_of_any_formats_give_together_what_each_gives_alone() {
+    let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
+    let mut random = Random(31);
+    for m in [1, 3, 100] {
+        let cases: Vec<Case> =
+            ALL.iter().map(|&dtype| Case::new(dtype, [1 + random.below(90), 256], m, &mut random)).collect();
+        let mut x = Activations::default();
+        x.quantize(Isa::Scalar, &cases[0].x, 256, &pools[0]);
+        let packed = |case: &Case| Packed::pack(case.dtype, case.shape, &case.weights, &pools[0]);
+        let weights: Vec<Packed> = cases.iter().map(|case| packed(case).unwrap().unwrap()).collect();
+        let outputs = || cases.iter().map(|case| vec![f32::NAN; m * case.shape[0]]).collect::<Vec<_>>();
+        let mut alone = outputs();
+        for (w, out) in weights.iter().zip(&mut alone) {
+            matmul_by(Variant::Scalar, &x, [(w, &mut out[..])], &pools[0]);
+        }
+        for variant in Variant::within(isa::isa()) {
+            for pool in &pools {
+                let mut together = outputs();
+                let products = weights.iter().zip(together.iter_mut().map(|out| &mut out[..]));
+                matmul_by(variant, &x, products, pool);
+                for (together, alone) in together.iter().zip(&alone) {
+                    assert!(bits(together) == bits(alone), "m {m} {variant:?}");
+                }
+            }
         }
     }
 }

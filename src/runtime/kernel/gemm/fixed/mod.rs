@@ -26,7 +26,7 @@ mod tests;
 use std::io;
 use std::ops::Range;
 
-use super::{Output, Variant};
+use super::{MAX_TOGETHER, Output, Variant};
 use crate::runtime::kernel::memory::Memory;
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa};
@@ -199,19 +199,45 @@ type Sums = [f32; WIDTH * ROWS];
 
 /// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
 pub fn matmul(isa: Isa, w: &Weights, x: &Activations, out: &mut [f32], pool: &Pool) {
-    matmul_by(Variant::best(isa), w, x, out, pool);
+    matmul_each(isa, x, [(w, out)], pool);
+}
+
+/// As [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
+pub fn matmul_each<'a>(
+    isa: Isa,
+    x: &Activations,
+    products: impl IntoIterator<Item = (&'a Weights, &'a mut [f32])>,
+    pool: &Pool,
+) {
+    matmul_by(Variant::best(isa), x, products, pool);
 }
 
 /// `variant` comes from [`Variant::within`], so the processor has its instructions.
-fn matmul_by(variant: Variant, w: &Weights, x: &Activations, out: &mut [f32], pool: &Pool) {
-    assert_eq!(out.len(), x.rows * w.rows, "an output for every pair of rows");
-    assert_eq!(x.blocks_per_row, w.cols.div_ceil(BLOCK), "rows of one length");
-    let out = Output::new(out, w.rows);
-    let task = |task: usize| panels(variant, w, x, task * WIDTH, &out);
-    let tasks = w.panels().div_ceil(WIDTH);
-    match w.rows * w.cols * x.rows < SERIAL_LIMIT {
-        true => (0..tasks).for_each(task),
-        false => pool.for_each(tasks, task),
+fn matmul_by<'a>(
+    variant: Variant,
+    x: &Activations,
+    products: impl IntoIterator<Item = (&'a Weights, &'a mut [f32])>,
+    pool: &Pool,
+) {
+    let product = |(w, out): (&'a Weights, &'a mut [f32])| {
+        assert_eq!(out.len(), x.rows * w.rows, "an output for every pair of rows");
+        assert_eq!(x.blocks_per_row, w.cols.div_ceil(BLOCK), "rows of one length");
+        (w, Output::new(out, w.rows))
+    };
+    let mut products = products.into_iter().map(product).fuse();
+    loop {
+        let together: [_; MAX_TOGETHER] = std::array::from_fn(|_| products.next());
+        if together[0].is_none() {
+            return;
+        }
+        let tasks = together.each_ref().map(|product| {
+            let (w, _) = product.as_ref()?;
+            Some(w.panels().div_ceil(WIDTH))
+        });
+        let work: usize = together.iter().flatten().map(|(w, _)| w.rows * w.cols * x.rows).sum();
+        pool.for_each_of(&tasks.map(Option::unwrap_or_default), work >= SERIAL_LIMIT, |product, task| {
+            together[product].iter().for_each(|(w, out)| panels(variant, w, x, task * WIDTH, out));
+        });
     }
 }
 

@@ -22,7 +22,7 @@ fn product(variant: Variant, w: &Weights, x: &[f32], pool: &Pool) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.quantize(isa::isa(), x, w.cols, pool);
     let mut out = vec![f32::NAN; w.rows * activations.rows];
-    matmul_by(variant, w, &activations, &mut out, pool);
+    matmul_by(variant, &activations, [(w, &mut out[..])], pool);
     out
 }
 
@@ -51,6 +51,33 @@ fn every_variant_gives_the_bits_of_the_scalar_twin_for_any_batch() {
                         assert!(same_bits(&got, &expected[row * n..][..n]), "{n} x {k} alone {variant:?}");
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_give_together_what_each_gives_alone() {
+    let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
+    let mut random = Random(13);
+    let [k, m] = [70, 3];
+    let weights: Vec<Weights> = [50, 1, 33, 64, 17]
+        .iter()
+        .map(|&n| {
+            let bytes = weights(Dtype::F16, n * k, &mut random);
+            Weights::pack(Isa::Scalar, Dtype::F16, [n, k], &bytes, &pools[0]).unwrap().unwrap()
+        })
+        .collect();
+    let x = random.values(m * k);
+    let mut activations = Activations::default();
+    activations.quantize(Isa::Scalar, &x, k, &pools[0]);
+    for variant in Variant::within(isa::isa()) {
+        for pool in &pools {
+            let mut together: Vec<Vec<f32>> = weights.iter().map(|w| vec![f32::NAN; m * w.rows]).collect();
+            let products = weights.iter().zip(together.iter_mut().map(|out| &mut out[..]));
+            matmul_by(variant, &activations, products, pool);
+            for (w, together) in weights.iter().zip(&together) {
+                assert!(same_bits(together, &product(Variant::Scalar, w, &x, &pools[0])), "{variant:?}");
             }
         }
     }
