@@ -539,7 +539,7 @@ proptest! {
                     drain(&mut engine, &mut answers);
                     all_answers.push(std::mem::take(&mut answers));
                     all_submitted.push(std::mem::take(&mut submitted));
-                    engine = restarted(engine, &start);
+                    engine = restarted(engine, start);
                 }
                 _ => act(&mut engine, action, &mut submitted),
             }

@@ -217,6 +217,10 @@ impl From<LoadError> for CommandError {
             LoadError::Unsupported { .. } | LoadError::Tensor { .. } | LoadError::Tokenizer(_) => {
                 (Kind::BadData, None)
             }
+            LoadError::KvTooSmall { .. } => {
+                (Kind::Usage, Some("give a larger --kv-memory or a smaller --ctx".to_owned()))
+            }
+            LoadError::KvTooLarge { .. } => (Kind::Usage, Some("give a smaller --kv-memory".to_owned())),
             LoadError::TooBig { largest_context, .. } => (Kind::Temporary, Some(fits(*largest_context))),
         };
         Self { kind, error: error.into(), hint }

@@ -147,6 +147,14 @@ pub enum LoadError {
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
 
+    /// What the KV may take does not hold the context.
+    #[error("{asked} bytes of KV memory do not hold a context of {context} tokens, which takes {needed}")]
+    KvTooSmall { asked: u64, needed: u64, context: usize },
+
+    /// What the KV may take does not fit beside the weights.
+    #[error("{asked} bytes of KV memory do not fit: {most} are left beside the weights")]
+    KvTooLarge { asked: u64, most: u64 },
+
     /// A context beyond what the model was made for.
     #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
     ContextTooLong { asked: usize, most: usize },

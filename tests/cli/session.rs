@@ -256,7 +256,7 @@ fn sessions_are_listed_renamed_and_removed() {
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
     run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
     run(&["remove"]).check(2, "<NAME>");
-    assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed\n");
+    assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed, with 2 pages of KV\n");
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);
     llmctl(&["sesions"]).check(2, "'sessions'");
 }

@@ -187,13 +187,10 @@ fn context(
     };
     let demand = demand(files, description, options, wanted)?;
     let base = demand.weights.saturating_add(demand.fixed);
-    let allowed = options.kv_memory.map(|kv_memory| base.saturating_add(kv_memory));
-    if let (Some(allowed), Some(available)) =
-        (allowed, options.available_memory.filter(|most| Some(*most) < allowed))
-    {
-        let largest_context = fit(demand, wanted, available).largest_context;
-        return Err(LoadError::TooBig { needed: allowed, available, context: wanted, largest_context });
+    if let Some(asked) = options.kv_memory {
+        check_kv_memory(asked, demand, options, wanted)?;
     }
+    let allowed = options.kv_memory.map(|kv_memory| base.saturating_add(kv_memory));
     let Some(available) = allowed.or(options.available_memory) else { return Ok(wanted) };
     let fit = fit(demand, wanted, available);
     // One token has no room for an answer.
@@ -204,6 +201,25 @@ fn context(
             Ok(largest)
         }
         _ => fit.check().map(|()| wanted),
+    }
+}
+
+/// KV memory that was asked for holds the context that was asked for, or some, and fits beside the weights.
+fn check_kv_memory(
+    asked: u64,
+    demand: Demand,
+    options: &LoadOptions,
+    wanted: usize,
+) -> Result<(), LoadError> {
+    let context = options.context.map_or(2, |_| wanted);
+    let needed = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    if asked < needed {
+        return Err(LoadError::KvTooSmall { asked, needed, context });
+    }
+    let left = |available: u64| available.saturating_sub(demand.weights.saturating_add(demand.fixed));
+    match options.available_memory.map(left) {
+        Some(most) if most < asked => Err(LoadError::KvTooLarge { asked, most }),
+        _ => Ok(()),
     }
 }
 

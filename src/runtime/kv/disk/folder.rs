@@ -130,6 +130,8 @@ impl Folder {
         if manifest.exists() {
             return Ok(());
         }
+        // Tells backups that this can be computed again: https://bford.info/cachedir/
+        drop(fs::write(self.root.join("CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n"));
         let text = format!("{:#}\n", self.manifest);
         replace(&self.path, &manifest, |file| {
             file.write_all(text.as_bytes())?;

@@ -155,7 +155,11 @@ impl SessionStore {
     /// As [`Self::open`] and [`Self::create`].
     pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
         match self.open(name) {
-            Err(Error::SessionNotFound(_)) => self.create(name, model),
+            Err(Error::SessionNotFound(_)) => match self.create(name, model) {
+                // Another process was quicker; it may still be in it.
+                Err(Error::InvalidParameter { .. }) => self.open(name),
+                created => created,
+            },
             opened => opened,
         }
     }
