@@ -216,7 +216,9 @@ fn the_folder_says_what_it_is() {
         expected.sort();
         expected
     });
-    assert_eq!(files(&root).len(), 3, "nothing else is left: {:?}", files(&root));
+    assert_eq!(files(&root).len(), 4, "manifest, cache tag and nothing else: {:?}", files(&root));
+    let tag = fs::read_to_string(root.join("CACHEDIR.TAG")).expect("a tag");
+    assert!(tag.starts_with("Signature: 8a477f597d28d172789f06886806bc55"));
     assert_eq!(fs::metadata(page_file(&root, 0)).expect("there").len(), 100 + FRAME);
 }
 
@@ -696,7 +698,7 @@ fn a_full_disk_turns_saving_off_and_leaves_no_torn_page() {
     let done = lines_of(&mut child).filter(|line| line == "done").count();
     assert!(done == 1 && child.wait().expect("gone").success());
     assert_eq!(page_files(&root).len(), 2);
-    assert_eq!(files(&root).len(), 3, "the unfinished page was removed: {:?}", files(&root));
+    assert_eq!(files(&root).len(), 4, "the unfinished page was removed: {:?}", files(&root));
     saved(&root, [12], 40_000);
 }
 

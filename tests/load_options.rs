@@ -62,6 +62,26 @@ fn instruction_sets_and_threads_do_not_show_in_the_logits() {
 }
 
 #[test]
+fn kv_memory_limits_the_context_or_is_refused_by_name() {
+    let llama = checkpoint("llama");
+    let with = |kv_memory, context| LoadOptions { kv_memory: Some(kv_memory), context, ..exact() };
+    let groups = load_model(&llama, &exact()).expect("loads").model.spec().groups.clone();
+    let page = groups[0].page_bytes as u64;
+    let limited = load_model(&llama, &with(11 * page, None)).expect("loads");
+    // A last page may be nearly empty, and attention needs a little per token.
+    let context = limited.model.spec().context_length;
+    assert!((9 * PAGE_TOKENS..=10 * PAGE_TOKENS).contains(&context), "{context}");
+    assert!(limited.notices.iter().any(|notice| notice.contains("--kv-memory")), "{:?}", limited.notices);
+    let error = load_model(&llama, &with(11 * page, Some(2048))).err().expect("refused");
+    assert!(matches!(error, LoadError::KvTooSmall { context: 2048, .. }), "{error}");
+    let error = load_model(&llama, &with(10, None)).err().expect("refused");
+    assert!(matches!(error, LoadError::KvTooSmall { asked: 10, context: 2, .. }), "{error}");
+    let little = LoadOptions { available_memory: Some(1 << 30), ..with(1 << 40, None) };
+    let error = load_model(&llama, &little).err().expect("refused");
+    assert!(matches!(error, LoadError::KvTooLarge { .. }), "{error}");
+}
+
+#[test]
 fn quantising_on_load_costs_little_and_says_what_it_could_not_do() {
     for (quantize, tolerance) in [(Dtype::Q8_0, 0.2), (Dtype::Q4_0, 1.5)] {
         let (model, worst) =
