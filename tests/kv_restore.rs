@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
@@ -286,4 +286,25 @@ fn requests_without_a_session_leave_nothing_on_disk_and_without_reuse_nothing_is
     let answer: Answer = run_one(&mut engine, limited(&prompt(150), 20));
     assert_eq!(answer.finish(), &Finish::MaxTokens);
     assert!(engine.flush_disk(PLENTY) && !root.path().join("toy").exists());
+}
+
+/// A conversation that goes on is used as a whole, though its beginning was written long ago.
+#[test]
+fn a_turn_counts_as_a_use_of_all_that_the_session_has_on_disk() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let mut engine = engine_on(root.path(), KINDS[0]);
+    let answer = run_one(&mut engine, within("a", &prompt(150), 20));
+    assert!(engine.flush_disk(PLENTY));
+    let old = SystemTime::now() - Duration::from_secs(24 * 3600);
+    for file in page_files(root.path()) {
+        let file = fs::File::options().write(true).open(file).expect("ours");
+        file.set_modified(old).expect("a time");
+    }
+    let next = [&prompt(150)[..], &answer.ids(), &[1]].concat();
+    run_one(&mut engine, within("a", &next, 5));
+    assert!(engine.flush_disk(PLENTY));
+    for file in page_files(root.path()) {
+        let used = fs::metadata(&file).and_then(|metadata| metadata.modified()).expect("a time");
+        assert!(used > old + Duration::from_secs(3600), "{file:?}");
+    }
 }

@@ -3,8 +3,6 @@
 //! Shows and manages; conversations themselves go on in the commands that answer. A name that is not there is an error
 //! that says which one was probably meant.
 
-use std::time::SystemTime;
-
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -12,7 +10,9 @@ use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
 use super::report::{ReportFormat, columns, print, print_json};
 use crate::runtime::kv::disk;
-use crate::runtime::session::store::{Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore};
+use crate::runtime::session::store::{
+    Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore, now_ms,
+};
 use crate::runtime::{Error, Finish};
 use crate::template::{Content, DateTime, Message};
 
@@ -328,11 +328,6 @@ fn repair(name: &SessionName, repaired: Option<&Repaired>, places: &Places) -> (
 
 fn utc(ms: u64) -> String {
     DateTime::from_unix(i64::try_from(ms / 1000).unwrap_or_default()).strftime("%F %T UTC")
-}
-
-fn now_ms() -> u64 {
-    let millis = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis());
-    u64::try_from(millis).unwrap_or(u64::MAX)
 }
 
 /// How long ago, in its largest whole unit.

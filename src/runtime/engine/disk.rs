@@ -46,12 +46,11 @@ struct PageAt {
 /// An admitted request that waits for pages.
 #[derive(Debug)]
 struct Restoring {
-    /// Until it starts or is given up.
-    entry: Option<Entry>,
+    entry: Entry,
     wanted: Vec<PageAt>,
-    arrived: Vec<Page>,
+    arrived: Held,
     /// What is in memory already, held so that what arrives does not take its place.
-    held: Vec<Page>,
+    _held: Held,
     /// Pages that are on disk but of no use, and what is wrong with the first.
     lost: Option<(usize, String)>,
     /// Leading prompt tokens that memory alone would have given.
@@ -62,22 +61,17 @@ struct Restoring {
 #[derive(Debug, Default)]
 struct Wanted {
     pages: Vec<PageAt>,
-    held: Vec<Page>,
+    held: Held,
     num_indexed: usize,
 }
 
-impl Restoring {
-    fn id(&self) -> Option<RequestId> {
-        Some(self.entry.as_ref()?.generation.id())
-    }
-}
+/// Pages in the order of a sequence. Let go of from the end, as a table does: of a chain the beginning is worth most.
+#[derive(Debug, Default)]
+struct Held(Vec<Page>);
 
-impl Drop for Restoring {
-    /// From the end, as a table does: of a chain the beginning is worth most.
+impl Drop for Held {
     fn drop(&mut self) {
-        for pages in [&mut self.arrived, &mut self.held] {
-            while pages.pop().is_some() {}
-        }
+        while self.0.pop().is_some() {}
     }
 }
 
@@ -116,13 +110,13 @@ impl Disk {
     }
 
     pub fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.restoring.iter().filter_map(|restoring| Some(&restoring.entry.as_ref()?.generation))
+        self.restoring.iter().map(|restoring| &restoring.entry.generation)
     }
 
     /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
     pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
         let index = self.generations().position(is_wanted)?;
-        self.restoring.remove(index).entry.take()
+        Some(self.restoring.remove(index).entry)
     }
 
     fn has(&self, page: &PageAt) -> bool {
@@ -222,14 +216,8 @@ impl Engine {
             let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
             disk.store.load(page.label(), num_bytes);
         }
-        disk.restoring.push(Restoring {
-            entry: Some(entry),
-            wanted,
-            arrived: Vec::new(),
-            held,
-            lost: None,
-            num_indexed,
-        });
+        let (arrived, lost) = (Held::default(), None);
+        disk.restoring.push(Restoring { entry, wanted, arrived, _held: held, lost, num_indexed });
         None
     }
 
@@ -252,7 +240,7 @@ impl Engine {
         let mut wanted = Wanted { num_indexed: there, ..Wanted::default() };
         for page in pages_of(groups, len).filter_map(|(group, number)| page(group, number)) {
             match self.pool.find(page.group, page.name, page.key()) {
-                Some(held) => wanted.held.push(held),
+                Some(held) => wanted.held.0.push(held),
                 None => wanted.pages.push(page),
             }
         }
@@ -270,7 +258,7 @@ impl Engine {
     fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
-            Some((restoring.id()?, restoring.wanted.swap_remove(index)))
+            Some((restoring.entry.generation.id(), restoring.wanted.swap_remove(index)))
         })
     }
 
@@ -279,7 +267,7 @@ impl Engine {
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
         if let Some(restoring) = self.restoring_mut(id) {
-            restoring.arrived.push(page);
+            restoring.arrived.0.push(page);
         }
     }
 
@@ -292,7 +280,7 @@ impl Engine {
 
     fn restoring_mut(&mut self, id: RequestId) -> Option<&mut Restoring> {
         let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
-        restoring.find(|restoring| restoring.id() == Some(id))
+        restoring.find(|restoring| restoring.entry.generation.id() == id)
     }
 
     /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
@@ -314,15 +302,12 @@ impl Engine {
         let Some(disk) = &mut self.disk else { return };
         let is_ready = |restoring: &mut Restoring| restoring.wanted.is_empty();
         let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
-        for mut restoring in ready {
-            if let Some((count, reason)) = restoring.lost.take() {
+        for Restoring { entry, arrived, _held, lost, num_indexed, .. } in ready {
+            if let Some((count, reason)) = lost {
                 self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
             }
-            let num_indexed = (!restoring.arrived.is_empty()).then_some(restoring.num_indexed);
             // The pages are let go of when the sequence holds them.
-            if let Some(entry) = restoring.entry.take() {
-                self.begin(entry.generation, num_indexed);
-            }
+            self.begin(entry.generation, (!arrived.0.is_empty()).then_some(num_indexed));
         }
     }
 }
@@ -342,7 +327,11 @@ impl Engine {
         pages.sort_unstable_by_key(|&(group, number)| (number, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
-        let news: Vec<_> = pages.filter(|page| !disk.has(page) && !disk.saves.contains(page)).collect();
+        // What is there already is used again: of a live conversation nothing goes before what nobody uses.
+        let is_new = |page: &PageAt| {
+            !disk.store.touch(page.disk_key(), page.number as u32) && !disk.saves.contains(page)
+        };
+        let news: Vec<_> = pages.filter(is_new).collect();
         disk.saves.extend(news);
     }
 

@@ -8,6 +8,7 @@
 //! Knows no engine: the caller submits the prompt and gathers the answer. The date that templates see is that of the
 //! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
 
+use super::prefill::common_prefix;
 use super::store::{ModelFingerprint, SavedSession, SavedTurn, SessionWriter, Turn, now_ms};
 use super::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
 use crate::runtime::error::{Error, Result};
@@ -193,7 +194,7 @@ impl Dialogue {
         kept.turns.truncate(turns);
         let is_ours = kept.turns.last().is_some_and(|saved| saved.model.is_same(&self.model));
         let known = if is_ours { kept.tokens() } else { Vec::new() };
-        known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count()
+        common_prefix(&known, prompt)
     }
 
     fn add(&mut self, kept_turns: usize, turn: Turn) -> Result<()> {

@@ -3,6 +3,7 @@
 //! Pure. A difference is the first token at which a session's tokens and the prompt's are not the same, be it that one of
 //! the two ends there; a prompt that goes on where the session ended has none.
 
+use super::prefill::common_prefix;
 use crate::runtime::request::Difference;
 use crate::runtime::text::Vocabulary;
 
@@ -24,7 +25,7 @@ pub struct Explanation {
 impl Difference {
     /// `None` when the prompt begins with all of `known`.
     pub fn between(known: &[u32], prompt: &[u32]) -> Option<Self> {
-        let position = known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count();
+        let position = common_prefix(known, prompt);
         let next = |tokens: &[u32]| tokens[position..tokens.len().min(position + AROUND)].to_vec();
         (position < known.len()).then(|| Self {
             position,

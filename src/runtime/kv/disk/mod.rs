@@ -172,6 +172,11 @@ impl DiskStore {
         self.queue.contains(key)
     }
 
+    /// Notes that a page is still in use, so that others go first; `depth` as in its label. False when it is not on disk.
+    pub fn touch(&self, key: PageKey, depth: u32) -> bool {
+        self.thread.is_some() && self.queue.touch(key, depth)
+    }
+
     /// Queues a page to be written.
     pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
         if self.thread.is_none() || page::file_len(&label, bytes.len()) > self.limit_bytes {

@@ -90,13 +90,22 @@ impl Queue {
         self.state().contains(key)
     }
 
-    pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
+    /// Notes a use of a page that is there or on its way; false when it is not.
+    pub fn touch(&self, key: PageKey, depth: u32) -> bool {
         let mut state = self.state();
-        if state.contains(label.key) {
-            state.touches.insert(label.key, label.depth);
+        let is_known = state.contains(key);
+        if is_known {
+            state.touches.insert(key, depth);
             self.work.notify_one();
+        }
+        is_known
+    }
+
+    pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
+        if self.touch(label.key, label.depth) {
             return Saving::Known;
         }
+        let mut state = self.state();
         let num_bytes = bytes.len() as u64;
         let fits = state.writes.is_empty() || state.write_bytes + num_bytes <= self.limit_bytes;
         if state.is_saving_off || !fits {

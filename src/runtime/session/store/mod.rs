@@ -427,7 +427,8 @@ fn unfinished_name() -> String {
     format!("{UNFINISHED}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-pub(super) fn now_ms() -> u64 {
+/// Milliseconds since 1970, UTC.
+pub fn now_ms() -> u64 {
     let millis = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis());
     u64::try_from(millis).unwrap_or(u64::MAX)
 }
