@@ -3,10 +3,12 @@
 //!
 //! - [`cli`]: flags, configuration and the terminal; the only place that reads the environment
 //! - [`template`]: conversation <-> text; imports nothing from the crate
+//! - [`serve`]: the OpenAI-compatible server
 //! - [`runtime`]: loading, the decoder, sessions, sampling, the engine and its thread
 //!
 //! Imports go one way: `main -> cli -> serve -> runtime -> template`. ARCHITECTURE.md has the map.
 
 pub mod cli;
 pub mod runtime;
+pub mod serve;
 pub mod template;

@@ -1,0 +1,95 @@
+//! `llmctl serve`: the engine behind OpenAI's HTTP interface, with sessions.
+//!
+//! Invariants: the model never runs on the async runtime, whose tasks only translate; a parameter is honoured or refused
+//! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
+//! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
+//!
+//! `engine` is the way to the engine thread, back up after it was lost; `error` the envelope.
+
+pub mod engine;
+pub mod error;
+pub mod observe;
+
+use std::sync::Arc;
+
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::session::store::{ModelFingerprint, SessionStore};
+use crate::runtime::{EngineHandle, Speech};
+use engine::EngineSlot;
+use error::ApiError;
+use observe::Observer;
+
+/// What all handlers share; clones are the same server.
+#[derive(Clone)]
+pub struct App {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    model: ServedModel,
+    engine: EngineSlot,
+    sessions: Option<SessionStore>,
+    observer: Observer,
+    settings: Settings,
+}
+
+/// The model that is served, without its weights.
+pub struct ServedModel {
+    /// What requests call it.
+    pub id: String,
+    /// Seconds since 1970: when it was loaded.
+    pub created: u64,
+    pub speech: Speech,
+    pub fingerprint: ModelFingerprint,
+    /// What the model recommends; requests override it.
+    pub defaults: GenerationDefaults,
+}
+
+/// How requests are judged.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Fields that are not known are passed over instead of refused.
+    pub lenient: bool,
+}
+
+impl App {
+    /// `sessions` is where named sessions are kept on disk; without it they live as long as the server.
+    pub fn new(
+        model: ServedModel,
+        engine: EngineSlot,
+        sessions: Option<SessionStore>,
+        observer: Observer,
+        settings: Settings,
+    ) -> Self {
+        Self { shared: Arc::new(Shared { model, engine, sessions, observer, settings }) }
+    }
+
+    pub fn model(&self) -> &ServedModel {
+        &self.shared.model
+    }
+
+    pub fn sessions(&self) -> Option<&SessionStore> {
+        self.shared.sessions.as_ref()
+    }
+
+    pub fn observer(&self) -> &Observer {
+        &self.shared.observer
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// The engine, if it is there.
+    ///
+    /// # Errors
+    /// 503 while it is being brought back.
+    pub fn engine(&self) -> Result<EngineHandle, ApiError> {
+        self.shared.engine.get()
+    }
+
+    /// To be told when a request finds that the engine is gone.
+    pub fn engine_lost(&self) {
+        self.shared.engine.lost();
+    }
+}

@@ -1,0 +1,112 @@
+//! OpenAI's error envelope, and which status, type and code each refusal of the engine is.
+//!
+//! The only place that maps the engine's errors to HTTP: one `match`, so that a new one is a compile error here.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::runtime::{Error, StoreError};
+
+/// A refusal or failure, in OpenAI's words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub kind: &'static str,
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+    /// When to try again.
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        let kind = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "capacity_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        Self { status, kind, message: message.into(), param: None, code, retry_after: None }
+    }
+
+    /// A value that cannot be taken.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, Some("invalid_value"), message).param(param)
+    }
+
+    /// A parameter, or a value of it, that this server does not honour.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), message).param(param)
+    }
+
+    /// No engine at the moment.
+    pub fn engine_down() -> Self {
+        let message = "the engine has stopped and is being brought back";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("engine_unavailable"), message);
+        error.retry_after(Duration::from_secs(5))
+    }
+
+    pub fn param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// `{"error": {...}}`, as the body of a response or an event of a stream.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(wait) = self.retry_after {
+            let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let (status, code) = match &error {
+            Error::PromptEmpty => (StatusCode::BAD_REQUEST, Some("invalid_value")),
+            Error::PromptTooLong { .. } | Error::ContextExceeded { .. } => {
+                (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
+            }
+            Error::InvalidParameter { name, message } => {
+                return Self::invalid(*name, format!("{name}: {message}"));
+            }
+            Error::NotSupported(_) => (StatusCode::BAD_REQUEST, Some("unsupported_parameter")),
+            Error::SessionBusy(_) => (StatusCode::CONFLICT, Some("session_busy")),
+            Error::SessionsFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("capacity_exhausted")),
+            Error::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            Error::DeadlineExceeded { .. } => (StatusCode::SERVICE_UNAVAILABLE, Some("deadline_exceeded")),
+            Error::SessionNotFound(_) => (StatusCode::NOT_FOUND, Some("session_not_found")),
+            Error::Template(_) => (StatusCode::BAD_REQUEST, Some("template_error")),
+            Error::Store(StoreError::Io { .. }) => (StatusCode::INTERNAL_SERVER_ERROR, Some("storage_error")),
+            Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, Some("session_damaged"))
+            }
+            Error::EngineGone => return Self::engine_down(),
+            Error::InvalidState(_) | Error::Poisoned | Error::Load(_) | Error::Backend(_) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, None)
+            }
+        };
+        Self::new(status, code, error.to_string())
+    }
+}
