@@ -4,13 +4,22 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! `engine` is the way to the engine thread, back up after it was lost; `error` the envelope.
+//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
+//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators. `engine` is
+//! the way to the engine thread, back up after it was lost; `observe` and `metrics` say what was done; `error` the envelope.
 
+pub mod access;
+pub mod connection;
 pub mod engine;
 pub mod error;
+pub mod front;
+pub mod guard;
+pub mod listen;
+pub mod metrics;
 pub mod observe;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
@@ -50,6 +59,8 @@ pub struct ServedModel {
 pub struct Settings {
     /// Fields that are not known are passed over instead of refused.
     pub lenient: bool,
+    /// How long a request may take, waiting included; nothing: as long as it takes.
+    pub deadline: Option<Duration>,
 }
 
 impl App {
@@ -86,6 +97,11 @@ impl App {
     /// 503 while it is being brought back.
     pub fn engine(&self) -> Result<EngineHandle, ApiError> {
         self.shared.engine.get()
+    }
+
+    /// How often the engine was lost and brought back.
+    pub fn num_engine_restarts(&self) -> u64 {
+        self.shared.engine.num_restarts()
     }
 
     /// To be told when a request finds that the engine is gone.
