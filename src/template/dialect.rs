@@ -222,44 +222,49 @@ pub enum ToolChoice {
 }
 
 /// What a template must contain to have a format; the first rule that holds counts.
-const REASONING_SIGNS: &[(&str, &[&str])] = &[
-    ("gemma-channel", &["<|channel>", "<channel|>"]),
-    ("harmony", &["<|channel|>analysis<|message|>"]),
-    ("bracket-think", &["[THINK]"]),
-    ("seed-think", &["<seed:think>"]),
-    ("command-thinking", &["<|START_THINKING|>"]),
-    ("inner-thoughts", &["<|inner_prefix|>"]),
-    ("think", &["</think>"]),
-    ("think", &["<think>"]),
+const REASONING_SIGNS: &[(ReasoningFormat, &[&str])] = &[
+    (ReasoningFormat::GemmaChannel, &["<|channel>", "<channel|>"]),
+    (ReasoningFormat::Harmony, &["<|channel|>analysis<|message|>"]),
+    (ReasoningFormat::BracketThink, &["[THINK]"]),
+    (ReasoningFormat::SeedThink, &["<seed:think>"]),
+    (ReasoningFormat::CommandThinking, &["<|START_THINKING|>"]),
+    (ReasoningFormat::InnerThoughts, &["<|inner_prefix|>"]),
+    (ReasoningFormat::Think, &["</think>"]),
+    (ReasoningFormat::Think, &["<think>"]),
 ];
 
 /// As [`REASONING_SIGNS`]. Markers that only one format has come before those that several share, and what a template
 /// prints for calls before what it says about them.
-const TOOL_CALL_SIGNS: &[(&str, &[&str])] = &[
-    ("glm", &["<arg_key>", "<arg_value>"]),
-    ("seed-xml", &["<seed:tool_call>", "<function=", "<parameter="]),
-    ("qwen-xml", &["<function=", "<parameter="]),
-    ("gemma", &["<|tool_call>", "<tool_call|>"]),
-    ("mistral-args", &["[TOOL_CALLS]", "[ARGS]"]),
-    ("mistral", &["[TOOL_CALLS]"]),
-    ("deepseek-v3", &["<｜tool▁call▁begin｜>", "```json"]),
-    ("deepseek-v3.1", &["<｜tool▁call▁begin｜>"]),
-    ("kimi", &["<|tool_call_begin|>", "<|tool_call_argument_begin|>"]),
-    ("command-action", &["<|START_ACTION|>", "tool_name"]),
-    ("lfm2", &["<|tool_call_start|>"]),
+const TOOL_CALL_SIGNS: &[(ToolCallFormat, &[&str])] = &[
+    (ToolCallFormat::Glm, &["<arg_key>", "<arg_value>"]),
+    (ToolCallFormat::SeedXml, &["<seed:tool_call>", "<function=", "<parameter="]),
+    (ToolCallFormat::QwenXml, &["<function=", "<parameter="]),
+    (ToolCallFormat::Gemma, &["<|tool_call>", "<tool_call|>"]),
+    (ToolCallFormat::MistralArgs, &["[TOOL_CALLS]", "[ARGS]"]),
+    (ToolCallFormat::Mistral, &["[TOOL_CALLS]"]),
+    (ToolCallFormat::DeepSeekV3, &["<｜tool▁call▁begin｜>", "```json"]),
+    (ToolCallFormat::DeepSeekV31, &["<｜tool▁call▁begin｜>"]),
+    (ToolCallFormat::Kimi, &["<|tool_call_begin|>", "<|tool_call_argument_begin|>"]),
+    (ToolCallFormat::CommandAction, &["<|START_ACTION|>", "tool_name"]),
+    (ToolCallFormat::Lfm2, &["<|tool_call_start|>"]),
     // LFM2's own templates print calls only as part of the content; the list of tools is the model's sign.
-    ("lfm2", &["<|tool_list_start|>"]),
-    ("lfm2", &["List of tools: ["]),
-    ("granite", &["<|tool_call|>"]),
-    ("harmony", &["functions.", "<|channel|>commentary"]),
-    ("tool-calls-tag", &["<tool_calls>[", "\"arguments\""]),
-    ("tool-calls-tag", &["\"<tool_calls>\"", "\\\"arguments\\\""]),
-    ("functools", &["functools["]),
-    ("hermes", &["<tool_call>", "tools"]),
-    ("function-tag", &["<function=", "</function>"]),
-    ("pythonic", &["[func_name1(", "tools"]),
-    ("llama3", &["{\"name\": ", "\"parameters\": ", "ipython"]),
+    (ToolCallFormat::Lfm2, &["<|tool_list_start|>"]),
+    (ToolCallFormat::Lfm2, &["List of tools: ["]),
+    (ToolCallFormat::Granite, &["<|tool_call|>"]),
+    (ToolCallFormat::Harmony, &["functions.", "<|channel|>commentary"]),
+    (ToolCallFormat::ToolCallsTag, &["<tool_calls>[", "\"arguments\""]),
+    (ToolCallFormat::ToolCallsTag, &["\"<tool_calls>\"", "\\\"arguments\\\""]),
+    (ToolCallFormat::Functools, &["functools["]),
+    (ToolCallFormat::Hermes, &["<tool_call>", "tools"]),
+    (ToolCallFormat::FunctionTag, &["<function=", "</function>"]),
+    (ToolCallFormat::Pythonic, &["[func_name1(", "tools"]),
+    (ToolCallFormat::Llama3, &["{\"name\": ", "\"parameters\": ", "ipython"]),
 ];
+
+/// The first format whose signs are all in the source.
+fn first_sign<F: Copy>(rules: &[(F, &[&str])], source: &str) -> Option<F> {
+    rules.iter().find(|(_, signs)| signs.iter().all(|sign| source.contains(sign))).map(|(format, _)| *format)
+}
 
 /// Without Jinja's comments, which may speak of other formats.
 fn without_comments(source: &str) -> String {
@@ -276,13 +281,9 @@ impl Dialect {
     /// Reads the dialect from a chat template's source. Its comments do not count.
     pub fn detect(template_source: &str) -> Self {
         let source = without_comments(template_source);
-        let first = |rules: &[(&str, &[&str])]| {
-            let holds = |(_, signs): &&(&str, &[&str])| signs.iter().all(|sign| source.contains(sign));
-            rules.iter().find(holds).map(|(name, _)| *name)
-        };
         Self {
-            reasoning: first(REASONING_SIGNS).and_then(|name| name.parse().ok()),
-            tool_calls: first(TOOL_CALL_SIGNS).and_then(|name| name.parse().ok()),
+            reasoning: first_sign(REASONING_SIGNS, &source),
+            tool_calls: first_sign(TOOL_CALL_SIGNS, &source),
         }
     }
 
