@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
+use crate::template::{ReasoningFormat, ToolCallFormat};
 use engine::EngineSlot;
 use error::ApiError;
 use observe::Observer;
@@ -61,6 +62,11 @@ pub struct Settings {
     pub lenient: bool,
     /// How long a request may take, waiting included; nothing: as long as it takes.
     pub deadline: Option<Duration>,
+    /// How this model writes tool calls and reasoning, where its template does not show it.
+    pub tool_format: Option<ToolCallFormat>,
+    pub reasoning_format: Option<ReasoningFormat>,
+    /// What templates get as `enable_thinking` where a request does not say.
+    pub enable_thinking: Option<bool>,
 }
 
 impl App {

@@ -220,8 +220,13 @@ impl Server {
         Ok(Self { runtime: Some(runtime), shared, phase, accepting: Some(accepting), address })
     }
 
-    /// The model is there; `api` are its endpoints.
-    pub fn open(&self, app: App, api: Router<App>) {
+    /// The model is there.
+    pub fn open(&self, app: App) {
+        self.open_with(app, Router::new());
+    }
+
+    /// As `open`, with these endpoints in place of the model's own.
+    pub fn open_with(&self, app: App, api: Router<App>) {
         let api = api.with_state(app.clone());
         let router = front::router(&self.shared.front, api);
         *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
