@@ -4,17 +4,21 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! `engine` is the way to the engine thread, back up after it was lost; `error` the envelope.
+//! `api` is the endpoints, `wire` OpenAI's format as batches read it too; `engine` is the way to the engine thread, back up
+//! after it was lost; `error` the envelope.
 
+pub mod api;
 pub mod engine;
 pub mod error;
 pub mod observe;
+pub mod wire;
 
 use std::sync::Arc;
 
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
+use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
 use observe::Observer;
@@ -29,6 +33,7 @@ struct Shared {
     model: ServedModel,
     engine: EngineSlot,
     sessions: Option<SessionStore>,
+    conversations: Conversations,
     observer: Observer,
     settings: Settings,
 }
@@ -61,7 +66,8 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        Self { shared: Arc::new(Shared { model, engine, sessions, observer, settings }) }
+        let conversations = Conversations::new(sessions.clone());
+        Self { shared: Arc::new(Shared { model, engine, sessions, conversations, observer, settings }) }
     }
 
     pub fn model(&self) -> &ServedModel {
@@ -70,6 +76,10 @@ impl App {
 
     pub fn sessions(&self) -> Option<&SessionStore> {
         self.shared.sessions.as_ref()
+    }
+
+    pub(crate) fn conversations(&self) -> &Conversations {
+        &self.shared.conversations
     }
 
     pub fn observer(&self) -> &Observer {
