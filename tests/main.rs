@@ -28,6 +28,7 @@ mod quantized_products;
 mod real_models;
 mod same_answer;
 mod serve_chat;
+mod serve_clients;
 mod session;
 mod session_store;
 mod session_transcript;
