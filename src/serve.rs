@@ -4,20 +4,30 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! `api` is the endpoints, `wire` OpenAI's format as batches read it too; `engine` is the way to the engine thread, back up
-//! after it was lost; `error` the envelope.
+//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
+//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
+//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up after
+//! it was lost; `observe` and `metrics` say what was done; `error` the envelope.
 
+pub mod access;
 pub mod api;
+pub mod connection;
 pub mod engine;
 pub mod error;
+pub mod front;
+pub mod guard;
+pub mod listen;
+pub mod metrics;
 pub mod observe;
 pub mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
+use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
@@ -55,6 +65,13 @@ pub struct ServedModel {
 pub struct Settings {
     /// Fields that are not known are passed over instead of refused.
     pub lenient: bool,
+    /// How long a request may take, waiting included; nothing: as long as it takes.
+    pub deadline: Option<Duration>,
+    /// How this model writes tool calls and reasoning, where its template does not show it.
+    pub tool_format: Option<ToolCallFormat>,
+    pub reasoning_format: Option<ReasoningFormat>,
+    /// What templates get as `enable_thinking` where a request does not say.
+    pub enable_thinking: Option<bool>,
 }
 
 impl App {
@@ -96,6 +113,11 @@ impl App {
     /// 503 while it is being brought back.
     pub fn engine(&self) -> Result<EngineHandle, ApiError> {
         self.shared.engine.get()
+    }
+
+    /// How often the engine was lost and brought back.
+    pub fn num_engine_restarts(&self) -> u64 {
+        self.shared.engine.num_restarts()
     }
 
     /// To be told when a request finds that the engine is gone.

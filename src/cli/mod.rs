@@ -8,6 +8,7 @@ pub mod batch;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
+pub mod descriptors;
 pub mod doctor;
 pub mod error;
 pub mod load;
@@ -17,6 +18,7 @@ pub mod output;
 pub mod places;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod sessions;
 pub mod signal;
 pub mod terminal;
@@ -57,6 +59,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Serve(Box<serve::ServeArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
@@ -70,6 +73,7 @@ const LONG_HELP: &str = "\
 Examples:
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --prompt commit-message
+  llmctl serve --model ./model.gguf
 
 Exit codes:
   0    success
@@ -140,6 +144,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             run::run(*args, terminal)
+        }
+        Command::Serve(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            serve::run(*args, terminal, places)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
