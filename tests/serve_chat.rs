@@ -19,7 +19,8 @@ async fn a_whole_answer() {
     let id = reply["id"].as_str().expect("an id");
     assert!(id.strip_prefix("chatcmpl-").is_some_and(|hex| hex.len() == 32), "{id}");
     let usage = &reply["usage"];
-    let [prompt, completion] = ["prompt_tokens", "completion_tokens"].map(|name| usage[name].as_u64().expect(name));
+    let [prompt, completion] =
+        ["prompt_tokens", "completion_tokens"].map(|name| usage[name].as_u64().expect(name));
     assert!(prompt > 0 && completion > 0);
     assert_eq!(usage["total_tokens"], prompt + completion);
 }
@@ -64,13 +65,19 @@ async fn why_it_ended() {
     let check = async |question: &str, more: Value, content: &str, reason: &str| {
         let reply = server.chat(question, more.clone()).await.ok();
         let choice = &reply["choices"][0];
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(content), &json!(reason)));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(content), &json!(reason))
+        );
         let mut streamed = more;
         streamed["stream"] = true.into();
         let events = server.chat(question, streamed).await.events();
         let said: String =
             events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
-        assert_eq!((said.as_str(), &events[events.len() - 1]["choices"][0]["finish_reason"]), (content, &json!(reason)));
+        assert_eq!(
+            (said.as_str(), &events[events.len() - 1]["choices"][0]["finish_reason"]),
+            (content, &json!(reason))
+        );
     };
     check("hi", json!({}), "Hello there.", "stop").await;
     let tokens = server.tokenizer.encode_chat_rest("Hello there.").expect("encodes").len();
@@ -171,13 +178,17 @@ async fn the_way_tokens_are_chosen_is_honoured() {
     assert_eq!(drawn(json!({})).await, drawn(json!({})).await, "the seed repeats it");
     assert_eq!(drawn(json!({"top_k": 0})).await, drawn(json!({})).await, "0 keeps all");
     let distinct = |text: &str| text.chars().collect::<std::collections::BTreeSet<_>>().len();
-    let bias: Value = ["a", "b", "c"].iter().map(|letter| {
-        let id = server.tokenizer.encode_chat_rest(letter).expect("a letter")[0];
-        (id.to_string(), json!(40))
-    }).collect();
+    let bias: Value = ["a", "b", "c"]
+        .iter()
+        .map(|letter| {
+            let id = server.tokenizer.encode_chat_rest(letter).expect("a letter")[0];
+            (id.to_string(), json!(40))
+        })
+        .collect();
     let plain = drawn(json!({"temperature": 0, "logit_bias": bias})).await;
     assert!(distinct(&plain) <= 3, "{plain}");
-    for (name, value) in [("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 1.9)] {
+    for (name, value) in [("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 1.9)]
+    {
         let penalised = drawn(json!({"temperature": 0, name: value})).await;
         assert_ne!(penalised, greedy, "{name}");
     }
@@ -265,7 +276,8 @@ async fn parameters_out_of_range_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_supported_is_refused_by_name_all_at_once() {
     let server = talker().start();
-    let reply = server.chat("hi", json!({"functions": [], "prediction": {}, "temprature": 1, "store": true})).await;
+    let reply =
+        server.chat("hi", json!({"functions": [], "prediction": {}, "temprature": 1, "store": true})).await;
     let (status, code, _) = reply.error();
     assert_eq!((status, code.as_str()), (400, "unsupported_parameter"));
     let message = reply.json()["error"]["message"].as_str().expect("a message").to_owned();
@@ -345,7 +357,10 @@ async fn the_context_is_never_cut_silently() {
         let reply = server.chat(&long, json!({"max_tokens": 8, "stream": stream})).await;
         assert_eq!(reply.error().1, "context_length_exceeded");
         let message = reply.json()["error"]["message"].as_str().expect("a message").to_owned();
-        assert!(message.contains("128") && message.chars().filter(char::is_ascii_digit).count() > 6, "{message}");
+        assert!(
+            message.contains("128") && message.chars().filter(char::is_ascii_digit).count() > 6,
+            "{message}"
+        );
         let reply = server.chat("hi", json!({"max_tokens": 127, "stream": stream})).await;
         assert_eq!((reply.error().0, reply.error().1.as_str()), (400, "context_length_exceeded"));
     }
@@ -360,7 +375,9 @@ async fn the_context_is_never_cut_silently() {
 #[tokio::test(flavor = "multi_thread")]
 async fn templates_that_refuse_are_the_clients_business() {
     let mut build = talker();
-    build.template = Some(format!("{{% if messages[0].role != 'user' %}}{{{{ raise_exception('user first') }}}}{{% endif %}}{CHATML}"));
+    build.template = Some(format!(
+        "{{% if messages[0].role != 'user' %}}{{{{ raise_exception('user first') }}}}{{% endif %}}{CHATML}"
+    ));
     let server = build.start();
     let body = json!({"messages": [{"role": "assistant", "content": "hi"}]});
     let reply = server.post("/v1/chat/completions", body).await;
@@ -379,8 +396,12 @@ async fn reasoning_effort_becomes_what_the_template_reads() {
         build.template = Some(format!("{template}{CHATML}"));
         build.start().post("/apply-template", ask("hi", more)).await
     };
-    let prompt = async |template: &str, more: Value| rendered(template, more).await.ok()["prompt"].as_str().expect("text").to_owned();
-    for (effort, thinks) in [("none", false), ("minimal", false), ("low", true), ("high", true), ("xhigh", true)] {
+    let prompt = async |template: &str, more: Value| {
+        rendered(template, more).await.ok()["prompt"].as_str().expect("text").to_owned()
+    };
+    for (effort, thinks) in
+        [("none", false), ("minimal", false), ("low", true), ("high", true), ("xhigh", true)]
+    {
         let text = prompt("", json!({"reasoning_effort": effort})).await;
         assert_eq!(text.ends_with("<think>\n"), thinks, "{effort}");
     }
@@ -396,7 +417,8 @@ async fn reasoning_effort_becomes_what_the_template_reads() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_developer_is_a_system_where_the_template_knows_no_other() {
-    let body = json!({"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "q"}]});
+    let body =
+        json!({"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "q"}]});
     let prompt = async |template: &str| {
         let mut build = talker();
         build.template = Some(template.to_owned());
@@ -404,5 +426,7 @@ async fn a_developer_is_a_system_where_the_template_knows_no_other() {
         reply["prompt"].as_str().expect("text").to_owned()
     };
     assert!(prompt(CHATML).await.starts_with("<|im_start|>system\nbe brief"));
-    assert!(prompt(&format!("{CHATML}{{# developer #}}")).await.starts_with("<|im_start|>developer\nbe brief"));
+    assert!(
+        prompt(&format!("{CHATML}{{# developer #}}")).await.starts_with("<|im_start|>developer\nbe brief")
+    );
 }

@@ -284,7 +284,8 @@ impl Reply {
         assert_eq!(blocks.pop(), Some(""), "every event is whole");
         assert_eq!(blocks.pop(), Some("data: [DONE]"), "{}", self.text);
         let data = blocks.into_iter().filter(|block| !block.starts_with(':'));
-        let json = |block: &str| serde_json::from_str(block.strip_prefix("data: ").expect("data")).expect("JSON");
+        let json =
+            |block: &str| serde_json::from_str(block.strip_prefix("data: ").expect("data")).expect("JSON");
         data.map(json).collect()
     }
 }
@@ -294,7 +295,13 @@ impl Server {
         self.router.clone().oneshot(request).await.expect("a router does not fail")
     }
 
-    pub async fn call(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Option<Value>) -> Reply {
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<Value>,
+    ) -> Reply {
         whole(self.send(request(method, path, headers, body)).await).await
     }
 
@@ -327,9 +334,7 @@ pub fn request(method: Method, path: &str, headers: &[(&str, &str)], body: Optio
     }
     match body {
         None => request.body(Body::empty()),
-        Some(body) => {
-            request.header("content-type", "application/json").body(Body::from(body.to_string()))
-        }
+        Some(body) => request.header("content-type", "application/json").body(Body::from(body.to_string())),
     }
     .expect("a request")
 }
@@ -374,5 +379,10 @@ fn redact(value: &Value, name: &str, ids: &mut HashMap<String, usize>) -> Value 
 
 /// A stream for a snapshot: one line per event.
 pub fn lines(events: &[Value]) -> String {
-    redacted(&events.to_vec().into()).as_array().expect("a list").iter().map(|event| format!("{event}\n")).collect()
+    redacted(&events.to_vec().into())
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|event| format!("{event}\n"))
+        .collect()
 }

@@ -140,11 +140,7 @@ fn row(mut fields: Fields<'_>, defaults: &Defaults) -> (Row, Result<(), ApiError
 }
 
 /// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
-fn request(
-    mut fields: Fields<'_>,
-    form: Option<Form>,
-    defaults: &Defaults,
-) -> (Row, Result<(), ApiError>) {
+fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (Row, Result<(), ApiError>) {
     let model = check_model(&mut fields, defaults);
     let system = if form.is_none() { fields.text("system") } else { None };
     let system = system.or_else(|| defaults.system.clone());

@@ -26,9 +26,8 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             };
             ApiError::new(status, Some(code), message)
         })?;
-        let malformed = |message| {
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message)
-        };
+        let malformed =
+            |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(members)) => Ok(Self(members)),
             Ok(_) => Err(malformed("the body is not a JSON object".to_owned())),
@@ -93,12 +92,6 @@ pub fn session_name(name: &str) -> Result<SessionName, ApiError> {
 fn invalid_session(message: &str) -> ApiError {
     let message = format!("session_id: {message}");
     ApiError::new(StatusCode::BAD_REQUEST, Some("invalid_session_id"), message).param("session_id")
-}
-
-/// The `x-request-id` in force; the layer around the endpoints sees to it that there is one.
-pub fn request_id(headers: &HeaderMap) -> String {
-    let id = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    id.unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! An answer that is waited for as a whole.
 
-use super::turn::{Answered, Running, Totals, Update};
 use super::drive;
+use super::turn::{Answered, Running, Totals, Update};
 use crate::runtime::Token;
 use crate::serve::error::ApiError;
 

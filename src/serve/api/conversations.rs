@@ -186,7 +186,8 @@ impl Conversations {
         }
         let num_turns = turns.unwrap_or(saved.turns.len());
         if num_turns > saved.turns.len() {
-            let message = format!("session {:?} has {} turns, not {num_turns}", from.as_str(), saved.turns.len());
+            let message =
+                format!("session {:?} has {} turns, not {num_turns}", from.as_str(), saved.turns.len());
             return refuse("turns", message);
         }
         saved.turns.truncate(num_turns);
@@ -223,12 +224,6 @@ pub struct Opened {
     is_new: bool,
     /// Always there until it is dropped.
     dialogue: Option<Dialogue>,
-}
-
-impl Opened {
-    pub fn name(&self) -> &SessionName {
-        &self.name
-    }
 }
 
 impl Deref for Opened {

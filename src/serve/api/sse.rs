@@ -39,8 +39,14 @@ pub trait Chunks: Send + 'static {
 pub fn response(running: Running, chunks: impl Chunks) -> Response {
     let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut feed =
-        Feed { updates: running.updates, chunks, silence, progress: None, ready: VecDeque::new(), is_over: false };
+    let mut feed = Feed {
+        updates: running.updates,
+        chunks,
+        silence,
+        progress: None,
+        ready: VecDeque::new(),
+        is_over: false,
+    };
     let opening = feed.chunks.opening();
     feed.push(opening);
     let events = stream::unfold(feed, |mut feed| async {

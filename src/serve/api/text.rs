@@ -22,14 +22,12 @@ enum Source {
 }
 
 /// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
-pub async fn tokenize(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
     let engine = app.engine()?;
     let mut with_pieces = false;
     let source = read(&app, body, |fields| {
-        with_pieces = ["with_pieces", "return_token_strs"].map(|name| fields.flag(name)).contains(&Some(true));
+        with_pieces =
+            ["with_pieces", "return_token_strs"].map(|name| fields.flag(name)).contains(&Some(true));
         source(&app, fields)
     })?;
     let pieces_of = app.clone();
@@ -70,7 +68,9 @@ fn encode(speech: &Speech, source: Source) -> Result<Vec<u32>, ApiError> {
 }
 
 fn render(speech: &Speech, conversation: &Conversation) -> Result<String, ApiError> {
-    speech.render(conversation, DateTime::utc_now()).map_err(|error| crate::runtime::Error::from(error).into())
+    speech
+        .render(conversation, DateTime::utc_now())
+        .map_err(|error| crate::runtime::Error::from(error).into())
 }
 
 /// The text of a token, or its bytes where they are not whole characters.
@@ -80,10 +80,7 @@ fn piece(speech: &Speech, id: u32) -> Value {
     json!({"id": id, "piece": text.unwrap_or_else(|_| bytes.to_vec().into())})
 }
 
-pub async fn detokenize(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
     let vocab_size = app.model().speech.tokenizer().vocab_size();
     let ids = read(&app, body, |fields| {
         let ids = fields.take("tokens");

@@ -168,7 +168,8 @@ impl<'p> Fields<'p> {
         let Some(number) = value.as_f64().filter(|number| number.fract() == 0.0) else {
             return self.none(name, "is not a whole number");
         };
-        let count = value.as_u64().or_else(|| (0.0..=i64::MAX as f64).contains(&number).then_some(number as u64));
+        let count =
+            value.as_u64().or_else(|| (0.0..=i64::MAX as f64).contains(&number).then_some(number as u64));
         match count.filter(|&count| i64::try_from(count).is_ok()) {
             Some(count) => Some(count),
             None => {
@@ -193,7 +194,10 @@ impl<'p> Fields<'p> {
         let Some(value) = self.take(name) else { return };
         if !inert.contains(&value) {
             let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
-            self.unsupported(name, &format!("= {} is not supported, only {}", brief(&value), accepted.join(" or ")));
+            self.unsupported(
+                name,
+                &format!("= {} is not supported, only {}", brief(&value), accepted.join(" or ")),
+            );
         }
     }
 
@@ -202,7 +206,8 @@ impl<'p> Fields<'p> {
         if self.problems.lenient {
             return;
         }
-        let left: Vec<String> = self.left.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| self.path(name)).collect();
+        let left: Vec<String> =
+            self.left.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| self.path(name)).collect();
         for path in left {
             self.problems.unsupported(path.clone(), format!("{path} is not supported"));
         }
@@ -224,7 +229,11 @@ mod tests {
 
     use super::*;
 
-    fn read<T>(body: Value, lenient: bool, read: impl FnOnce(&mut Fields<'_>) -> T) -> (T, Result<(), ApiError>) {
+    fn read<T>(
+        body: Value,
+        lenient: bool,
+        read: impl FnOnce(&mut Fields<'_>) -> T,
+    ) -> (T, Result<(), ApiError>) {
         let Value::Object(object) = body else { panic!("an object") };
         let mut problems = Problems::new(lenient);
         let mut fields = Fields::new(object, &mut problems);
@@ -242,7 +251,9 @@ mod tests {
     #[test]
     fn counts_are_whole_numbers_in_any_spelling() {
         let count = |value: Value| read(json!({"x": value}), false, |fields| fields.count("x"));
-        for (value, expected) in [(json!(0), 0), (json!(7), 7), (json!(16.0), 16), (json!(i64::MAX), i64::MAX as u64)] {
+        for (value, expected) in
+            [(json!(0), 0), (json!(7), 7), (json!(16.0), 16), (json!(i64::MAX), i64::MAX as u64)]
+        {
             let (count, checked) = count(value);
             assert_eq!((count, checked.is_ok()), (Some(expected), true));
         }
@@ -254,7 +265,10 @@ mod tests {
             (json!("1"), 422),
             (json!(true), 422),
         ] {
-            assert_eq!(refusal(json!({"x": value}), |fields| _ = fields.count("x")), (status, "x".to_owned()));
+            assert_eq!(
+                refusal(json!({"x": value}), |fields| _ = fields.count("x")),
+                (status, "x".to_owned())
+            );
         }
         assert_eq!(count(json!(null)).0, None);
     }
@@ -268,7 +282,10 @@ mod tests {
         assert_eq!(refusal(body.clone(), values), (400, "b".to_owned()));
         let (_, checked) = read(body.clone(), false, |fields| drop((fields.take("a"), fields.take("b"))));
         let error = checked.expect_err("two are left");
-        assert_eq!((error.code, error.message.as_str()), (Some("unsupported_parameter"), "c is not supported; d is not supported"));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Some("unsupported_parameter"), "c is not supported; d is not supported")
+        );
         assert!(read(body, true, |fields| drop((fields.take("a"), fields.take("b")))).1.is_ok(), "lenient");
     }
 

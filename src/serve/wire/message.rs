@@ -69,7 +69,8 @@ fn text_part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
     match part.text("type") {
         Some(kind) if kind == "text" => {}
         Some(kind) => {
-            fields.unsupported("content", &format!("has a part of type {kind:?}, and only text is supported"));
+            fields
+                .unsupported("content", &format!("has a part of type {kind:?}, and only text is supported"));
             return None;
         }
         None => {
