@@ -287,6 +287,12 @@ impl Dialect {
         }
     }
 
+    /// Whether the end of a prompt has opened reasoning: the marker that will close it.
+    pub fn open_reasoning(&self, prompt_tail: &str) -> Option<&'static str> {
+        let format = self.reasoning.filter(|format| format.is_open_in(prompt_tail))?;
+        Some(format.marks().close)
+    }
+
     /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {
