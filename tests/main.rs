@@ -25,6 +25,7 @@ mod phi3_gguf;
 mod quantized_products;
 mod real_models;
 mod same_answer;
+mod serve_ops;
 mod session;
 mod session_store;
 mod session_transcript;
