@@ -5,10 +5,12 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators. `engine` is
-//! the way to the engine thread, back up after it was lost; `observe` and `metrics` say what was done; `error` the envelope.
+//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is
+//! the endpoints for clients, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up
+//! after it was lost; `observe` and `metrics` say what was done; `error` the envelope.
 
 pub mod access;
+pub mod api;
 pub mod connection;
 pub mod engine;
 pub mod error;
@@ -17,6 +19,7 @@ pub mod guard;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
+pub mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +28,7 @@ use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
 use crate::template::{ReasoningFormat, ToolCallFormat};
+use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
 use observe::Observer;
@@ -39,6 +43,7 @@ struct Shared {
     model: ServedModel,
     engine: EngineSlot,
     sessions: Option<SessionStore>,
+    conversations: Conversations,
     observer: Observer,
     settings: Settings,
 }
@@ -78,7 +83,8 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        Self { shared: Arc::new(Shared { model, engine, sessions, observer, settings }) }
+        let conversations = Conversations::new(sessions.clone());
+        Self { shared: Arc::new(Shared { model, engine, sessions, conversations, observer, settings }) }
     }
 
     pub fn model(&self) -> &ServedModel {
@@ -87,6 +93,10 @@ impl App {
 
     pub fn sessions(&self) -> Option<&SessionStore> {
         self.shared.sessions.as_ref()
+    }
+
+    pub(crate) fn conversations(&self) -> &Conversations {
+        &self.shared.conversations
     }
 
     pub fn observer(&self) -> &Observer {

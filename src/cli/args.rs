@@ -411,22 +411,23 @@ impl SamplingArgs {
     ///
     /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
     pub fn resolve(&self, defaults: &GenerationDefaults) -> (Sampling, Vec<String>) {
-        let built_in = Sampling::default();
+        let recommended = defaults.sampling();
         let mut taken = Vec::new();
         let mut choose = |name: &str, flag: Option<f32>, model: Option<f32>, otherwise: f32| {
             if let (None, Some(value)) = (flag, model) {
                 taken.push(format!("{name} {value}"));
             }
-            flag.or(model).unwrap_or(otherwise)
+            flag.unwrap_or(otherwise)
         };
-        let temperature = choose("temperature", self.temperature, defaults.temperature, built_in.temperature);
-        let top_p = choose("top_p", self.top_p, defaults.top_p, built_in.top_p);
-        let min_p = choose("min_p", self.min_p, defaults.min_p, built_in.min_p);
+        let temperature =
+            choose("temperature", self.temperature, defaults.temperature, recommended.temperature);
+        let top_p = choose("top_p", self.top_p, defaults.top_p, recommended.top_p);
+        let min_p = choose("min_p", self.min_p, defaults.min_p, recommended.min_p);
         let repetition_penalty = choose(
             "repetition_penalty",
             self.repetition_penalty,
             defaults.repetition_penalty,
-            built_in.repetition_penalty,
+            recommended.repetition_penalty,
         );
         let top_k = match (self.top_k, defaults.top_k) {
             (Some(TopK::Best(count)), _) => Some(count),
@@ -442,8 +443,8 @@ impl SamplingArgs {
             top_p,
             min_p,
             repetition_penalty,
-            presence_penalty: self.presence_penalty.unwrap_or(built_in.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(built_in.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(recommended.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(recommended.frequency_penalty),
             logit_bias: self
                 .logit_bias
                 .iter()

@@ -272,7 +272,24 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
         }
         GrammarSource::Lark(grammar) => {
             check_nesting(grammar)?;
+            check_attributes(grammar)?;
             Ok(TopLevelGrammar::from_lark(grammar.clone()))
+        }
+    }
+}
+
+/// Refuses attributes of rules that ask for more than a mask: a temperature of their own, or text that is generated and then
+/// taken back. They stand in brackets before the colon of a line (llguidance, docs/syntax.md).
+fn check_attributes(grammar: &str) -> Result<(), GrammarError> {
+    let heads =
+        grammar.lines().filter_map(|line| line.split_once(':')).filter_map(|(head, _)| head.split_once('['));
+    let names =
+        heads.flat_map(|(_, list)| list.split(',')).filter_map(|attribute| attribute.split('=').next());
+    match names.map(str::trim).find(|name| ["stop", "stop_capture", "temperature"].contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let message = "a rule can constrain what comes next, and nothing else".to_owned();
+            Err(GrammarError::Unsupported { keyword: name.to_owned(), message })
         }
     }
 }

@@ -29,20 +29,21 @@ pub struct GrammarState {
     parser: TokenParser,
     /// What must come next, in order; the parser has not read it yet.
     forced: VecDeque<u32>,
+    /// Tokens that end the generation come only where nothing else can.
+    ends_last: bool,
+    /// Whether it was looked at what the grammar begins with.
+    is_begun: bool,
 }
 
 impl GrammarState {
-    /// # Errors
-    /// [`GrammarError::Failed`].
-    pub fn new(grammar: &Grammar) -> Result<Self, GrammarError> {
-        let mut state = Self { parser: grammar.start(), forced: VecDeque::new() };
-        state.look_ahead()?;
-        Ok(state)
+    /// At the beginning of an answer. With `ends_last`, tokens that end the generation are allowed only where no other is.
+    pub fn new(grammar: &Grammar, ends_last: bool) -> Self {
+        Self { parser: grammar.start(), forced: VecDeque::new(), ends_last, is_begun: false }
     }
 
     /// Whether the answer is complete and nothing may follow.
     pub fn is_complete(&self) -> bool {
-        self.parser.stop_reason() == StopReason::NoExtension
+        matches!(self.parser.stop_reason(), StopReason::NoExtension | StopReason::NoExtensionBias)
     }
 
     /// The token that must come next, if only one may.
@@ -50,18 +51,40 @@ impl GrammarState {
         self.forced.front().copied()
     }
 
-    /// What may come next. Not for a state that is complete.
+    /// What may come next; nothing for an answer that is complete.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`] when it takes more work than a step may, [`GrammarError::Failed`] for bugs.
-    pub fn mask(&mut self) -> Result<TokenMask, GrammarError> {
-        match self.forced() {
-            Some(id) => Ok(TokenMask::Forced(id)),
-            None => {
-                let allowed = self.guarded(|parser| parser.compute_mask().map_err(|e| e.to_string()))?;
-                Ok(TokenMask::Allowed(AllowedTokens(allowed)))
-            }
+    pub fn mask(&mut self) -> Result<Option<TokenMask>, GrammarError> {
+        if !self.is_begun {
+            self.look_ahead()?;
         }
+        if let Some(id) = self.forced() {
+            return Ok(Some(TokenMask::Forced(id)));
+        }
+        if self.is_complete() {
+            return Ok(None);
+        }
+        let computed = self.guarded(|parser| parser.compute_mask().map_err(|e| e.to_string()));
+        match computed {
+            Ok(allowed) => Ok(Some(TokenMask::Allowed(AllowedTokens(self.without_ends(allowed))))),
+            // Only now it is seen that the answer cannot go on; for want of tokens that end it, nothing is allowed.
+            Err(_)
+                if self.parser.stop_reason() == StopReason::NoExtensionBias && self.parser.is_accepting() =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn without_ends(&self, allowed: SimpleVob) -> SimpleVob {
+        if !self.ends_last {
+            return allowed;
+        }
+        let mut others = allowed.clone();
+        others.sub(&self.parser.token_env.tok_trie().eos_token_set());
+        if others.is_zero() { allowed } else { others }
     }
 
     /// Goes on with a token that `mask` allows and that does not end the generation.
@@ -69,10 +92,7 @@ impl GrammarState {
     /// # Errors
     /// As for [`GrammarState::mask`].
     pub fn accept(&mut self, id: u32) -> Result<(), GrammarError> {
-        self.guarded(|parser| {
-            parser.consume_token(id).map_err(|e| e.to_string())?;
-            parser.check_stop().map_err(|e| e.to_string())
-        })?;
+        self.guarded(|parser| parser.consume_token(id).map_err(|e| e.to_string()))?;
         if self.forced.pop_front() != Some(id) || self.forced.is_empty() {
             self.look_ahead()?;
         }
@@ -80,8 +100,9 @@ impl GrammarState {
     }
 
     fn look_ahead(&mut self) -> Result<(), GrammarError> {
+        self.is_begun = true;
         self.forced.clear();
-        if !self.parser.stopped() {
+        if !self.guarded(|parser| parser.check_stop().map_err(|e| e.to_string()))? {
             self.forced = self.guarded(|parser| Ok(parser.compute_ff_tokens()))?.into();
         }
         Ok(())
@@ -114,6 +135,11 @@ impl fmt::Debug for GrammarState {
 impl AllowedTokens {
     pub fn contains(&self, id: u32) -> bool {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    /// Calls `found` with each id, ascending.
+    pub fn for_each(&self, found: impl FnMut(usize)) {
+        self.0.iter_set_entries(found);
     }
 }
 
