@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::run::llm::Ask;
-use crate::runtime::{Error, Limits, MAX_LOGPROBS, Sampling};
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::{Error, GrammarError, Limits, MAX_LOGPROBS, Sampling};
 use crate::template::{Content, Conversation, Message, Role, ToolCall};
 
 /// What the flags say for rows that do not say it themselves.
@@ -22,6 +23,8 @@ pub struct Defaults {
     pub system: Option<String>,
     /// A `prompt` is text to go on with rather than a message to answer.
     pub raw: bool,
+    /// What answers must keep to.
+    pub grammar: Option<GrammarSource>,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
 }
@@ -41,6 +44,7 @@ pub struct Row {
     pub sampling: Sampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
+    pub grammar: Option<GrammarSource>,
 }
 
 /// Why a row has no answer, in OpenAI's words.
@@ -76,6 +80,13 @@ impl RowError {
                 Self::new("context_length_exceeded", message)
             }
             Some(Error::InvalidParameter { name, .. }) => Self::invalid(name, message),
+            Some(Error::Grammar(GrammarError::Unsupported { .. })) => {
+                Self::unsupported("response_format", message)
+            }
+            Some(Error::Grammar(GrammarError::Failed(_))) => {
+                Self { status: 500, ..Self::new("grammar_error", message) }
+            }
+            Some(Error::Grammar(_)) => Self::invalid("response_format", message),
             Some(Error::Backend(_)) => Self { status: 500, ..Self::new("backend_error", message) },
             _ if matches!(error.kind, Kind::BadData | Kind::Usage) => Self::new("invalid_prompt", message),
             _ => return Err(error),
@@ -157,9 +168,10 @@ fn request(mut fields: Fields, form: Option<Form>, defaults: &Defaults) -> Resul
     let sampling = sampling(&mut fields, &defaults.sampling)?;
     let limits = limits(&mut fields, &defaults.limits)?;
     let logprobs = logprobs(&mut fields, defaults.logprobs)?;
+    let grammar = response_format(&mut fields, defaults)?;
     inert(&mut fields)?;
     fields.end()?;
-    Ok(Row { form, ask, sampling, limits, logprobs })
+    Ok(Row { form, ask, sampling, limits, logprobs, grammar })
 }
 
 fn check_model(fields: &mut Fields, defaults: &Defaults) -> Result<(), RowError> {
@@ -351,6 +363,46 @@ fn logprobs(fields: &mut Fields, default: Option<usize>) -> Result<Option<usize>
     }
 }
 
+/// OpenAI's three forms. A schema is enforced whether it is called strict or not.
+fn response_format(fields: &mut Fields, defaults: &Defaults) -> Result<Option<GrammarSource>, RowError> {
+    let mut format = match fields.take("response_format") {
+        None => return Ok(defaults.grammar.clone()),
+        Some(Value::Object(format)) => Fields(format),
+        Some(_) => return Err(RowError::invalid("response_format", "response_format is not an object")),
+    };
+    let below = |error: RowError| {
+        let param = error.param.as_deref().unwrap_or_default();
+        RowError { param: Some(format!("response_format.{param}")), ..error }
+    };
+    let source = match format.text("type").map_err(below)?.as_deref() {
+        Some("text") => None,
+        Some("json_object") => Some(GrammarSource::JsonObject),
+        Some("json_schema") => Some(json_schema(&mut format).map_err(below)?),
+        Some(other) => {
+            let message = format!("response_format.type: {other:?} is not supported");
+            return Err(RowError::unsupported("response_format.type", message));
+        }
+        None => return Err(RowError::invalid("response_format.type", "response_format.type is missing")),
+    };
+    format.end().map_err(below)?;
+    Ok(source)
+}
+
+fn json_schema(format: &mut Fields) -> Result<GrammarSource, RowError> {
+    let Some(Value::Object(object)) = format.take("json_schema") else {
+        return Err(RowError::invalid("json_schema", "json_schema is not an object"));
+    };
+    let mut object = Fields(object);
+    let schema = object.take("schema");
+    object.text("name")?;
+    object.text("description")?;
+    object.flag("strict")?;
+    object.end()?;
+    schema
+        .map(GrammarSource::JsonSchema)
+        .ok_or_else(|| RowError::invalid("json_schema", "json_schema.schema is missing"))
+}
+
 /// Parameters with one value that asks for nothing; any other value is refused. Labels ask for nothing at all.
 fn inert(fields: &mut Fields) -> Result<(), RowError> {
     let supported = [
@@ -361,7 +413,6 @@ fn inert(fields: &mut Fields) -> Result<(), RowError> {
         ("store", json!(false)),
         ("tools", json!([])),
         ("tool_choice", json!("none")),
-        ("response_format", json!({"type": "text"})),
         ("modalities", json!(["text"])),
     ];
     for (name, only) in supported {
@@ -522,7 +573,9 @@ mod tests {
         check("n", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         check("tools", json!([{"type": "function"}]), "unsupported_parameter");
-        check("response_format", json!({"type": "json_object"}), "unsupported_parameter");
+        check("response_format", json!({"type": "xml"}), "unsupported_parameter");
+        check("response_format", json!({"type": "json_schema"}), "invalid_value");
+        check("response_format", json!("json_object"), "invalid_value");
         check("temprature", json!(1), "unsupported_parameter");
         check("temperature", json!("hot"), "invalid_value");
         check("max_tokens", json!(0), "invalid_value");
