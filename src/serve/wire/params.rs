@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::Fields;
+use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{Limits, MAX_LOGPROBS, Sampling};
 
 /// What `defaults` say where the fields do not.
@@ -98,6 +99,40 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
         fields.out_of_range(name, &format!("is not in [0, {MAX_LOGPROBS}]"));
     }
     count
+}
+
+/// OpenAI's three forms; nothing when there is none, and nothing inside when it asks for plain text. A schema is enforced
+/// whether it is called strict or not.
+pub fn response_format(fields: &mut Fields<'_>) -> Option<Option<GrammarSource>> {
+    let format = fields.object("response_format")?;
+    let mut format = fields.inside("response_format", format);
+    let source = match format.text("type").as_deref() {
+        None | Some("text") => None,
+        Some("json_object") => Some(GrammarSource::JsonObject),
+        Some("json_schema") => {
+            let wrapped = format.object("json_schema");
+            if wrapped.is_none() {
+                format.wrong("json_schema", "is missing");
+            }
+            let mut wrapped = format.inside("json_schema", wrapped.unwrap_or_default());
+            wrapped.text("name");
+            wrapped.text("description");
+            wrapped.flag("strict"); // it is enforced in any case
+            let schema = wrapped.take("schema");
+            if schema.is_none() {
+                wrapped.wrong("schema", "is missing");
+            }
+            wrapped.end();
+            schema.map(GrammarSource::JsonSchema)
+        }
+        Some(other) => {
+            let known = format!("= {other:?} is not supported, only text, json_object and json_schema");
+            format.unsupported("type", &known);
+            None
+        }
+    };
+    format.end();
+    Some(source)
 }
 
 /// Labels of a request, and hints: nothing of the answer depends on them.
