@@ -5,8 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::ApproximateTokEnv;
+use llguidance::{Matcher, ParserFactory};
 use llmctl::template::{
-    Dialect, OutputParser, ParsedAnswer, Piece, ReasoningFormat, ToolCallFormat, parse_answer,
+    ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, ParsedAnswer, Piece,
+    ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
+    parse_answer,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -235,8 +240,8 @@ fn a_cut_call_leaves_the_leading_text() {
                 "{format} {at}: {calls:?}"
             );
             let content = answer.content.trim_end();
-            let is_lead =
-                "Hm.".starts_with(content) || matches!(content, "Hm.<" | "Hm.[" | "Hm.\n<" | "Hm.\n\n<");
+            let is_lead = "Hm.".starts_with(content)
+                || matches!(content, "<" | "Hm.<" | "Hm.[" | "Hm.\n<" | "Hm.\n\n<");
             assert!(
                 is_lead || content.strip_prefix("Hm.").is_some_and(|rest| rest.trim().len() <= 1),
                 "{format} {at}: {content:?}"
@@ -346,7 +351,7 @@ fn qwen_xml() {
     let code = "    if x:\n\t\treturn 1\n  \n";
     gives(QwenXml, &call(&parameter("content", code)), "", &[("write_file", json!({"content": code}))]);
     // Values may hold the markup itself.
-    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function> </tool_call>";
+    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function>\n <tool_call>";
     gives(
         QwenXml,
         &call(&(parameter("content", markup) + &parameter("path", "p"))),
@@ -684,4 +689,347 @@ proptest! {
         let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
         prop_assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() });
     }
+}
+
+/// A grammar over single bytes: no marker is a special token.
+fn byte_matcher(lark: &str) -> Matcher {
+    let mut factory =
+        ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).expect("a byte tokenizer");
+    factory.quiet();
+    let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned()));
+    Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{error}\n{lark}"))))
+}
+
+fn grammar(format: ToolCallFormat, choice: &ToolChoice, is_parallel: bool, tail: &str) -> String {
+    let grammar = dialect(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
+    grammar.expect("a format with tools has a grammar")
+}
+
+fn tokens(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// How many bytes a grammar takes, and whether it may end there.
+fn taken(lark: &str, text: &str) -> (usize, bool) {
+    let mut matcher = byte_matcher(lark);
+    let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");
+    let ends = count == text.len() && matcher.is_accepting().expect("the parser works");
+    (count, ends)
+}
+
+/// The well-formed answers as the grammars spell them, with what stands before the call.
+fn constrained() -> Vec<(ToolCallFormat, String, String)> {
+    let split = |(format, text): (ToolCallFormat, String)| {
+        let text = match format {
+            ToolCallFormat::Mistral => text.replace("] [", "]["),
+            ToolCallFormat::Llama3 => text.replace("Hm.<|python_tag|>", ""),
+            ToolCallFormat::Pythonic => text.replace("Hm.<|python_start|>", "").replace("<|python_end|>", ""),
+            ToolCallFormat::MistralArgs => text.replace("[CALL_ID]abcdefghi", ""),
+            _ => text,
+        };
+        let lead = text.find("Hm.").map_or(0, |at| at + 3);
+        let lead =
+            if format == ToolCallFormat::Harmony { text.rfind("<|channel|>").unwrap_or(0) } else { lead };
+        let space = text[lead..].len() - text[lead..].trim_start().len();
+        (format, text[..lead + space].to_owned(), text[lead + space..].to_owned())
+    };
+    well_formed().into_iter().map(split).collect()
+}
+
+#[test]
+fn grammars_take_calls_of_the_given_tools() {
+    for (format, lead, call) in constrained() {
+        let whole = (lead.len() + call.len(), true);
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        assert_eq!(taken(&auto, &format!("{lead}{call}")), whole, "{format}\n{auto}");
+        let required = grammar(format, &ToolChoice::Required, true, "");
+        assert_eq!(taken(&required, &call), (call.len(), true), "{format}\n{required}");
+        assert!(!taken(&required, "Hm.").1, "{format}: text where a call is required");
+        let named = grammar(format, &ToolChoice::Named("now".to_owned()), true, "");
+        assert!(!taken(&named, &call).1, "{format}: another tool than the named one");
+        for (from, to) in [("get_weather", "get_whether"), ("days", "daze"), (" 3", " \"x\""), ("=3", "='x'")]
+        {
+            let broken = call.replace(from, to);
+            assert!(broken == call || !taken(&required, &broken).1, "{format}: {broken}");
+        }
+    }
+}
+
+#[test]
+fn grammars_take_text_when_calls_are_optional() {
+    for format in ToolCallFormat::ALL.iter().copied().filter(|format| *format != ToolCallFormat::Harmony) {
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        for text in ["Just text, 1 < 2.\n", "<think>\nHm <tool_call> [now(\n</think>\n\nText."] {
+            assert_eq!(taken(&auto, text), (text.len(), true), "{format}: {text}\n{auto}");
+        }
+        let opened = grammar(format, &ToolChoice::Required, true, "<|im_start|>assistant\n<think>\n");
+        let (_, _, call) =
+            constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
+        let text = format!("Hm.\n</think>\n\n{call}");
+        if format != ToolCallFormat::Gemma {
+            assert_eq!(taken(&opened, &text), (text.len(), true), "{format}\n{opened}");
+            assert!(!taken(&opened, &call).1, "{format}: reasoning that the prompt opened must end");
+        }
+    }
+}
+
+#[test]
+fn one_call_where_only_one_may_be() {
+    for (format, _, call) in constrained().into_iter().filter(|case| case.0 != ToolCallFormat::Harmony) {
+        let twice = match format {
+            ToolCallFormat::Hermes
+            | ToolCallFormat::QwenXml
+            | ToolCallFormat::SeedXml
+            | ToolCallFormat::Glm => {
+                format!("{call}\n{call}")
+            }
+            ToolCallFormat::Gemma | ToolCallFormat::MistralArgs | ToolCallFormat::FunctionTag => {
+                call.repeat(2)
+            }
+            ToolCallFormat::Llama3 => format!("{call}; {call}"),
+            _ => continue,
+        };
+        assert!(taken(&grammar(format, &ToolChoice::Required, true, ""), &twice).1, "{format}: {twice}");
+        assert!(!taken(&grammar(format, &ToolChoice::Required, false, ""), &twice).1, "{format}: {twice}");
+    }
+}
+
+#[test]
+fn special_tokens_stand_as_tokens() {
+    let special =
+        |text: &str| ["<|tool_call>", "<tool_call|>", "<|\"|>"].iter().position(|mark| *mark == text);
+    let special = |text: &str| special(text).map(|at| 1000 + at as u32);
+    let lark = dialect(ToolCallFormat::Gemma).tool_grammar(&tools(), &ToolChoice::Auto, true, "", &special);
+    let lark = lark.expect("a grammar");
+    assert!(lark.contains("<[1000]>") && lark.contains("<[1001]>") && lark.contains("<[1002]>"), "{lark}");
+    assert!(!lark.contains("<|tool_call>") && !lark.contains("tool_call|>"), "{lark}");
+}
+
+#[test]
+fn nothing_to_constrain_is_no_grammar() {
+    let hermes = dialect(ToolCallFormat::Hermes);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::None, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&[], &ToolChoice::Auto, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::Named("rm".to_owned()), true, "", &|_| None), None);
+    assert_eq!(Dialect::default().tool_grammar(&tools(), &ToolChoice::Auto, true, "", &|_| None), None);
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n
+    }
+}
+
+/// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
+fn walk(lark: &str, random: &mut Random) -> Option<String> {
+    const CLOSERS: [&str; 9] = [
+        "\n</parameter>\n",
+        "</parameter>\n",
+        "</arg_value>\n",
+        "<|\"|>",
+        "\"",
+        "'",
+        "</think>\n",
+        "<channel|>",
+        "]",
+    ];
+    let mut matcher = byte_matcher(lark);
+    let mut bytes = Vec::new();
+    for _ in 0..1200 {
+        if matcher.is_accepting().ok()? && random.below(3) == 0 {
+            return String::from_utf8(bytes).ok();
+        }
+        if random.below(6) == 0 {
+            let closers = CLOSERS.iter().map(|closer| tokens(closer));
+            let closer = closers
+                .into_iter()
+                .find(|closer| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len()));
+            if let Some(closer) = closer {
+                bytes.extend(closer.iter().map(|token| *token as u8));
+                matcher.consume_tokens(&closer).ok()?;
+                continue;
+            }
+        }
+        let mask = matcher.compute_mask().ok()?;
+        let allowed: Vec<u8> = (0..=255u8).filter(|byte| mask.is_allowed(u32::from(*byte))).collect();
+        if allowed.is_empty() {
+            return matcher.is_accepting().ok()?.then(|| String::from_utf8(bytes).ok())?;
+        }
+        let byte = allowed[random.below(allowed.len())];
+        matcher.consume_token(u32::from(byte)).ok()?;
+        bytes.push(byte);
+    }
+    None
+}
+
+#[test]
+fn what_a_grammar_lets_through_parses_back() {
+    let schemas: BTreeMap<String, jsonschema::Validator> = tools()
+        .iter()
+        .map(|tool| {
+            let schema = jsonschema::validator_for(&tool["function"]["parameters"]).expect("a schema");
+            (tool["function"]["name"].as_str().expect("a name").to_owned(), schema)
+        })
+        .collect();
+    for format in ToolCallFormat::ALL.iter().copied() {
+        let mut num_walks = 0;
+        for (choice, seed) in [ToolChoice::Required, ToolChoice::Auto]
+            .into_iter()
+            .flat_map(|choice| (0..8).map(move |seed| (choice.clone(), seed)))
+        {
+            let lark = grammar(format, &choice, seed % 2 == 0, "");
+            let Some(text) = walk(&lark, &mut Random(seed)) else { continue };
+            num_walks += 1;
+            let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
+            let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
+            let mut pieces = parser.push(&text);
+            pieces.extend(parser.finish(false));
+            let count = |test: fn(&Piece) -> bool| pieces.iter().filter(|piece| test(piece)).count();
+            let num_named = count(|piece| matches!(piece, Piece::CallName { .. }));
+            assert_eq!(num_named, count(|piece| matches!(piece, Piece::CallEnd { .. })), "{format}: {text}");
+            let answer = parse_answer(&dialect(format), &tools(), tail, &text, false);
+            assert_eq!(answer.calls.len(), num_named, "{format}: {text}");
+            assert!(choice == ToolChoice::Auto || num_named > 0, "{format}: {text}");
+            for (name, value) in values(&answer) {
+                if let Err(error) = schemas[&name].validate(&value) {
+                    panic!("{format}: {error}\n{value}\n{text}");
+                }
+            }
+        }
+        assert!(num_walks >= 4, "{format}: only {num_walks} walks came to an end");
+    }
+}
+
+/// A history in which the assistant calls tools, and its answer alone as the template prints it.
+fn rendered_turn(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    message: Message,
+) -> Result<String, TemplateError> {
+    let mut tools = tools();
+    // Some templates print types with macros that know no unions.
+    tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
+    let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
+    let render = |conversation: &Conversation, add_generation_prompt: bool| {
+        template.render(conversation, &RenderOptions { add_generation_prompt, ..Default::default() })
+    };
+    let (base, prompt) = (render(&conversation, false)?, render(&conversation, true)?);
+    conversation.messages.push(message);
+    let full = render(&conversation, false)?;
+    if let Some(turn) = full.strip_prefix(prompt.as_str()) {
+        return Ok(turn.to_owned());
+    }
+    // The prompt opens reasoning that history does not print, or history closes turns in another way.
+    let common = base.bytes().zip(full.bytes()).take_while(|(a, b)| a == b).count();
+    let turn = full.get(common..).unwrap_or_default();
+    let header = prompt.get(common..).unwrap_or_default();
+    let open = dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
+    let header = header[..open.unwrap_or(header.len())].trim_end();
+    Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
+}
+
+/// The turn with arguments as an object and, where the template wants them so or prints them as HTML, as text; without
+/// content and, where the template needs some, with empty content.
+fn printed_turn(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    calls: &[ToolCall],
+) -> Result<String, TemplateError> {
+    let spelled: Vec<ToolCall> = calls
+        .iter()
+        .map(|call| ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() })
+        .collect();
+    let mut outcome = None;
+    for calls in [calls, &spelled] {
+        for content in [None, Some(Content::Text(String::new()))] {
+            let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
+            let turn = rendered_turn(template, dialect, message);
+            if turn.as_ref().is_ok_and(|turn| !turn.contains("&#34;")) {
+                return turn;
+            }
+            outcome.get_or_insert(turn);
+        }
+    }
+    outcome.expect("four attempts")
+}
+
+/// Templates that cannot print the calls of an earlier answer, and why.
+const PRINTS_NO_CALLS: &[(&str, &str)] = &[
+    ("llama.cpp/Kimi-K2-Instruct.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/Kimi-K2-Thinking.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/LFM2-8B-A1B.jinja", "prints content only"),
+    ("llama.cpp/LFM2.5-Instruct.jinja", "prints content only"),
+    ("llama.cpp/ibm-granite-granite-3.3-2B-Instruct.jinja", "prints content only"),
+    ("mistral.rs/smollm3.jinja", "prints content only"),
+    ("trl/lfm2.jinja", "prints content only"),
+];
+
+#[test]
+fn calls_in_history_parse_back() {
+    let Some(templates) = templates() else { return };
+    let call = |name: &str, arguments: Value| ToolCall {
+        id: Some("abcdefghi".to_owned()),
+        name: name.to_owned(),
+        arguments,
+    };
+    let code = "def f(x):\n\treturn \"<\" if x else 'y'\n";
+    let histories = [
+        vec![call("get_weather", json!({"city": "Köln", "days": 3, "exact": true}))],
+        vec![call(
+            "write_file",
+            json!({"content": code, "mode": 0.5, "path": "/tmp/ä b.py", "tags": ["a", "b c"]}),
+        )],
+        vec![call("now", json!({})), call("get_weather", json!({"city": "12"}))],
+    ];
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut num_equal, mut failures) = (0, BTreeMap::new());
+    for (name, source) in &templates {
+        let dialect = Dialect::detect(source);
+        if dialect.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
+            continue;
+        }
+        let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
+        let is_harmony = dialect.tool_calls == Some(ToolCallFormat::Harmony);
+        for (at, history) in histories.iter().enumerate() {
+            if is_harmony && history.len() > 1 {
+                continue; // prints the first call of a message
+            }
+            let turn = match printed_turn(&template, &dialect, history) {
+                Ok(turn) => turn,
+                // Some allow one call only.
+                Err(TemplateError::Raised(_)) if history.len() > 1 => continue,
+                Err(error) => {
+                    failures.insert(format!("{name} {at}"), error.to_string());
+                    continue;
+                }
+            };
+            let answer = parse_answer(
+                &dialect,
+                &tools(),
+                if is_harmony { "<|start|>assistant" } else { "" },
+                &turn,
+                false,
+            );
+            let arguments = |text: &str| serde_json::from_str::<Value>(text).ok();
+            let parsed: Vec<_> =
+                answer.calls.iter().map(|call| (call.name.clone(), arguments(&call.arguments))).collect();
+            let expected: Vec<_> =
+                history.iter().map(|call| (call.name.clone(), Some(call.arguments.clone()))).collect();
+            if parsed == expected {
+                num_equal += 1;
+            } else {
+                failures.insert(format!("{name} {at}"), format!("{turn:?}\n   {parsed:?}"));
+            }
+        }
+    }
+    eprintln!("round trip: {num_equal} equal");
+    let shown: Vec<String> = failures.iter().map(|(key, why)| format!("{key}: {why}")).collect();
+    assert!(failures.is_empty(), "{} differ\n{}", failures.len(), shown.join("\n"));
 }

@@ -19,6 +19,10 @@ use crate::template::dialect::{Dialect, ReasoningFormat, ToolCallFormat};
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 const MAX_DEPTH: usize = 6;
 
+/// Keywords by which an object has, or may have, members beside its `properties`.
+const OPEN_ENDED: [&str; 7] =
+    ["additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf"];
+
 /// What a grammar is for.
 pub struct Request<'a> {
     pub dialect: &'a Dialect,
@@ -349,6 +353,12 @@ impl Writer<'_> {
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
+            // Where the schema is silent about other members, a model is not invited to make some up.
+            let is_plain =
+                object.contains_key("properties") && OPEN_ENDED.iter().all(|key| !object.contains_key(*key));
+            if is_plain {
+                object.insert("additionalProperties".to_owned(), json!(false));
+            }
         }
         self.json(&schema)
     }
