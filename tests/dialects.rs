@@ -865,6 +865,14 @@ fn walk(lark: &str, random: &mut Random) -> Option<String> {
     None
 }
 
+/// Whether an exponent of three digits or more is in the text.
+fn has_huge_number(text: &str) -> bool {
+    text.match_indices(['e', 'E']).any(|(at, _)| {
+        let exponent = text[at + 1..].trim_start_matches(['+', '-']);
+        exponent.bytes().take_while(u8::is_ascii_digit).count() >= 3
+    })
+}
+
 #[test]
 fn what_a_grammar_lets_through_parses_back() {
     let schemas: BTreeMap<String, jsonschema::Validator> = tools()
@@ -882,6 +890,9 @@ fn what_a_grammar_lets_through_parses_back() {
         {
             let lark = grammar(format, &choice, seed % 2 == 0, "");
             let Some(text) = walk(&lark, &mut Random(seed)) else { continue };
+            if has_huge_number(&text) {
+                continue; // goes out as text, because no double holds it
+            }
             num_walks += 1;
             let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
             let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
@@ -910,7 +921,7 @@ fn rendered_turn(
     message: Message,
 ) -> Result<String, TemplateError> {
     let mut tools = tools();
-    // Some templates print types with macros that know no unions.
+    // Some templates print types with macros that know no unions. Calls are printed without a look at the tools.
     tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
     let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
     let render = |conversation: &Conversation, add_generation_prompt: bool| {
@@ -931,29 +942,24 @@ fn rendered_turn(
     Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
 }
 
-/// The turn with arguments as an object and, where the template wants them so or prints them as HTML, as text; without
-/// content and, where the template needs some, with empty content.
-fn printed_turn(
+/// The turn as each way of giving the calls prints it: arguments as an object or as text (templates differ in what they
+/// take, and some print objects as HTML), without content or with empty content.
+fn printed_turns(
     template: &ChatTemplate,
     dialect: &Dialect,
     calls: &[ToolCall],
-) -> Result<String, TemplateError> {
+) -> Vec<Result<String, TemplateError>> {
     let spelled: Vec<ToolCall> = calls
         .iter()
         .map(|call| ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() })
         .collect();
-    let mut outcome = None;
-    for calls in [calls, &spelled] {
-        for content in [None, Some(Content::Text(String::new()))] {
-            let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
-            let turn = rendered_turn(template, dialect, message);
-            if turn.as_ref().is_ok_and(|turn| !turn.contains("&#34;")) {
-                return turn;
-            }
-            outcome.get_or_insert(turn);
-        }
-    }
-    outcome.expect("four attempts")
+    let ways = [calls, &spelled].into_iter().flat_map(|calls| [(calls, None), (calls, Some(String::new()))]);
+    ways.map(|(calls, content)| {
+        let content = content.map(Content::Text);
+        let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
+        rendered_turn(template, dialect, message)
+    })
+    .collect()
 }
 
 /// Templates that cannot print the calls of an earlier answer, and why.
@@ -963,6 +969,12 @@ const PRINTS_NO_CALLS: &[(&str, &str)] = &[
     ("llama.cpp/LFM2-8B-A1B.jinja", "prints content only"),
     ("llama.cpp/LFM2.5-Instruct.jinja", "prints content only"),
     ("llama.cpp/ibm-granite-granite-3.3-2B-Instruct.jinja", "prints content only"),
+    ("llama.cpp/MiroThinker.jinja", "reads a loop variable inside a macro, an error in Python too"),
+    ("llama.cpp/fireworks-ai-llama-3-firefunction-v2.jinja", "needs variables that no conversation has"),
+    ("llama.cpp/llama-cpp-deepseek-r1.jinja", "prints a generator as JSON, an error in Python too"),
+    ("axolotl/command_a.jinja", "prints content only when there are no documents"),
+    ("axolotl/falcon_h1.jinja", "prints content only"),
+    ("llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "wants a content that is there and none"),
     ("mistral.rs/smollm3.jinja", "prints content only"),
     ("trl/lfm2.jinja", "prints content only"),
 ];
@@ -1001,35 +1013,179 @@ fn calls_in_history_parse_back() {
             if is_harmony && history.len() > 1 {
                 continue; // prints the first call of a message
             }
-            let turn = match printed_turn(&template, &dialect, history) {
-                Ok(turn) => turn,
-                // Some allow one call only.
-                Err(TemplateError::Raised(_)) if history.len() > 1 => continue,
-                Err(error) => {
-                    failures.insert(format!("{name} {at}"), error.to_string());
-                    continue;
-                }
-            };
-            let answer = parse_answer(
-                &dialect,
-                &tools(),
-                if is_harmony { "<|start|>assistant" } else { "" },
-                &turn,
-                false,
-            );
-            let arguments = |text: &str| serde_json::from_str::<Value>(text).ok();
-            let parsed: Vec<_> =
-                answer.calls.iter().map(|call| (call.name.clone(), arguments(&call.arguments))).collect();
+            let turns = printed_turns(&template, &dialect, history);
+            if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised(_)))) {
+                continue; // some allow one call only
+            }
+            let tail = if is_harmony { "<|start|>assistant" } else { "" };
             let expected: Vec<_> =
-                history.iter().map(|call| (call.name.clone(), Some(call.arguments.clone()))).collect();
-            if parsed == expected {
+                history.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+            let is_equal =
+                |turn: &str| values(&parse_answer(&dialect, &tools(), tail, turn, false)) == expected;
+            if turns.iter().flatten().any(|turn| is_equal(turn)) {
                 num_equal += 1;
             } else {
-                failures.insert(format!("{name} {at}"), format!("{turn:?}\n   {parsed:?}"));
+                failures.insert(format!("{name} {at}"), format!("{:?}", turns[0]));
             }
         }
     }
     eprintln!("round trip: {num_equal} equal");
     let shown: Vec<String> = failures.iter().map(|(key, why)| format!("{key}: {why}")).collect();
     assert!(failures.is_empty(), "{} differ\n{}", failures.len(), shown.join("\n"));
+}
+
+/// A BFCL function as a tool: its types are Python's.
+fn bfcl_tool(function: &Value) -> Value {
+    fn with_json_types(value: &mut Value) {
+        match value {
+            Value::Object(object) => {
+                let name = match object.get("type").and_then(Value::as_str) {
+                    Some("dict") => Some("object"),
+                    Some("float") => Some("number"),
+                    Some("tuple") => Some("array"),
+                    _ => None,
+                };
+                if let Some(name) = name {
+                    object.insert("type".to_owned(), json!(name));
+                }
+                if object.get("type") == Some(&json!("any")) {
+                    object.remove("type");
+                }
+                object.values_mut().for_each(with_json_types);
+            }
+            Value::Array(items) => items.iter_mut().for_each(with_json_types),
+            _ => {}
+        }
+    }
+    let mut function = function.clone();
+    with_json_types(&mut function["parameters"]);
+    json!({"type": "function", "function": function})
+}
+
+/// The calls of a BFCL answer: of every argument the first allowed value that is one.
+fn bfcl_calls(answer: &Value) -> Vec<ToolCall> {
+    fn first(allowed: &Value) -> Option<Value> {
+        let value = allowed.as_array()?.iter().find(|value| **value != json!(""))?;
+        Some(match value {
+            Value::Object(members) => {
+                members.iter().filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect()
+            }
+            value => value.clone(),
+        })
+    }
+    let calls =
+        answer["ground_truth"].as_array().into_iter().flatten().filter_map(Value::as_object).flatten();
+    calls
+        .map(|(name, arguments)| {
+            let members = arguments.as_object().into_iter().flatten();
+            let arguments =
+                members.filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect();
+            ToolCall { id: Some("abcdefghi".to_owned()), name: name.clone(), arguments }
+        })
+        .collect()
+}
+
+fn json_lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Real calls of real functions, through templates of each kind of notation.
+#[test]
+fn bfcl_calls_parse_back() {
+    const TEMPLATES: [&str; 6] = [
+        "trl/qwen3.jinja",
+        "llama.cpp/Qwen3.5-4B.jinja",
+        "llama.cpp/google-gemma-4-31B-it.jinja",
+        "llama.cpp/GLM-4.6.jinja",
+        "mistral-common/v13.jinja",
+        "trl/lfm2_2_5.jinja",
+    ];
+    let Some(root) = fixtures() else { return };
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut total, mut failures) = (0, Vec::new());
+    for template_name in TEMPLATES {
+        let source = std::fs::read_to_string(root.join("templates").join(template_name)).expect("a template");
+        let dialect = Dialect::detect(&source);
+        let template = ChatTemplate::new(&source, specials.clone()).expect("a published template compiles");
+        for file in ["simple_python", "multiple", "parallel", "parallel_multiple"] {
+            let file = format!("BFCL_v4_{file}.json");
+            let questions = json_lines(&root.join("vectors/bfcl").join(&file));
+            let answers = json_lines(&root.join("vectors/bfcl/possible_answer").join(&file));
+            // Every third: rendering takes most of the time.
+            for (question, answer) in questions.iter().zip(&answers).step_by(3) {
+                let functions = question["function"].as_array().expect("functions");
+                let tools: Vec<Value> = functions.iter().map(bfcl_tool).collect();
+                let calls = bfcl_calls(answer);
+                let fits = |call: &ToolCall| {
+                    let tool = tools.iter().find(|tool| tool["function"]["name"] == call.name.as_str());
+                    tool.is_some_and(|tool| {
+                        jsonschema::is_valid(&tool["function"]["parameters"], &call.arguments)
+                    })
+                };
+                if !calls.iter().all(fits) {
+                    continue; // an answer that its own function does not allow
+                }
+                let is_text = template_name.starts_with("mistral-common");
+                let told = calls.iter().map(|call| match is_text {
+                    true => ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() },
+                    false => call.clone(),
+                });
+                let message = Message { content: None, tool_calls: told.collect(), ..Message::assistant("") };
+                let turn = rendered_turn(&template, &dialect, message).expect("a call renders");
+                let parsed = values(&parse_answer(&dialect, &tools, "", &turn, false));
+                let expected: Vec<_> =
+                    calls.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+                total += 1;
+                if parsed != expected {
+                    failures.push(format!(
+                        "{template_name} {}: {turn:?}\n   {parsed:?}\n   {expected:?}",
+                        answer["id"]
+                    ));
+                }
+            }
+        }
+    }
+    eprintln!("BFCL: {} of {total} equal", total - failures.len());
+    assert!(total > 1500, "only {total} answers");
+    assert!(
+        failures.is_empty(),
+        "{} differ\n{}",
+        failures.len(),
+        failures[..failures.len().min(20)].join("\n")
+    );
+}
+
+/// The channels of OpenAI's own Harmony renderings.
+#[test]
+fn harmony_vectors_come_apart() {
+    let Some(root) = fixtures() else { return };
+    let harmony = dialect(ToolCallFormat::Harmony);
+    let lookup =
+        json!({"type": "function", "function": {"name": "lookup_weather", "parameters": {"type": "object"}}});
+    let read = |name: &str| {
+        std::fs::read_to_string(root.join("vectors/harmony").join(name)).expect("a Harmony vector")
+    };
+    // The assistant's turn behind the first question, up to the next message of somebody else.
+    let text = read("test_does_not_drop_if_ongoing_analysis.txt");
+    let (_, turn) = text.split_once("<|end|><|start|>assistant").expect("an assistant's turn");
+    let (turn, _) = turn.split_once("<|start|>functions").expect("a tool's answer");
+    let answer = parse_answer(&harmony, std::slice::from_ref(&lookup), "<|start|>assistant", turn, false);
+    assert_eq!(
+        answer.reasoning,
+        "User asks: “What is the weather in SF?” We need to use lookup_weather tool."
+    );
+    assert_eq!(values(&answer), [("lookup_weather".to_owned(), json!({"location": "San Francisco"}))]);
+    assert_eq!(answer.content, "");
+
+    let text = read("test_keep_analysis_between_finals.txt");
+    let turn = text.rsplit_once("What is 3 + 5?<|end|><|start|>assistant").map(|(_, turn)| turn);
+    let (turn, _) =
+        turn.and_then(|turn| turn.split_once("<|start|>user")).unwrap_or((turn.expect("a turn"), ""));
+    let answer = parse_answer(&harmony, &[], "<|start|>assistant", turn, false);
+    assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("thinking 3+5", "8"));
 }
