@@ -208,11 +208,12 @@ fn a_session_goes_on_from_the_exact_ids() {
 #[test]
 fn recurrent_states_are_left_at_page_ends_though_forced_tokens_come_in_chunks() {
     let model = || ToyModel::new(VOCABULARY, hashing(VOCABULARY)).with_groups(&[Keep::State]);
-    let config = Setup { step_tokens: 64, ..setup() };
+    let config = Setup { step_tokens: 3 * PAGE_TOKENS, ..setup() };
     let mut toy = Toy::over(&config, model());
-    let asked = Request { grammar: toy.regex(&format!("{}[xy]", "w".repeat(50))), ..request(&PROMPT) };
+    let asked =
+        Request { grammar: toy.regex(&format!("{}[xy]", "w".repeat(2 * PAGE_TOKENS))), ..request(&PROMPT) };
     let answer = run_one(&mut toy.engine, asked);
-    assert_eq!((answer.ids().len(), answer.finish()), (51, &Finish::Complete));
+    assert_eq!((answer.ids().len(), answer.finish()), (2 * PAGE_TOKENS + 1, &Finish::Complete));
     let passes = toy.passes();
     assert!(passes.iter().any(|pass| pass.len() == PAGE_TOKENS), "{passes:?}");
     let crosses = |pass: &Vec<usize>| pass[0] / PAGE_TOKENS != pass[pass.len() - 1] / PAGE_TOKENS;

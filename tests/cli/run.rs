@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::Stdio;
 
-use serde_json::Value;
+use Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};
 
@@ -263,7 +263,7 @@ fn answers_keep_to_a_schema_a_grammar_or_a_regular_expression() {
     }
     let ran = finish(run(&["--regex", "[0-9]{4}", "--output", "json"]), "");
     ran.check(0, "");
-    let object: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let object: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let text = object["text"].as_str().expect("a text");
     assert!(text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()), "{object}");
     assert_eq!(object["finish_reason"], "stop");
@@ -294,11 +294,11 @@ fn an_answer_cut_before_it_is_complete_exits_with_3_and_what_cannot_be_kept_to_i
 fn batch_rows_say_what_their_answers_keep_to() {
     let Some(model) = stories() else { return };
     let place = Place::new();
-    let row = |id: &str, format: serde_json::Value| {
+    let row = |id: &str, format: Value| {
         serde_json::json!({"custom_id": id, "prompt": "Once", "max_tokens": 60, "response_format": format})
             .to_string()
     };
-    let schema: serde_json::Value = serde_json::from_str(COLOUR).expect("JSON");
+    let schema: Value = serde_json::from_str(COLOUR).expect("JSON");
     let rows = [
         row(
             "schema",
@@ -310,7 +310,7 @@ fn batch_rows_say_what_their_answers_keep_to() {
     place.write("rows.jsonl", rows.join("\n"));
     let ran = place.run(&["run", "--model", &model, "--raw", "--batch", "rows.jsonl"]);
     ran.check(4, "\"not\" cannot be enforced");
-    let results: Vec<serde_json::Value> =
+    let results: Vec<Value> =
         ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let text = results[0]["response"]["body"]["choices"][0]["text"].as_str().expect("a text");
     assert!(["{\"colour\": \"red\"}", "{\"colour\": \"green\"}"].contains(&text), "{text}");

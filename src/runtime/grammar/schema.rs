@@ -7,6 +7,7 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
+use super::GrammarSource;
 use crate::runtime::error::GrammarError;
 
 /// Arrays and objects within each other.
@@ -158,6 +159,18 @@ fn any(value: &Value, found: &dyn Fn(&Value) -> bool) -> bool {
 
 fn unsupported(keyword: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Unsupported { keyword: keyword.to_owned(), message: message.into() }
+}
+
+/// The library speaks of `min/maxProperties`; only one of them may be in the schema.
+pub fn name_what_is_there(error: GrammarError, source: &GrammarSource) -> GrammarError {
+    match (error, source) {
+        (GrammarError::Unsupported { keyword, message }, GrammarSource::JsonSchema(schema))
+            if keyword == "minProperties" && !any(schema, &|value| value.get(&keyword).is_some()) =>
+        {
+            unsupported("maxProperties", message)
+        }
+        (error, _) => error,
+    }
 }
 
 /// Beginnings of the library's messages about features that it lacks, and the keyword that each is about.
