@@ -270,11 +270,7 @@ impl Build {
             defaults: self.defaults,
         };
         let engine = EngineSlot::new(engine.expect("an engine"));
-<<<<<<< HEAD
-        let settings = Settings { lenient: self.lenient, ..Settings::default() };
-=======
         let settings = Settings { lenient: self.lenient, ..self.settings };
->>>>>>> w-api
         let app = App::new(model, engine, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());
         Server { app, gate, log, tokenizer, router }

@@ -18,11 +18,7 @@ use super::conversations::Opened;
 use super::prepare::{Prepared, prepare};
 use super::turn::{Answered, Ask, Delta, InSession, Progress, Running, Totals, Update};
 use super::voice::Voice;
-<<<<<<< HEAD
-use crate::runtime::session::conversation::{Answer, Dialogue, PromptedTurn};
-=======
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
->>>>>>> w-api
 use crate::runtime::{
     EngineHandle, Error, Event, Finish, Outcome, Request, Sampling, Started, StopHandle, Token,
 };

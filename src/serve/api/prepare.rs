@@ -80,7 +80,7 @@ fn prepare_chat(
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
     let grammar = match ask.tools.is_on() {
-        true => called(app.grammars(&engine), &dialect, &ask.tools, &model.speech)?,
+        true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
             let reasoning = dialect.open_reasoning(turn.tail());
             let close = reasoning.map(|close| lark_literal(&model.speech, close));
@@ -168,11 +168,12 @@ fn called(
     compiler: &GrammarCompiler,
     dialect: &Dialect,
     tools: &ToolUse,
+    prompt_tail: &str,
     speech: &Speech,
 ) -> Result<Option<Grammar>, ApiError> {
     let special = |text: &str| special(speech, text);
     let compile = |definitions: &[Value]| {
-        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, &special);
+        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
         grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     match compile(&tools.definitions) {
