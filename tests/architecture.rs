@@ -82,6 +82,7 @@ const NOISE: [&str; 11] = [
 
 /// Files (or, with a slash at the end, folders) where `unsafe` may occur, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("src/cli/descriptors.rs", "the limit on open files"),
     ("src/cli/signal.rs", "signal handlers"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),

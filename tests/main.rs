@@ -29,6 +29,7 @@ mod real_models;
 mod same_answer;
 mod serve_chat;
 mod serve_clients;
+mod serve_ops;
 mod serve_sessions;
 mod serve_stream;
 mod serve_text;
