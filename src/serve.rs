@@ -123,10 +123,8 @@ impl App {
 
     /// Compiles grammars for the model; one for all requests.
     fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
-        self.shared.grammars.get_or_init(|| {
-            let (tokenizer, spec) = (self.model().speech.tokenizer().clone(), engine.spec());
-            GrammarCompiler::new(tokenizer, spec.vocab_size(), &spec.config.end_of_generation)
-        })
+        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+        self.shared.grammars.get_or_init(compiler)
     }
 
     pub fn observer(&self) -> &Observer {

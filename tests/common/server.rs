@@ -328,6 +328,12 @@ impl Server {
         self.router.clone().oneshot(request).await.expect("a router does not fail")
     }
 
+    /// Sends a request that the test does not wait for yet.
+    pub fn spawn(&self, request: Request<Body>) -> tokio::task::JoinHandle<Reply> {
+        let router = self.router.clone();
+        tokio::spawn(async move { whole(router.oneshot(request).await.expect("a router does not fail")).await })
+    }
+
     pub async fn call(
         &self,
         method: Method,

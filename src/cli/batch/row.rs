@@ -73,15 +73,13 @@ impl RowError {
             Some(Error::InvalidParameter { name, .. }) => {
                 Self { param: Some((*name).to_owned()), ..Self::new("invalid_value", message) }
             }
-            Some(Error::Grammar(GrammarError::Unsupported { .. })) => {
-                let param = Some("response_format".to_owned());
-                Self { param, ..Self::new("unsupported_parameter", message) }
-            }
             Some(Error::Grammar(GrammarError::Failed(_))) => {
                 Self { status: 500, ..Self::new("grammar_error", message) }
             }
-            Some(Error::Grammar(_)) => {
-                Self { param: Some("response_format".to_owned()), ..Self::new("invalid_value", message) }
+            Some(Error::Grammar(error)) => {
+                let is_unsupported = matches!(error, GrammarError::Unsupported { .. });
+                let code = if is_unsupported { "unsupported_parameter" } else { "invalid_value" };
+                Self { param: Some("response_format".to_owned()), ..Self::new(code, message) }
             }
             Some(Error::Backend(_)) => Self { status: 500, ..Self::new("backend_error", message) },
             _ if matches!(error.kind, Kind::BadData | Kind::Usage) => Self::new("invalid_prompt", message),
@@ -178,7 +176,7 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (
     let sampling = params::sampling(&mut fields, &defaults.sampling);
     let limits = params::limits(&mut fields, &defaults.limits);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
-    let grammar = params::response_format(&mut fields).unwrap_or_else(|| defaults.grammar.clone());
+    let grammar = params::response_format(&mut fields, defaults.grammar.clone());
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
@@ -332,8 +330,11 @@ mod tests {
         check("n", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         check("tools", json!([{"type": "function"}]), "unsupported_parameter");
-        check("response_format", json!({"type": "xml"}), "unsupported_parameter");
-        check("response_format", json!({"type": "json_schema"}), "invalid_value");
+        let format = |format: Value| with("response_format", format);
+        let unsupported = ("response_format.type".to_owned(), "unsupported_parameter");
+        assert_eq!(format(json!({"type": "xml"})), unsupported);
+        let missing = ("response_format.json_schema".to_owned(), "invalid_value");
+        assert_eq!(format(json!({"type": "json_schema"})), missing);
         check("response_format", json!("json_object"), "invalid_value");
         check("temprature", json!(1), "unsupported_parameter");
         check("temperature", json!("hot"), "invalid_value");

@@ -61,7 +61,10 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
 
 /// What may go better next time says when.
 pub fn retriable(app: &App, error: ApiError) -> ApiError {
-    let is_temporary = matches!(error.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT);
+    let is_temporary = matches!(
+        error.status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
+    );
     match app.engine() {
         Ok(engine) if is_temporary && error.retry_after.is_none() => {
             error.retry_after(app.observer().retry_after(&engine.last_load()))

@@ -181,8 +181,8 @@ fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Lim
 
 /// `response_format`, or one of this server's own: `regex`, `lark`, and `grammar`, which is `lark` by another name.
 fn shape(fields: &mut Fields<'_>) -> Option<Shape> {
-    let format =
-        params::response_format(fields).flatten().map(|source| Shape { source, param: "response_format" });
+    let format = params::response_format(fields, None);
+    let format = format.map(|source| Shape { source, param: "response_format" });
     let regex = fields.text("regex").map(|text| Shape { source: GrammarSource::Regex(text), param: "regex" });
     let lark = ["lark", "grammar"]
         .map(|param| fields.text(param).map(|text| Shape { source: GrammarSource::Lark(text), param }));
@@ -219,6 +219,7 @@ fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
     let mut tool = fields.inside(at, members.clone());
     tool.only("type", &[json!("function")]);
+    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
     let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
     let mut function = tool.inside("function", function);
     match function.text("name") {

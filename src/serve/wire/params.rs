@@ -101,30 +101,17 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
     count
 }
 
-/// OpenAI's three forms; nothing when there is none, and nothing inside when it asks for plain text. A schema is enforced
-/// whether it is called strict or not.
-pub fn response_format(fields: &mut Fields<'_>) -> Option<Option<GrammarSource>> {
+/// OpenAI's three forms. A schema is enforced whether it is called strict or not.
+pub fn response_format(fields: &mut Fields<'_>, default: Option<GrammarSource>) -> Option<GrammarSource> {
+    if !fields.has("response_format") {
+        return default;
+    }
     let format = fields.object("response_format")?;
     let mut format = fields.inside("response_format", format);
     let source = match format.text("type").as_deref() {
         None | Some("text") => None,
         Some("json_object") => Some(GrammarSource::JsonObject),
-        Some("json_schema") => {
-            let wrapped = format.object("json_schema");
-            if wrapped.is_none() {
-                format.wrong("json_schema", "is missing");
-            }
-            let mut wrapped = format.inside("json_schema", wrapped.unwrap_or_default());
-            wrapped.text("name");
-            wrapped.text("description");
-            wrapped.flag("strict"); // it is enforced in any case
-            let schema = wrapped.take("schema");
-            if schema.is_none() {
-                wrapped.wrong("schema", "is missing");
-            }
-            wrapped.end();
-            schema.map(GrammarSource::JsonSchema)
-        }
+        Some("json_schema") => json_schema(&mut format),
         Some(other) => {
             let known = format!("= {other:?} is not supported, only text, json_object and json_schema");
             format.unsupported("type", &known);
@@ -132,7 +119,24 @@ pub fn response_format(fields: &mut Fields<'_>) -> Option<Option<GrammarSource>>
         }
     };
     format.end();
-    Some(source)
+    source
+}
+
+fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
+    if !format.has("json_schema") {
+        format.wrong("json_schema", "is missing");
+    }
+    let wrapped = format.object("json_schema")?;
+    let mut wrapped = format.inside("json_schema", wrapped);
+    wrapped.text("name");
+    wrapped.text("description");
+    wrapped.flag("strict");
+    let schema = wrapped.take("schema");
+    if schema.is_none() {
+        wrapped.wrong("schema", "is missing");
+    }
+    wrapped.end();
+    schema.map(GrammarSource::JsonSchema)
 }
 
 /// Labels of a request, and hints: nothing of the answer depends on them.
