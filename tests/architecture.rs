@@ -38,6 +38,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "machine",
     "memory",
     "model",
+    "private_files",
     "request",
     "session::conversation",
     "session::store",
@@ -80,6 +81,7 @@ const NOISE: [&str; 11] = [
 /// Files (or, with a slash at the end, folders) where `unsafe` may occur, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/signal.rs", "signal handlers"),
+    ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
 ];

@@ -1,12 +1,19 @@
 //! SIGINT and SIGTERM: the only owner of both in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
-//! in a shell. Inside, the first is noted for the loop to see and the second ends the process. A signal that was
-//! ignored when llmctl started (nohup, a script's background job) stays ignored. Knows nothing of what is stopped.
+//! in a shell. Inside, the first is noted for the loop to see and the second ends the process; a patient section notes
+//! every SIGINT. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
+//! terminal's modes are put back before the process ends. Knows nothing of what is stopped.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering};
 
-static GRACEFUL: AtomicBool = AtomicBool::new(false);
+use super::tty;
+
+/// One of the three below.
+static MANNER: AtomicU8 = AtomicU8::new(ABRUPT);
+const ABRUPT: u8 = 0;
+const GRACEFUL: u8 = 1;
+const PATIENT: u8 = 2;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 
@@ -19,7 +26,15 @@ pub struct Graceful(());
 
 impl Graceful {
     pub fn begin() -> Self {
-        GRACEFUL.store(true, Ordering::SeqCst);
+        MANNER.store(GRACEFUL, Ordering::SeqCst);
+        Self(())
+    }
+
+    /// As [`Self::begin`], for one of many: an earlier signal is forgotten, and no number of SIGINTs ends the process,
+    /// because Ctrl-C is meant for what is going on and not for the conversation.
+    pub fn begin_patient() -> Self {
+        RECEIVED.store(0, Ordering::SeqCst);
+        MANNER.store(PATIENT, Ordering::SeqCst);
         Self(())
     }
 
@@ -31,7 +46,7 @@ impl Graceful {
 
 impl Drop for Graceful {
     fn drop(&mut self) {
-        GRACEFUL.store(false, Ordering::SeqCst);
+        MANNER.store(ABRUPT, Ordering::SeqCst);
     }
 }
 
@@ -64,10 +79,18 @@ pub fn install() {}
 #[cfg(unix)]
 extern "C" fn on_signal(number: libc::c_int) {
     let now = now_ms();
-    let is_graceful = GRACEFUL.load(Ordering::SeqCst);
-    if is_graceful && RECEIVED.swap(number, Ordering::SeqCst) == 0 {
+    let manner = MANNER.load(Ordering::SeqCst);
+    if manner == PATIENT && number == libc::SIGINT {
+        // A SIGTERM that is waiting to be seen is not replaced.
+        let _ = RECEIVED.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
+        return;
+    }
+    let earlier = if manner == ABRUPT { 0 } else { RECEIVED.swap(number, Ordering::SeqCst) };
+    let is_first = earlier == 0 || (manner == PATIENT && earlier == libc::SIGINT);
+    if manner != ABRUPT && is_first {
         RECEIVED_AT_MS.store(now, Ordering::SeqCst);
-    } else if !is_graceful || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+    } else if manner == ABRUPT || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+        tty::restore();
         // SAFETY: `_exit` is async-signal-safe and does not return.
         unsafe { libc::_exit(128 + number) }
     }
