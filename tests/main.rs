@@ -7,6 +7,7 @@ mod candle_backend;
 mod cli;
 mod config;
 mod conversation;
+mod dialects;
 mod engine;
 mod engine_models;
 mod engine_queue;

@@ -5,6 +5,8 @@
 
 use std::str::FromStr;
 
+use super::tool_call;
+
 /// How reasoning is set apart from the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
@@ -55,6 +57,14 @@ pub enum ToolCallFormat {
     DeepSeekV31,
     /// `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
     Kimi,
+    /// `<function=NAME>{...}</function>` (Functionary 3.1)
+    FunctionTag,
+    /// `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>` (Jamba, Apriel)
+    ToolCallsTag,
+    /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
+    CommandAction,
+    /// `functools[{"name": ..., "arguments": {...}}]` (Firefunction)
+    Functools,
     /// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
     Harmony,
 }
@@ -116,8 +126,70 @@ named!(ToolCallFormat, "tool-call format", [
     "deepseek-v3" => DeepSeekV3,
     "deepseek-v3.1" => DeepSeekV31,
     "kimi" => Kimi,
+    "function-tag" => FunctionTag,
+    "tool-calls-tag" => ToolCallsTag,
+    "command-action" => CommandAction,
+    "functools" => Functools,
     "harmony" => Harmony,
 ]);
+
+/// The markers of a reasoning format.
+#[derive(Debug)]
+pub(super) struct ReasoningMarks {
+    /// What begins it; the longest that fits counts.
+    pub opens: &'static [&'static str],
+    pub close: &'static str,
+    /// Whether it may begin in the middle of text: markers that nobody writes in prose.
+    pub is_anywhere: bool,
+    /// Markers outside it that mean nothing and are left out.
+    pub dropped: &'static [&'static str],
+}
+
+impl ReasoningFormat {
+    /// Harmony's are those of its messages, see [`super::tool_call::Harmony`].
+    pub(super) fn marks(self) -> &'static ReasoningMarks {
+        macro_rules! marks {
+            ([$($open:literal),*], $close:literal, $anywhere:literal, [$($dropped:literal),*]) => {
+                &ReasoningMarks {
+                    opens: &[$($open),*],
+                    close: $close,
+                    is_anywhere: $anywhere,
+                    dropped: &[$($dropped),*],
+                }
+            };
+        }
+        match self {
+            Self::Think => marks!(["<think>"], "</think>", false, []),
+            Self::BracketThink => marks!(["[THINK]"], "[/THINK]", false, []),
+            Self::SeedThink => marks!(["<seed:think>"], "</seed:think>", false, []),
+            Self::GemmaChannel => {
+                marks!(["<|channel>thought", "<|channel>"], "<channel|>", true, ["<channel|>", "<|think|>"])
+            }
+            Self::Harmony => marks!(["<|channel|>analysis<|message|>"], "<|end|>", true, []),
+            Self::CommandThinking => marks!(
+                ["<|START_THINKING|>"],
+                "<|END_THINKING|>",
+                true,
+                ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"]
+            ),
+            Self::InnerThoughts => {
+                marks!(["<|inner_prefix|>"], "<|inner_suffix|>", true, ["<|inner_suffix|>"])
+            }
+        }
+    }
+
+    /// Whether the end of a prompt has opened reasoning and not closed it. A turn header behind the opening means that
+    /// the opening is part of an earlier message.
+    pub(super) fn is_open_in(self, prompt_tail: &str) -> bool {
+        let marks = self.marks();
+        let opened = marks.opens.iter().filter_map(|open| Some(prompt_tail.rfind(open)? + open.len())).max();
+        let Some(inside) = opened.and_then(|at| prompt_tail.get(at..)) else { return false };
+        !inside.contains(marks.close) && !TURN_MARKS.iter().any(|mark| inside.contains(mark))
+    }
+}
+
+/// What headers and ends of turns are written with.
+const TURN_MARKS: [&str; 8] = ["<|", "|>", "<｜", "｜>", "[/", "_of_turn>", "<turn|>", "<seed:"];
 
 /// A format name that nobody knows, with those that are known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -149,17 +221,92 @@ pub enum ToolChoice {
     Named(String),
 }
 
+/// What a template must contain to have a format; the first rule that holds counts.
+const REASONING_SIGNS: &[(ReasoningFormat, &[&str])] = &[
+    (ReasoningFormat::GemmaChannel, &["<|channel>", "<channel|>"]),
+    (ReasoningFormat::Harmony, &["<|channel|>analysis<|message|>"]),
+    (ReasoningFormat::BracketThink, &["[THINK]"]),
+    (ReasoningFormat::SeedThink, &["<seed:think>"]),
+    (ReasoningFormat::CommandThinking, &["<|START_THINKING|>"]),
+    (ReasoningFormat::InnerThoughts, &["<|inner_prefix|>"]),
+    (ReasoningFormat::Think, &["</think>"]),
+    (ReasoningFormat::Think, &["<think>"]),
+];
+
+/// As [`REASONING_SIGNS`]. Markers that only one format has come before those that several share, and what a template
+/// prints for calls before what it says about them.
+const TOOL_CALL_SIGNS: &[(ToolCallFormat, &[&str])] = &[
+    (ToolCallFormat::Glm, &["<arg_key>", "<arg_value>"]),
+    (ToolCallFormat::SeedXml, &["<seed:tool_call>", "<function=", "<parameter="]),
+    (ToolCallFormat::QwenXml, &["<function=", "<parameter="]),
+    (ToolCallFormat::Gemma, &["<|tool_call>", "<tool_call|>"]),
+    (ToolCallFormat::MistralArgs, &["[TOOL_CALLS]", "[ARGS]"]),
+    (ToolCallFormat::Mistral, &["[TOOL_CALLS]"]),
+    (ToolCallFormat::DeepSeekV3, &["<｜tool▁call▁begin｜>", "```json"]),
+    (ToolCallFormat::DeepSeekV31, &["<｜tool▁call▁begin｜>"]),
+    (ToolCallFormat::Kimi, &["<|tool_call_begin|>", "<|tool_call_argument_begin|>"]),
+    (ToolCallFormat::CommandAction, &["<|START_ACTION|>", "tool_name"]),
+    (ToolCallFormat::Lfm2, &["<|tool_call_start|>"]),
+    // LFM2's own templates print calls only as part of the content; the list of tools is the model's sign.
+    (ToolCallFormat::Lfm2, &["<|tool_list_start|>"]),
+    (ToolCallFormat::Lfm2, &["List of tools: ["]),
+    (ToolCallFormat::Granite, &["<|tool_call|>"]),
+    (ToolCallFormat::Harmony, &["functions.", "<|channel|>commentary"]),
+    (ToolCallFormat::ToolCallsTag, &["<tool_calls>[", "\"arguments\""]),
+    (ToolCallFormat::ToolCallsTag, &["\"<tool_calls>\"", "\\\"arguments\\\""]),
+    (ToolCallFormat::Functools, &["functools["]),
+    (ToolCallFormat::Hermes, &["<tool_call>", "tools"]),
+    (ToolCallFormat::FunctionTag, &["<function=", "</function>"]),
+    (ToolCallFormat::Pythonic, &["[func_name1(", "tools"]),
+    (ToolCallFormat::Llama3, &["{\"name\": ", "\"parameters\": ", "ipython"]),
+];
+
+/// The first format whose signs are all in the source.
+fn first_sign<F: Copy>(rules: &[(F, &[&str])], source: &str) -> Option<F> {
+    rules.iter().find(|(_, signs)| signs.iter().all(|sign| source.contains(sign))).map(|(format, _)| *format)
+}
+
+/// Without Jinja's comments, which may speak of other formats.
+fn without_comments(source: &str) -> String {
+    let mut rest = source;
+    let mut text = String::with_capacity(source.len());
+    while let Some((before, comment)) = rest.split_once("{#") {
+        text.push_str(before);
+        rest = comment.split_once("#}").map_or("", |(_, after)| after);
+    }
+    text + rest
+}
+
 impl Dialect {
-    /// Reads the dialect from a chat template's source.
+    /// Reads the dialect from a chat template's source. Its comments do not count.
     pub fn detect(template_source: &str) -> Self {
-        let _ = template_source;
-        Self::default()
+        let source = without_comments(template_source);
+        Self {
+            reasoning: first_sign(REASONING_SIGNS, &source),
+            tool_calls: first_sign(TOOL_CALL_SIGNS, &source),
+        }
     }
 
     /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {
-        Vec::new()
+        let mut markup = Vec::new();
+        if let Some(format) = self.reasoning {
+            let marks = format.marks();
+            // A channel's name is no part of its token.
+            markup.extend(marks.opens.iter().filter(|open| open.ends_with(['>', ']'])));
+            markup.push(marks.close);
+            markup.extend(marks.dropped);
+        }
+        if let Some(format) = self.tool_calls {
+            markup.extend(tool_call::markup(format));
+        }
+        if self.reasoning == Some(ReasoningFormat::Harmony) {
+            markup.extend(tool_call::markup(ToolCallFormat::Harmony));
+        }
+        markup.sort_unstable();
+        markup.dedup();
+        markup
     }
 
     /// A grammar (Lark text as llguidance takes it) for answers with tool calls: the arguments follow each tool's

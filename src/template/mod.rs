@@ -15,6 +15,7 @@ mod output;
 mod prompt;
 mod python;
 mod source;
+mod tool_call;
 
 pub use clock::DateTime;
 pub use dialect::{Dialect, ReasoningFormat, ToolCallFormat, ToolChoice, UnknownFormat};
