@@ -21,16 +21,19 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["spec", "speech"],
     &["load"],
     &["model", "sample"],
+    &["request"],
+    &["grammar"], // a request carries its grammar, which is made from a tokenizer
     &["text", "kv"],
     &["backend"],
     &["memory"],
-    &["tensor", "request"],
+    &["tensor"],
     &["error", "kernel", "machine", "private_files"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
+    "grammar",
     "kv",
     "kv::disk",
     "load",

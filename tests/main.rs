@@ -13,6 +13,7 @@ mod engine_models;
 mod engine_queue;
 mod engine_thread;
 mod fingerprint;
+mod grammar;
 mod hub;
 mod kv;
 mod kv_disk;
