@@ -55,26 +55,26 @@ mod unix {
     }
 
     /// While it lives, what is typed is not shown: it would stand in the middle of the answer. It is kept for the next
-    /// prompt, and the keys that interrupt and suspend work as always.
+    /// prompt as it was typed, Enter included, and the keys that interrupt and suspend work as always.
     #[derive(Debug)]
-    pub struct Silence(Option<libc::tcflag_t>);
+    pub struct Silence(Option<libc::termios>);
 
     impl Silence {
         pub fn begin() -> Self {
             let before = current();
             if let Some(mut modes) = before {
-                modes.c_lflag &= !libc::ECHO;
+                modes.c_lflag &= !(libc::ECHO | libc::ICANON);
+                modes.c_iflag &= !libc::ICRNL;
                 set(&modes);
             }
-            Self(before.map(|modes| modes.c_lflag))
+            Self(before)
         }
     }
 
     impl Drop for Silence {
         fn drop(&mut self) {
-            if let (Some(flags), Some(mut modes)) = (self.0, current()) {
-                modes.c_lflag = flags;
-                set(&modes);
+            if let Some(modes) = &self.0 {
+                set(modes);
             }
         }
     }

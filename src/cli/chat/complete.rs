@@ -72,7 +72,7 @@ impl Helper {
                 (at, found)
             }
             Argument::Export => match argument.split_once(' ') {
-                None => words(&mut super::command::EXPORT_FORMATS.iter().copied()),
+                None => words(&mut command::EXPORT_FORMATS.iter().copied()),
                 Some((format, path)) => paths(path, start + format.len() + 1),
             },
         }

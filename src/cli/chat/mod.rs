@@ -29,7 +29,7 @@ use super::places::Places;
 use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::tty;
+use super::tty::{self, Silence};
 use command::Next;
 use input::Line;
 use talk::Chat;
@@ -179,7 +179,9 @@ Environment and files:
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     tty::remember();
     let opening = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let silence = Silence::begin();
     let mut chat = Chat::begin(args, terminal, places)?;
+    drop(silence);
     let ended = converse(&mut chat, opening);
     chat.end();
     ended
@@ -222,7 +224,9 @@ fn guarded<'a>(
     work: impl FnOnce(&mut Chat<'a>) -> Result<Next, CommandError>,
 ) -> Result<Next, CommandError> {
     chat.graceful = Some(Graceful::begin_patient());
+    let silence = Silence::begin();
     let done = work(chat);
+    drop(silence);
     let received = chat.graceful.take().and_then(|graceful| graceful.received());
     let terminated = received.filter(|number| i32::from(*number) == SIGTERM);
     if let Some(number) = terminated {

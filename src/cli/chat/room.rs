@@ -11,7 +11,6 @@ use super::grouped;
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
-use crate::cli::run::llm::Texts;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::session::store::SavedTurn;
@@ -180,7 +179,8 @@ impl Chat<'_> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let prompt = turn.tokens().to_vec();
-        let request = Request { prompt, sampling: sampling.clone(), limits, ..Request::default() };
+        let markup = self.markup();
+        let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
         let mut quiet = Quiet { terminal: self.terminal, count: 0 };
         let mut heard = Heard::new(&mut quiet);
         let ending = generate(self.llm(), request, self.graceful(), &mut heard);
@@ -193,8 +193,8 @@ impl Chat<'_> {
         if outcome.finish == Finish::Cancelled || said.ids.is_empty() {
             return Err(CommandError::usage("there is no summary; the conversation is as it was"));
         }
-        let text = turn.text(self.llm().texts().speech());
-        let parsed = parse_answer(&self.dialect(), &[], &text[text.len().saturating_sub(64).min(text.len())..].to_owned(), &said.text);
+        let is_cut = outcome.finish == Finish::MaxTokens;
+        let parsed = parse_answer(&self.dialect(), &[], &self.tail(turn), &said.text, is_cut);
         let message = Message::assistant(parsed.content.trim());
         Ok(Answer { message, generated: said.ids, outcome, sampling })
     }
@@ -234,7 +234,7 @@ impl Chat<'_> {
 
     fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
         let speech = self.llm().texts().speech();
-        let kwargs = self.think.variables(speech.template_source().unwrap_or_default())?;
+        let kwargs = self.template_variables()?;
         let tools = self.tool_definitions();
         let conversation = Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
         let turn = self.dialogue.prompt(speech, conversation)?;

@@ -4,6 +4,7 @@
 //! session that comes to no turn is not left behind. A session gets its name and its place on disk with the first message,
 //! so that looking in leaves nothing.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::complete::Catalog;
@@ -25,8 +26,10 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
-use crate::runtime::{Error, Event, Limits, Overflow, Request, Sampling, Started};
-use crate::template::{DateTime, Dialect, TemplateError};
+use crate::runtime::{
+    Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling, Started,
+};
+use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
 /// What the engine calls a conversation that is not saved.
 const UNSAVED: &str = "unsaved";
@@ -45,7 +48,9 @@ pub struct Chat<'a> {
     pub settings: Settings,
     pub think: Think,
     pub toolbox: Option<Toolbox>,
+    /// What answers are held to.
     pub schema: Option<super::actions::Schema>,
+    grammars: GrammarCompiler,
     pub attached: Vec<super::actions::Attachment>,
     /// What the engine answered last, for /stats and /why.
     pub last: Option<LastTurn>,
@@ -78,7 +83,7 @@ impl<'a> Chat<'a> {
         let (sampling, _) = settings.sampling.resolve(&Default::default());
         sampling.validate(usize::MAX).map_err(crate::cli::run::flag_error)?;
         let system = system_prompt(&args)?;
-        let think = args.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
+        let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         let wanted = wanted_session(&args, places)?;
         // Before the model is loaded, so that a session in use is refused at once.
@@ -93,13 +98,14 @@ impl<'a> Chat<'a> {
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?;
         check_template(&llm)?;
         let model = llm.texts().fingerprint().clone();
+        let grammars = grammars(&llm);
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
         let dialogue = Dialogue::new(model.clone());
         let (attached, schema, last, editing) = Default::default();
         let mut chat = Self {
             terminal, places, args, input, llm: Some(llm), dialogue, keeping, system, settings, think, toolbox, schema,
-            attached, last, editing, pace, has_warned: false, graceful: None,
+            attached, last, editing, pace, grammars, has_warned: false, graceful: None,
         };
         let writer = match (opened, wanted) {
             (Some(writer), _) => Some(writer),
@@ -135,9 +141,35 @@ impl<'a> Chat<'a> {
         self.settings.sampling.resolve(&self.llm().info().defaults).0
     }
 
-    /// The markup that the model's template uses.
+    /// The markup that the model's template uses; none where a schema says what an answer is.
     pub fn dialect(&self) -> Dialect {
+        if self.schema.is_some() {
+            return Dialect::default();
+        }
         self.llm().texts().speech().template_source().map(Dialect::detect).unwrap_or_default()
+    }
+
+    /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
+    pub fn markup(&self) -> Arc<[u32]> {
+        let tokenizer = self.llm().texts().speech().tokenizer();
+        self.dialect().markup().iter().filter_map(|text| tokenizer.token_to_id(text)).collect()
+    }
+
+    /// What the next answer is held to: the schema, else well-formed calls of the tools.
+    pub fn grammar(&self) -> Result<Option<Grammar>, CommandError> {
+        if let Some(schema) = &self.schema {
+            return Ok(Some(self.compile(&schema.source)?));
+        }
+        let tokenizer = self.llm().texts().speech().tokenizer();
+        let special = |text: &str| tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id));
+        let lark = self.dialect().tool_grammar(&self.tool_definitions(), &ToolChoice::Auto, true, &special);
+        lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
+    }
+
+    /// # Errors
+    /// What of the source cannot be enforced.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
+        Ok(self.grammars.compile(source)?)
     }
 
     pub fn store(&self) -> Result<SessionStore, CommandError> {
@@ -339,7 +371,7 @@ impl Chat<'_> {
         let session = Some(self.engine_name().to_owned());
         let mut events = self.llm().engine().submit(Request { prompt, limits, session, ..Request::default() })?;
         let mut found = None;
-        while let Some(event) = std::iter::Iterator::next(&mut events) {
+        while let Some(event) = events.next() {
             match event {
                 Event::Started(started) => {
                     found = Some(started);
@@ -353,7 +385,7 @@ impl Chat<'_> {
     }
 
     fn pace_warm(&mut self, started: &Started) {
-        self.last = Some(LastTurn { started: Some(started.clone()), outcome: None, reasoning: String::new() });
+        self.last = Some(LastTurn { started: Some(started.clone()), outcome: None });
     }
 
     fn banner(&self, resumed: Option<&str>) {
@@ -401,6 +433,7 @@ impl Chat<'_> {
             Some(name) => Dialogue::resume(self.store()?.open(&name).map_err(sessions::explain)?, model.clone()),
             None => Dialogue::look_at(unsaved, model.clone()),
         };
+        self.grammars = grammars(self.llm());
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
         self.tell_engine()?;
@@ -413,6 +446,12 @@ impl Chat<'_> {
         check_template(&llm)?;
         Ok(llm)
     }
+}
+
+fn grammars(llm: &LoadedLlm) -> GrammarCompiler {
+    let speech = llm.texts().speech();
+    let ends = &speech.texts().end_of_generation;
+    GrammarCompiler::new(speech.tokenizer().clone(), llm.info().vocab_size, ends)
 }
 
 fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {

@@ -6,13 +6,15 @@
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
 use super::talk::Chat;
-use super::{grouped, think};
+use super::grouped;
+use super::think::{self, Think};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, generate};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
-use crate::cli::tty;
+use serde_json::{Map, Value};
+
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
 use crate::runtime::{Error, Finish, Outcome, Request, Sampling, Started, Usage};
 use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCall};
@@ -29,7 +31,6 @@ pub struct LastTurn {
     pub started: Option<Started>,
     /// Nothing when it was only looked up.
     pub outcome: Option<Outcome>,
-    pub reasoning: String,
 }
 
 /// What is to be answered.
@@ -101,17 +102,26 @@ impl Chat<'_> {
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
         let speech = self.llm().texts().speech();
-        let kwargs = self.think.variables(speech.template_source().unwrap_or_default())?;
+        let kwargs = self.template_variables()?;
         let conversation =
             Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
         Ok(self.dialogue.prompt(speech, conversation)?)
     }
 
     /// What of the template's end and the answer's beginning the parser has to know.
-    fn parser(&self, turn: &PromptedTurn) -> OutputParser {
+    pub fn tail(&self, turn: &PromptedTurn) -> String {
         let text = turn.text(self.llm().texts().speech());
         let begin = text.ceil_char_boundary(text.len().saturating_sub(TAIL_BYTES));
-        OutputParser::new(&self.dialect(), &self.tool_definitions(), &text[begin..])
+        text[begin..].to_owned()
+    }
+
+    /// What the template is told of thinking; a schema leaves no place for it.
+    pub fn template_variables(&self) -> Result<Map<String, Value>, CommandError> {
+        let template = self.llm().texts().speech().template_source().unwrap_or_default();
+        match self.schema {
+            Some(_) => Ok(Think { is_on: Some(false), ..self.think }.variables(template).unwrap_or_default()),
+            None => self.think.variables(template),
+        }
     }
 
     fn generate(&mut self, turn: &PromptedTurn, asked: &Asked) -> Result<Answered, CommandError> {
@@ -122,22 +132,24 @@ impl Chat<'_> {
             is_styled: self.terminal.colors_output() && !self.args.screen.plain,
             estimate: self.pace.time(prompt.len()),
         };
-        let mut screen = Screen::new(self.terminal, self.parser(turn), manner);
+        let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), &self.tail(turn));
+        let mut screen = Screen::new(self.terminal, parser, manner);
         screen.skip(&self.text_of(&asked.begun));
         let request = Request {
             prompt,
             sampling: sampling.clone(),
             limits: self.settings.limits(),
             session: Some(self.engine_name().to_owned()),
+            markup: self.markup(),
+            grammar: self.grammar()?,
             ..Request::default()
         };
-        let _silence = self.is_interactive().then(tty::Silence::begin);
         let (ending, said) = self.listen(request, &mut screen);
         let (outcome, signal, is_reader_gone) = match ending? {
             Ending::Done { outcome, signal } => (outcome, signal, false),
             Ending::ReaderGone { signal } => (said.cut_off(), signal, true),
         };
-        let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::StopString(_));
+        let is_cut = outcome.finish.reason() != "stop";
         let is_reader_gone = closed(screen.finish(is_cut))? || is_reader_gone;
         let mut parts = std::mem::take(&mut screen.parts);
         drop(screen);
@@ -145,8 +157,7 @@ impl Chat<'_> {
             parts.calls.iter_mut().for_each(|call| call.is_whole &= !matches!(outcome.finish, Finish::Cancelled));
         }
         let generated = asked.begun.iter().chain(&said.ids).copied().collect();
-        self.last =
-            Some(LastTurn { started: said.started, outcome: Some(outcome.clone()), reasoning: parts.reasoning.clone() });
+        self.last = Some(LastTurn { started: said.started, outcome: Some(outcome.clone()) });
         Ok(Answered { parts, outcome, generated, sampling, signal, is_reader_gone })
     }
 
@@ -204,7 +215,7 @@ impl Chat<'_> {
                 "the answer was cut: the context of {} tokens is full; /compact makes room, /undo takes the turn back",
                 grouped(self.context())
             )),
-            (Finish::Eos(_) | Finish::StopString(_), _) => {}
+            (Finish::Eos(_) | Finish::StopString(_) | Finish::Complete, _) => {}
         }
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
@@ -215,10 +226,11 @@ impl Chat<'_> {
         Ok(is_kept)
     }
 
-    /// The text of generated tokens, as the engine gives it: special ones have none.
+    /// The text of generated tokens, as the engine gives it: special ones have none, unless they are markup.
     pub fn text_of(&self, ids: &[u32]) -> String {
         let vocabulary = self.llm().vocabulary();
-        let ordinary = ids.iter().filter(|&&id| !vocabulary.is_special(id));
+        let markup = self.markup();
+        let ordinary = ids.iter().filter(|id| !vocabulary.is_special(**id) || markup.contains(id));
         let bytes: Vec<u8> = ordinary.filter_map(|&id| vocabulary.token_bytes(id)).flat_map(|b| b.into_owned()).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }

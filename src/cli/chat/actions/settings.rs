@@ -13,14 +13,13 @@ use crate::cli::error::CommandError;
 use crate::cli::report::columns;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
-use crate::runtime::{Grammar, GrammarCompiler, GrammarSource};
+use crate::runtime::GrammarSource;
 
 /// What answers are held to.
 pub struct Schema {
     /// As the user gave it.
     pub name: String,
     pub source: GrammarSource,
-    pub grammar: Grammar,
 }
 
 pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -75,7 +74,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     let (name, context) = (info.name.clone(), grouped(info.context_tokens));
     chat.terminal.report(&format!("model {name}, context {context}"));
     chat.dialogue.notices().iter().for_each(|notice| chat.terminal.note(notice));
-    if let Some(Schema { name, source, .. }) = chat.schema.take() {
+    if let Some(Schema { name, source }) = chat.schema.take() {
         chat.schema = Some(compiled(chat, name, source)?);
     }
     Ok(Next::Prompt)
@@ -115,12 +114,8 @@ fn source(given: &str) -> Result<(String, GrammarSource), CommandError> {
 }
 
 fn compiled(chat: &Chat<'_>, name: String, source: GrammarSource) -> Result<Schema, CommandError> {
-    let speech = chat.llm().texts().speech();
-    let ends = &speech.texts().end_of_generation;
-    let vocab_size = chat.llm().info().vocab_size;
-    let compiler = GrammarCompiler::new(speech.tokenizer(), vocab_size, ends)?;
-    let grammar = compiler.compile(&source)?;
-    Ok(Schema { name, source, grammar })
+    chat.compile(&source)?; // refused now rather than at the next message; the compiler keeps it
+    Ok(Schema { name, source })
 }
 
 pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
