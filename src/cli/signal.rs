@@ -1,19 +1,20 @@
 //! SIGINT and SIGTERM: the only owner of both in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
-//! in a shell. Inside, the first is noted for the loop to see and the second ends the process; a patient section notes
-//! every SIGINT. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
+//! in a shell. Inside, the first is noted for the loop to see and the second ends the process; in a conversation no
+//! SIGINT does. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
 //! terminal's modes are put back before the process ends. Knows nothing of what is stopped.
 
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering};
 
 use super::tty;
 
-/// One of the three below.
+/// One of those below.
 static MANNER: AtomicU8 = AtomicU8::new(ABRUPT);
 const ABRUPT: u8 = 0;
 const GRACEFUL: u8 = 1;
 const PATIENT: u8 = 2;
+const AT_PROMPT: u8 = 3;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 
@@ -30,12 +31,22 @@ impl Graceful {
         Self(())
     }
 
-    /// As [`Self::begin`], for one of many: an earlier signal is forgotten, and no number of SIGINTs ends the process,
-    /// because Ctrl-C is meant for what is going on and not for the conversation.
-    pub fn begin_patient() -> Self {
+    /// For a conversation: no number of SIGINTs ends the process, because Ctrl-C is meant for what is going on. What is
+    /// going on is said by the two calls below.
+    pub fn begin_conversation() -> Self {
+        Self(())
+    }
+
+    /// Something is done that a signal can stop; earlier signals are forgotten.
+    pub fn work(&self) {
         RECEIVED.store(0, Ordering::SeqCst);
         MANNER.store(PATIENT, Ordering::SeqCst);
-        Self(())
+    }
+
+    /// Nothing is done, and a signal ends the process at once; but with a line editor SIGINT is its while it reads, and
+    /// nobody's around it.
+    pub fn wait(&self, has_editor: bool) {
+        MANNER.store(if has_editor { AT_PROMPT } else { ABRUPT }, Ordering::SeqCst);
     }
 
     /// The signal that asks to stop, if one came.
@@ -80,16 +91,20 @@ pub fn install() {}
 extern "C" fn on_signal(number: libc::c_int) {
     let now = now_ms();
     let manner = MANNER.load(Ordering::SeqCst);
+    if manner == AT_PROMPT && number == libc::SIGINT {
+        return;
+    }
     if manner == PATIENT && number == libc::SIGINT {
         // A SIGTERM that is waiting to be seen is not replaced.
         let _ = RECEIVED.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
         return;
     }
-    let earlier = if manner == ABRUPT { 0 } else { RECEIVED.swap(number, Ordering::SeqCst) };
+    let is_abrupt = manner == ABRUPT || manner == AT_PROMPT;
+    let earlier = if is_abrupt { 0 } else { RECEIVED.swap(number, Ordering::SeqCst) };
     let is_first = earlier == 0 || (manner == PATIENT && earlier == libc::SIGINT);
-    if manner != ABRUPT && is_first {
+    if !is_abrupt && is_first {
         RECEIVED_AT_MS.store(now, Ordering::SeqCst);
-    } else if manner == ABRUPT || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+    } else if is_abrupt || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
         tty::restore();
         // SAFETY: `_exit` is async-signal-safe and does not return.
         unsafe { libc::_exit(128 + number) }

@@ -290,14 +290,19 @@ impl Sink for Screen<'_> {
 
     fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
         (self.prompt.done, self.prompt.total) = (done, total);
-        if done >= total { self.clear_status() } else { self.draw_status() }
+        if done >= total {
+            self.clear_status()
+        } else {
+            self.draw_status()
+        }
         Ok(())
     }
 
     fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
         let pieces = self.parse(text);
         let thinks = pieces.iter().all(|piece| matches!(piece, Piece::Reasoning(_)));
-        let is_reasoning = thinks && (!pieces.is_empty() || self.num_reasoning_tokens > 0) && self.is_thinking();
+        let is_reasoning =
+            thinks && (!pieces.is_empty() || self.num_reasoning_tokens > 0) && self.is_thinking();
         if is_reasoning {
             self.num_reasoning_tokens += tokens.len();
             if !self.manner.think.is_shown {

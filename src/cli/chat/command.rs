@@ -227,7 +227,9 @@ mod tests {
         }
         assert!(of("/unod").is_none() && is_meant("/unod"));
         let error = unknown("/unod 2");
-        assert!(error.to_string().contains("/unod") && error.hint_text().is_some_and(|h| h.contains("/undo")));
+        assert!(
+            error.to_string().contains("/unod") && error.hint_text().is_some_and(|h| h.contains("/undo"))
+        );
     }
 
     /// tests/chat has one for each; here is that none is missing there.
@@ -235,7 +237,11 @@ mod tests {
     fn every_command_has_a_test_of_what_it_does() {
         let tests = include_str!("../../../tests/chat.rs");
         for command in TABLE {
-            assert!(tests.contains(&format!("\"/{}", command.name)), "/{} is not in tests/chat.rs", command.name);
+            assert!(
+                tests.contains(&format!("\"/{}", command.name)),
+                "/{} is not in tests/chat.rs",
+                command.name
+            );
         }
     }
 }

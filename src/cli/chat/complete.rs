@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::rc::Rc;
 
+use rustyline::Context;
 use rustyline::completion::{Completer, Pair};
 use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::Context;
 
 use super::command::{self, Argument, Command};
 use super::input::is_unfinished;
@@ -45,7 +45,8 @@ impl Helper {
             return (pos, Vec::new());
         }
         let Some((word, argument)) = before.split_once(' ') else {
-            let names = command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(&before[1..]));
+            let names =
+                command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(&before[1..]));
             let pair = |name: &str| Pair { display: format!("/{name}"), replacement: format!("/{name} ") };
             return (0, names.map(pair).collect());
         };
@@ -223,7 +224,10 @@ mod tests {
     fn hints_say_the_rest_of_a_name_and_what_it_takes() {
         let history = MemHistory::new();
         let hint = |line: &str| helper().hint(line, line.len(), &Context::new(&history));
-        assert_eq!(hint("/exp").and_then(|hint| hint.completion().map(str::to_owned)), Some("ort".to_owned()));
+        assert_eq!(
+            hint("/exp").and_then(|hint| hint.completion().map(str::to_owned)),
+            Some("ort".to_owned())
+        );
         let takes = hint("/undo").expect("a hint");
         assert_eq!((takes.display(), takes.completion()), (" [N]", None));
         assert!(hint("/").is_none() && hint("hello").is_none() && hint("/undo 2").is_none());

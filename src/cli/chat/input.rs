@@ -173,9 +173,7 @@ impl Keys {
 }
 
 fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<Keys>) {
-    let own = |opens_editor| {
-        EventHandler::Conditional(Box::new(Key { keys: keys.clone(), opens_editor }))
-    };
+    let own = |opens_editor| EventHandler::Conditional(Box::new(Key { keys: keys.clone(), opens_editor }));
     for key in [KeyEvent(KeyCode::Enter, Modifiers::ALT), KeyEvent::ctrl('J'), KeyEvent::alt('\r')] {
         editor.bind_sequence(key, Cmd::Newline);
     }
@@ -268,7 +266,8 @@ impl Draft {
         let now = crate::runtime::session::store::now_ms();
         let name = format!("llmctl-{}-{now}.md", std::process::id());
         let path = std::env::temp_dir().join(name);
-        let mut file = private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(io_error)?;
+        let mut file =
+            private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(io_error)?;
         let draft = Self { path };
         file.write_all(text.as_bytes()).map_err(io_error)?;
         Ok(draft)
@@ -287,7 +286,8 @@ fn read_pipe(stream: &mut dyn BufRead) -> Result<Line, CommandError> {
     loop {
         let mut bytes = Vec::new();
         let read = stream.take(MAX_MESSAGE_BYTES + 1).read_until(b'\n', &mut bytes);
-        let count = read.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
+        let count =
+            read.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
         if count as u64 > MAX_MESSAGE_BYTES || message.len() as u64 > MAX_MESSAGE_BYTES {
             return Err(CommandError::bad_data("standard input: a message of more than 64 MiB"));
         }
@@ -331,7 +331,8 @@ const QUOTES: &str = "\"\"\"";
 /// The message without the `"""` around it; fences of ``` are part of what is said.
 pub fn unquoted(text: &str) -> &str {
     let trimmed = text.trim();
-    let inner = trimmed.strip_prefix(QUOTES).map(|rest| rest.split_once(QUOTES).map_or(rest, |(inner, _)| inner));
+    let inner =
+        trimmed.strip_prefix(QUOTES).map(|rest| rest.split_once(QUOTES).map_or(rest, |(inner, _)| inner));
     inner.map_or(text, |inner| inner.trim_matches('\n'))
 }
 
@@ -344,9 +345,17 @@ mod tests {
         for open in ["```", "```rust\nfn", "a\n```\nb", "\"\"\"", "\"\"\"a\nb", "````\n```", "  ```\nx\n``"] {
             assert!(is_unfinished(open), "{open:?}");
         }
-        for whole in
-            ["", "a", "`x`", "```x```", "```\na\n```", "\"\"\"a\"\"\"", "say \"\"\"", "````\n```\n````", "a ``` b"]
-        {
+        for whole in [
+            "",
+            "a",
+            "`x`",
+            "```x```",
+            "```\na\n```",
+            "\"\"\"a\"\"\"",
+            "say \"\"\"",
+            "````\n```\n````",
+            "a ``` b",
+        ] {
             assert!(!is_unfinished(whole), "{whole:?}");
         }
     }

@@ -27,7 +27,6 @@ use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
 use super::run::prompt::read_file;
-use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
 use command::Next;
@@ -200,6 +199,7 @@ fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, Comman
             Next::Edit(text) => text,
             Next::Prompt => String::new(),
         };
+        chat.graceful.wait(chat.is_interactive());
         let line = chat.read(&initial)?;
         let was_leaving = std::mem::take(&mut is_leaving);
         next = match line {
@@ -223,12 +223,11 @@ fn guarded<'a>(
     chat: &mut Chat<'a>,
     work: impl FnOnce(&mut Chat<'a>) -> Result<Next, CommandError>,
 ) -> Result<Next, CommandError> {
-    chat.graceful = Some(Graceful::begin_patient());
+    chat.graceful.work();
     let silence = Silence::begin();
     let done = work(chat);
     drop(silence);
-    let received = chat.graceful.take().and_then(|graceful| graceful.received());
-    let terminated = received.filter(|number| i32::from(*number) == SIGTERM);
+    let terminated = chat.graceful.received().filter(|number| i32::from(*number) == SIGTERM);
     if let Some(number) = terminated {
         return Ok(Next::Leave(Exit::Signal(number)));
     }
@@ -249,7 +248,9 @@ fn expand_home(path: &str) -> PathBuf {
     let home = || Places::from_environment().home;
     match path.strip_prefix('~') {
         Some("") => home().unwrap_or_else(|| path.into()),
-        Some(rest) if rest.starts_with('/') => home().map_or_else(|| path.into(), |home| home.join(&rest[1..])),
+        Some(rest) if rest.starts_with('/') => {
+            home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
+        }
         _ => path.into(),
     }
 }
@@ -288,7 +289,9 @@ mod tests {
         for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(count), text);
         }
-        for (ms, text) in [(0, "0.0 s"), (240, "0.2 s"), (9_949, "9.9 s"), (54_000, "54 s"), (200_000, "3 min 20 s")] {
+        for (ms, text) in
+            [(0, "0.0 s"), (240, "0.2 s"), (9_949, "9.9 s"), (54_000, "54 s"), (200_000, "3 min 20 s")]
+        {
             assert_eq!(spoken(Duration::from_millis(ms)), text);
         }
     }

@@ -31,7 +31,8 @@ impl Pace {
     pub fn of(model: &str, state: Option<PathBuf>) -> Self {
         let path = state.map(|folder| folder.join("prefill.json"));
         let mut pace = Self { path, model: model.to_owned(), tokens_per_second: None };
-        pace.tokens_per_second = pace.read().get(model).copied().filter(|rate| rate.is_finite() && *rate > 0.0);
+        pace.tokens_per_second =
+            pace.read().get(model).copied().filter(|rate| rate.is_finite() && *rate > 0.0);
         pace
     }
 
@@ -66,7 +67,8 @@ impl Pace {
         let text = serde_json::to_string_pretty(&rates).unwrap_or_default();
         let new = path.with_extension(format!("{}.new", std::process::id()));
         let written = path.parent().map_or(Ok(()), |folder| private_folder(folder, true)).and_then(|()| {
-            private_file(OpenOptions::new().write(true).create(true).truncate(true), &new)?.write_all(text.as_bytes())?;
+            private_file(OpenOptions::new().write(true).create(true).truncate(true), &new)?
+                .write_all(text.as_bytes())?;
             std::fs::rename(&new, path)
         });
         if written.is_err() {
@@ -86,7 +88,8 @@ mod tests {
         let mut pace = Pace::of("m", state.clone());
         assert_eq!(pace.time(100), None);
         let timings = Timings { prefill: Duration::from_secs(2), ..Timings::default() };
-        let usage = |prompt_tokens, cached_tokens| Usage { prompt_tokens, cached_tokens, completion_tokens: 1 };
+        let usage =
+            |prompt_tokens, cached_tokens| Usage { prompt_tokens, cached_tokens, completion_tokens: 1 };
         pace.note(&usage(100, 0), &timings);
         assert_eq!(pace.time(100), None, "too few to tell");
         pace.note(&usage(1000, 600), &timings);

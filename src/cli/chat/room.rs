@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::grouped;
 use super::talk::{Chat, Keeping};
 use super::turn::{self, Asked};
-use super::grouped;
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
@@ -98,8 +98,10 @@ impl Chat<'_> {
     }
 
     fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
-        let questions: Vec<String> =
-            self.dialogue.saved().turns[..oldest].iter().map(|saved| format!("    {}", opening(saved))).collect();
+        let questions: Vec<String> = self.dialogue.saved().turns[..oldest]
+            .iter()
+            .map(|saved| format!("    {}", opening(saved)))
+            .collect();
         self.terminal.report(&format!(
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
              drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: the message is not sent",
@@ -156,18 +158,38 @@ impl Chat<'_> {
         let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
-        self.terminal.note(&format!("{count} turns are now a summary of {} tokens", grouped(summary.generated.len())));
+        let turns = if count == 1 { "1 turn is".to_owned() } else { format!("{count} turns are") };
+        self.terminal.note(&format!("{turns} now a summary of {} tokens", grouped(summary.generated.len())));
         Ok(())
     }
 
-    /// The question for a summary of as many turns as fit with it; the last one is left as it is where there are others.
-    fn summary_prompt(&self, kept: usize, summary_tokens: usize) -> Result<(usize, PromptedTurn), CommandError> {
-        let most = if kept > 1 { kept - 1 } else { kept };
+    /// The question for a summary of as many turns as fit with it; the last one is left as it is where there are others and
+    /// it is short.
+    fn summary_prompt(
+        &self,
+        kept: usize,
+        summary_tokens: usize,
+    ) -> Result<(usize, PromptedTurn), CommandError> {
+        let turns = &self.dialogue.saved().turns[..kept];
+        let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
+        let is_short = match lengths[..] {
+            [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
+            _ => false,
+        };
+        let most = if is_short { kept - 1 } else { kept };
         let mut needed = 0;
         for count in (1..=most).rev() {
             let added = vec![Message::user(SUMMARY_QUESTION)];
             let turn = self.prompted(&Asked { kept: count, added, ..Asked::default() })?;
             needed = turn.tokens().len();
+            let is_summary =
+                count == 1 && turn::question(&turns[0].turn.messages).map(turn::text) == Some(SUMMARY_TITLE);
+            if is_summary {
+                let error = CommandError::usage(
+                    "the older turns are a summary already, and the last one leaves no room",
+                );
+                return Err(error.hint("drop the oldest turns, or take the last one back with /undo"));
+            }
             if needed + summary_tokens <= self.context() {
                 return Ok((count, turn));
             }
@@ -183,7 +205,7 @@ impl Chat<'_> {
         let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
         let mut quiet = Quiet { terminal: self.terminal, count: 0 };
         let mut heard = Heard::new(&mut quiet);
-        let ending = generate(self.llm(), request, self.graceful(), &mut heard);
+        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
         let said = heard.said;
         self.terminal.status("");
         let outcome = match ending? {
@@ -226,7 +248,10 @@ impl Chat<'_> {
             let seed = turn.sampling.seed.unwrap_or_default();
             let outcome = Outcome { finish: turn.finish.clone(), usage, timings: Timings::default(), seed };
             let sampling = turn.sampling.clone();
-            self.replay_turn(&mut messages, Answer { message: message.clone(), generated, outcome, sampling })?;
+            self.replay_turn(
+                &mut messages,
+                Answer { message: message.clone(), generated, outcome, sampling },
+            )?;
         }
         self.last = None;
         Ok(())
@@ -236,7 +261,8 @@ impl Chat<'_> {
         let speech = self.llm().texts().speech();
         let kwargs = self.template_variables()?;
         let tools = self.tool_definitions();
-        let conversation = Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
+        let conversation =
+            Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
         let turn = self.dialogue.prompt(speech, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();

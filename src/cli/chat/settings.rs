@@ -121,7 +121,11 @@ impl Settings {
 /// clap's message without its usage lines, which speak of flags.
 fn refusal(key: &str, error: &clap::Error) -> CommandError {
     let text = error.to_string();
-    let reason = text.lines().next().and_then(|line| line.rsplit_once(": ")).map_or("is refused", |(_, reason)| reason);
+    let reason = text
+        .lines()
+        .next()
+        .and_then(|line| line.rsplit_once(": "))
+        .map_or("is refused", |(_, reason)| reason);
     CommandError::usage(format!("{key}: {reason}"))
 }
 
@@ -146,7 +150,8 @@ mod tests {
             let before = table(&settings);
             settings.set(key, value).expect(key);
             let changed = table(&settings);
-            let differing: Vec<_> = before.iter().zip(&changed).filter(|(a, b)| a != b).map(|(a, _)| &a[0]).collect();
+            let differing: Vec<_> =
+                before.iter().zip(&changed).filter(|(a, b)| a != b).map(|(a, _)| &a[0]).collect();
             assert_eq!(differing, [key]);
             settings.set(key, "default").expect(key);
             assert_eq!(table(&settings), before, "{key}");

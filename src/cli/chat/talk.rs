@@ -59,8 +59,7 @@ pub struct Chat<'a> {
     pub pace: Pace,
     /// The warning of a full context has been given.
     pub has_warned: bool,
-    /// While something is done: SIGINT stops it.
-    pub graceful: Option<Graceful>,
+    pub graceful: Graceful,
 }
 
 /// Where the conversation is kept.
@@ -73,6 +72,8 @@ pub enum Keeping {
         name: SessionName,
         /// Named after the time, not by the user.
         is_automatic: bool,
+        /// Made by this chat, and there was no turn yet.
+        is_fresh: bool,
     },
 }
 
@@ -104,17 +105,34 @@ impl<'a> Chat<'a> {
         let dialogue = Dialogue::new(model.clone());
         let (attached, schema, last, editing) = Default::default();
         let mut chat = Self {
-            terminal, places, args, input, llm: Some(llm), dialogue, keeping, system, settings, think, toolbox, schema,
-            attached, last, editing, pace, grammars, has_warned: false, graceful: None,
+            terminal,
+            places,
+            args,
+            input,
+            llm: Some(llm),
+            dialogue,
+            keeping,
+            system,
+            settings,
+            think,
+            toolbox,
+            schema,
+            attached,
+            last,
+            editing,
+            pace,
+            grammars,
+            has_warned: false,
+            graceful: Graceful::begin_conversation(),
         };
-        let writer = match (opened, wanted) {
-            (Some(writer), _) => Some(writer),
+        let resumed = match (opened, wanted) {
+            (Some(writer), _) => chat.adopt(writer, false)?,
             (None, Some(name)) => {
-                Some(chat.store()?.open_or_create(&name, &model).map_err(sessions::explain)?)
+                let writer = chat.store()?.open_or_create(&name, &model).map_err(sessions::explain)?;
+                chat.adopt(writer, true)?
             }
             (None, None) => None,
         };
-        let resumed = writer.map(|writer| chat.adopt(writer, false)).transpose()?.flatten();
         chat.check_think()?;
         chat.banner(resumed.as_deref());
         Ok(chat)
@@ -122,10 +140,6 @@ impl<'a> Chat<'a> {
 
     pub fn llm(&self) -> &LoadedLlm {
         self.llm.as_ref().expect("there is a model whenever a command or a message is taken")
-    }
-
-    pub fn graceful(&self) -> &Graceful {
-        self.graceful.as_ref().expect("answers are asked for within what `guarded` does")
     }
 
     pub fn model(&self) -> ModelFingerprint {
@@ -218,7 +232,9 @@ impl<'a> Chat<'a> {
         match command::of(line) {
             Some((command, argument)) => (command.action)(self, argument),
             None if command::is_meant(line) => Err(command::unknown(line)),
-            None => self.say(input::unquoted(line.strip_prefix("//").map_or(line, |_| &line[1..])).to_owned()),
+            None => {
+                self.say(input::unquoted(line.strip_prefix("//").map_or(line, |_| &line[1..])).to_owned())
+            }
         }
     }
 
@@ -251,16 +267,15 @@ impl Chat<'_> {
         self.name().map_or(UNSAVED, SessionName::as_str)
     }
 
-    /// Lets go of the session that is open; one without a turn is removed.
+    /// Lets go of the session that is open; one that came to no turn is removed.
     fn leave(&mut self) {
         if self.llm.is_some() {
             let _ = self.llm().engine().close_session(self.engine_name()); // there is none before the first turn
         }
-        let is_empty = self.dialogue.saved().turns.is_empty();
         let left = std::mem::replace(&mut self.keeping, Keeping::Planned);
         let model = self.dialogue.saved().model.clone();
         self.dialogue = Dialogue::new((*model).clone());
-        if let (Keeping::Saved { name, .. }, true) = (left, is_empty) {
+        if let Keeping::Saved { name, is_fresh: true, .. } = left {
             // An empty session that stays is listed, and harms nobody.
             let _ = self.store().map(|store| store.remove(&name));
         }
@@ -268,16 +283,18 @@ impl Chat<'_> {
     }
 
     /// Goes on with an opened session; gives what was found of its KV, in words.
-    pub fn adopt(&mut self, writer: SessionWriter, is_automatic: bool) -> Result<Option<String>, CommandError> {
+    pub fn adopt(&mut self, writer: SessionWriter, is_fresh: bool) -> Result<Option<String>, CommandError> {
         self.leave();
-        self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic };
+        self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
         self.dialogue = Dialogue::resume(writer, self.model());
         self.dialogue.notices().iter().for_each(|notice| self.terminal.note(notice));
         if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
             && Some(system.as_str()) != self.dialogue.saved().system()
         {
             let error = CommandError::usage("the session began with another system prompt, or without one");
-            return Err(error.hint("leave --system out to go on with it; /system in the chat begins a new one"));
+            return Err(
+                error.hint("leave --system out to go on with it; /system in the chat begins a new one")
+            );
         }
         self.tell_engine()?;
         self.warm_up()
@@ -293,7 +310,8 @@ impl Chat<'_> {
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
         let saved = self.dialogue.saved();
-        let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
+        let is_ours =
+            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
         if is_ours {
             self.llm().engine().restore_session(self.engine_name(), saved.tokens())?;
         }
@@ -307,7 +325,7 @@ impl Chat<'_> {
         }
         let base = planned_name();
         let writer = self.create_near(&base)?;
-        self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: true };
+        self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: true, is_fresh: true };
         self.dialogue = Dialogue::resume(writer, self.model());
         Ok(())
     }
@@ -329,11 +347,12 @@ impl Chat<'_> {
         Ok(SessionName::new(&name)?)
     }
 
-    /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, and left when the
-    /// answer would begin.
+    /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
+    /// session, and left when work on it would begin. Its pages stay where the first message finds them.
     fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
         let saved = self.dialogue.saved();
-        let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
+        let is_ours =
+            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
         let tokens = saved.tokens();
         let num_tokens = tokens.len();
         if !is_ours || num_tokens == 0 {
@@ -344,9 +363,13 @@ impl Chat<'_> {
             return Ok(Some(said));
         }
         let start = Instant::now();
-        let started = self.look_for(tokens)?;
+        let started = match self.look_for(tokens) {
+            Ok(started) => started,
+            // The first message will say it, if it is still so.
+            Err(error) => return Ok(Some(format!("not resumed: {error}"))),
+        };
         let cached = started.reuse.cached_tokens;
-        self.pace_warm(&started);
+        self.last = Some(LastTurn { started: Some(started), outcome: None });
         let estimate = |count| self.pace.time(count).map(spoken);
         let said = if cached * 2 < num_tokens {
             // What is left is said, and computed with the first message.
@@ -354,22 +377,17 @@ impl Chat<'_> {
             let missing = grouped(num_tokens - cached);
             format!("{missing} of {} tokens are to be computed again{time} (/why)", grouped(num_tokens))
         } else {
-            let cost = estimate(num_tokens).map_or(String::new(), |time| format!(", re-prefill would take about {time}"));
+            let cost = estimate(num_tokens)
+                .map_or(String::new(), |time| format!(", re-prefill would take about {time}"));
             format!("resumed {} tokens in {}{cost}", grouped(cached), spoken(start.elapsed()))
         };
-        if cached == 0 {
-            // Nothing came back: the engine keeps knowing what it was, for the explanation of the first turn.
-            let _ = self.llm().engine().close_session(self.engine_name());
-            self.tell_engine()?;
-        }
         Ok(Some(said))
     }
 
     /// What the engine finds of these tokens.
     fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
         let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-        let session = Some(self.engine_name().to_owned());
-        let mut events = self.llm().engine().submit(Request { prompt, limits, session, ..Request::default() })?;
+        let mut events = self.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
         let mut found = None;
         while let Some(event) = events.next() {
             match event {
@@ -382,10 +400,6 @@ impl Chat<'_> {
             }
         }
         found.ok_or_else(|| Error::EngineGone.into())
-    }
-
-    fn pace_warm(&mut self, started: &Started) {
-        self.last = Some(LastTurn { started: Some(started.clone()), outcome: None });
     }
 
     fn banner(&self, resumed: Option<&str>) {
@@ -401,7 +415,8 @@ impl Chat<'_> {
         };
         let context = format!("context {}", grouped(info.context_tokens));
         let help = self.is_interactive().then(|| "/help".to_owned());
-        let parts = [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
+        let parts =
+            [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
         self.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
     }
 }
@@ -430,7 +445,9 @@ impl Chat<'_> {
         };
         let model = self.model();
         self.dialogue = match name {
-            Some(name) => Dialogue::resume(self.store()?.open(&name).map_err(sessions::explain)?, model.clone()),
+            Some(name) => {
+                Dialogue::resume(self.store()?.open(&name).map_err(sessions::explain)?, model.clone())
+            }
             None => Dialogue::look_at(unsaved, model.clone()),
         };
         self.grammars = grammars(self.llm());

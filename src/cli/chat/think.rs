@@ -41,7 +41,8 @@ impl Think {
     /// # Errors
     /// A usage error that says what there is.
     pub fn change(&mut self, text: &str) -> Result<(), CommandError> {
-        let budget = |text: &str| text.trim_start_matches([' ', '=']).parse::<usize>().ok().filter(|count| *count > 0);
+        let budget =
+            |text: &str| text.trim_start_matches([' ', '=']).parse::<usize>().ok().filter(|count| *count > 0);
         match text.trim() {
             "on" => *self = Self { is_on: Some(true), ..Self::default() },
             "off" => *self = Self { is_on: Some(false), ..Self::default() },

@@ -101,7 +101,8 @@ impl Toolbox {
     /// One a line.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let row = |tool: &Tool| {
-            let asks = if self.always.contains(&tool.name) { "runs without asking" } else { "asks before it runs" };
+            let asks =
+                if self.always.contains(&tool.name) { "runs without asking" } else { "asks before it runs" };
             vec![tool.name.clone(), asks.to_owned(), tool.description.clone()]
         };
         self.tools.iter().map(row).collect()
@@ -257,7 +258,7 @@ impl Chat<'_> {
         if !is_agreed {
             return Ok("error: the user does not want this to be run".to_owned());
         }
-        let result = tool.run(&arguments, &folder, self.graceful());
+        let result = tool.run(&arguments, &folder, &self.graceful);
         let first = super::room::shortened(&result, 60);
         self.terminal.note(&format!("{} said {} bytes: {first}", tool.name, result.len()));
         Ok(result)
@@ -332,7 +333,9 @@ mod tests {
 
     #[test]
     fn what_is_no_declaration_is_refused_with_its_reason() {
-        let tool = |name: &str, argv: &str| format!("[[tool]]\nname = \"{name}\"\ndescription = \"d\"\nargv = {argv}\n");
+        let tool = |name: &str, argv: &str| {
+            format!("[[tool]]\nname = \"{name}\"\ndescription = \"d\"\nargv = {argv}\n")
+        };
         for (text, reason) in [
             (String::new(), "there is no [[tool]]"),
             (tool("a b", "[\"x\"]"), "is no name"),

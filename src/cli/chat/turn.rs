@@ -5,8 +5,8 @@
 
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
-use super::talk::Chat;
 use super::grouped;
+use super::talk::{Chat, Keeping};
 use super::think::{self, Think};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
@@ -154,7 +154,10 @@ impl Chat<'_> {
         let mut parts = std::mem::take(&mut screen.parts);
         drop(screen);
         if is_cut {
-            parts.calls.iter_mut().for_each(|call| call.is_whole &= !matches!(outcome.finish, Finish::Cancelled));
+            parts
+                .calls
+                .iter_mut()
+                .for_each(|call| call.is_whole &= !matches!(outcome.finish, Finish::Cancelled));
         }
         let generated = asked.begun.iter().chain(&said.ids).copied().collect();
         self.last = Some(LastTurn { started: said.started, outcome: Some(outcome.clone()) });
@@ -165,9 +168,10 @@ impl Chat<'_> {
     fn listen(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
         let (ending, mut said) = self.listen_once(request.clone(), screen);
         let (is_over_budget, first) = match &ending {
-            Ok(Ending::Done { outcome, signal: None }) => {
-                (outcome.finish == Finish::Cancelled && crate::cli::run::answer::Sink::is_enough(screen), outcome.clone())
-            }
+            Ok(Ending::Done { outcome, signal: None }) => (
+                outcome.finish == Finish::Cancelled && crate::cli::run::answer::Sink::is_enough(screen),
+                outcome.clone(),
+            ),
             _ => return (ending, said),
         };
         let markup = self.dialect().reasoning.and_then(think::closing).filter(|_| is_over_budget);
@@ -195,7 +199,7 @@ impl Chat<'_> {
 
     fn listen_once(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
         let mut heard = Heard::new(screen);
-        let ending = generate(self.llm(), request, self.graceful(), &mut heard);
+        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
         (ending, heard.said)
     }
 
@@ -205,23 +209,35 @@ impl Chat<'_> {
         let message = message_of(&parts);
         let answer = conversation::Answer { message, generated, outcome: outcome.clone(), sampling };
         let is_kept = self.dialogue.finish(turn, answer)? == Finished::Kept;
+        if let (Keeping::Saved { is_fresh, .. }, true) = (&mut self.keeping, is_kept) {
+            *is_fresh = false;
+        }
         let terminal = self.terminal;
         match (&outcome.finish, is_kept) {
-            (_, false) => terminal.note("(stopped before the answer began; your message is not part of the conversation)"),
+            (_, false) => terminal
+                .note("(stopped before the answer began; your message is not part of the conversation)"),
             (Finish::Cancelled, _) => terminal.note("(stopped; what was said is kept, /continue goes on)"),
             (Finish::MaxTokens, _) => terminal.note("(cut at max_tokens; /continue goes on)"),
             (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue goes on)"),
-            (Finish::ContextFull, _) => terminal.warn(&format!(
-                "the answer was cut: the context of {} tokens is full; /compact makes room, /undo takes the turn back",
-                grouped(self.context())
-            )),
+            (Finish::ContextFull, _) => {
+                self.has_warned = true; // this says it
+                terminal.warn(&format!(
+                    "the answer was cut: the context of {} tokens is full; /compact makes room, /undo takes the turn back",
+                    grouped(self.context())
+                ));
+            }
             (Finish::Eos(_) | Finish::StopString(_) | Finish::Complete, _) => {}
         }
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
             terminal.detail(&report::reuse(started, self.llm()));
         }
-        self.llm().engine().take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+        self.llm()
+            .engine()
+            .take_notices()
+            .unwrap_or_default()
+            .iter()
+            .for_each(|notice| terminal.warn(notice));
         self.warn_of_context();
         Ok(is_kept)
     }
@@ -231,7 +247,8 @@ impl Chat<'_> {
         let vocabulary = self.llm().vocabulary();
         let markup = self.markup();
         let ordinary = ids.iter().filter(|id| !vocabulary.is_special(**id) || markup.contains(id));
-        let bytes: Vec<u8> = ordinary.filter_map(|&id| vocabulary.token_bytes(id)).flat_map(|b| b.into_owned()).collect();
+        let bytes: Vec<u8> =
+            ordinary.filter_map(|&id| vocabulary.token_bytes(id)).flat_map(|b| b.into_owned()).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -245,8 +262,11 @@ impl Chat<'_> {
 
     /// A sentence for a prompt that is too long where nobody can be asked.
     pub fn too_long(&self, prompt_tokens: usize) -> CommandError {
-        let error = CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.context() });
-        error.hint("shorten the message, begin anew with /reset, or give a larger --ctx if the model allows it")
+        let error =
+            CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.context() });
+        error.hint(
+            "shorten the message, begin anew with /reset, or give a larger --ctx if the model allows it",
+        )
     }
 }
 
@@ -279,7 +299,8 @@ fn message_of(parts: &Parts) -> Message {
         let call = |(n, call): (usize, &super::answer::Call)| ToolCall {
             id: Some(format!("call_{}", n + 1)),
             name: call.name.clone(),
-            arguments: serde_json::from_str(&call.arguments).unwrap_or_else(|_| call.arguments.clone().into()),
+            arguments: serde_json::from_str(&call.arguments)
+                .unwrap_or_else(|_| call.arguments.clone().into()),
         };
         message.tool_calls = parts.calls.iter().enumerate().map(call).collect();
     }

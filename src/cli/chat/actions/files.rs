@@ -81,7 +81,11 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
-    match chat.input.ask(&format!("{} is there already; replace it? y(es), n(o): ", path.display()))?.as_deref() {
+    match chat
+        .input
+        .ask(&format!("{} is there already; replace it? y(es), n(o): ", path.display()))?
+        .as_deref()
+    {
         None => {
             let error = anyhow::anyhow!("{} is there already", path.display());
             Err(CommandError::new(Kind::Io, error).hint("take another name, or remove it first"))
@@ -115,12 +119,14 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
 
 /// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some(answer) = chat.dialogue.messages().filter(|message| message.role == Role::Assistant).last() else {
+    let Some(answer) = chat.dialogue.messages().filter(|message| message.role == Role::Assistant).last()
+    else {
         return Err(CommandError::usage("there is no answer yet"));
     };
     let wanted = match argument {
         "" => text(answer),
-        "code" => last_code(text(answer)).ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
+        "code" => last_code(text(answer))
+            .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
         other => return Err(CommandError::usage(format!("/copy [code], not {other:?}"))),
     };
     if !std::io::stderr().is_terminal() {
@@ -128,7 +134,8 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
     let encoded = STANDARD.encode(wanted);
     if encoded.len() > MAX_CLIPBOARD {
-        return Err(CommandError::usage("the answer is too long for a terminal's clipboard").hint("/export writes it to a file"));
+        return Err(CommandError::usage("the answer is too long for a terminal's clipboard")
+            .hint("/export writes it to a file"));
     }
     let mut stream = std::io::stderr();
     let _ = write!(stream, "\x1b]52;c;{encoded}\x07").and_then(|()| stream.flush());

@@ -39,7 +39,9 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     match (has_begun, chat.name().cloned()) {
         (false, _) => {}
         (true, None) => {
-            let error = CommandError::usage("a system prompt stands at the beginning, and this conversation is not saved");
+            let error = CommandError::usage(
+                "a system prompt stands at the beginning, and this conversation is not saved",
+            );
             return Err(error.hint("/save NAME keeps it, or /reset forgets it; then set the system prompt"));
         }
         (true, Some(name)) => {
@@ -66,7 +68,7 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
         (Keeping::Nowhere, None) => {
             return Err(CommandError::usage("nothing is saved here").hint("/save NAME saves from now on"));
         }
-        (Keeping::Saved { name: old, is_automatic: true }, Some(new)) => rename_open(chat, &old, &new)?,
+        (Keeping::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
         (Keeping::Saved { name: old, .. }, Some(new)) => {
             drop(chat.store()?.fork(&old, &new, None).map_err(shared::explain)?);
             chat.terminal.report(&format!("a copy is saved as session {new}; this is still session {old}"));
@@ -77,7 +79,8 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
             let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
-            chat.keeping = Keeping::Saved { name: new.clone(), is_automatic: false };
+            let is_fresh = turns.is_empty();
+            chat.keeping = Keeping::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.dialogue = Dialogue::resume(writer, model);
             chat.tell_engine()?;
             chat.terminal.report(&format!("this is session {new} now, saved after every turn"));
@@ -95,9 +98,9 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let writer = store.open(&name).map_err(|error| shared::not_found(error, &store))?;
     chat.system = None;
     let resumed = chat.adopt(writer, false)?;
-    let turns = chat.dialogue.saved().turns.len();
+    let turns = counted(chat.dialogue.saved().turns.len());
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
-    chat.terminal.report(&format!("session {name}: {turns} turns{resumed}"));
+    chat.terminal.report(&format!("session {name}: {turns}{resumed}"));
     Ok(Next::Prompt)
 }
 
@@ -118,7 +121,9 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     let open = chat.name().cloned();
     match (from, open) {
         (None, None) => {
-            return Err(CommandError::usage("this conversation has no session yet").hint("/save NAME gives it one"));
+            return Err(
+                CommandError::usage("this conversation has no session yet").hint("/save NAME gives it one")
+            );
         }
         (None, Some(open)) => rename_open(chat, &open, &to)?,
         (Some(from), Some(open)) if from == open => rename_open(chat, &open, &to)?,
@@ -141,7 +146,8 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
     chat.dialogue = Dialogue::resume(writer, model);
     renamed?;
     let _ = chat.llm().engine().close_session(from.as_str()); // there is none before the first turn
-    chat.keeping = Keeping::Saved { name: to.clone(), is_automatic: false };
+    let is_fresh = matches!(chat.keeping, Keeping::Saved { is_fresh: true, .. });
+    chat.keeping = Keeping::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;
     chat.terminal.report(&format!("session {from} is now {to}"));
     Ok(())
@@ -156,8 +162,8 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     };
     let store = chat.store()?;
     let saved = store.read(&name).map_err(|error| shared::not_found(error, &store));
-    let turns = saved.as_ref().map_or(0, |saved| saved.turns.len());
-    let question = format!("remove session {name} with {turns} turns? y(es), n(o): ");
+    let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()));
+    let question = format!("remove session {name} with {turns}? y(es), n(o): ");
     match chat.input.ask(&question)?.as_deref() {
         // A script has said what it wants.
         None | Some("y" | "yes") => {}
@@ -182,17 +188,18 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(from) = chat.name().cloned() else {
-        return Err(CommandError::usage("this conversation is not saved").hint("/save NAME saves it; then it can be forked"));
+        return Err(CommandError::usage("this conversation is not saved")
+            .hint("/save NAME saves it; then it can be forked"));
     };
     let to = match argument {
         "" => chat.free_name(&format!("{from}-fork"))?,
         name => shared::parse(name)?,
     };
     let writer = chat.store()?.fork(&from, &to, None).map_err(shared::explain)?;
-    let turns = writer.saved().turns.len();
-    // The fork begins with what is in memory already: nothing has to be looked for.
+    let turns = counted(writer.saved().turns.len());
     chat.adopt(writer, false)?;
-    chat.terminal.report(&format!("this is session {to} now, with {turns} turns of {from}; /load {from} goes back"));
+    chat.terminal
+        .report(&format!("this is session {to} now, with {turns} of {from}; /load {from} goes back"));
     Ok(Next::Prompt)
 }
 
@@ -232,10 +239,11 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
             (Some(fork), 1..) => format!("{} of them from {}", fork.turns, fork.name),
             _ => String::new(),
         };
-        let turns = saved.turns.len();
+        let turns = counted(saved.turns.len());
         let age = shared::age(now_ms().saturating_sub(saved.last_used_ms));
-        rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), format!("{turns} turns"), shared_turns, age]);
-        let is_child = |saved: &crate::runtime::session::store::SavedSession| parent(saved).as_deref() == Some(&name);
+        rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, shared_turns, age]);
+        let is_child =
+            |saved: &crate::runtime::session::store::SavedSession| parent(saved).as_deref() == Some(&name);
         let children = all.iter().filter(|(child, saved)| is_child(saved) && child.as_str() != name);
         if rows.len() <= all.len() {
             stack.extend(children.map(|(child, _)| (child.to_string(), depth + 1)));
@@ -243,6 +251,10 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
     chat.terminal.report(columns(&rows).trim_end());
     Ok(Next::Prompt)
+}
+
+fn counted(turns: usize) -> String {
+    if turns == 1 { "1 turn".to_owned() } else { format!("{turns} turns") }
 }
 
 fn named(command: &str, argument: &str) -> Result<SessionName, CommandError> {

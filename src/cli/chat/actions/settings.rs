@@ -23,7 +23,8 @@ pub struct Schema {
 }
 
 pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some((key, value)) = argument.split_once(char::is_whitespace).map(|(key, value)| (key, value.trim())) else {
+    let Some((key, value)) = argument.split_once(char::is_whitespace).map(|(key, value)| (key, value.trim()))
+    else {
         if !argument.is_empty() {
             return Err(CommandError::usage("/set KEY VALUE").hint("/set alone shows what there is"));
         }
@@ -83,7 +84,8 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
         "" => {
-            let now = chat.schema.as_ref().map_or("answers are text", |schema| schema.name.as_str()).to_owned();
+            let now =
+                chat.schema.as_ref().map_or("answers are text", |schema| schema.name.as_str()).to_owned();
             chat.terminal.report(&now);
         }
         "off" => {

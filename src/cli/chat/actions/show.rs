@@ -41,7 +41,9 @@ fn conversation(chat: &Chat<'_>) -> String {
         let system = chat.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
         return format!("{system}there is no turn yet");
     }
-    let lines = saved.messages().map(|message| format!("[{}] {}", message.role.as_str(), shared::message_text(message)));
+    let lines = saved
+        .messages()
+        .map(|message| format!("[{}] {}", message.role.as_str(), shared::message_text(message)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -59,7 +61,8 @@ fn config(chat: &Chat<'_>) -> String {
     };
     rows.push(row("session", session));
     let places = chat.places;
-    let folder = |path: Option<std::path::PathBuf>| path.map_or("none".to_owned(), |path| places.shorten(&path));
+    let folder =
+        |path: Option<std::path::PathBuf>| path.map_or("none".to_owned(), |path| places.shorten(&path));
     rows.push(row("sessions in", folder(places.sessions())));
     rows.push(row("history in", folder(places.state.as_ref().map(|state| state.join("history")))));
     columns(&rows)
@@ -144,7 +147,8 @@ pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
 fn explained(started: &Started, chat: &Chat<'_>) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let (cached, restored) = (reuse.cached_tokens, reuse.restored_tokens);
-    let from_disk = if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
+    let from_disk =
+        if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
     let mut text = format!(
         "{} of {} prompt tokens were reused{from_disk}; {} were computed\n{}: {}",
         grouped(cached),
@@ -155,7 +159,8 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
     );
     if let Some(difference) = difference {
         let Explanation { position, before, session, prompt } = difference.explain(chat.llm().vocabulary());
-        let side = |text: &str| if text.is_empty() { "ends".to_owned() } else { format!("goes on with \"{text}\"") };
+        let side =
+            |text: &str| if text.is_empty() { "ends".to_owned() } else { format!("goes on with \"{text}\"") };
         text.push_str(&format!(
             "\nthe first {} tokens are the same, up to \"{before}\"\n  the session {}\n  the prompt {}",
             grouped(position),

@@ -15,8 +15,12 @@ pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage("there is no turn to take back"));
     }
     // A tool's result is answered in a turn of its own, which goes with the question.
-    let asked: Vec<usize> =
-        turns.iter().enumerate().filter(|(_, saved)| question(&saved.turn.messages).is_some()).map(|(at, _)| at).collect();
+    let asked: Vec<usize> = turns
+        .iter()
+        .enumerate()
+        .filter(|(_, saved)| question(&saved.turn.messages).is_some())
+        .map(|(at, _)| at)
+        .collect();
     let Some(&left) = asked.len().checked_sub(count).and_then(|at| asked.get(at)) else {
         return Err(CommandError::usage(format!("there are only {} turns", asked.len())));
     };
@@ -42,7 +46,8 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
     };
     let sampling = chat.sampling();
     if sampling.temperature == 0.0 {
-        chat.terminal.note("(temperature is 0, so the answer will be the same; /set temperature 0.8 changes that)");
+        chat.terminal
+            .note("(temperature is 0, so the answer will be the same; /set temperature 0.8 changes that)");
     } else if seed.is_none() && sampling.seed.is_some() {
         chat.terminal.note("(the seed is set, so the answer will be the same; /retry seed=N takes another)");
     }

@@ -81,10 +81,11 @@ impl Code {
 
     /// Prints the line up to `end`, as the grammar reads it with all that is known of the line.
     fn print(&mut self, end: usize, out: &mut Styled) {
-        let parsed = self.grammar.as_ref().filter(|_| self.line.len() <= MAX_LINE).and_then(|(state, stack)| {
-            let ops = state.clone().parse_line(&self.line, &SYNTAXES).ok()?;
-            Some((ops, stack.clone()))
-        });
+        let parsed =
+            self.grammar.as_ref().filter(|_| self.line.len() <= MAX_LINE).and_then(|(state, stack)| {
+                let ops = state.clone().parse_line(&self.line, &SYNTAXES).ok()?;
+                Some((ops, stack.clone()))
+            });
         let Some((ops, mut stack)) = parsed else {
             out.push(&self.line[self.printed..end], Style::PLAIN);
             self.printed = end;
@@ -133,7 +134,8 @@ fn class(c: char) -> Class {
 
 /// The colour of the innermost scope that has one.
 fn style_of(stack: &ScopeStack) -> Style {
-    let color = |scope: &Scope| COLORS.iter().find(|(known, _)| known.is_prefix_of(*scope)).map(|(_, style)| *style);
+    let color =
+        |scope: &Scope| COLORS.iter().find(|(known, _)| known.is_prefix_of(*scope)).map(|(_, style)| *style);
     stack.as_slice().iter().rev().find_map(color).unwrap_or(Style::PLAIN)
 }
 

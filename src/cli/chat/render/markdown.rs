@@ -27,7 +27,11 @@ enum Place {
     Start,
     Text,
     /// Behind an opening fence, which has so many marks.
-    Info { mark: char, count: usize, info: String },
+    Info {
+        mark: char,
+        count: usize,
+        info: String,
+    },
     /// In a line of code.
     Code,
 }
@@ -359,8 +363,21 @@ mod tests {
     #[test]
     fn what_looks_like_markup_and_is_none_stays_plain() {
         for text in [
-            "2 * 3 * 4", "snake_case_name", "a\\*b\\*", "#hash", "-5", "3.14 is pi", "1234567890. x", "----", "a ~ b",
-            "f(**", "**", "*", "_", "a b*", "- ",
+            "2 * 3 * 4",
+            "snake_case_name",
+            "a\\*b\\*",
+            "#hash",
+            "-5",
+            "3.14 is pi",
+            "1234567890. x",
+            "----",
+            "a ~ b",
+            "f(**",
+            "**",
+            "*",
+            "_",
+            "a b*",
+            "- ",
         ] {
             assert_eq!(plain(&rendered(text)), text);
         }
@@ -380,7 +397,10 @@ mod tests {
         let inline = rendered("```x``` y");
         assert_eq!(plain(&inline), "```x``` y");
         assert!(plain(&rendered("~~~\n```\n~~~\n# a")).ends_with("# a"));
-        assert!(rendered("~~~\n```\n~~~\n# a").ends_with("\x1b[1m# a\x1b[0m"), "only its own fence closes a block");
+        assert!(
+            rendered("~~~\n```\n~~~\n# a").ends_with("\x1b[1m# a\x1b[0m"),
+            "only its own fence closes a block"
+        );
     }
 
     #[test]
