@@ -4,6 +4,7 @@ mod common;
 
 mod architecture;
 mod candle_backend;
+mod chat;
 mod cli;
 mod config;
 mod conversation;
