@@ -8,7 +8,7 @@ use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Product, Span,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, Product, Span, Store, StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
@@ -321,9 +321,9 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             vec![span(0..1, 67, &[9, 10, 11])],
         ];
         let shape = KvShape { num_kv_heads: 2, head_dim: 8 };
-        let layer = |shape| LayerKv { shape, group: 0 };
-        let layers = vec![layer(KvShape { num_kv_heads: 1, head_dim: 4 }), layer(shape)];
-        let (num_heads, layout) = (6, KvLayout { layers, num_groups: 1 });
+        let store = |shape| Store { shape: StoreShape::Rows(shape), group: 0 };
+        let stores = vec![store(KvShape { num_kv_heads: 1, head_dim: 4 }), store(shape)];
+        let (num_heads, layout) = (6, KvLayout { stores, num_groups: 1 });
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]
             {
@@ -335,7 +335,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                     self.backend.store_kv(&mut kv, 1, &k, &v, spans).unwrap();
                     let rule = ScoreRule { scale: 0.5, softcap };
                     let sinks = window.map(|_| self.vector(num_heads));
-                    let spec = AttentionSpec { layer: 1, num_heads, rule, window, sinks: sinks.as_ref() };
+                    let spec = AttentionSpec { store: 1, num_heads, rule, window, sinks: sinks.as_ref() };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
                     let name = kv_type.name();

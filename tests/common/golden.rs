@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 /// The checkpoints whose families run natively, by folder.
-pub const FAMILIES: [&str; 11] = [
+pub const FAMILIES: [&str; 12] = [
     "gemma2",
     "gemma3",
     "granite",
@@ -24,6 +24,7 @@ pub const FAMILIES: [&str; 11] = [
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
     "smollm3",
 ];
 

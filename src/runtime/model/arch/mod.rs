@@ -4,18 +4,23 @@
 //! reads what all Llama-shaped decoders share, and change the fields in which they differ.
 
 mod dense;
+mod experts;
 mod facts;
 mod rope;
 
 mod gemma2;
 mod gemma3;
+mod gemma4;
+mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod mistral;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 
 pub use facts::{Facts, Format};
@@ -45,13 +50,17 @@ pub struct Family {
 pub const FAMILIES: &[Family] = &[
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma4::FAMILY,
+    gpt_oss::FAMILY,
     granite::FAMILY,
+    lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_moe::FAMILY,
     smollm3::FAMILY,
 ];
 
@@ -127,7 +136,7 @@ mod tests {
         let nested =
             json!({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 9}});
         let config = description(nested).expect("nested").config;
-        assert_eq!((config.hidden_size, config.layers[0].attention.num_heads), (64, 8));
+        assert_eq!((config.hidden_size, config.attentions().next().map(|a| a.num_heads)), (64, Some(8)));
     }
 
     #[test]
