@@ -12,6 +12,7 @@ mod engine_models;
 mod engine_queue;
 mod engine_thread;
 mod fingerprint;
+mod gpt_oss_files;
 mod hub;
 mod kv;
 mod kv_disk;

@@ -94,6 +94,39 @@ pub struct ConvSpec<'a, V> {
     pub silu: bool,
 }
 
+/// The heads of a gated delta net. Consecutive value heads share a key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+impl DeltaShape {
+    /// Queries, keys and values of a row.
+    pub fn conv_width(self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Values of all heads' states.
+    pub fn state_len(self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+}
+
+/// One gated delta net's part of a step; `V` is the backend's vector. Its state is `[value_heads, key_dim, value_dim]`, 0 before
+/// the first token of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaSpec<'a, V> {
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
+    pub shape: DeltaShape,
+    /// `[value_heads]`: a state keeps `exp(-exp(decay_log) * softplus(decay + decay_bias))` of itself at each token.
+    pub decay_log: &'a V,
+    pub decay_bias: &'a V,
+}
+
 /// Consecutive rows of a step that belong to one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
@@ -217,6 +250,18 @@ pub trait Backend: Send + 'static {
         kv: &mut Self::Kv,
         spec: &ConvSpec<'_, Self::Vector>,
         x: &Self::Buffer,
+        spans: &[Span],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The gated delta rule, from and to the states of the sequences: `[qkv, rate, decay]` are
+    /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`. Queries and
+    /// keys are normalised first; the rate passes a sigmoid.
+    fn delta_rule(
+        &self,
+        kv: &mut Self::Kv,
+        spec: &DeltaSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 3],
         spans: &[Span],
         out: &mut Self::Buffer,
     ) -> Result<()>;

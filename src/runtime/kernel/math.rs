@@ -12,6 +12,7 @@ pub enum Activation {
     Silu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
+    Sigmoid,
     /// gpt-oss: the gate is at most `limit` and passes x sigmoid(alpha x), the other side is within `limit` and 1 larger.
     ClampedSwish {
         alpha: f32,
@@ -85,6 +86,19 @@ fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn sigmoid_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = sigmoid(*gate) * up;
+    }
+}
+
 #[inline(always)]
 fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (gate, up) in gate.iter_mut().zip(up) {
@@ -135,6 +149,10 @@ dispatch! {
 dispatch! {
     /// GeGLU: `gate = gelu_tanh(gate) * up`.
     pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
+}
+dispatch! {
+    /// `gate = sigmoid(gate) * up`.
+    pub fn sigmoid_mul(gate: &mut [f32], up: &[f32]) = sigmoid_mul_body
 }
 dispatch! {
     /// `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
@@ -198,7 +216,8 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 8] = [
+        let kernels: [Kernel; 9] = [
+            sigmoid_mul,
             |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
             |isa, x, up| mul_add(isa, up, up, x),
             silu_mul,

@@ -238,8 +238,12 @@ fn demand(
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
         let bytes = super::tensor::byte_len(dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        // The kernels' own layout is up to a sixteenth larger than the file's.
-        let packing = if dtype.is_quantized() { bytes / 16 } else { 0 };
+        // The kernels' own layout is up to a sixteenth larger than the file's; MXFP4 becomes five bits with two bytes of scale.
+        let packing = match dtype {
+            Dtype::Mxfp4 => bytes * 5 / 17,
+            _ if dtype.is_quantized() => bytes / 16,
+            _ => 0,
+        };
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =

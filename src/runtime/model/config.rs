@@ -2,7 +2,7 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads nothing else.
 
-pub use crate::runtime::backend::Activation;
+pub use crate::runtime::backend::{Activation, DeltaShape};
 
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +39,7 @@ impl DecoderConfig {
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::ShortConv(_) => None,
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
         })
     }
 
@@ -47,7 +47,7 @@ impl DecoderConfig {
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
         self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
             MixerConfig::Attention(attention) => Some((index, attention)),
-            MixerConfig::ShortConv(_) => None,
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
         })
     }
 }
@@ -74,6 +74,7 @@ impl LayerConfig {
         match &self.mixer {
             MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
             MixerConfig::ShortConv(_) => 0,
+            MixerConfig::DeltaNet(net) => net.shape.conv_width(),
         }
     }
 }
@@ -83,6 +84,7 @@ impl LayerConfig {
 pub enum MixerConfig {
     Attention(AttentionConfig),
     ShortConv(ShortConvConfig),
+    DeltaNet(DeltaNetConfig),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -104,6 +106,8 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     /// Whether heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
+    /// Whether each head's output is multiplied by the sigmoid of a projection that lies beside the head's query (Qwen 3.5).
+    pub has_output_gate: bool,
 }
 
 /// Where an attention layer's keys and values come from.
@@ -136,12 +140,22 @@ pub struct ShortConvConfig {
     pub kernel: usize,
 }
 
+/// A gated delta net (Qwen 3.5).
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeltaNetConfig {
+    pub shape: DeltaShape,
+    /// Tokens that the convolution before it sees, its own included.
+    pub kernel: usize,
+}
+
 /// At least one of the two; of both, the sum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeedForwardConfig {
     /// What every token passes.
     pub dense: Option<MlpConfig>,
     pub experts: Option<ExpertsConfig>,
+    /// Whether what `dense` gives is multiplied by the sigmoid of a product with its input (Qwen's shared expert).
+    pub gates_dense: bool,
 }
 
 impl FeedForwardConfig {
@@ -287,6 +301,7 @@ pub struct PartNames {
     /// Gate, up and down.
     pub mlp: [Names; 3],
     pub router: Names,
+    pub dense_gate: Names,
     /// The experts of a layer. Hugging Face's form is a folder of modules or of tensors for all of them.
     pub experts: Names,
 }
@@ -296,6 +311,7 @@ impl PartNames {
         attention_output: ["self_attn.o_proj", "attn_output"],
         mlp: [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]],
         router: ["mlp.gate", "ffn_gate_inp"],
+        dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
     };
 }

@@ -16,7 +16,9 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 
-use super::{Activation, AttentionSpec, Backend, ConvSpec, KvLayout, KvShape, KvType, PageId, Span};
+use super::{
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, Span,
+};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
@@ -225,6 +227,18 @@ impl Backend for Candle {
         _: &mut CandleKv,
         _: &ConvSpec<'_, Tensor>,
         _: &CandleBuffer,
+        _: &[Span],
+        _: &mut CandleBuffer,
+    ) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
+    /// As [`Self::convolve`].
+    fn delta_rule(
+        &self,
+        _: &mut CandleKv,
+        _: &DeltaSpec<'_, Tensor>,
+        _: [&CandleBuffer; 3],
         _: &[Span],
         _: &mut CandleBuffer,
     ) -> Result<()> {

@@ -47,6 +47,7 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
     }
     let gate = match activation {
         Activation::None => gate.clone(),
+        Activation::Sigmoid => ops::sigmoid(gate)?,
         Activation::Silu => ops::silu(gate)?,
         Activation::ClampedSwish { .. } => unreachable!("returned above"),
         Activation::GeluTanh => gate.gelu()?, // candle's plain name is the tanh form; the exact one is gelu_erf

@@ -13,7 +13,9 @@ use std::ops::Range;
 
 pub use kv::CpuKv;
 
-use super::{Activation, AttentionSpec, Backend, ConvSpec, KvLayout, KvType, PageId, Product, Span};
+use super::{
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, Span,
+};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
@@ -214,6 +216,13 @@ impl Backend for Cpu {
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         let (rows, cols) = tensor.rows_cols();
         let (dtype, shape, bytes) = (tensor.dtype, [rows, cols], &tensor.bytes[..]);
+        let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
+        if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
+            return Err(LoadError::Tensor {
+                tensor: format!("{} {:?}", dtype.name(), tensor.shape),
+                message: "has values beyond 2^18, which no weight is".to_owned(),
+            });
+        }
         let packed = match dtype {
             Dtype::F32 => Ok(None),
             Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.pool)
@@ -385,11 +394,24 @@ impl Backend for Cpu {
         self.convolve_rows(kv, spec, x, spans, out)
     }
 
+    fn delta_rule(
+        &self,
+        kv: &mut CpuKv,
+        spec: &DeltaSpec<'_, Vec<f32>>,
+        inputs: [&CpuBuffer; 3],
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(inputs[0].num_rows(), spec.shape.value_heads * spec.shape.value_dim);
+        self.delta_rows(kv, spec, inputs, spans, out)
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
         let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
         self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
             Activation::None => math::mul(isa, gate, up.row(row)),
             Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
+            Activation::Sigmoid => math::sigmoid_mul(isa, gate, up.row(row)),
             Activation::ClampedSwish { alpha, limit } => {
                 math::clamped_swish_mul(isa, gate, up.row(row), alpha, limit);
             }

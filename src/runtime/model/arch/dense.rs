@@ -30,6 +30,9 @@ pub struct Defaults {
     pub tied: Option<bool>,
     /// Whether the family describes experts itself; a file of another that has some is refused.
     pub experts: bool,
+    pub intermediate_size: Option<usize>,
+    /// The part of a head that turns.
+    pub rotated: f32,
 }
 
 impl Default for Defaults {
@@ -45,6 +48,8 @@ impl Default for Defaults {
             activation: Activation::Silu,
             tied: None,
             experts: false,
+            intermediate_size: None,
+            rotated: 1.0,
         }
     }
 }
@@ -83,7 +88,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         (None, Some(default)) => default,
         _ => facts.size("vocab_size", MAX_VOCAB)?,
     };
-    let rotated = rotated_dim(facts, head_dim)?;
+    let rotated = rotated_dim(facts, head_dim, defaults.rotated)?;
     let norm_eps = norm_eps(facts, defaults)?;
     let inner_key = facts.pick("intermediate_size", "feed_forward_length");
     let layer = LayerConfig {
@@ -99,13 +104,15 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
             kv: KvSource::Own,
             value_norm: false,
             has_sinks: false,
+            has_output_gate: false,
         }),
         feed_forward: FeedForwardConfig {
             dense: Some(MlpConfig {
-                intermediate_size: widest(inner_key, None, num_layers)?,
+                intermediate_size: widest(inner_key, defaults.intermediate_size, num_layers)?,
                 activation: activation(facts, defaults.activation)?,
             }),
             experts: None,
+            gates_dense: false,
         },
         has_output_scale: false,
         norm_eps,
@@ -175,7 +182,7 @@ fn head_dim(facts: &Facts, derived: usize, defaults: Defaults) -> Result<usize, 
     Ok(dim)
 }
 
-fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
+fn rotated_dim(facts: &Facts, head_dim: usize, default: f32) -> Result<usize, LoadError> {
     let key = facts.pick("partial_rotary_factor", "rope.dimension_count");
     let dim = if facts.is_gguf() {
         facts.count(key)?.unwrap_or(head_dim)
@@ -184,7 +191,7 @@ fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
             Some(value) => {
                 value.as_f64().ok_or_else(|| facts.error("rope_parameters", "partial_rotary_factor"))?
             }
-            None => facts.number(key)?.unwrap_or(1.0).into(),
+            None => facts.number(key)?.unwrap_or(default).into(),
         };
         (head_dim as f64 * factor) as usize
     };

@@ -61,7 +61,8 @@ fn describe_experts(description: &mut Description, facts: &Facts) -> Result<(), 
         if let Some(mut dense) = layer.feed_forward.dense.take() {
             dense.activation = activation;
             let experts = experts(facts, &KEYS, &dense, ExpertWeights::OfUsed)?;
-            layer.feed_forward = FeedForwardConfig { dense: None, experts: Some(experts) };
+            layer.feed_forward =
+                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Families as facts: from config.json or GGUF metadata to a [`Description`] that the decoder runs.
 //!
-//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. Most start from [`dense`], which
-//! reads what all Llama-shaped decoders share, and change the fields in which they differ.
+//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
+//! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
 mod dense;
 mod experts;
@@ -20,6 +20,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
@@ -60,6 +61,8 @@ pub const FAMILIES: &[Family] = &[
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_5::FAMILY,
+    qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
     smollm3::FAMILY,
 ];

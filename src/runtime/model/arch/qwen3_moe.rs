@@ -31,7 +31,8 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
     for (index, layer) in description.config.layers.iter_mut().enumerate() {
         if let Some(dense) = layer.feed_forward.dense.as_ref().filter(|_| is_sparse(index)) {
             let experts = experts(facts, &Keys { count, ..KEYS }, dense, weights)?;
-            layer.feed_forward = FeedForwardConfig { dense: None, experts: Some(experts) };
+            layer.feed_forward =
+                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
         }
     }
     Ok(description)

@@ -3,7 +3,7 @@
 use super::StorePlace;
 use super::layer::{Context, Projection, Work};
 use super::load::Loader;
-use crate::runtime::backend::{AttentionSpec, Backend, ScoreRule};
+use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
 
@@ -13,6 +13,7 @@ pub struct Attention<B: Backend> {
     store: StorePlace,
     q: Projection<B>,
     q_norm: Option<B::Vector>,
+    output_gate: Option<Projection<B>>,
     /// Nothing where the rows are another layer's.
     kv: Option<KeysAndValues<B>>,
     sinks: Option<B::Vector>,
@@ -40,7 +41,7 @@ impl<B: Backend> Attention<B> {
         let (file, layer, norms) = (loader.file, loader.layer, &loader.naming.norms);
         let q_width = facts.num_heads * facts.head_dim;
         let [q_len, _] = normed_lens(facts);
-        let (q, kv) = load_projections(loader, facts)?;
+        let Projections { q, output_gate, kv } = load_projections(loader, facts)?;
         let output = file.linear(layer, loader.naming.parts.attention_output, [loader.hidden, q_width])?;
         let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], facts.num_heads);
         let sinks = facts.has_sinks.then_some(()).map(sinks).transpose()?;
@@ -49,6 +50,7 @@ impl<B: Backend> Attention<B> {
             eps,
             store,
             q,
+            output_gate,
             q_norm: q_len.map(|len| loader.norm(norms.qk[0], len)).transpose()?,
             kv,
             sinks: sinks.map(|sinks| loader.backend.vector(sinks)).transpose()?,
@@ -61,7 +63,7 @@ impl<B: Backend> Attention<B> {
         let (backend, facts) = (context.backend, &self.facts);
         self.project(backend, input, context.work)?;
         let Context { step, kv, work, .. } = context;
-        let Work { q, k, v, mixed, .. } = &mut **work;
+        let Work { q, k, v, mixed, gate, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         if let Some(rope) = facts.rope {
             backend.rope(q, facts.head_dim, &step.angles[rope])?;
@@ -80,6 +82,11 @@ impl<B: Backend> Attention<B> {
             sinks: self.sinks.as_ref(),
         };
         backend.attend(kv, &spec, q, spans, mixed)?;
+        if let Some(output_gate) = &self.output_gate {
+            output_gate.apply(backend, input, gate)?;
+            backend.gated(Activation::Sigmoid, gate, mixed)?;
+            std::mem::swap(gate, mixed);
+        }
         self.output.apply(backend, mixed, out)
     }
 
@@ -121,20 +128,28 @@ impl<B: Backend> Attention<B> {
     }
 }
 
+struct Projections<B: Backend> {
+    q: Projection<B>,
+    output_gate: Option<Projection<B>>,
+    kv: Option<KeysAndValues<B>>,
+}
+
 fn load_projections<B: Backend>(
     loader: &Loader<'_, B>,
     facts: &AttentionConfig,
-) -> Result<(Projection<B>, Option<KeysAndValues<B>>), LoadError> {
+) -> Result<Projections<B>, LoadError> {
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
-    let q_width = facts.num_heads * facts.head_dim;
+    // A head's output gate lies beside its query.
+    let per_head = if facts.has_output_gate { 2 } else { 1 };
+    let q_width = per_head * facts.num_heads * facts.head_dim;
     let kv_width = facts.num_kv_heads * facts.head_dim;
     let [q_name, k_name, v_name] = SEPARATE;
     let (q, k, v) = match facts.kv {
         KvSource::Layer(_) => {
             let q = file.linear(layer, q_name, [q_width, hidden])?;
-            return Ok((loader.projection(q)?, None));
+            return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
         }
         KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
             let q = file.linear(layer, q_name, [q_width, hidden])?;
@@ -150,6 +165,17 @@ fn load_projections<B: Backend>(
         true => (q.deinterleave(facts.head_dim), k.deinterleave(facts.head_dim)),
         false => (q, k),
     };
+    let (q, output_gate) = match facts.has_output_gate {
+        true => {
+            let [q, gate] = [0, 1].map(|part| {
+                let head_rows =
+                    move |head| (2 * head + part) * facts.head_dim..(2 * head + part + 1) * facts.head_dim;
+                q.gather_rows((0..facts.num_heads).flat_map(head_rows))
+            });
+            (q, Some(loader.projection(gate)?))
+        }
+        false => (q, None),
+    };
     let [_, k_len] = normed_lens(facts);
     let ones = |_| loader.backend.vector(vec![1.0; facts.head_dim]);
     let kv = KeysAndValues {
@@ -158,7 +184,7 @@ fn load_projections<B: Backend>(
         v_norm: (facts.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
         v: v.map(|v| loader.projection(v)).transpose()?,
     };
-    Ok((loader.projection(q)?, Some(kv)))
+    Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
 }
 
 /// Over how many values q and k are normalised, if they are.

@@ -14,6 +14,7 @@ use crate::runtime::model::weights::Linear;
 pub struct FeedForward<B: Backend> {
     hidden: usize,
     dense: Option<Mlp<B>>,
+    dense_gate: Option<Projection<B>>,
     experts: Option<Experts<B>>,
 }
 
@@ -23,7 +24,13 @@ impl<B: Backend> FeedForward<B> {
     pub fn load(loader: &Loader<'_, B>, facts: &FeedForwardConfig, eps: f32) -> Result<Self, LoadError> {
         let dense = facts.dense.as_ref().map(|facts| Mlp::load(loader, facts)).transpose()?;
         let experts = facts.experts.as_ref().map(|facts| Experts::load(loader, facts, eps)).transpose()?;
-        Ok(Self { hidden: loader.hidden, dense, experts })
+        let hidden = loader.hidden;
+        let dense_gate = |_| {
+            let gate = loader.file.linear(loader.layer, loader.naming.parts.dense_gate, [1, hidden])?;
+            loader.gate(gate)
+        };
+        let dense_gate = facts.gates_dense.then_some(()).map(dense_gate).transpose()?;
+        Ok(Self { hidden, dense, dense_gate, experts })
     }
 
     /// Of `input`, the residual stream as the layer's norm leaves it.
@@ -39,10 +46,35 @@ impl<B: Backend> FeedForward<B> {
             Some(dense) => dense.apply(backend, input, [&mut work.gate, &mut work.up], out)?,
             None => backend.zeros(num_rows, self.hidden, out)?,
         }
+        if let Some(gate) = &self.dense_gate {
+            self.weigh(backend, gate, input, work, out)?;
+        }
         match &self.experts {
             None => Ok(()),
             Some(experts) => experts.add(backend, [num_rows, self.hidden], [input, residual], work, out),
         }
+    }
+}
+
+impl<B: Backend> FeedForward<B> {
+    /// Multiplies each row of `out` by the sigmoid of what `gate` gives of its input.
+    fn weigh(
+        &self,
+        backend: &B,
+        gate: &Projection<B>,
+        input: &B::Buffer,
+        work: &mut Work<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let Work { scores, routing: Routing { scores: weights, .. }, mixed, .. } = work;
+        gate.apply(backend, input, scores)?;
+        backend.read(scores, weights)?;
+        weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
+        let rows: Vec<usize> = (0..weights.len()).collect();
+        backend.zeros(weights.len(), self.hidden, mixed)?;
+        backend.add_rows(mixed, out, &rows, weights)?;
+        std::mem::swap(out, mixed);
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! One layer: how its parts follow each other, and the buffers they share.
 
 use super::attention::Attention;
+use super::delta_net::DeltaNet;
 use super::feed_forward::{FeedForward, Routing};
 use super::load::Loader;
 use super::per_layer::LayerInput;
@@ -101,6 +102,7 @@ pub struct Layer<B: Backend> {
 enum Mixer<B: Backend> {
     Attention(Attention<B>),
     ShortConv(ShortConv<B>),
+    DeltaNet(DeltaNet<B>),
 }
 
 impl<B: Backend> Layer<B> {
@@ -125,6 +127,9 @@ impl<B: Backend> Layer<B> {
                 MixerConfig::Attention(attention) => {
                     Mixer::Attention(Attention::load(loader, attention, facts.norm_eps, store)?)
                 }
+                MixerConfig::DeltaNet(net) => {
+                    Mixer::DeltaNet(DeltaNet::load(loader, net, facts.norm_eps, store)?)
+                }
                 MixerConfig::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(loader, conv, store)?),
             },
             feed_forward: FeedForward::load(loader, &facts.feed_forward, facts.norm_eps)?,
@@ -142,6 +147,7 @@ impl<B: Backend> Layer<B> {
         let input = normed(backend, self.pre_mixer.as_ref(), eps, residual, space)?;
         match &self.mixer {
             Mixer::Attention(attention) => attention.apply(context, input, added)?,
+            Mixer::DeltaNet(net) => net.apply(context, input, added)?,
             Mixer::ShortConv(conv) => conv.apply(context, input, added)?,
         }
         let result = normed(backend, self.post_mixer.as_ref(), eps, added, space)?;

@@ -5,6 +5,7 @@
 //! decide. A row's result depends on its own sequence only.
 
 mod attention;
+mod delta_net;
 mod feed_forward;
 mod layer;
 mod load;
@@ -15,7 +16,9 @@ use layer::{Context, Layer, Stream, Work};
 use load::Loader;
 use per_layer::PerLayer;
 
-use super::config::{AttentionConfig, DecoderConfig, KvSource, MixerConfig, Naming, RopeScaling};
+use super::config::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling,
+};
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
 use super::{Batch, Logits, Model, ModelSpec};
@@ -49,7 +52,7 @@ pub enum Matrix {
     Vocabulary,
     /// A projection within a layer.
     Projection,
-    /// Few rows that decide much: a router of experts.
+    /// Few rows that decide much: a router of experts, the rates of a recurrent state.
     Gate,
 }
 
@@ -304,6 +307,11 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<Keep>, Vec<StorePlace>) {
             }
             MixerConfig::ShortConv(conv) => {
                 add(Keep::State, StoreShape::State((conv.kernel - 1) * config.hidden_size))
+            }
+            MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
+                let conv = add(Keep::State, StoreShape::State((kernel - 1) * shape.conv_width()));
+                add(Keep::State, StoreShape::State(shape.state_len()));
+                conv
             }
         });
     }
