@@ -14,6 +14,7 @@ mod engine_models;
 mod engine_queue;
 mod engine_thread;
 mod fingerprint;
+mod gpt_oss_files;
 mod grammar;
 mod grammar_engine;
 mod hub;
