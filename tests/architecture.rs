@@ -31,6 +31,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
+    "kernel::limits", // bench lays its rates beside them
     "kv",
     "kv::disk",
     "load",

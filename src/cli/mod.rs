@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod batch;
+pub mod bench;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
@@ -57,6 +58,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
@@ -140,6 +142,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             run::run(*args, terminal)
+        }
+        Command::Bench(mut args) => {
+            config.check()?;
+            args.aliases = config.aliases();
+            bench::run(*args, terminal)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
