@@ -21,16 +21,19 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["spec", "speech"],
     &["load"],
     &["model", "sample"],
+    &["request"],
+    &["grammar"], // a request carries its grammar, which is made from a tokenizer
     &["text", "kv"],
     &["backend"],
     &["memory"],
-    &["tensor", "request"],
+    &["tensor"],
     &["error", "kernel", "machine", "private_files"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
+    "grammar",
     "kernel::limits", // bench lays its rates beside them
     "kv",
     "kv::disk",
@@ -80,6 +83,7 @@ const NOISE: [&str; 11] = [
 
 /// Files (or, with a slash at the end, folders) where `unsafe` may occur, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("src/cli/descriptors.rs", "the limit on open files"),
     ("src/cli/signal.rs", "signal handlers"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),

@@ -438,7 +438,7 @@ fn recomputed(request: &Request) -> Vec<u32> {
     let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
     for _ in 0..request.limits.max_tokens.expect("limited") {
         let seed = request.sampling.seed.expect("seeded");
-        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None };
+        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None, mask: None };
         let logits = hashed_logits(&history, 64);
         let token = Sampler::default().sample(&logits, &request.sampling, &turn).expect("finite logits");
         if token.id == 63 {

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::runtime::{Error, LoadError, StoreError};
+use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
 /// Why a command failed; each kind is one exit code of the table in `llmctl help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -185,7 +185,8 @@ impl From<Error> for CommandError {
             Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
                 (Kind::BadData, None)
             }
-            Error::Backend(_) => (Kind::Failure, None),
+            Error::Grammar(GrammarError::Failed(_)) | Error::Backend(_) => (Kind::Failure, None),
+            Error::Grammar(_) => (Kind::BadData, None),
             Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))
             }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
+use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
 use super::places::Places;
+use super::report::bytes;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
@@ -25,10 +26,12 @@ use crate::runtime::load::{
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling, Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, NotYet, Request, Sampling,
+    Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -37,6 +40,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes of KV kept on disk unless asked otherwise.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
+
+/// Rows of a step for each request that may run.
+const ROWS_PER_RUNNING: usize = 8;
 
 /// Loading below this is not worth a bar that flashes up.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
@@ -49,9 +55,10 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
+    let options = options(args, asked, terminal)?;
+    let is_on_cpu = matches!(options.device, Device::Cpu(_));
     let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded =
-        load::load(&resolved, &options(args, asked, terminal)?, &mut |done, total| bar.show(done, total));
+    let loaded = load::load(&resolved, &options, &mut |done, total| bar.show(done, total));
     bar.clear();
     let loaded = loaded?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
@@ -67,9 +74,10 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     let ends = texts.speech.texts().end_of_generation.clone();
-    let kv_memory = asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let warm_resume = asked.warm_resume;
-    let config = EngineConfig { warm_resume, kv_memory, ..EngineConfig::new(context_tokens, ends) };
+    let mut config = engine_config(asked, context_tokens, ends);
+    if asked.kv_memory.is_none() && config.max_running > 1 {
+        config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
+    }
     let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
     let disk = open_disk(asked, loaded.fingerprint)?;
     let handle = EngineHandle::spawn(move || {
@@ -81,6 +89,49 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
     Ok(LoadedLlm { texts, handle })
+}
+
+fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
+    let Sharing { max_running, max_waiting, max_sessions, session_ttl } = asked.sharing;
+    let alone = EngineConfig::new(context_tokens, ends);
+    EngineConfig {
+        // A row for everybody who answers, and a chunk of prompt that is worth a step beside them.
+        step_tokens: alone.step_tokens.max(ROWS_PER_RUNNING * max_running),
+        max_running,
+        max_waiting,
+        max_sessions,
+        session_ttl,
+        kv_memory: asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        warm_resume: asked.warm_resume,
+        ..alone
+    }
+}
+
+/// Bytes of KV when several share it and nobody has said how much: a full context for each, as far as there is memory. It is
+/// taken as it is used. Without any left, one context, which loading has found to fit.
+fn shared_kv(
+    model: &ModelSpec,
+    config: &EngineConfig,
+    is_on_cpu: bool,
+    terminal: &Terminal,
+) -> Result<usize, CommandError> {
+    let config = EngineConfig { kv_memory: None, max_sessions: 1, ..config.clone() };
+    let (context_tokens, max_running) = (config.context_length, config.max_running);
+    let spec = EngineSpec::new(model.clone(), config)?;
+    let (wanted, one) = (spec.kv_memory, spec.sequence_bytes(context_tokens));
+    let available =
+        tightest(&memory_limits(Path::new("/"))).filter(|_| is_on_cpu).map(|limit| limit.available);
+    let Some(available) = available else { return Ok(wanted) };
+    let left = usize::try_from(available / 4 * 3).unwrap_or(usize::MAX);
+    let granted = wanted.min(left).max(one);
+    if granted < wanted {
+        terminal.note(&format!(
+            "KV memory limited to {} by the memory available: {:.1} full contexts of {context_tokens} tokens instead of {max_running}",
+            bytes(granted as u64),
+            granted as f64 / one as f64,
+        ));
+    }
+    Ok(granted)
 }
 
 /// Where sessions' KV is kept between processes; nothing when that is switched off or there is no place for it.
@@ -280,6 +331,10 @@ impl LoadedTexts {
     pub fn fingerprint(&self) -> &ModelFingerprint {
         &self.fingerprint
     }
+
+    pub fn into_parts(self) -> (ModelInfo, Speech, ModelFingerprint) {
+        (self.info, self.speech, self.fingerprint)
+    }
 }
 
 impl Texts for LoadedTexts {
@@ -330,6 +385,10 @@ pub struct LoadedLlm {
 impl LoadedLlm {
     pub fn texts(&self) -> &LoadedTexts {
         &self.texts
+    }
+
+    pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {
+        (self.texts, self.handle)
     }
 
     /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.

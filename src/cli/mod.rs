@@ -9,6 +9,7 @@ pub mod bench;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
+pub mod descriptors;
 pub mod doctor;
 pub mod error;
 pub mod load;
@@ -18,6 +19,7 @@ pub mod output;
 pub mod places;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod sessions;
 pub mod signal;
 pub mod terminal;
@@ -58,6 +60,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Serve(Box<serve::ServeArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -72,6 +75,7 @@ const LONG_HELP: &str = "\
 Examples:
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --prompt commit-message
+  llmctl serve --model ./model.gguf
 
 Exit codes:
   0    success
@@ -142,6 +146,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             run::run(*args, terminal)
+        }
+        Command::Serve(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            serve::run(*args, terminal, places)
         }
         Command::Bench(mut args) => {
             config.check()?;

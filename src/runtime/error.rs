@@ -77,6 +77,10 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] StoreError),
 
+    /// What an answer is to keep to cannot be used, or ran out of bounds on the way; the session holds what was said.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+
     /// The forward pass failed or panicked; the sessions in the batch were reset.
     #[error("backend failure: {0}")]
     Backend(String),
@@ -84,6 +88,26 @@ pub enum Error {
     /// The engine thread is gone; nothing more can be asked of it.
     #[error("the engine has stopped")]
     EngineGone,
+}
+
+/// Why an answer cannot be held to a schema, a regular expression or a grammar.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// Well-formed, but `keyword` cannot be enforced while tokens are chosen. Nothing is approximated.
+    #[error("{keyword:?} cannot be enforced: {message}")]
+    Unsupported { keyword: String, message: String },
+
+    /// It breaks its syntax, names what is not there, or nothing can satisfy it.
+    #[error("{0}")]
+    Invalid(String),
+
+    /// Beyond the limits on size, depth, work or time.
+    #[error("too complex: {0}")]
+    TooComplex(String),
+
+    /// The constraint failed under an answer; a bug.
+    #[error("the grammar failed: {0}")]
+    Failed(String),
 }
 
 /// Why a saved session cannot be read or written. Every message names the file.

@@ -3,11 +3,14 @@
 //! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`; every
 //! generated token appears in one `Text`, also when it adds no text yet; text held back is flushed before the end
 //! unless it belongs to the stop string that ended it. Pages go back when this is dropped, unless a session takes the
-//! sequence over: then it holds what was said and nothing beyond.
+//! sequence over: then it holds what was said and nothing beyond. Tokens that a grammar forces are delivered as soon as they
+//! are known and computed in one chunk with the token before them; where log-probabilities are asked for they are computed
+//! one by one, and are the same.
 
 use std::time::{Duration, Instant};
 
-use super::error::Error;
+use super::error::{Error, Result};
+use super::grammar::GrammarState;
 use super::kv::{PageName, PagePool};
 use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
@@ -34,6 +37,10 @@ pub struct Generation {
     num_cached: usize,
     num_generated: usize,
     turn: u64,
+    /// Where the answer stands in the request's grammar, from its start on.
+    grammar: Option<GrammarState>,
+    /// The last sampled token and those forced after it, when there are any: delivered, and the last of them to be computed.
+    forced: Vec<u32>,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -69,6 +76,8 @@ impl Generation {
             num_cached: 0,
             num_generated: 0,
             turn: 0,
+            grammar: None,
+            forced: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
@@ -84,6 +93,19 @@ impl Generation {
     /// Prompt tokens still to compute; 0 when it generates.
     pub fn prompt_left(&self) -> usize {
         self.request.prompt.len().saturating_sub(self.sequence.position())
+    }
+
+    /// Tokens that are known and still to compute.
+    fn num_known(&self) -> usize {
+        (self.request.prompt.len() + self.num_generated).saturating_sub(self.sequence.position())
+    }
+
+    /// Tokens to compute before the next can be sampled; 0 when it is only the one sampled last.
+    pub fn rows_left(&self) -> usize {
+        match self.sequence.pending() {
+            Some(_) if self.num_known() == 1 => 0,
+            _ => self.num_known(),
+        }
     }
 
     /// How long it may take from submission.
@@ -129,6 +151,8 @@ impl Generation {
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;
+        let ends_last = self.request.limits.ignore_eos;
+        self.grammar = self.request.grammar.as_ref().map(|grammar| GrammarState::new(grammar, ends_last));
         let generated_from = self.request.prompt.len();
         let (seed, logprobs) = (self.seed, self.request.logprobs);
         self.sequence.begin_turn(TurnStart { generated_from, seed, logprobs, states_at });
@@ -153,21 +177,22 @@ impl Generation {
 
     /// Bytes of KV that feeding `rows` takes at most.
     pub fn bytes_needed(&self, rows: usize) -> usize {
-        let left = self.prompt_left();
-        self.sequence.resident().table().bytes_needed(if left == 0 { 1 } else { rows.min(left) })
+        let left = self.rows_left().max(1);
+        self.sequence.resident().table().bytes_needed(rows.min(left))
     }
 
-    /// What goes into the next step: `rows` tokens of the prompt, or the pending token.
+    /// What goes into the next step: `rows` tokens of the prompt or of forced ones, or the pending token.
     pub fn feed(&mut self, rows: usize) -> Feed<'_> {
-        let left = self.prompt_left();
-        let prompt = &self.request.prompt;
-        let chunk = &prompt[prompt.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
+        let left = self.rows_left();
+        let known = if self.prompt_left() > 0 { &self.request.prompt } else { &self.forced };
+        let chunk = &known[known.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
         let input = match left {
             0 => Input::Pending,
             _ if chunk.len() < left => Input::Chunk(chunk),
             _ => Input::LastChunk(chunk),
         };
-        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling }
+        let grammar = self.grammar.as_mut();
+        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar }
     }
 
     /// Takes note of a step that went well; true when the generation has ended with it.
@@ -176,32 +201,62 @@ impl Generation {
             let total = self.request.prompt.len();
             self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
         }
-        let Some(token) = self.sequence.pending().cloned() else { return false };
-        match self.accept(token, spec, vocabulary, events) {
-            Some(finish) => {
-                self.finish(finish, events);
-                true
-            }
-            None => false,
+        let ended = match self.sequence.pending().cloned() {
+            Some(token) => self.accept_with_forced(token, spec, vocabulary, events),
+            None if self.is_complete() => Ok(Some(Finish::Complete)),
+            None => Ok(None),
+        };
+        match ended {
+            Ok(None) => return false,
+            Ok(Some(finish)) => self.finish(finish, events),
+            Err(error) => self.fail(error, events),
         }
+        true
     }
 
-    /// Judges a sampled token. An end of generation is seen before a full context, and so at a full context too.
+    /// A sampled token, and those that the grammar leaves no choice about.
+    fn accept_with_forced(
+        &mut self,
+        token: Token,
+        spec: &EngineSpec,
+        vocabulary: &dyn Vocabulary,
+        events: &mut Events,
+    ) -> Result<Option<Finish>> {
+        self.forced.clear();
+        self.forced.push(token.id);
+        let mut ended = self.accept(token, spec, vocabulary, events)?;
+        while ended.is_none()
+            && self.request.logprobs.is_none()
+            && let Some(id) = self.grammar.as_ref().and_then(GrammarState::forced)
+        {
+            self.forced.push(id);
+            ended = self.accept(Token { id, logprob: None }, spec, vocabulary, events)?;
+        }
+        Ok(ended)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.num_known() == 0 && self.grammar.as_ref().is_some_and(GrammarState::is_complete)
+    }
+
+    /// Judges a token. An end of generation is seen before a full context, and so at a full context too.
     fn accept(
         &mut self,
         token: Token,
         spec: &EngineSpec,
         vocabulary: &dyn Vocabulary,
         events: &mut Events,
-    ) -> Option<Finish> {
+    ) -> Result<Option<Finish>> {
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
-        if spec.ends_generation(token.id) && !self.request.limits.ignore_eos {
-            return Some(Finish::Eos(token.id));
+        // A grammar allows such a token under ignore_eos only where nothing else can come.
+        if spec.ends_generation(token.id) && (!self.request.limits.ignore_eos || self.grammar.is_some()) {
+            return Ok(Some(Finish::Eos(token.id)));
         }
-        if self.sequence.position() >= spec.context_length() {
-            return Some(Finish::ContextFull);
+        if self.request.prompt.len() + self.num_generated >= spec.context_length() {
+            return Ok(Some(Finish::ContextFull));
         }
+        let id = token.id;
         self.clock.last_token = Some(now);
         self.num_generated += 1;
         let text = self.text_of(token.id, vocabulary);
@@ -209,15 +264,21 @@ impl Generation {
         self.said.ends.push(self.said.num_bytes + usize::from(self.utf8.is_pending()));
         self.emit(events, Event::Text { text, tokens: vec![token] });
         if let Some(stop) = self.stop.hit() {
-            return Some(Finish::StopString(stop.to_owned()));
+            return Ok(Some(Finish::StopString(stop.to_owned())));
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(id)?;
+            if grammar.is_complete() {
+                return Ok(Some(Finish::Complete));
+            }
         }
         // A limit that the context set is reached when the context is: one more step tells whether the generation
         // would have ended by itself.
-        (self.request.limits.max_tokens == Some(self.num_generated)).then_some(Finish::MaxTokens)
+        Ok((self.request.limits.max_tokens == Some(self.num_generated)).then_some(Finish::MaxTokens))
     }
 
     fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {
-        if vocabulary.is_special(id) && !self.request.render_special {
+        if vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id) {
             return String::new();
         }
         let bytes = vocabulary.token_bytes(id).unwrap_or_default();

@@ -6,6 +6,7 @@ pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod generation;
+pub mod grammar;
 pub mod kernel;
 pub mod kv;
 pub mod load;
@@ -28,7 +29,8 @@ pub mod thread;
 pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
-pub use error::{Error, LoadError, Result, StoreError};
+pub use error::{Error, GrammarError, LoadError, Result, StoreError};
+pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,

@@ -4,9 +4,11 @@
 //! in a batch row and over HTTP.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Error;
+use super::grammar::Grammar;
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +21,11 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Let special (control) tokens appear in the text; by default they produce none.
     pub render_special: bool,
+    /// Special tokens that appear in the text although `render_special` is off: markup that the caller reads.
+    pub markup: Arc<[u32]>,
+    /// What the answer must keep to. End-of-generation tokens come only where it is complete; where nothing but the end
+    /// can follow, it ends by itself as [`Finish::Complete`].
+    pub grammar: Option<Grammar>,
     /// The conversation that this is a turn of: it keeps tokens and KV for the next one, and begins with its first
     /// request. Without one, nothing is kept but what the prefix index still finds.
     pub session: Option<String>,
@@ -40,6 +47,14 @@ impl Request {
         if self.logprobs.is_some_and(|alternatives| alternatives > MAX_LOGPROBS) {
             let message = format!("at most {MAX_LOGPROBS} alternatives can be reported");
             return Err(Error::InvalidParameter { name: "logprobs", message });
+        }
+        if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
+            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+            return Err(Error::InvalidParameter { name: "markup", message });
+        }
+        if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
+            let message = format!("made for a vocabulary of {}, not {vocab_size}", grammar.vocab_size());
+            return Err(Error::InvalidParameter { name: "grammar", message });
         }
         if self.session.as_deref() == Some("") {
             let message = "a session's name must not be empty".to_owned();
@@ -199,7 +214,8 @@ pub struct Token {
 }
 
 /// Natural-log probabilities under the model's distribution before temperature and truncation
-/// (after penalties and bias), as OpenAI reports them.
+/// (after penalties and bias), as OpenAI reports them. A grammar does not change them: they tell what the model would
+/// have said, so a token that was forced may be an unlikely one, and `top` may hold tokens that were not allowed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprob {
     pub logprob: f32,
@@ -326,6 +342,8 @@ pub struct Outcome {
 pub enum Finish {
     /// An end-of-generation token (its id).
     Eos(u32),
+    /// The grammar is complete and nothing can follow.
+    Complete,
     /// A stop string.
     StopString(String),
     /// `max_tokens` generated.
@@ -343,7 +361,7 @@ impl Finish {
     /// know from the word that the answer is cut.
     pub fn reason(&self) -> &'static str {
         match self {
-            Finish::Eos(_) | Finish::StopString(_) => "stop",
+            Finish::Eos(_) | Finish::Complete | Finish::StopString(_) => "stop",
             Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => "cancelled",
         }

@@ -1,8 +1,7 @@
 //! From logits to the next token: the one path that every sampled token takes, the first of a request included.
 //!
-//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> (a grammar's mask belongs here) ->
-//! log-probabilities are read -> temperature -> top_k -> top_p -> min_p -> draw. Each truncation sees what the one
-//! before it kept, renormalised.
+//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> log-probabilities are read -> a grammar's
+//! mask -> temperature -> top_k -> top_p -> min_p -> draw. Each truncation sees what the one before it kept, renormalised.
 //!
 //! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its turn, and of
 //! nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of a draw uses IEEE
@@ -12,6 +11,7 @@
 use std::cmp::Ordering;
 
 use super::error::{Error, Result};
+use super::grammar::TokenMask;
 use super::request::{Logprob, Sampling, Token};
 
 /// What a choice depends on besides logits and parameters.
@@ -24,6 +24,8 @@ pub struct Turn<'a> {
     pub seed: u64,
     /// Report the log-probability, with this many alternatives.
     pub logprobs: Option<usize>,
+    /// Which tokens may come; nothing: all.
+    pub mask: Option<&'a TokenMask>,
 }
 
 /// Chooses tokens. Holds only scratch space, so that one serves all sequences.
@@ -31,6 +33,8 @@ pub struct Turn<'a> {
 pub struct Sampler {
     /// Logits after penalties and bias; unused when a request has none.
     edited: Vec<f32>,
+    /// The same with all but the allowed tokens at negative infinity; unused without a mask.
+    masked: Vec<f32>,
     /// Occurrences by token id; all zero between calls.
     counts: Vec<u32>,
     /// By token id, proportional to its probability; the best token has 1.
@@ -47,8 +51,8 @@ struct Candidate {
 }
 
 impl Sampler {
-    /// The next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens` and in
-    /// `sampling.logit_bias` is below its length (ids beyond it are passed over).
+    /// The next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens`, in
+    /// `sampling.logit_bias` and in `turn.mask` is below its length (ids beyond it are passed over).
     ///
     /// # Errors
     /// [`Error::Backend`] when a logit is NaN or infinite, or when all are masked (negative infinity).
@@ -56,7 +60,7 @@ impl Sampler {
         let edited = self.edit(logits, sampling, turn);
         let mut buffer = std::mem::take(&mut self.edited);
         let processed = if edited { &buffer[..] } else { logits };
-        let chosen = self.choose(processed, sampling, turn);
+        let chosen = self.choose_allowed(processed, sampling, turn);
         let token =
             chosen.map(|id| Token { id, logprob: turn.logprobs.map(|n| self.logprob(processed, id, n)) });
         std::mem::swap(&mut self.edited, &mut buffer);
@@ -109,6 +113,26 @@ impl Sampler {
                 && *count > 0
             {
                 change(logit, std::mem::take(count));
+            }
+        }
+    }
+
+    fn choose_allowed(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
+        match turn.mask {
+            None => self.choose(logits, sampling, turn),
+            Some(TokenMask::Forced(id)) => Ok(*id),
+            Some(TokenMask::Allowed(allowed)) => {
+                let mut masked = std::mem::take(&mut self.masked);
+                masked.clear();
+                masked.resize(logits.len(), f32::NEG_INFINITY);
+                allowed.for_each(|id| {
+                    if let (Some(kept), Some(&logit)) = (masked.get_mut(id), logits.get(id)) {
+                        *kept = logit;
+                    }
+                });
+                let chosen = self.choose(&masked, sampling, turn);
+                self.masked = masked;
+                chosen
             }
         }
     }
@@ -333,7 +357,7 @@ mod tests {
 
     use super::*;
 
-    const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None };
+    const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None, mask: None };
 
     fn sample(logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
         Sampler::default().sample(logits, sampling, turn)
@@ -343,7 +367,8 @@ mod tests {
     fn draws(logits: &[f32], sampling: &Sampling, seed: u64, count: usize) -> Vec<u32> {
         let tokens = vec![0; count];
         let mut sampler = Sampler::default();
-        let turn = |index| Turn { tokens: &tokens[..index], generated_from: 0, seed, logprobs: None };
+        let turn =
+            |index| Turn { tokens: &tokens[..index], generated_from: 0, seed, logprobs: None, mask: None };
         (0..count)
             .map(|index| sampler.sample(logits, sampling, &turn(index)).expect("finite logits").id)
             .collect()
@@ -415,7 +440,7 @@ mod tests {
     /// The logits after penalties and bias, as the sampler sees them.
     fn edited(logits: &[f32], sampling: &Sampling, tokens: &[u32], generated_from: usize) -> Vec<f32> {
         let mut sampler = Sampler::default();
-        sampler.edit(logits, sampling, &Turn { tokens, generated_from, seed: 0, logprobs: None });
+        sampler.edit(logits, sampling, &Turn { tokens, generated_from, seed: 0, logprobs: None, mask: None });
         assert!(sampler.counts.iter().all(|&count| count == 0), "counts are left clean");
         sampler.edited
     }
@@ -524,7 +549,8 @@ mod tests {
         // Pinned: these ids must never change, or printed seeds lose their meaning.
         assert_eq!(draws(&logits, &plain, 42, 8), [47, 10, 17, 22, 2, 55, 13, 51]);
         assert_ne!(draws(&logits, &plain, 43, 8), draws(&logits, &plain, 42, 8));
-        let replayed = Turn { tokens: &[5, 9, 0, 0, 0], generated_from: 2, seed: 42, logprobs: None };
+        let replayed =
+            Turn { tokens: &[5, 9, 0, 0, 0], generated_from: 2, seed: 42, logprobs: None, mask: None };
         assert_eq!(sample(&logits, &plain, &replayed).expect("finite").id, 22, "draw 3, wherever it happens");
     }
 
@@ -574,7 +600,7 @@ mod tests {
             frequency_penalty: 0.1,
             ..at_temperature(0.8)
         };
-        let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None };
+        let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None, mask: None };
         let mut sampler = Sampler::default();
         let places =
             |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.weights.as_ptr(), s.ranked.as_ptr());
@@ -626,7 +652,7 @@ mod tests {
             seed in any::<u64>(),
         ) {
             let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
-            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None };
+            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None, mask: None };
             let token = sample(&logits, &sampling, &turn).expect("finite");
             prop_assert_eq!(token.id, reference(&logits, &sampling, uniform(seed, 0)));
         }
@@ -640,7 +666,7 @@ mod tests {
                 top_p: 0.8, repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: -0.3,
                 ..at_temperature(0.9)
             };
-            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4) };
+            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4), mask: None };
             let mut sampler = Sampler::default();
             sampler.sample(&first, &sampling, &turn).expect("finite");
             let reused = sampler.sample(&second, &sampling, &turn).expect("finite");

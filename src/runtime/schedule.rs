@@ -29,7 +29,7 @@ pub struct Waiting {
 /// A request that has been admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Running {
-    /// Prompt tokens still to compute; 0 when it generates.
+    /// Prompt tokens, or tokens that a grammar forces, still to compute; 0 when it generates one by one.
     pub prompt_left: usize,
     /// When it had its last row, or was admitted: of two sequences the one with the smaller number has gone without
     /// longer. Those that had rows in the same step keep the order that they had before.

@@ -142,8 +142,11 @@ impl Sequence {
     /// As many of the next `rows` tokens as may be fed in one step.
     pub fn rows_allowed(&self, rows: usize) -> usize {
         let position = self.position();
-        let next = self.turn.states_at.iter().find(|&&len| len > position);
-        next.map_or(rows, |len| rows.min(len - position))
+        let next = self.turn.states_at.iter().copied().find(|&len| len > position);
+        // Within an answer a state is left at the end of each page, also where forced tokens come in chunks.
+        let answers = self.resident.table.has_state() && position >= self.turn.generated_from;
+        let page_end = answers.then_some((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
+        next.into_iter().chain(page_end).fold(rows, |rows, len| rows.min(len - position))
     }
 
     /// Takes over what others have computed of `prompt`, at most `most` tokens of it; how many more are resident now.

@@ -9,7 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::runtime::{Error, StoreError};
+use crate::runtime::{Error, GrammarError, StoreError};
 
 /// A refusal or failure, in OpenAI's words.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,6 +101,15 @@ impl From<Error> for ApiError {
             Error::Store(StoreError::Io { .. }) => (StatusCode::INTERNAL_SERVER_ERROR, Some("storage_error")),
             Error::Store(StoreError::Damaged { .. } | StoreError::Unsupported { .. }) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, Some("session_damaged"))
+            }
+            Error::Grammar(GrammarError::Unsupported { .. }) => {
+                (StatusCode::BAD_REQUEST, Some("unsupported_parameter"))
+            }
+            Error::Grammar(GrammarError::Invalid(_) | GrammarError::TooComplex(_)) => {
+                (StatusCode::BAD_REQUEST, Some("invalid_value"))
+            }
+            Error::Grammar(GrammarError::Failed(_)) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, Some("grammar_error"))
             }
             Error::EngineGone => return Self::engine_down(),
             Error::InvalidState(_) | Error::Poisoned | Error::Load(_) | Error::Backend(_) => {

@@ -3,18 +3,24 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
+//! `dialect` reads from a template what answers are made of, `output` takes them apart.
 
 mod clock;
+mod dialect;
 mod error;
 mod jinja;
 mod link;
 pub mod message;
+mod output;
 mod prompt;
 mod python;
 mod source;
+mod tool_call;
 
 pub use clock::DateTime;
+pub use dialect::{Dialect, ReasoningFormat, ToolCallFormat, ToolChoice, UnknownFormat};
 pub use error::TemplateError;
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, Message, Role, ToolCall};
+pub use output::{OutputParser, ParsedAnswer, ParsedCall, Piece, parse_answer};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};

@@ -251,6 +251,7 @@ pub fn reuse(started: &Started, llm: &dyn Llm) -> String {
 fn finish_json(finish: &Finish) -> Value {
     match finish {
         Finish::Eos(id) => json!({"by": "eos", "token": id}),
+        Finish::Complete => json!({"by": "complete"}),
         Finish::StopString(text) => json!({"by": "stop_string", "text": text}),
         Finish::MaxTokens => json!({"by": "max_tokens"}),
         Finish::ContextFull => json!({"by": "context_full"}),
@@ -330,6 +331,7 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &dyn Llm) -> Str
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
     let finish = match finish {
         Finish::Eos(id) => format!("stop (end-of-generation token {id})"),
+        Finish::Complete => "stop (the grammar is complete)".to_owned(),
         Finish::StopString(text) => format!("stop (at {text:?})"),
         Finish::MaxTokens => "length (--max-tokens)".to_owned(),
         Finish::ContextFull => "length (context full)".to_owned(),

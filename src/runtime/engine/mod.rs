@@ -201,7 +201,7 @@ impl Engine {
         let pages: Vec<_> = self.running.iter().map(Generation::next_page).collect();
         let leaders = self.leaders(&pages);
         let running = |(index, generation): (usize, &Generation)| Running {
-            prompt_left: generation.prompt_left(),
+            prompt_left: generation.rows_left(),
             turn: generation.turn(),
             held: pages[index].is_some_and(|page| leaders[&page] != index),
         };

@@ -44,6 +44,7 @@ use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
+use super::request::Sampling;
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use hub::Resolved;
@@ -84,6 +85,21 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationDefaults {
+    /// What the publisher recommends, and greedy where nothing is said.
+    pub fn sampling(&self) -> Sampling {
+        let built_in = Sampling::default();
+        Sampling {
+            temperature: self.temperature.unwrap_or(built_in.temperature),
+            top_k: self.top_k,
+            top_p: self.top_p.unwrap_or(built_in.top_p),
+            min_p: self.min_p.unwrap_or(built_in.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(built_in.repetition_penalty),
+            ..built_in
+        }
+    }
 }
 
 /// Where a model computes.

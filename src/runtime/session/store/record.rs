@@ -96,6 +96,7 @@ struct SamplingRecord {
 #[serde(rename_all = "snake_case")]
 enum FinishRecord {
     Eos(u32),
+    Complete,
     StopString(String),
     MaxTokens,
     ContextFull,
@@ -289,6 +290,7 @@ impl From<&Finish> for FinishRecord {
     fn from(finish: &Finish) -> Self {
         match finish {
             Finish::Eos(id) => Self::Eos(*id),
+            Finish::Complete => Self::Complete,
             Finish::StopString(text) => Self::StopString(text.clone()),
             Finish::MaxTokens => Self::MaxTokens,
             Finish::ContextFull => Self::ContextFull,
@@ -302,6 +304,7 @@ impl From<FinishRecord> for Finish {
     fn from(record: FinishRecord) -> Self {
         match record {
             FinishRecord::Eos(id) => Self::Eos(id),
+            FinishRecord::Complete => Self::Complete,
             FinishRecord::StopString(text) => Self::StopString(text),
             FinishRecord::MaxTokens => Self::MaxTokens,
             FinishRecord::ContextFull => Self::ContextFull,
@@ -371,7 +374,8 @@ mod tests {
         let header =
             Record::Header { schema: SCHEMA.into(), name: "n".into(), created_ms: 1, model: model.clone() };
         let mut turns = vec![rich_turn()];
-        let cut = [Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
+        let cut =
+            [Finish::Complete, Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
         for finish in cut.into_iter().chain([Finish::StopString("\n".to_owned())]) {
             turns.push(Turn { finish, splice_after: None, ..rich_turn() });
         }

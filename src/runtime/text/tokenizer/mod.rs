@@ -192,7 +192,19 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_chat_rest(&self, rest: &str) -> Result<Vec<u32>> {
-        let encode = |text: &str| self.encode(text, Encode { add_special: false, parse_special: true });
+        self.encode_behind(rest, true)
+    }
+
+    /// Text that goes on behind other text: nothing in it is special, and nothing is put before it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_plain_rest(&self, rest: &str) -> Result<Vec<u32>> {
+        self.encode_behind(rest, false)
+    }
+
+    fn encode_behind(&self, rest: &str, parse_special: bool) -> Result<Vec<u32>> {
+        let encode = |text: &str| self.encode(text, Encode { add_special: false, parse_special });
         if !self.space_prefix || rest.is_empty() {
             return encode(rest);
         }

@@ -1,0 +1,313 @@
+//! From a source to a [`Grammar`], once per source: compiled on a thread of its own with a stack, fuel and a time limit, and
+//! kept with its siblings that were used last.
+//!
+//! Invariants: the token trie is built once, at the first compilation; who asks for a source that another is compiling waits
+//! for that; a compilation that is given up cannot be ended, but no more than [`MAX_COMPILING`] run at a time.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{ParserFactory, TokenParser};
+
+use super::GrammarSource;
+use super::schema;
+use super::vocabulary::token_environment;
+use crate::runtime::error::{Error, GrammarError, Result};
+use crate::runtime::text::Tokenizer;
+
+/// Bytes of a source. OpenAI takes schemas of about 120,000 characters.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+
+/// Brackets within brackets in a regular expression or a Lark grammar; schemas have a limit of their own.
+const MAX_NESTING: usize = 128;
+
+/// How long one compilation may take. Large published schemas take tenths of a second.
+const MAX_COMPILE_TIME: Duration = Duration::from_secs(10);
+
+/// Compilations at a time, those that were given up included.
+const MAX_COMPILING: usize = 4;
+
+/// The library recurses into schemas and expressions. Address space only; what is not touched takes no memory.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Grammars kept for the next request with the same source.
+const MAX_CACHED: usize = 64;
+
+/// Turns sources into grammars for one model. Cheap until first used; clones share everything.
+#[derive(Clone)]
+pub struct GrammarCompiler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    ends: Vec<u32>,
+    factory: OnceLock<Result<ParserFactory, GrammarError>>,
+    cache: Mutex<Cache>,
+    num_compiling: Mutex<usize>,
+    compiled: Condvar,
+}
+
+type Slot = Arc<OnceLock<Result<Grammar, GrammarError>>>;
+
+/// Slots by source, each with the number of its last use.
+#[derive(Default)]
+struct Cache {
+    slots: HashMap<String, (Slot, u64)>,
+    num_uses: u64,
+}
+
+/// A compiled grammar: what every answer under it begins with. Clones share it.
+#[derive(Clone)]
+pub struct Grammar {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    vocab_size: usize,
+    /// Never advanced, only copied.
+    start: Mutex<TokenParser>,
+}
+
+impl GrammarCompiler {
+    /// `vocab_size` is the number of the model's logits ([`crate::runtime::EngineSpec`]'s), `ends` are the ids that end a
+    /// generation.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, ends: &[u32]) -> Self {
+        let shared = Shared {
+            tokenizer,
+            vocab_size,
+            ends: ends.to_vec(),
+            factory: OnceLock::new(),
+            cache: Mutex::default(),
+            num_compiling: Mutex::default(),
+            compiled: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The grammar of `source`. Takes microseconds for one that is known, and up to [`MAX_COMPILE_TIME`] else, so it is
+    /// not for the engine's thread nor an asynchronous one.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`]: what cannot be enforced, by name; what is wrong; what is beyond the limits.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar> {
+        let key = key(source)?;
+        let slot = lock(&self.shared.cache).slot(&key);
+        let result = slot.get_or_init(|| self.compile_anew(source)).clone();
+        if matches!(result, Err(GrammarError::TooComplex(_) | GrammarError::Failed(_))) {
+            lock(&self.shared.cache).forget(&key, &slot); // the machine may have been busy
+        }
+        result.map_err(Error::Grammar)
+    }
+
+    fn compile_anew(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let grammar = top_level(source)?;
+        let deadline = Instant::now() + MAX_COMPILE_TIME;
+        let permit = Permit::wait(&self.shared, deadline)?;
+        let shared = Arc::clone(&self.shared);
+        let (sender, receiver) = mpsc::channel();
+        let body = move || {
+            let compiled = catch_unwind(AssertUnwindSafe(|| shared.compile(grammar)));
+            drop(permit);
+            let _ = sender.send(compiled.unwrap_or_else(|panic| Err(GrammarError::Failed(message(&*panic)))));
+        };
+        let spawned = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES).spawn(body);
+        spawned.map_err(|error| GrammarError::Failed(format!("no thread to compile in: {error}")))?;
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(compiled) => compiled,
+            Err(RecvTimeoutError::Timeout) => Err(out_of_time()),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(GrammarError::Failed("the compiling thread died".to_owned()))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").field("vocab_size", &self.shared.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+        let factory = self.factory.get_or_init(|| self.build_factory()).as_ref().map_err(Clone::clone)?;
+        let mut parser = factory.create_parser(grammar).map_err(|error| schema::explain(&error))?;
+        if let Some(warning) = parser.grammar_warnings().into_iter().next() {
+            return Err(GrammarError::Invalid(warning));
+        }
+        parser.start_without_prompt();
+        Ok(Grammar { inner: Arc::new(Inner { vocab_size: self.vocab_size, start: Mutex::new(parser) }) })
+    }
+
+    fn build_factory(&self) -> Result<ParserFactory, GrammarError> {
+        let environment = token_environment(Arc::clone(&self.tokenizer), self.vocab_size, &self.ends);
+        let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
+        // Slices of the vocabulary that are inside a JSON string are allowed or not as a whole.
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&environment, capabilities, &slices)
+            .map_err(|error| GrammarError::Failed(error.to_string()))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        Ok(factory)
+    }
+}
+
+impl Grammar {
+    /// Number of logits it masks.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.vocab_size
+    }
+
+    /// A parser of its own: its lexer's tables grow with what it reads, and their limits must not depend on others.
+    pub(super) fn start(&self) -> TokenParser {
+        lock(&self.inner.start).deep_clone()
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
+
+impl Cache {
+    fn slot(&mut self, key: &str) -> Slot {
+        self.num_uses += 1;
+        if let Some((slot, used)) = self.slots.get_mut(key) {
+            *used = self.num_uses;
+            return Arc::clone(slot);
+        }
+        if self.slots.len() >= MAX_CACHED
+            && let Some(oldest) = self.slots.iter().min_by_key(|(_, (_, used))| *used)
+        {
+            let oldest = oldest.0.clone();
+            self.slots.remove(&oldest);
+        }
+        let slot = Slot::default();
+        self.slots.insert(key.to_owned(), (Arc::clone(&slot), self.num_uses));
+        slot
+    }
+
+    fn forget(&mut self, key: &str, slot: &Slot) {
+        if self.slots.get(key).is_some_and(|(current, _)| Arc::ptr_eq(current, slot)) {
+            self.slots.remove(key);
+        }
+    }
+}
+
+/// One of [`MAX_COMPILING`] places.
+struct Permit(Arc<Shared>);
+
+impl Permit {
+    fn wait(shared: &Arc<Shared>, deadline: Instant) -> Result<Self, GrammarError> {
+        let mut count = lock(&shared.num_compiling);
+        while *count >= MAX_COMPILING {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(out_of_time());
+            }
+            let waited = shared.compiled.wait_timeout(count, left);
+            count = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *count += 1;
+        Ok(Self(Arc::clone(shared)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *lock(&self.0.num_compiling) -= 1;
+        self.0.compiled.notify_one();
+    }
+}
+
+/// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn out_of_time() -> GrammarError {
+    GrammarError::TooComplex(format!("not compiled within {MAX_COMPILE_TIME:?}"))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic").to_owned()
+}
+
+/// Names a source in the cache; two that differ in the order of members differ.
+fn key(source: &GrammarSource) -> Result<String, GrammarError> {
+    let key = match source {
+        GrammarSource::JsonObject => "object".to_owned(),
+        GrammarSource::JsonSchema(schema) => format!("schema {schema}"),
+        GrammarSource::Regex(regex) => format!("regex {regex}"),
+        GrammarSource::Lark(grammar) => format!("lark {grammar}"),
+    };
+    if key.len() > MAX_SOURCE_BYTES {
+        return Err(GrammarError::TooComplex(format!("more than {MAX_SOURCE_BYTES} bytes")));
+    }
+    Ok(key)
+}
+
+fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
+    match source {
+        GrammarSource::JsonObject => {
+            Ok(TopLevelGrammar::from_json_schema(schema::prepare(&serde_json::json!({"type": "object"}))?))
+        }
+        GrammarSource::JsonSchema(value) => Ok(TopLevelGrammar::from_json_schema(schema::prepare(value)?)),
+        GrammarSource::Regex(regex) => {
+            check_nesting(regex)?;
+            Ok(TopLevelGrammar::from_regex(regex))
+        }
+        GrammarSource::Lark(grammar) => {
+            check_nesting(grammar)?;
+            check_attributes(grammar)?;
+            Ok(TopLevelGrammar::from_lark(grammar.clone()))
+        }
+    }
+}
+
+/// Refuses attributes of rules that ask for more than a mask: a temperature of their own, or text that is generated and then
+/// taken back. They stand in brackets before the colon of a line (llguidance, docs/syntax.md).
+fn check_attributes(grammar: &str) -> Result<(), GrammarError> {
+    let heads =
+        grammar.lines().filter_map(|line| line.split_once(':')).filter_map(|(head, _)| head.split_once('['));
+    let names =
+        heads.flat_map(|(_, list)| list.split(',')).filter_map(|attribute| attribute.split('=').next());
+    match names.map(str::trim).find(|name| ["stop", "stop_capture", "temperature"].contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let message = "a rule can constrain what comes next, and nothing else".to_owned();
+            Err(GrammarError::Unsupported { keyword: name.to_owned(), message })
+        }
+    }
+}
+
+/// Counts brackets wherever they are, in literals too: more than enough for what people write.
+fn check_nesting(text: &str) -> Result<(), GrammarError> {
+    let mut depth = 0usize;
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_NESTING {
+            return Err(GrammarError::TooComplex(format!(
+                "more than {MAX_NESTING} brackets within each other"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Constrained decoding: which tokens may come next so that an answer keeps to a JSON Schema, a regular expression or a
+//! Lark grammar.
+//!
+//! A [`GrammarCompiler`] belongs to a model's tokenizer and turns sources into [`Grammar`]s; a [`GrammarState`] follows one
+//! answer. Invariants: what a state allows is a function of its grammar and of the tokens accepted so far, never of other
+//! answers under the same grammar; sources are hostile, so size, depth, work and time are bounded, and a panic in the
+//! library is an error here. Knows no request, sequence or model.
+
+mod compiler;
+mod schema;
+mod state;
+mod vocabulary;
+
+pub use self::compiler::{Grammar, GrammarCompiler};
+pub use self::state::{GrammarState, TokenMask};
+
+use serde_json::Value;
+
+/// What an answer must keep to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that validates against this schema, in the dialect that `$schema` names, else 2020-12. Members come in the
+    /// order of the schema's `properties`, separated by `", "` and `": "`.
+    JsonSchema(Value),
+    /// The whole answer matches this regular expression, in the syntax of Rust's `regex` without look-around.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark, beginning at its rule `start`.
+    Lark(String),
+}

@@ -1,0 +1,200 @@
+//! JSON Schemas on their way to llguidance: checked, freed of what says nothing, and put into the one layout in which
+//! answers are written; and the library's refusals as our errors.
+//!
+//! Invariant: an answer that satisfies the schema made here satisfies the one that was given.
+
+use std::fmt::Display;
+
+use serde_json::{Map, Value, json};
+
+use crate::runtime::error::GrammarError;
+
+/// Arrays and objects within each other.
+const MAX_DEPTH: usize = 64;
+
+/// llguidance reads its options from this member of a schema.
+const OPTIONS: &str = "x-guidance";
+
+/// Keywords whose value is a schema, or a list of them.
+const SCHEMAS: [&str; 15] = [
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "oneOf",
+    "prefixItems",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
+/// Keywords whose value has schemas for members.
+const SCHEMA_MAPS: [&str; 6] =
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+
+/// Keywords that count; their value may be written with a decimal point.
+const COUNTS: [&str; 6] =
+    ["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"];
+
+/// The formats that JSON Schema defines. Any other is an annotation and constrains nothing (2020-12, validation, 7.2.3).
+const FORMATS: [&str; 19] = [
+    "date",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "idn-email",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "time",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+];
+
+/// The schema as the library takes it, with our options in it.
+///
+/// # Errors
+/// [`GrammarError::Invalid`] for what is no schema, [`GrammarError::TooComplex`] for one too deep, and
+/// [`GrammarError::Unsupported`] for one that carries options of its own, since those can make the library ignore keywords.
+pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
+    if depth(schema) > MAX_DEPTH {
+        return Err(GrammarError::TooComplex(format!("more than {MAX_DEPTH} levels deep")));
+    }
+    let mut schema = match schema {
+        Value::Object(members) => members.clone(),
+        Value::Bool(true) => Map::new(),
+        Value::Bool(false) => {
+            return Err(GrammarError::Invalid("nothing satisfies the schema false".to_owned()));
+        }
+        _ => return Err(GrammarError::Invalid("a schema is an object or a boolean".to_owned())),
+    };
+    if schema.contains_key(OPTIONS) {
+        return Err(unsupported(OPTIONS, "options of the grammar library are not for requests"));
+    }
+    check_resources(&schema)?;
+    simplify(&mut schema);
+    schema.insert(OPTIONS.to_owned(), layout());
+    Ok(Value::Object(schema))
+}
+
+/// White space as Python's `json.dumps` writes it, the layout that models have seen most. A fixed one leaves no choice
+/// around names and punctuation, so that they are forced, and no way to go on with white space for ever.
+fn layout() -> Value {
+    json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "})
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Takes out keywords that constrain nothing, and writes counts as integers, in a schema and those below it.
+fn simplify(schema: &mut Map<String, Value>) {
+    if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
+        schema.shift_remove("uniqueItems");
+    }
+    if schema.get("format").and_then(Value::as_str).is_some_and(|name| !FORMATS.contains(&name)) {
+        schema.shift_remove("format");
+    }
+    for count in COUNTS {
+        if let Some(count) = schema.get_mut(count)
+            && let Some(number) = count.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n))
+        {
+            *count = Value::from(number as u64);
+        }
+    }
+    for (keyword, value) in schema.iter_mut() {
+        match value {
+            Value::Object(members) if SCHEMA_MAPS.contains(&&**keyword) => {
+                members.values_mut().filter_map(Value::as_object_mut).for_each(simplify);
+            }
+            Value::Object(schema) if SCHEMAS.contains(&&**keyword) => simplify(schema),
+            Value::Array(schemas) if SCHEMAS.contains(&&**keyword) => {
+                schemas.iter_mut().filter_map(Value::as_object_mut).for_each(simplify);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// References are looked up from the root, which is wrong below an identifier that begins a resource of its own.
+fn check_resources(root: &Map<String, Value>) -> Result<(), GrammarError> {
+    let begins_resource = |schema: &Value| {
+        let id = schema.get("$id").or_else(|| schema.get("id")).and_then(Value::as_str);
+        id.is_some_and(|id| !id.starts_with('#')) && any(schema, &|value| value.get("$ref").is_some())
+    };
+    match root.values().any(|value| any(value, &begins_resource)) {
+        true => Err(unsupported("$id", "below the root, with references under it")),
+        false => Ok(()),
+    }
+}
+
+/// Whether a value, or one in it, is found.
+fn any(value: &Value, found: &dyn Fn(&Value) -> bool) -> bool {
+    found(value)
+        || match value {
+            Value::Array(items) => items.iter().any(|item| any(item, found)),
+            Value::Object(members) => members.values().any(|member| any(member, found)),
+            _ => false,
+        }
+}
+
+fn unsupported(keyword: &str, message: impl Into<String>) -> GrammarError {
+    GrammarError::Unsupported { keyword: keyword.to_owned(), message: message.into() }
+}
+
+/// Beginnings of the library's messages about features that it lacks, and the keyword that each is about.
+const LACKING: [(&str, &str); 8] = [
+    ("Unknown format", "format"),
+    ("Only absolute $ref's", "$ref"),
+    ("Reference segment", "$ref"),
+    ("patternProperty regexes", "patternProperties"),
+    ("can't determine if patternProperty", "patternProperties"),
+    ("min/maxProperties", "minProperties"),
+    ("Value for 'multipleOf' has too many digits", "multipleOf"),
+    ("Unable to determine if regex is empty", "pattern"),
+];
+
+/// Words in its messages about limits.
+const LIMITS: [&str; 7] =
+    ["too complex", "too large", "too big", "too many", "stack level exceeded", "fuel", "limit"];
+
+/// What the library's refusal means. It has no kinds of errors, only words; those that are not known here are taken to
+/// mean that the source is wrong.
+pub fn explain(error: &impl Display) -> GrammarError {
+    let message = error.to_string();
+    if let Some(list) = message.strip_prefix("Unimplemented keys: ") {
+        let list = list.lines().next().unwrap_or(list);
+        let keywords: Vec<String> = serde_json::from_str(list).unwrap_or_default();
+        let first = keywords.first().map_or(list, String::as_str);
+        return unsupported(first, format!("not implemented: {}", keywords.join(", ")));
+    }
+    if message.starts_with("oneOf constraints are not supported") {
+        return unsupported("oneOf", "its options are not certain to exclude each other; anyOf may serve");
+    }
+    if let Some((_, keyword)) = LACKING.iter().find(|(start, _)| message.starts_with(start)) {
+        return unsupported(keyword, message);
+    }
+    let lower = message.to_lowercase();
+    match LIMITS.iter().any(|words| lower.contains(words)) {
+        true => GrammarError::TooComplex(message),
+        false => GrammarError::Invalid(message),
+    }
+}

@@ -1,0 +1,150 @@
+//! One answer under a grammar: what may come next, and what must.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+
+use llguidance::TokenParser;
+use llguidance::api::StopReason;
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::SimpleVob;
+
+use super::compiler::Grammar;
+use crate::runtime::error::GrammarError;
+
+/// Which tokens may come next.
+#[derive(Debug)]
+pub enum TokenMask {
+    /// Only this one.
+    Forced(u32),
+    /// These, the ends among them where the grammar is complete.
+    Allowed(AllowedTokens),
+}
+
+/// A set of token ids.
+pub struct AllowedTokens(SimpleVob);
+
+/// Follows an answer token by token.
+pub struct GrammarState {
+    parser: TokenParser,
+    /// What must come next, in order; the parser has not read it yet.
+    forced: VecDeque<u32>,
+    /// Tokens that end the generation come only where nothing else can.
+    ends_last: bool,
+    /// Whether it was looked at what the grammar begins with.
+    is_begun: bool,
+}
+
+impl GrammarState {
+    /// At the beginning of an answer. With `ends_last`, tokens that end the generation are allowed only where no other is.
+    pub fn new(grammar: &Grammar, ends_last: bool) -> Self {
+        Self { parser: grammar.start(), forced: VecDeque::new(), ends_last, is_begun: false }
+    }
+
+    /// Whether the answer is complete and nothing may follow.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.parser.stop_reason(), StopReason::NoExtension | StopReason::NoExtensionBias)
+    }
+
+    /// The token that must come next, if only one may.
+    pub fn forced(&self) -> Option<u32> {
+        self.forced.front().copied()
+    }
+
+    /// What may come next; nothing for an answer that is complete.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooComplex`] when it takes more work than a step may, [`GrammarError::Failed`] for bugs.
+    pub fn mask(&mut self) -> Result<Option<TokenMask>, GrammarError> {
+        if !self.is_begun {
+            self.look_ahead()?;
+        }
+        if let Some(id) = self.forced() {
+            return Ok(Some(TokenMask::Forced(id)));
+        }
+        if self.is_complete() {
+            return Ok(None);
+        }
+        let computed = self.guarded(|parser| parser.compute_mask().map_err(|e| e.to_string()));
+        match computed {
+            Ok(allowed) => Ok(Some(TokenMask::Allowed(AllowedTokens(self.without_ends(allowed))))),
+            // Only now it is seen that the answer cannot go on; for want of tokens that end it, nothing is allowed.
+            Err(_)
+                if self.parser.stop_reason() == StopReason::NoExtensionBias && self.parser.is_accepting() =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn without_ends(&self, allowed: SimpleVob) -> SimpleVob {
+        if !self.ends_last {
+            return allowed;
+        }
+        let mut others = allowed.clone();
+        others.sub(&self.parser.token_env.tok_trie().eos_token_set());
+        if others.is_zero() { allowed } else { others }
+    }
+
+    /// Goes on with a token that `mask` allows and that does not end the generation.
+    ///
+    /// # Errors
+    /// As for [`GrammarState::mask`].
+    pub fn accept(&mut self, id: u32) -> Result<(), GrammarError> {
+        self.guarded(|parser| parser.consume_token(id).map_err(|e| e.to_string()))?;
+        if self.forced.pop_front() != Some(id) || self.forced.is_empty() {
+            self.look_ahead()?;
+        }
+        Ok(())
+    }
+
+    fn look_ahead(&mut self) -> Result<(), GrammarError> {
+        self.is_begun = true;
+        self.forced.clear();
+        if !self.guarded(|parser| parser.check_stop().map_err(|e| e.to_string()))? {
+            self.forced = self.guarded(|parser| Ok(parser.compute_ff_tokens()))?.into();
+        }
+        Ok(())
+    }
+
+    /// A failure of the library, or a panic in it, as an error.
+    fn guarded<T>(
+        &mut self,
+        call: impl FnOnce(&mut TokenParser) -> Result<T, String>,
+    ) -> Result<T, GrammarError> {
+        let parser = &mut self.parser;
+        let result = catch_unwind(AssertUnwindSafe(|| Ok(call(parser))));
+        result.unwrap_or_else(|panic| Err(panic.to_string())).map_err(|message| {
+            match self.parser.stop_reason() {
+                StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
+                    GrammarError::TooComplex(message)
+                }
+                _ => GrammarError::Failed(message),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for GrammarState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarState").field("forced", &self.forced).finish_non_exhaustive()
+    }
+}
+
+impl AllowedTokens {
+    pub fn contains(&self, id: u32) -> bool {
+        (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    /// Calls `found` with each id, ascending.
+    pub fn for_each(&self, found: impl FnMut(usize)) {
+        self.0.iter_set_entries(found);
+    }
+}
+
+impl fmt::Debug for AllowedTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} tokens", self.0.num_set(), self.0.len())
+    }
+}

@@ -1,0 +1,282 @@
+//! Text to JSON by the tool's schema, for forms that write arguments as plain text.
+//!
+//! A type that allows strings keeps the text exactly. Any other type is taken only when the text is a value of that type
+//! (`true`, digits, a finite number, JSON); what fits no type stays a string, so that nothing is lost and the tool can
+//! see what was meant. Text without a type is JSON when it parses as JSON and a string otherwise.
+
+use serde_json::Value;
+
+use super::json_text::{is_json_number, quoted, whole_value};
+use super::python_literal;
+
+/// A schema with the document that its references point into.
+#[derive(Debug, Clone, Copy)]
+pub struct Schema<'a> {
+    root: &'a Value,
+    node: Option<&'a Value>,
+}
+
+/// The JSON types that a schema allows; none where it does not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Types {
+    pub string: bool,
+    pub boolean: bool,
+    pub integer: bool,
+    pub number: bool,
+    pub null: bool,
+    pub array: bool,
+    pub object: bool,
+}
+
+impl Types {
+    fn add(&mut self, name: &str) {
+        match name {
+            "string" => self.string = true,
+            "boolean" => self.boolean = true,
+            "integer" => self.integer = true,
+            "number" => self.number = true,
+            "null" => self.null = true,
+            "array" => self.array = true,
+            "object" => self.object = true,
+            _ => {}
+        }
+    }
+
+    fn add_value(&mut self, value: &Value) {
+        self.add(match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_f64() => "number",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        });
+    }
+
+    pub fn is_unknown(self) -> bool {
+        self == Self::default()
+    }
+
+    pub fn is_only_boolean(self) -> bool {
+        self == Self { boolean: true, ..Self::default() }
+    }
+
+    pub fn is_only_number(self) -> bool {
+        self == Self { integer: self.integer, number: self.number, ..Self::default() }
+    }
+}
+
+/// Longer integers overflow the doubles of JSON readers.
+const MAX_DIGITS: usize = 300;
+/// References followed before giving up: a schema may point at itself.
+const MAX_REFERENCES: usize = 32;
+
+impl<'a> Schema<'a> {
+    pub fn new(root: &'a Value) -> Self {
+        Self { root, node: Some(root) }
+    }
+
+    fn at(self, node: Option<&'a Value>) -> Self {
+        Self { root: self.root, node }
+    }
+
+    /// The schema of a member, by `properties` or else `additionalProperties`.
+    pub fn property(self, key: &str) -> Self {
+        let Some(node) = self.resolved() else { return self.at(None) };
+        let named = node.get("properties").and_then(|properties| properties.get(key));
+        let branches = || branches(node).find_map(|branch| self.at(Some(branch)).property(key).node);
+        self.at(named
+            .or_else(branches)
+            .or_else(|| node.get("additionalProperties").filter(|more| more.is_object())))
+    }
+
+    /// The schema of a list's items.
+    pub fn items(self) -> Self {
+        let Some(node) = self.resolved() else { return self.at(None) };
+        let branches = || branches(node).find_map(|branch| self.at(Some(branch)).items().node);
+        self.at(node.get("items").filter(|items| items.is_object()).or_else(branches))
+    }
+
+    /// The document.
+    pub fn root(self) -> &'a Value {
+        self.root
+    }
+
+    /// The schema itself, behind its references.
+    pub fn node(self) -> Option<&'a Value> {
+        self.resolved()
+    }
+
+    /// The strings that an `enum` or `const` allows.
+    pub fn strings(self) -> Option<Vec<String>> {
+        let node = self.resolved()?;
+        let values: Vec<&Value> = match node.get("const") {
+            Some(value) => vec![value],
+            None => node.get("enum")?.as_array()?.iter().collect(),
+        };
+        Some(values.into_iter().filter_map(|value| value.as_str().map(str::to_owned)).collect())
+    }
+
+    fn resolved(self) -> Option<&'a Value> {
+        let mut node = self.node?;
+        for _ in 0..MAX_REFERENCES {
+            let Some(reference) = node.get("$ref").and_then(Value::as_str) else { return Some(node) };
+            node = self.root.pointer(reference.strip_prefix('#')?)?;
+        }
+        None
+    }
+
+    /// What types a value may have.
+    pub fn types(self) -> Types {
+        let mut types = Types::default();
+        self.collect(&mut types, 0);
+        types
+    }
+
+    fn collect(self, types: &mut Types, depth: usize) {
+        let Some(node) = self.resolved().filter(|_| depth < MAX_REFERENCES) else { return };
+        match node.get("type") {
+            Some(Value::String(name)) => types.add(name),
+            Some(Value::Array(names)) => {
+                names.iter().filter_map(Value::as_str).for_each(|name| types.add(name))
+            }
+            _ => {
+                let values = node.get("enum").and_then(Value::as_array).into_iter().flatten();
+                values.chain(node.get("const")).for_each(|value| types.add_value(value));
+            }
+        }
+        if node.get("nullable") == Some(&Value::Bool(true)) {
+            types.null = true;
+        }
+        branches(node).for_each(|branch| self.at(Some(branch)).collect(types, depth + 1));
+    }
+}
+
+fn branches(node: &Value) -> impl Iterator<Item = &Value> {
+    ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| node.get(key)?.as_array()).flatten()
+}
+
+/// JSON text for an argument written as plain text.
+pub fn coerced(raw: &str, schema: Schema<'_>) -> String {
+    let types = schema.types();
+    let text = raw.trim();
+    if types.is_unknown() {
+        return whole_value(text).unwrap_or_else(|_| quoted(raw));
+    }
+    typed(text, types)
+        .filter(|_| !types.string || is_null(text) || text.starts_with(['{', '[']))
+        .unwrap_or_else(|| quoted(raw))
+}
+
+/// JSON text for a bare word (no quotes around it), by any type but string.
+pub fn typed(text: &str, types: Types) -> Option<String> {
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if types.null && is_null(text) {
+        return Some("null".to_owned());
+    }
+    if types.boolean && text.eq_ignore_ascii_case("true") {
+        return Some("true".to_owned());
+    }
+    if types.boolean && text.eq_ignore_ascii_case("false") {
+        return Some("false".to_owned());
+    }
+    if (types.integer || types.number) && is_digits(text.strip_prefix(['-', '+']).unwrap_or(text)) {
+        let digits = text.trim_start_matches(['-', '+']).trim_start_matches('0');
+        if digits.len() > MAX_DIGITS {
+            return None;
+        }
+        let sign = if text.starts_with('-') && !digits.is_empty() { "-" } else { "" };
+        return Some(format!("{sign}{}", if digits.is_empty() { "0" } else { digits }));
+    }
+    if types.number
+        && let Some(number) = finite(text)
+    {
+        return Some(number);
+    }
+    let opens = |open: char, allowed: bool| allowed && text.starts_with(open);
+    if opens('[', types.array) || opens('{', types.object) {
+        return whole_value(text).ok().or_else(|| python_literal::whole_value(text));
+    }
+    None
+}
+
+fn is_null(text: &str) -> bool {
+    matches!(text, "null" | "None")
+}
+
+/// A finite number in any common spelling (`1.`, `.5`, `+2.5`), as JSON.
+fn finite(text: &str) -> Option<String> {
+    let value: f64 = text.parse().ok().filter(|value: &f64| value.is_finite())?;
+    let is_numeric = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-'));
+    match is_json_number(text) {
+        true => Some(text.to_owned()),
+        false if is_numeric => serde_json::to_string(&value).ok(),
+        false => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(schema: &Value, raw: &str, expected: &Value) {
+        let root =
+            json!({"type": "object", "properties": {"x": schema}, "$defs": {"count": {"type": "integer"}}});
+        let text = coerced(raw, Schema::new(&root).property("x"));
+        let got: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(&got, expected, "{schema} {raw:?}");
+    }
+
+    #[test]
+    fn strings_keep_their_text() {
+        for schema in
+            [json!({"type": "string"}), json!({"type": ["string", "null"]}), json!({"enum": ["12", "a"]})]
+        {
+            for raw in ["12", "true", "  indented\n\tcode  ", "", "NaN", "007"] {
+                check(&schema, raw, &json!(raw));
+            }
+        }
+        check(&json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), "12", &json!("12"));
+        check(&json!({"type": ["string", "array"]}), "[1]", &json!([1]));
+        check(&json!({"type": ["string", "null"]}), "null", &json!(null));
+    }
+
+    #[test]
+    fn other_types_are_taken_or_left() {
+        check(&json!({"type": "boolean"}), "True", &json!(true));
+        check(&json!({"type": "boolean"}), "1", &json!("1"));
+        check(&json!({"type": "integer"}), "-12", &json!(-12));
+        check(&json!({"type": "integer"}), "007", &json!(7));
+        check(&json!({"type": "integer"}), "10.0", &json!("10.0"));
+        check(&json!({"type": "integer"}), "1_000", &json!("1_000"));
+        check(&json!({"$ref": "#/$defs/count"}), " 3\n", &json!(3));
+        check(&json!({"type": "number"}), "2.5", &json!(2.5));
+        check(&json!({"type": "number"}), ".5", &json!(0.5));
+        for text in ["NaN", "inf", "-Infinity", "1e999"] {
+            check(&json!({"type": "number"}), text, &json!(text));
+        }
+        check(&json!({"type": "object"}), "{\"a\": [1]}", &json!({"a": [1]}));
+        check(&json!({"type": "object"}), "{'a': True}", &json!({"a": true}));
+        check(&json!({"type": "array"}), "{}", &json!("{}"));
+        check(&json!({"type": ["integer", "null"]}), "None", &json!(null));
+    }
+
+    #[test]
+    fn text_without_a_type_is_guessed() {
+        check(&json!({}), "12", &json!(12));
+        check(&json!({}), "NaN", &json!("NaN"));
+        check(&json!({}), "a b", &json!("a b"));
+        check(&json!({}), "[1, 2", &json!("[1, 2"));
+    }
+
+    #[test]
+    fn a_schema_that_points_at_itself_ends() {
+        let root = json!({"properties": {"x": {"$ref": "#/properties/x"}, "y": {"anyOf": [{"$ref": "#/properties/y"}]}}});
+        assert!(Schema::new(&root).property("x").types().is_unknown());
+        assert!(Schema::new(&root).property("y").types().is_unknown());
+    }
+}

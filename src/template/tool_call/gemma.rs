@@ -1,0 +1,186 @@
+//! Gemma 4: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+//!
+//! Strings stand between `<|"|>` and hold anything, the close marker too. Bare words are typed by the schema, at every
+//! depth; without a type they are JSON when they can be.
+
+use super::coerce::{Schema, typed};
+use super::json_text::{quoted, whole_value};
+use super::{Broken, ObjectWriter, Reader, Sink, Step};
+
+const QUOTE: &str = "<|\"|>";
+const CLOSE: &str = "<tool_call|>";
+const MAX_DEPTH: usize = 100;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// `call:NAME` before the brace.
+    Head,
+    Members,
+    Closing,
+}
+
+/// Reads one call.
+#[derive(Debug)]
+pub struct GemmaCall {
+    place: Place,
+    held: String,
+    name: String,
+    is_quoted: bool,
+    depth: usize,
+    writer: ObjectWriter,
+}
+
+impl GemmaCall {
+    pub fn new() -> Self {
+        Self {
+            place: Place::Head,
+            held: String::new(),
+            name: String::new(),
+            is_quoted: false,
+            depth: 0,
+            writer: ObjectWriter::default(),
+        }
+    }
+
+    fn take_head(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if c != '{' {
+            self.held.push(c);
+            let head = self.held.trim_start();
+            let is_head = head.starts_with("call") || "call".starts_with(head);
+            return if is_head { Ok(Step::More) } else { Err(Broken::Malformed) };
+        }
+        let head = self.held.trim();
+        let name = head.strip_prefix("call").and_then(|head| head.trim_start().strip_prefix(':'));
+        self.name = name.ok_or(Broken::Malformed)?.trim().to_owned();
+        sink.name(&self.name)?;
+        self.held.clear();
+        self.place = Place::Members;
+        Ok(Step::More)
+    }
+
+    fn take_member(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if !self.is_quoted && self.depth == 0 && matches!(c, ',' | '}') {
+            let member = std::mem::take(&mut self.held);
+            if !member.trim().is_empty() {
+                let (key, value) = self.member(&member, sink).ok_or(Broken::Malformed)?;
+                self.writer.member(&key, &value, sink);
+            }
+            if c == '}' {
+                self.place = Place::Closing;
+            }
+            return Ok(Step::More);
+        }
+        self.held.push(c);
+        if self.held.ends_with(QUOTE) {
+            self.is_quoted = !self.is_quoted;
+        } else if !self.is_quoted {
+            match c {
+                '{' | '[' => self.depth += 1,
+                '}' | ']' => self.depth = self.depth.checked_sub(1).ok_or(Broken::Malformed)?,
+                _ => {}
+            }
+        }
+        Ok(Step::More)
+    }
+
+    /// A member's key and its value as JSON text.
+    fn member(&self, text: &str, sink: &Sink<'_>) -> Option<(String, String)> {
+        let (key, rest) = key(text)?;
+        let parameters = &sink.tools.get(&self.name)?.parameters;
+        let (value, rest) = value(rest, Schema::new(parameters).property(&key), 0)?;
+        rest.trim().is_empty().then_some((key, value))
+    }
+}
+
+impl Reader for GemmaCall {
+    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        match self.place {
+            Place::Head => self.take_head(c, sink),
+            Place::Members => self.take_member(c, sink),
+            Place::Closing => {
+                self.held.push(c);
+                let held = self.held.trim_start();
+                if held == CLOSE {
+                    std::mem::take(&mut self.writer).end(sink);
+                    return Ok(Step::Done(String::new()));
+                }
+                if CLOSE.starts_with(held) { Ok(Step::More) } else { Err(Broken::Malformed) }
+            }
+        }
+    }
+
+    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        if is_cut || self.place != Place::Closing {
+            return Err(Broken::Malformed);
+        }
+        std::mem::take(&mut self.writer).end(sink);
+        Ok(())
+    }
+}
+
+/// A key, bare or quoted, and what follows its colon.
+fn key(text: &str) -> Option<(String, &str)> {
+    let text = text.trim_start();
+    if let Some(quoted) = text.strip_prefix(QUOTE) {
+        let (key, rest) = quoted.split_once(QUOTE)?;
+        return Some((key.to_owned(), rest.trim_start().strip_prefix(':')?));
+    }
+    let (key, rest) = text.split_once(':')?;
+    Some((key.trim().trim_matches('"').to_owned(), rest))
+}
+
+/// A value as JSON text, and what follows it.
+fn value<'a>(text: &'a str, schema: Schema<'_>, depth: usize) -> Option<(String, &'a str)> {
+    let text = text.trim_start();
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    if let Some(rest) = text.strip_prefix(QUOTE) {
+        let (content, rest) = rest.split_once(QUOTE)?;
+        return Some((quoted(content), rest));
+    }
+    if let Some(rest) = text.strip_prefix('{') {
+        return members(rest, '}', |rest| {
+            let (key, rest) = key(rest)?;
+            let (value, rest) = value(rest, schema.property(&key), depth + 1)?;
+            Some((format!("{}: {value}", quoted(&key)), rest))
+        })
+        .map(|(inner, rest)| (format!("{{{inner}}}"), rest));
+    }
+    if let Some(rest) = text.strip_prefix('[') {
+        return members(rest, ']', |rest| value(rest, schema.items(), depth + 1))
+            .map(|(inner, rest)| (format!("[{inner}]"), rest));
+    }
+    let end = text.find([',', '}', ']']).unwrap_or(text.len());
+    Some((bare(text[..end].trim(), schema), &text[end..]))
+}
+
+fn members<'a>(
+    text: &'a str,
+    close: char,
+    mut member: impl FnMut(&'a str) -> Option<(String, &'a str)>,
+) -> Option<(String, &'a str)> {
+    let (mut all, mut rest) = (Vec::new(), text.trim_start());
+    loop {
+        if let Some(rest) = rest.strip_prefix(close) {
+            return Some((all.join(", "), rest));
+        }
+        let (one, after) = member(rest)?;
+        all.push(one);
+        let after = after.trim_start();
+        rest = if after.starts_with(close) { after } else { after.strip_prefix(',')?.trim_start() };
+    }
+}
+
+/// A word without quotes: what the schema says it is, and else what it looks like.
+fn bare(word: &str, schema: Schema<'_>) -> String {
+    let types = schema.types();
+    if let Some(value) = typed(word, types) {
+        return value;
+    }
+    match whole_value(word) {
+        // A string in plain quotes is one whatever the schema says.
+        Ok(value) if types.is_unknown() || word.starts_with('"') => value,
+        _ => quoted(word),
+    }
+}

@@ -1,0 +1,232 @@
+//! Calls as Python: `[f(a=1, b="x"), g()]` (Llama 4, LFM2), and `<|python_tag|>f.call(a="x")` (Llama 3.1).
+//!
+//! A call is named at its opening parenthesis; each argument goes out when it is complete. Without a marker only text that
+//! begins like a list of calls is one.
+
+use super::json_object::JsonCalls;
+use super::python_literal;
+use super::{Broken, ObjectWriter, Reader, Sink, Step};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Before the list's bracket.
+    Open,
+    Name,
+    Arguments,
+    /// Behind a call.
+    Behind,
+    /// Behind the list.
+    Closing,
+}
+
+/// Reads a list of calls.
+#[derive(Debug)]
+pub struct PythonicCalls {
+    close: Option<&'static str>,
+    is_bare: bool,
+    /// One call, `NAME.call(...)`, without a list.
+    is_single: bool,
+    place: Place,
+    held: String,
+    argument: Argument,
+    writer: ObjectWriter,
+    json: Option<JsonCalls>,
+}
+
+impl PythonicCalls {
+    pub fn new(close: Option<&'static str>, is_bare: bool) -> Self {
+        Self {
+            close,
+            is_bare,
+            is_single: false,
+            place: Place::Open,
+            held: String::new(),
+            argument: Argument::default(),
+            writer: ObjectWriter::default(),
+            json: None,
+        }
+    }
+
+    fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if c == '(' {
+            let name = self.held.trim();
+            let name = if self.is_single { name.strip_suffix(".call").unwrap_or(name) } else { name };
+            sink.name(name)?;
+            self.held.clear();
+            self.place = Place::Arguments;
+            return Ok(Step::More);
+        }
+        if c == '{' && self.held.trim().is_empty() && !self.is_bare && !self.is_single {
+            let json = self.json.insert(JsonCalls::in_list(self.close));
+            return json.take(c, sink);
+        }
+        let is_name = match c {
+            _ if c.is_ascii_whitespace() => self.held.trim().is_empty(),
+            _ if self.held.trim().is_empty() => c.is_ascii_alphabetic() || c == '_',
+            _ => c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'),
+        };
+        self.held.push(c);
+        if is_name { Ok(Step::More) } else { Err(Broken::Malformed) }
+    }
+
+    fn take_argument(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if !self.argument.ends_before(c) {
+            self.held.push(c);
+            return Ok(Step::More);
+        }
+        let text = std::mem::take(&mut self.held);
+        self.argument = Argument::default();
+        if !text.trim().is_empty() {
+            let (key, value) = text.split_once('=').ok_or(Broken::Malformed)?;
+            let value = python_literal::whole_value(value).ok_or(Broken::Malformed)?;
+            self.writer.member(key.trim(), &value, sink);
+        }
+        if c == ')' {
+            std::mem::take(&mut self.writer).end(sink);
+            self.place = Place::Behind;
+            if self.is_single {
+                return Ok(Step::Done(String::new()));
+            }
+        }
+        Ok(Step::More)
+    }
+
+    fn take_closing(&mut self, c: char) -> Result<Step, Broken> {
+        let Some(close) = self.close else { return Ok(Step::Done(c.to_string())) };
+        self.held.push(c);
+        let held = self.held.trim_start();
+        if held == close {
+            return Ok(Step::Done(String::new()));
+        }
+        if close.starts_with(held) { Ok(Step::More) } else { Err(Broken::Malformed) }
+    }
+}
+
+impl Reader for PythonicCalls {
+    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if let Some(json) = &mut self.json {
+            return json.take(c, sink);
+        }
+        let step = match (self.place, c) {
+            (Place::Open, '[') => {
+                self.place = Place::Name;
+                Ok(Step::More)
+            }
+            (Place::Open | Place::Behind, _) if c.is_ascii_whitespace() => Ok(Step::More),
+            (Place::Behind, ',') => {
+                self.place = Place::Name;
+                Ok(Step::More)
+            }
+            (Place::Behind, ']') => {
+                self.place = Place::Closing;
+                Ok(if self.close.is_none() { Step::Done(String::new()) } else { Step::More })
+            }
+            (Place::Name, _) => self.take_name(c, sink),
+            (Place::Arguments, _) => self.take_argument(c, sink),
+            (Place::Closing, _) => self.take_closing(c),
+            _ => Err(Broken::Malformed),
+        };
+        step.map_err(|broken| match broken {
+            Broken::Malformed if self.is_bare && self.place == Place::Name => Broken::NotACall,
+            broken => broken,
+        })
+    }
+
+    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        if let Some(json) = &mut self.json {
+            return json.finish(is_cut, sink);
+        }
+        match self.place {
+            Place::Behind | Place::Closing if !is_cut => Ok(()),
+            Place::Open | Place::Name if self.is_bare => Err(Broken::NotACall),
+            _ => Err(Broken::Malformed),
+        }
+    }
+}
+
+/// Finds the end of one argument: a comma or a closing parenthesis outside brackets and strings.
+#[derive(Debug, Default)]
+struct Argument {
+    depth: usize,
+    quote: Option<char>,
+    is_escaped: bool,
+    /// A quote has come that ends the string if what follows lets it.
+    may_end: bool,
+}
+
+impl Argument {
+    fn ends_before(&mut self, c: char) -> bool {
+        if let Some(quote) = self.quote {
+            if self.may_end {
+                if c.is_whitespace() {
+                    return false;
+                }
+                if python_literal::can_follow(c.encode_utf8(&mut [0; 4])) {
+                    (self.quote, self.may_end) = (None, false);
+                    return self.ends_before(c);
+                }
+                self.may_end = false;
+            }
+            match c {
+                _ if self.is_escaped => self.is_escaped = false,
+                '\\' => self.is_escaped = true,
+                c => self.may_end = c == quote,
+            }
+            return false;
+        }
+        match c {
+            '"' | '\'' => self.quote = Some(c),
+            '[' | '(' | '{' => self.depth += 1,
+            ')' | ',' if self.depth == 0 => return true,
+            ']' | ')' | '}' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        false
+    }
+}
+
+/// What follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
+#[derive(Debug)]
+pub struct PythonTag {
+    inner: Option<Inner>,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Json(JsonCalls),
+    Python(PythonicCalls),
+}
+
+impl PythonTag {
+    pub fn new() -> Self {
+        Self { inner: None }
+    }
+}
+
+impl Reader for PythonTag {
+    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        match &mut self.inner {
+            Some(Inner::Json(json)) => json.take(c, sink),
+            Some(Inner::Python(python)) => python.take(c, sink),
+            None if c.is_ascii_whitespace() => Ok(Step::More),
+            None if matches!(c, '{' | '[') => {
+                self.inner = Some(Inner::Json(JsonCalls::new(None)));
+                self.take(c, sink)
+            }
+            None => {
+                let python =
+                    PythonicCalls { is_single: true, place: Place::Name, ..PythonicCalls::new(None, false) };
+                self.inner = Some(Inner::Python(python));
+                self.take(c, sink)
+            }
+        }
+    }
+
+    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        match &mut self.inner {
+            Some(Inner::Json(json)) => json.finish(is_cut, sink),
+            Some(Inner::Python(python)) => python.finish(is_cut, sink),
+            None => Err(Broken::Malformed),
+        }
+    }
+}
