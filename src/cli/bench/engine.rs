@@ -15,7 +15,7 @@ use super::plan::{Case, Work};
 use super::record::{ModelFacts, Sample, Setting};
 use super::runner::{Halt, Subject};
 use super::stats::{self, SplitMix64};
-use crate::cli::args::{EngineOptions, ModelArgs};
+use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadBar};
 use crate::cli::report::bytes;
@@ -470,7 +470,7 @@ fn start(
     let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
     let asked =
-        EngineOptions { warm_resume: true, keeps_sessions: disk.is_some(), kv_memory: None, kv_disk: None };
+        EngineOptions { warm_resume: true, keeps_sessions: disk.is_some(), kv_memory: None, kv_disk: None, sharing: Sharing::default() };
     let options = load::options(&recipe.model, asked, terminal)?;
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load_model(&resolved, &options, &mut |done, total| bar.show(done, total));

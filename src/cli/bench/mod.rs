@@ -4,13 +4,17 @@
 //! `record` is what is left of it, `machine` and `cost` say what would be possible, `validity` what speaks against a result,
 //! `stats` does the sums, `report` and `plot` show it, `compare` judges one result by another, `serve` measures over HTTP.
 
+pub mod compare;
 pub mod cost;
 pub mod engine;
+pub mod llama_bench;
 pub mod machine;
 pub mod plan;
+pub mod plot;
 pub mod record;
 pub mod report;
 pub mod runner;
+pub mod serve;
 pub mod stats;
 pub mod validity;
 
@@ -19,7 +23,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -27,6 +31,7 @@ use super::args::{CpuSet, Device, KvType, ModelArgs, Quantize, WeightDtype};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::{Output, OutputError};
+use super::report::print;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
@@ -42,8 +47,11 @@ use runner::{Halt, Listener, Rounds, Subject};
 /// Through the same engine that `run` uses. Names and definitions of tests are llama-bench's: pp512 is a prompt of 512
 /// tokens, tg128 generates 128 tokens one by one, @d2048 has 2048 tokens before it, x8 is eight sequences at once.
 #[derive(Debug, Clone, Args)]
-#[command(after_long_help = LONG_HELP)]
+#[command(after_long_help = LONG_HELP, args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+
     /// Models: .gguf files, folders, org/repo[:QUANT][@REVISION] or aliases
     #[arg(long, short, value_name = "REF", value_delimiter = ',')]
     pub model: Vec<String>,
@@ -60,6 +68,13 @@ pub struct BenchArgs {
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
+}
+
+/// What else there is to do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BenchCommand {
+    Serve(Box<serve::ServeArgs>),
+    Compare(compare::CompareArgs),
 }
 
 /// What is measured; lists are separated by commas.
@@ -104,6 +119,10 @@ pub struct TestArgs {
     /// Count the first run of every test too
     #[arg(long, hide_short_help = true)]
     pub no_warmup: bool,
+
+    /// Do not measure what the machine can do at most, which takes two seconds before and after
+    #[arg(long, hide_short_help = true)]
+    pub no_probe: bool,
 
     /// Seed of the random prompts
     #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
@@ -165,9 +184,16 @@ pub struct OutputArgs {
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
 
-    /// Do not measure what the machine can do at most, which takes two seconds before and after
-    #[arg(long, hide_short_help = true)]
-    pub no_probe: bool,
+    /// Draw charts (SVG) into this folder
+    #[arg(long, value_name = "DIR")]
+    pub plot: Option<PathBuf>,
+
+    /// Compare with this result, and exit with 1 if something is slower beyond noise
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub threshold: compare::ThresholdArgs,
 }
 
 const LONG_HELP: &str = "\
@@ -176,6 +202,9 @@ Examples:
   llmctl bench --model ./model.gguf -p 512 -n 128 -d 0,2048 -b 1,8 --threads 1,2 --save before.json
   llmctl bench --model ./model.gguf -n 0 --sessions warm,restore,fork,shared
   llmctl bench --model ./a.gguf,./b.gguf --output md
+  llmctl bench --model ./model.gguf --baseline before.json --plot charts
+  llmctl bench compare before.json after.json
+  llmctl bench serve --self --model ./model.gguf --concurrency 1,4
 
 Tests:
   pp512        tokens of a prompt of 512 per second
@@ -203,7 +232,7 @@ line (started, sample, case, done).
 
 Exit codes:
   0    success
-  1    runtime failure
+  1    runtime failure, or slower than the --baseline beyond noise
   2    usage, e.g. no repetitions, or a depth beyond the model's context
   65   a damaged model or result file
   66   model or result file not found
@@ -213,6 +242,20 @@ Exit codes:
 
 /// Runs the subcommand.
 pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    match &args.command {
+        None => run_engines(&args, terminal),
+        Some(BenchCommand::Compare(compare)) => compare::run(compare),
+        Some(BenchCommand::Serve(given)) => {
+            let mut given = given.clone();
+            given.aliases = args.aliases.clone();
+            // The configuration's model is known to the command above only.
+            given.target.model = given.target.model.or_else(|| args.model.first().cloned());
+            serve::run(&given, terminal)
+        }
+    }
+}
+
+fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let tests = &args.tests;
     let cases = plan::cases(&Sweep {
         prompts: tests.n_prompt.clone(),
@@ -223,18 +266,19 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         sessions: tests.sessions.clone(),
         turn: tests.turn,
     })?;
-    let recipes = recipes(&args, &cases)?;
+    let recipes = recipes(args, &cases)?;
+    let outlook = Outlook::new(&args.output, terminal)?;
     let graceful = Graceful::begin();
     let mut document = new_document();
     let mut output = Output::stdout();
-    let threads = probed_threads(&args, &recipes);
+    let threads = probed_threads(args, &recipes);
     for &threads in &threads {
         document.machine.probes.push(machine::probe(threads)?);
     }
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
-    let mut run = Run { args: &args, document: &mut document, output: &mut output, bar: bar(terminal) };
+    let mut run = Run { args, document: &mut document, output: &mut output, bar: bar(terminal) };
     let ended = run.measure(recipes, &cases, &around);
     run.bar.finish_and_clear();
     document.complete = matches!(ended, Ok(None));
@@ -246,15 +290,58 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
             document.machine.probes.push(machine::probe(threads)?);
         }
     }
-    finish(&mut document);
-    if let Some(path) = &args.output.save {
-        document.save(path)?;
-    }
+    drop(output);
     // A failure is told after what was measured before it.
-    let shown = print_all(&document, args.output.output, &mut output);
+    let judged = outlook.conclude(&mut document);
     let signal = ended?;
-    shown?;
-    Ok(signal.map_or(Exit::Success, Exit::Signal))
+    Ok(signal.map_or(judged?, Exit::Signal))
+}
+
+/// What becomes of a document: judged, saved, printed, drawn, compared.
+struct Outlook<'a> {
+    args: &'a OutputArgs,
+    terminal: &'a Terminal,
+    baseline: Option<Document>,
+}
+
+impl<'a> Outlook<'a> {
+    /// # Errors
+    /// Those of reading the baseline, before anything is measured.
+    fn new(args: &'a OutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+        let baseline = args.baseline.as_deref().map(compare::read).transpose()?;
+        Ok(Self { args, terminal, baseline })
+    }
+
+    /// `Failure` where the baseline was better beyond noise.
+    fn conclude(&self, document: &mut Document) -> Result<Exit, CommandError> {
+        finish(document);
+        if let Some(path) = &self.args.save {
+            document.save(path)?;
+        }
+        print(&report::render(document, self.args.output))?;
+        if let Some(folder) = &self.args.plot {
+            for name in plot::write(document, folder)? {
+                self.terminal.note(&format!("wrote {name}"));
+            }
+        }
+        match &self.baseline {
+            Some(baseline) if document.complete => self.judge(baseline, document),
+            _ => Ok(Exit::Success),
+        }
+    }
+
+    /// Beside forms that programs read, the verdict goes to stderr.
+    fn judge(&self, baseline: &Document, document: &Document) -> Result<Exit, CommandError> {
+        let first = self.args.baseline.as_deref().unwrap_or(Path::new("")).display().to_string();
+        let threshold = self.args.threshold.threshold / 100.0;
+        let compared = compare::compared(baseline, document, "this run", threshold)?;
+        let text = compare::text(&first, &compared);
+        match self.args.output {
+            Format::Table | Format::Md => drop(print(&format!("\n{text}"))?),
+            Format::Json | Format::Jsonl | Format::Csv => self.terminal.report(text.trim_end()),
+        }
+        Ok(compare::exit(&[compared]))
+    }
 }
 
 /// The engines of a sweep.
@@ -323,7 +410,7 @@ fn context(args: &BenchArgs, cases: &[Case], model: &str, most: usize) -> Result
 
 /// Numbers of threads whose limits are of interest.
 fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
-    if args.output.no_probe {
+    if args.tests.no_probe {
         return Vec::new();
     }
     let default = crate::runtime::machine::default_threads();
@@ -341,10 +428,15 @@ fn new_document() -> Document {
         complete: false,
         machine: machine::facts(Path::new("/")),
         models: Vec::new(),
+        server: None,
         cases: Vec::new(),
+        points: Vec::new(),
         warnings: Vec::new(),
     }
 }
+
+/// As much as the caches of a large processor hold.
+const IN_CACHES: u64 = 64 << 20;
 
 /// What is known once all is measured: limits and doubts.
 fn finish(document: &mut Document) {
@@ -364,19 +456,9 @@ fn limit(document: &Document, result: &CaseResult) -> Option<record::Limit> {
     let mut probe = (*probes.first()?).clone();
     probe.read_gb_s = stats::mean(&probes.iter().map(|probe| probe.read_gb_s).collect::<Vec<_>>());
     let step = cost::Step::of(&result.case, result.setting.step_tokens)?;
-    let is_measured = !result.samples.is_empty();
-    cost::limit(&step, &model.cost?, &probe, result.summary.median).filter(|_| is_measured)
-}
-
-fn print_all(
-    document: &Document,
-    format: Format,
-    output: &mut Output<std::io::StdoutLock<'static>>,
-) -> Result<Exit, CommandError> {
-    match output.write(&report::render(document, format)) {
-        Ok(()) | Err(OutputError::Closed) => Ok(Exit::Success),
-        Err(OutputError::Failed(error)) => Err(error),
-    }
+    // Weights that caches hold are not read from memory.
+    let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
+    cost::limit(&step, &cost, &probe, result.summary.median)
 }
 
 fn bar(terminal: &Terminal) -> ProgressBar {

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Case, Unit};
+use super::serve::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 
@@ -27,8 +28,13 @@ pub struct Document {
     pub complete: bool,
     pub machine: Machine,
     pub models: Vec<ModelFacts>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerFacts>,
     /// What an engine did.
     pub cases: Vec<CaseResult>,
+    /// What a server did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<Point>,
     /// Why not to believe all of it.
     pub warnings: Vec<String>,
 }
@@ -102,6 +108,17 @@ pub struct ModelFacts {
     pub load_s: Vec<f64>,
     /// What a token costs; nothing where that is not known, e.g. for a mixture of experts.
     pub cost: Option<Cost>,
+}
+
+/// A server that was measured.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerFacts {
+    pub endpoint: String,
+    pub model: String,
+    /// What it calls itself in its `Server` header.
+    pub software: Option<String>,
+    /// Whether it says how many tokens there were.
+    pub counts_tokens: bool,
 }
 
 /// What a token costs, in the units of the machine's limits.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::plan::Unit;
 use super::record::{CaseResult, Document, ModelFacts, SCHEMA, Setting};
+use super::serve::show;
 use super::validity::percent;
 use crate::cli::report::{bytes, columns};
 
@@ -51,7 +52,8 @@ impl Labels {
 
     /// The test's name with the settings that tell it from others: `pp512 (threads 2)`.
     pub fn label(&self, result: &CaseResult) -> String {
-        let said = settings(&result.setting).into_iter().filter(|(name, _)| self.varied.contains(name));
+        let said = settings(&result.setting).into_iter();
+        let said = said.filter(|(name, value)| self.varied.contains(name) && !value.is_empty());
         let said: Vec<String> = said.map(|(name, value)| format!("{name} {value}")).collect();
         if said.is_empty() { result.test.clone() } else { format!("{} ({})", result.test, said.join(", ")) }
     }
@@ -60,11 +62,12 @@ impl Labels {
 fn settings(setting: &Setting) -> [(&'static str, String); 7] {
     [
         ("model", setting.model.clone()),
-        ("quantize", setting.quantize.clone().unwrap_or_else(|| "-".to_owned())),
+        ("quantize", setting.quantize.clone().unwrap_or_default()),
         ("kv", setting.kv_type.clone()),
         ("cpu", setting.cpu.clone()),
         ("threads", setting.threads.to_string()),
-        ("threads-batch", setting.threads_batch.to_string()),
+        // As many as there are otherwise goes without saying.
+        ("threads-batch", Some(setting.threads_batch).filter(|&n| n != setting.threads).map_or(String::new(), |n| n.to_string())),
         ("step", setting.step_tokens.to_string()),
     ]
 }
@@ -78,7 +81,9 @@ pub fn render(document: &Document, format: Format) -> String {
             text.expect("names are strings and numbers are finite or null") + "\n"
         }
         Format::Jsonl => last_lines(document),
+        Format::Csv if document.server.is_some() => show::csv(document),
         Format::Csv => csv(document),
+        Format::Md if document.server.is_some() => show::markdown(document),
         Format::Md => markdown(document),
     }
 }
@@ -93,7 +98,12 @@ pub fn table(document: &Document) -> String {
         text.push_str(&format!("peak memory {}\n", bytes(peak)));
     }
     text.push('\n');
-    text.push_str(&columns(&rows(document)));
+    if !document.cases.is_empty() {
+        text.push_str(&columns(&rows(document)));
+    }
+    if document.server.is_some() {
+        text.push_str(&show::table(document));
+    }
     if !document.complete {
         text.push_str("\nnot complete: it was interrupted\n");
     }
@@ -115,7 +125,8 @@ fn machine_line(document: &Document) -> String {
     }
     parts.extend(document.machine.quota.map(|quota| format!("quota {quota:.2} CPUs")));
     for probe in document.machine.probes.iter().take(1) {
-        parts.push(format!("{} threads read {:.1} GB/s", probe.threads, probe.read_gb_s));
+        let threads = if probe.threads == 1 { "thread reads" } else { "threads read" };
+        parts.push(format!("{} {threads} {:.1} GB/s", probe.threads, probe.read_gb_s));
         parts.extend(probe.int8_gop_s.map(|gop| format!("int8 {gop:.0} GOP/s")));
         parts.extend(probe.f32_gop_s.map(|gop| format!("f32 {gop:.0} GFLOP/s")));
     }
@@ -294,6 +305,9 @@ fn last_lines(document: &Document) -> String {
         }
         text.push_str(&event("case", value));
     }
+    for point in &document.points {
+        text.push_str(&event("point", json!(point)));
+    }
     let Document { machine, warnings, complete, .. } = document;
     text + &event("done", json!({"complete": complete, "machine": machine, "warnings": warnings}))
 }
@@ -373,7 +387,9 @@ pub mod sample {
             complete: true,
             machine,
             models: vec![model(&one.setting), model(&two.setting)],
+            server: None,
             cases: results,
+            points: Vec::new(),
             warnings: Vec::new(),
         };
         super::super::finish(&mut document);

@@ -5,6 +5,7 @@
 use super::plan::Work;
 use super::record::{CaseResult, Document, Machine, Probe};
 use super::report::Labels;
+use super::serve::show;
 use super::stats;
 use crate::runtime::kv::PAGE_TOKENS;
 
@@ -35,8 +36,34 @@ pub fn warnings(document: &Document) -> Vec<String> {
             "some cases were measured only {times}, which shows no spread: -r {FEW} or more does"
         ));
     }
-    let labels = Labels::of(&document.cases);
-    for result in &document.cases {
+    found.extend(cases(&document.cases));
+    found.extend(show::warnings(document));
+    found
+}
+
+/// Each case's own reasons; where many are spread out, only the worst of them.
+fn cases(results: &[CaseResult]) -> Vec<String> {
+    const MANY: usize = 3;
+    let labels = Labels::of(results);
+    let mut found = Vec::new();
+    let is_noisy = |result: &&CaseResult| result.samples.len() >= FEW && result.summary.spread() > SPREAD;
+    let noisy: Vec<&CaseResult> = results.iter().filter(is_noisy).collect();
+    let worst = noisy.iter().max_by(|a, b| a.summary.spread().total_cmp(&b.summary.spread()));
+    match worst {
+        Some(worst) if noisy.len() > MANY => found.push(format!(
+            "in {} of {} cases the standard deviation is more than {} of the mean, in {} it is {}",
+            noisy.len(),
+            results.len(),
+            percent(SPREAD),
+            labels.label(worst),
+            percent(worst.summary.spread())
+        )),
+        _ => found.extend(noisy.iter().map(|result| {
+            let spread = percent(result.summary.spread());
+            format!("{}: the standard deviation is {spread} of the mean", labels.label(result))
+        })),
+    }
+    for result in results {
         let label = labels.label(result);
         found.extend(case(result).into_iter().map(|reason| format!("{label}: {reason}")));
     }
@@ -80,7 +107,7 @@ fn changed_limits(probes: &[Probe]) -> Vec<String> {
         let change = after.read_gb_s / before.read_gb_s - 1.0;
         if change.abs() > PROBES {
             found.push(format!(
-                "memory bandwidth with {} threads was {:.1} GB/s before and {:.1} after: this machine's speed is not steady",
+                "memory bandwidth with --threads {} was {:.1} GB/s before and {:.1} after: this machine's speed is not steady",
                 before.threads, before.read_gb_s, after.read_gb_s
             ));
         }
@@ -98,9 +125,6 @@ fn too_many(threads: usize, machine: &Machine) -> Option<String> {
 fn case(result: &CaseResult) -> Vec<String> {
     let values = result.values();
     let mut found = Vec::new();
-    if values.len() >= FEW && result.summary.spread() > SPREAD {
-        found.push(format!("the standard deviation is {} of the mean", percent(result.summary.spread())));
-    }
     let far: Vec<String> = stats::outliers(&values).iter().map(|index| (index + 1).to_string()).collect();
     if !far.is_empty() {
         let runs = if far.len() == 1 { "run" } else { "runs" };
@@ -171,7 +195,10 @@ mod tests {
             let samples: Vec<_> = values.iter().map(|&value| (value, 0)).collect();
             said(&result(Work::Prompt { tokens: 8 }, 0, &samples))
         };
-        assert_eq!(of(&[8.0, 12.0, 10.0]), "the standard deviation is 20% of the mean");
+        let noisy = result(Work::Prompt { tokens: 8 }, 0, &[(8.0, 0), (12.0, 0), (10.0, 0)]);
+        assert_eq!(cases(&[noisy.clone()]), ["pp8: the standard deviation is 20% of the mean"]);
+        let all = cases(&[noisy.clone(), noisy.clone(), noisy.clone(), noisy]);
+        assert_eq!(all, ["in 4 of 4 cases the standard deviation is more than 5.0% of the mean, in pp8 it is 20%"]);
         assert!(of(&[10.0, 10.01, 9.99, 10.02, 3.0]).contains("run 5 far off the others"));
         assert_eq!(
             of(&[100.0, 98.0, 97.0, 95.0, 93.0, 92.0]),
