@@ -5,15 +5,9 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-<<<<<<< HEAD
-//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is
-//! the endpoints for clients, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up
-//! after it was lost; `observe` and `metrics` say what was done; `error` the envelope.
-=======
 //! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
 //! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up after
 //! it was lost; `observe` and `metrics` say what was done; `error` the envelope.
->>>>>>> w-api
 
 pub mod access;
 pub mod api;
@@ -34,11 +28,7 @@ use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
-<<<<<<< HEAD
-use crate::template::{ReasoningFormat, ToolCallFormat};
-=======
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
->>>>>>> w-api
 use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
@@ -133,10 +123,8 @@ impl App {
 
     /// Compiles grammars for the model; one for all requests.
     fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
-        self.shared.grammars.get_or_init(|| {
-            let (tokenizer, spec) = (self.model().speech.tokenizer().clone(), engine.spec());
-            GrammarCompiler::new(tokenizer, spec.vocab_size(), &spec.config.end_of_generation)
-        })
+        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+        self.shared.grammars.get_or_init(compiler)
     }
 
     pub fn observer(&self) -> &Observer {

@@ -14,6 +14,7 @@ mod engine_queue;
 mod engine_thread;
 mod fingerprint;
 mod grammar;
+mod grammar_engine;
 mod hub;
 mod kv;
 mod kv_disk;

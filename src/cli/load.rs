@@ -5,6 +5,7 @@
 
 use std::cell::OnceCell;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,6 +19,7 @@ use super::report::bytes;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
@@ -88,7 +90,8 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.vocab_size = handle.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    Ok(LoadedLlm { texts, handle })
+    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
+    Ok(LoadedLlm { texts, handle, compiler })
 }
 
 fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
@@ -380,6 +383,7 @@ impl From<TemplateError> for CommandError {
 pub struct LoadedLlm {
     texts: LoadedTexts,
     handle: EngineHandle,
+    compiler: GrammarCompiler,
 }
 
 impl LoadedLlm {
@@ -435,6 +439,10 @@ impl Texts for LoadedLlm {
 impl Llm for LoadedLlm {
     fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
         Ok(Box::new(self.handle.submit(request)?))
+    }
+
+    fn compile(&self, source: &GrammarSource) -> Result<Grammar, Error> {
+        self.compiler.compile(source)
     }
 }
 

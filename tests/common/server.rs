@@ -270,11 +270,7 @@ impl Build {
             defaults: self.defaults,
         };
         let engine = EngineSlot::new(engine.expect("an engine"));
-<<<<<<< HEAD
-        let settings = Settings { lenient: self.lenient, ..Settings::default() };
-=======
         let settings = Settings { lenient: self.lenient, ..self.settings };
->>>>>>> w-api
         let app = App::new(model, engine, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());
         Server { app, gate, log, tokenizer, router }
@@ -330,6 +326,12 @@ impl Reply {
 impl Server {
     pub async fn send(&self, request: Request<Body>) -> Response {
         self.router.clone().oneshot(request).await.expect("a router does not fail")
+    }
+
+    /// Sends a request that the test does not wait for yet.
+    pub fn spawn(&self, request: Request<Body>) -> tokio::task::JoinHandle<Reply> {
+        let router = self.router.clone();
+        tokio::spawn(async move { whole(router.oneshot(request).await.expect("a router does not fail")).await })
     }
 
     pub async fn call(

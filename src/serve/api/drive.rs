@@ -18,11 +18,7 @@ use super::conversations::Opened;
 use super::prepare::{Prepared, prepare};
 use super::turn::{Answered, Ask, Delta, InSession, Progress, Running, Totals, Update};
 use super::voice::Voice;
-<<<<<<< HEAD
-use crate::runtime::session::conversation::{Answer, Dialogue, PromptedTurn};
-=======
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
->>>>>>> w-api
 use crate::runtime::{
     EngineHandle, Error, Event, Finish, Outcome, Request, Sampling, Started, StopHandle, Token,
 };
@@ -65,7 +61,10 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
 
 /// What may go better next time says when.
 pub fn retriable(app: &App, error: ApiError) -> ApiError {
-    let is_temporary = matches!(error.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT);
+    let is_temporary = matches!(
+        error.status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
+    );
     match app.engine() {
         Ok(engine) if is_temporary && error.retry_after.is_none() => {
             error.retry_after(app.observer().retry_after(&engine.last_load()))

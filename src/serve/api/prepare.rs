@@ -80,11 +80,11 @@ fn prepare_chat(
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
     let grammar = match ask.tools.is_on() {
-        true => called(app.grammars(&engine), &dialect, &ask.tools, &model.speech)?,
+        true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
             let reasoning = dialect.open_reasoning(turn.tail());
-            let close = reasoning.map(|close| lark_literal(&model.speech, close));
-            shaped(app.grammars(&engine), ask.shape.as_ref(), close.as_deref())?
+            let thought = reasoning.map(|close| thought_rules(&model.speech, close));
+            shaped(app.grammars(&engine), ask.shape.as_ref(), thought.as_deref())?
         }
     };
     let markup = dialect.markup().into_iter().filter_map(|mark| special(&model.speech, mark)).collect();
@@ -120,24 +120,32 @@ fn special(speech: &Speech, text: &str) -> Option<u32> {
     tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id))
 }
 
-/// How a grammar writes a marker: as its special token, which no other part of a grammar matches, or as text.
-fn lark_literal(speech: &Speech, text: &str) -> String {
-    match special(speech, text) {
-        Some(id) => format!("<[{id}]>"),
-        None => Value::from(text).to_string(),
-    }
+/// Lark rules for the rest of a thought that ends with `close`, and the space that models put behind it. A marker that is a
+/// special token is that token, which no text can contain; any other ends the thought where it first stands.
+fn thought_rules(speech: &Speech, close: &str) -> String {
+    let thought = match special(speech, close) {
+        Some(id) => format!("thought: TEXT? <[{id}]>\nTEXT: /(?s:.+)/\n"),
+        None => format!("thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n", escaped(close)),
+    };
+    format!("start: thought SPACE? answer\n{thought}SPACE: /[ \\t\\r\\n]{{1,4}}/\n")
 }
 
-/// The grammar of an answer's shape. Where the prompt has opened reasoning, that comes first, up to `close`.
+/// For a regular expression between slashes.
+fn escaped(text: &str) -> String {
+    let is_meta = |c: char| "\\.+*?()|[]{}^$#&-~/".contains(c);
+    text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// The grammar of an answer's shape. Where the prompt has opened reasoning, that comes first: `thought` is its rules.
 fn shaped(
     compiler: &GrammarCompiler,
     shape: Option<&Shape>,
-    close: Option<&str>,
+    thought: Option<&str>,
 ) -> Result<Option<Grammar>, ApiError> {
     let Some(Shape { source, param }) = shape else { return Ok(None) };
     let named = |error: Error| ApiError::from(error).param(*param);
     let alone = compiler.compile(source).map_err(named)?;
-    let Some(close) = close else { return Ok(Some(alone)) };
+    let Some(thought) = thought else { return Ok(Some(alone)) };
     let answer = match source {
         GrammarSource::JsonObject => format!("%json {}", spaced(&json!({"type": "object"}))),
         GrammarSource::JsonSchema(schema) => format!("%json {}", spaced(schema)),
@@ -148,8 +156,7 @@ fn shaped(
             return Err(ApiError::unsupported(*param, format!("{param}: {message}")));
         }
     };
-    let whole =
-        format!("start: thought answer\nthought[lazy]: /(?s:.*)/ {close} /\\s{{0,2}}/\nanswer: {answer}\n");
+    let whole = format!("{thought}answer: {answer}\n");
     compiler.compile(&GrammarSource::Lark(whole)).map(Some).map_err(named)
 }
 
@@ -168,11 +175,12 @@ fn called(
     compiler: &GrammarCompiler,
     dialect: &Dialect,
     tools: &ToolUse,
+    prompt_tail: &str,
     speech: &Speech,
 ) -> Result<Option<Grammar>, ApiError> {
     let special = |text: &str| special(speech, text);
     let compile = |definitions: &[Value]| {
-        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, &special);
+        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
         grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     match compile(&tools.definitions) {

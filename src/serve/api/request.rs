@@ -181,7 +181,8 @@ fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Lim
 
 /// `response_format`, or one of this server's own: `regex`, `lark`, and `grammar`, which is `lark` by another name.
 fn shape(fields: &mut Fields<'_>) -> Option<Shape> {
-    let format = response_format(fields).map(|source| Shape { source, param: "response_format" });
+    let format = params::response_format(fields, None);
+    let format = format.map(|source| Shape { source, param: "response_format" });
     let regex = fields.text("regex").map(|text| Shape { source: GrammarSource::Regex(text), param: "regex" });
     let lark = ["lark", "grammar"]
         .map(|param| fields.text(param).map(|text| Shape { source: GrammarSource::Lark(text), param }));
@@ -191,38 +192,6 @@ fn shape(fields: &mut Fields<'_>) -> Option<Shape> {
         fields.out_of_range(second.param, "is a second form, and an answer has one");
     }
     shape
-}
-
-fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSource> {
-    let format = fields.object("response_format")?;
-    let mut format = fields.inside("response_format", format);
-    let source = match format.text("type").as_deref() {
-        None | Some("text") => None,
-        Some("json_object") => Some(GrammarSource::JsonObject),
-        Some("json_schema") => {
-            let wrapped = format.object("json_schema");
-            if wrapped.is_none() {
-                format.wrong("json_schema", "is missing");
-            }
-            let mut wrapped = format.inside("json_schema", wrapped.unwrap_or_default());
-            wrapped.text("name");
-            wrapped.text("description");
-            wrapped.flag("strict"); // it is enforced in any case
-            let schema = wrapped.take("schema");
-            if schema.is_none() {
-                wrapped.wrong("schema", "is missing");
-            }
-            wrapped.end();
-            schema.map(GrammarSource::JsonSchema)
-        }
-        Some(other) => {
-            let known = format!("= {other:?} is not supported, only text, json_object and json_schema");
-            format.unsupported("type", &known);
-            None
-        }
-    };
-    format.end();
-    source
 }
 
 /// `tools` with how they may be called.
@@ -250,6 +219,7 @@ fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
     let mut tool = fields.inside(at, members.clone());
     tool.only("type", &[json!("function")]);
+    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
     let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
     let mut function = tool.inside("function", function);
     match function.text("name") {

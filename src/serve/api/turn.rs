@@ -141,13 +141,10 @@ pub enum Delta {
         index: usize,
         fragment: String,
     },
-<<<<<<< HEAD
-=======
     /// A tool call is complete.
     CallEnd {
         index: usize,
     },
->>>>>>> w-api
 }
 
 /// All that was said.
@@ -230,13 +227,7 @@ impl Said {
 
     /// Whether there are calls, none of them cut short.
     fn has_whole_calls(&self) -> bool {
-<<<<<<< HEAD
-        let is_whole =
-            |call: &SaidCall| serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok();
-        !self.calls.is_empty() && self.calls.iter().all(is_whole)
-=======
         !self.calls.is_empty() && self.calls.iter().all(|call| call.is_whole)
->>>>>>> w-api
     }
 }
 
