@@ -34,12 +34,17 @@ fn every_case_is_measured_as_often_as_asked() {
     let names: Vec<_> = cases.iter().map(|case| case["test"].as_str().expect("a name")).collect();
     assert_eq!(names.len(), 3 * 2 * 2 * 2);
     for name in ["pp8", "pp8 x2", "pp8@d16", "pp8@d16 x2", "tg4", "tg4@d16 x2", "pp8+tg4@d16"] {
-        assert_eq!(names.iter().filter(|found| **found == name).count(), 2, "{name}: once per number of threads");
+        assert_eq!(
+            names.iter().filter(|found| **found == name).count(),
+            2,
+            "{name}: once per number of threads"
+        );
     }
     for case in cases {
         let samples = case["samples"].as_array().expect("samples");
         assert_eq!(samples.len(), 2);
-        let cached = case["n_depth"].as_u64().expect("a depth") * case["n_sequences"].as_u64().expect("a count");
+        let cached =
+            case["n_depth"].as_u64().expect("a depth") * case["n_sequences"].as_u64().expect("a count");
         for sample in samples {
             assert!(sample["value"].as_f64().is_some_and(|rate| rate > 0.0), "{case}");
             assert_eq!(sample["cached_tokens"], cached, "{case}");
@@ -53,7 +58,20 @@ fn every_case_is_measured_as_often_as_asked() {
 #[test]
 fn sessions_find_what_they_hold() {
     let place = Place::new();
-    let args = ["-p", "130", "-n", "0", "--turn", "8", "--sessions", "warm,restore,fork,shared", "-b", "3", "--output", "json"];
+    let args = [
+        "-p",
+        "130",
+        "-n",
+        "0",
+        "--turn",
+        "8",
+        "--sessions",
+        "warm,restore,fork,shared",
+        "-b",
+        "3",
+        "--output",
+        "json",
+    ];
     let Some(ran) = bench(&place, &args) else { return };
     let document = parsed(&ran.check(0, "").stdout);
     let cached = |test: &str| -> Vec<u64> {
@@ -81,7 +99,10 @@ fn results_are_said_line_by_line_and_saved() {
     assert_eq!(saved["cases"][0]["samples"].as_array().expect("samples").len(), 2);
     assert_eq!(saved["cases"][1]["summary"], lines[6]["summary"]);
     let csv = bench(&place, &["--output", "csv"]).expect("fixtures");
-    assert!(csv.check(0, "").stdout.lines().nth(1).is_some_and(|line| line.starts_with("pp8,hf,")), "{csv:?}");
+    assert!(
+        csv.check(0, "").stdout.lines().nth(1).is_some_and(|line| line.starts_with("pp8,hf,")),
+        "{csv:?}"
+    );
 }
 
 #[test]
@@ -107,8 +128,22 @@ fn what_cannot_be_measured_is_refused() {
 fn an_interruption_prints_and_saves_what_was_measured() {
     let Some(model) = stories() else { return };
     let place = Place::new();
-    let args =
-        ["bench", "--model", &model, "--no-probe", "-p", "8", "-n", "4", "-r", "10000", "--output", "jsonl", "--save", "r.json"];
+    let args = [
+        "bench",
+        "--model",
+        &model,
+        "--no-probe",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-r",
+        "10000",
+        "--output",
+        "jsonl",
+        "--save",
+        "r.json",
+    ];
     let mut command = place.command(&args);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
     let mut stdout = child.stdout.take().expect("a pipe");
@@ -130,7 +165,8 @@ fn an_interruption_prints_and_saves_what_was_measured() {
 fn a_reader_that_leaves_ends_the_run_quietly() {
     let Some(model) = stories() else { return };
     let place = Place::new();
-    let args = ["bench", "--model", &model, "--no-probe", "-p", "8", "-n", "4", "-r", "10000", "--output", "jsonl"];
+    let args =
+        ["bench", "--model", &model, "--no-probe", "-p", "8", "-n", "4", "-r", "10000", "--output", "jsonl"];
     let mut command = place.command(&args);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     read_line(&mut child.stdout.take().expect("a pipe"));

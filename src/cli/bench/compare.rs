@@ -142,7 +142,8 @@ pub fn series(document: &Document, labels: &Labels) -> Vec<Series> {
 
 /// The figures that both have, `threshold` being a share.
 pub fn compare(before: &[Series], after: &[Series], threshold: f64) -> Vec<Comparison> {
-    let pairs = before.iter().filter_map(|a| Some((a, after.iter().find(|b| b.name == a.name && b.unit == a.unit)?)));
+    let pairs =
+        before.iter().filter_map(|a| Some((a, after.iter().find(|b| b.name == a.name && b.unit == a.unit)?)));
     let comparison = |(a, b): (&Series, &Series)| {
         let (ratio, interval) = stats::ratio_of_medians(&a.values, &b.values, CONFIDENCE, RESAMPLES, SEED)?;
         let is_known = a.values.len().min(b.values.len()) >= FEW;
@@ -188,13 +189,20 @@ impl Compared {
 ///
 /// # Errors
 /// A usage error when they have nothing in common.
-pub fn compared(before: &Document, after: &Document, name: &str, threshold: f64) -> Result<Compared, CommandError> {
+pub fn compared(
+    before: &Document,
+    after: &Document,
+    name: &str,
+    threshold: f64,
+) -> Result<Compared, CommandError> {
     let labels = Labels::united([Labels::of(&before.cases), Labels::of(&after.cases)]);
     let (a, b) = (series(before, &labels), series(after, &labels));
     let figures = compare(&a, &b, threshold);
     if figures.is_empty() {
         let hint = "cases are matched by test and by the settings that a sweep varies";
-        return Err(CommandError::usage(format!("{name} has no case in common with the first result")).hint(hint));
+        return Err(
+            CommandError::usage(format!("{name} has no case in common with the first result")).hint(hint)
+        );
     }
     let is_matched = |series: &&Series| !figures.iter().any(|figure| figure.name == series.name);
     let mut unmatched: Vec<String> =
@@ -224,7 +232,10 @@ fn differences(before: &Document, after: &Document) -> Vec<String> {
         ));
     }
     if before.build.profile != after.build.profile {
-        found.push(format!("a {} build is compared with a {} build", after.build.profile, before.build.profile));
+        found.push(format!(
+            "a {} build is compared with a {} build",
+            after.build.profile, before.build.profile
+        ));
     }
     if !(before.complete && after.complete) {
         found.push("a result is not complete".to_owned());
@@ -243,7 +254,8 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     }
     match args.output {
         ReportFormat::Text => {
-            let tables: Vec<_> = all.iter().map(|one| text(&args.files[0].display().to_string(), one)).collect();
+            let tables: Vec<_> =
+                all.iter().map(|one| text(&args.files[0].display().to_string(), one)).collect();
             print(&tables.join("\n"))?;
         }
         ReportFormat::Json => {
@@ -264,9 +276,11 @@ pub fn exit(all: &[Compared]) -> Exit {
 /// # Errors
 /// Those of [`Document::read`].
 pub fn read(path: &Path) -> Result<Document, CommandError> {
-    Document::read(path).or_else(|error| match std::fs::read_to_string(path).ok().and_then(|text| llama_bench::read(&text)) {
-        Some(document) => Ok(document),
-        None => Err(error),
+    Document::read(path).or_else(|error| {
+        match std::fs::read_to_string(path).ok().and_then(|text| llama_bench::read(&text)) {
+            Some(document) => Ok(document),
+            None => Err(error),
+        }
     })
 }
 
@@ -296,7 +310,9 @@ pub fn text(first: &str, compared: &Compared) -> String {
     match worse.count() {
         0 => {}
         1 => text.push_str(&format!("\none figure is worse beyond noise, by {}\n", percent(worst))),
-        count => text.push_str(&format!("\n{count} figures are worse beyond noise, by up to {}\n", percent(worst))),
+        count => {
+            text.push_str(&format!("\n{count} figures are worse beyond noise, by up to {}\n", percent(worst)))
+        }
     }
     text
 }

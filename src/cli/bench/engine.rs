@@ -469,8 +469,13 @@ fn start(
     let begun = Instant::now();
     let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
-    let asked =
-        EngineOptions { warm_resume: true, keeps_sessions: disk.is_some(), kv_memory: None, kv_disk: None, sharing: Sharing::default() };
+    let asked = EngineOptions {
+        warm_resume: true,
+        keeps_sessions: disk.is_some(),
+        kv_memory: None,
+        kv_disk: None,
+        sharing: Sharing::default(),
+    };
     let options = load::options(&recipe.model, asked, terminal)?;
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load_model(&resolved, &options, &mut |done, total| bar.show(done, total));

@@ -49,7 +49,10 @@ fn case(row: &Value) -> Option<CaseResult> {
     let threads = count("n_threads").unwrap_or(0);
     let path = row["model_filename"].as_str().unwrap_or_default();
     let setting = Setting {
-        model: Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default(),
+        model: Path::new(path)
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default(),
         threads,
         threads_batch: threads,
         kv_type: row["type_k"].as_str().unwrap_or_default().to_owned(),

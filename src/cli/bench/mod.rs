@@ -23,8 +23,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use clap::{Args, Subcommand};
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{CpuSet, Device, KvType, ModelArgs, Quantize, WeightDtype};

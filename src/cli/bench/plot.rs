@@ -108,7 +108,8 @@ fn throughput(document: &Document) -> Option<Chart> {
 /// How often one token follows another after how long.
 fn latency(document: &Document) -> Option<Chart> {
     const BINS: usize = 40;
-    let engine = document.cases.iter().flat_map(|result| result.samples.iter().flat_map(|sample| &sample.token_ms));
+    let engine =
+        document.cases.iter().flat_map(|result| result.samples.iter().flat_map(|sample| &sample.token_ms));
     let server = document.points.iter().flat_map(|point| point.turns.iter().flat_map(|turn| &turn.gaps_ms));
     let values: Vec<f64> = engine.chain(server).copied().collect();
     if values.len() < 2 {
@@ -126,7 +127,10 @@ fn latency(document: &Document) -> Option<Chart> {
     let bars = bars.map(|(bin, &count)| (low + (bin as f64 + 0.5) * width, count as f64)).collect();
     Some(Chart {
         name: "latency",
-        title: format!("Time from one token to the next, {} in all; the last bar holds all that are longer", values.len()),
+        title: format!(
+            "Time from one token to the next, {} in all; the last bar holds all that are longer",
+            values.len()
+        ),
         x: "ms".to_owned(),
         y: "tokens".to_owned(),
         is_log: false,
@@ -236,7 +240,12 @@ impl Axis {
         let high = values.fold(f64::NEG_INFINITY, f64::max);
         if is_log {
             let (low, high) = (low.max(1e-9), high.max(1e-9));
-            return Self { low: low / 1.3, high: high * 1.5, is_log, ticks: log_ticks(low / 1.3, high * 1.5) };
+            return Self {
+                low: low / 1.3,
+                high: high * 1.5,
+                is_log,
+                ticks: log_ticks(low / 1.3, high * 1.5),
+            };
         }
         let low = if from_zero { low.min(0.0) } else { low };
         let high = if high > low { high + (high - low) * 0.05 } else { low + 1.0 };
@@ -257,7 +266,8 @@ impl Axis {
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 6.0;
     let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= rough).unwrap_or(rough);
+    let step =
+        [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= rough).unwrap_or(rough);
     let first = (low / step).ceil() as i64;
     let last = (high / step).floor() as i64;
     (first..=last).map(|n| n as f64 * step).collect()
@@ -361,7 +371,8 @@ fn draw(page: &mut String, layer: &Layer, colour: &str, at: &dyn Fn(&(f64, f64))
         }
     }
     if layer.shape == Shape::Bars {
-        let width = places.windows(2).map(|pair| pair[1].0 - pair[0].0).fold(f64::INFINITY, f64::min).min(60.0);
+        let width =
+            places.windows(2).map(|pair| pair[1].0 - pair[0].0).fold(f64::INFINITY, f64::min).min(60.0);
         for (x, y) in &places {
             let height = HEIGHT - BOTTOM - y;
             let _ = writeln!(
@@ -446,7 +457,10 @@ mod tests {
     #[test]
     fn ticks_are_round_numbers() {
         assert_eq!(ticks(0.0, 10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(ticks(3.0, 3.5), [3.0, 3.1, 3.2, 3.3, 3.4, 3.5].map(|tick: f64| (tick * 10.0).round() * 0.1));
+        assert_eq!(
+            ticks(3.0, 3.5),
+            [3.0, 3.1, 3.2, 3.3, 3.4, 3.5].map(|tick: f64| (tick * 10.0).round() * 0.1)
+        );
         assert_eq!(log_ticks(1.5, 30.0), [2.0, 5.0, 10.0, 20.0]);
         assert_eq!([number(12_000.0), number(1.5), number(0.02), number(0.0)], ["12k", "1.5", "0.02", "0"]);
     }

@@ -67,7 +67,12 @@ fn settings(setting: &Setting) -> [(&'static str, String); 7] {
         ("cpu", setting.cpu.clone()),
         ("threads", setting.threads.to_string()),
         // As many as there are otherwise goes without saying.
-        ("threads-batch", Some(setting.threads_batch).filter(|&n| n != setting.threads).map_or(String::new(), |n| n.to_string())),
+        (
+            "threads-batch",
+            Some(setting.threads_batch)
+                .filter(|&n| n != setting.threads)
+                .map_or(String::new(), |n| n.to_string()),
+        ),
         ("step", setting.step_tokens.to_string()),
     ]
 }
@@ -341,7 +346,8 @@ pub mod sample {
             .declare("tg128", &times(&[20.0, 50.0, 50.5, 49.5, 50.0, 51.0]));
         let mut results = Vec::new();
         let rounds = Rounds { repetitions: 5, warm_up: true };
-        let ended = runner::run(&mut [&mut one, &mut two], &cases, rounds, &mut results, &mut Counting::default());
+        let ended =
+            runner::run(&mut [&mut one, &mut two], &cases, rounds, &mut results, &mut Counting::default());
         assert!(matches!(ended, Ok(None)), "{ended:?}");
         let cost = Cost {
             operations: 1_000_000_000,
@@ -363,8 +369,12 @@ pub mod sample {
             cost: Some(cost),
             ..ModelFacts::default()
         };
-        let probe =
-            |threads: usize| Probe { threads, read_gb_s: 20.0 * threads as f64, int8_gop_s: Some(1000.0), f32_gop_s: None };
+        let probe = |threads: usize| Probe {
+            threads,
+            read_gb_s: 20.0 * threads as f64,
+            int8_gop_s: Some(1000.0),
+            f32_gop_s: None,
+        };
         let machine = Machine {
             cpu: Some("A processor".to_owned()),
             processors: Some(2),

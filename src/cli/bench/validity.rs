@@ -198,7 +198,10 @@ mod tests {
         let noisy = result(Work::Prompt { tokens: 8 }, 0, &[(8.0, 0), (12.0, 0), (10.0, 0)]);
         assert_eq!(cases(&[noisy.clone()]), ["pp8: the standard deviation is 20% of the mean"]);
         let all = cases(&[noisy.clone(), noisy.clone(), noisy.clone(), noisy]);
-        assert_eq!(all, ["in 4 of 4 cases the standard deviation is more than 5.0% of the mean, in pp8 it is 20%"]);
+        assert_eq!(
+            all,
+            ["in 4 of 4 cases the standard deviation is more than 5.0% of the mean, in pp8 it is 20%"]
+        );
         assert!(of(&[10.0, 10.01, 9.99, 10.02, 3.0]).contains("run 5 far off the others"));
         assert_eq!(
             of(&[100.0, 98.0, 97.0, 95.0, 93.0, 92.0]),

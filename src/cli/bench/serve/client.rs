@@ -243,8 +243,10 @@ impl Client {
 
     fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Request<Body>, Trouble> {
         let Endpoint { host, port, base } = &self.endpoint;
-        let mut request =
-            Request::builder().method(method).uri(format!("{base}{path}")).header(HOST, format!("{host}:{port}"));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{base}{path}"))
+            .header(HOST, format!("{host}:{port}"));
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, format!("Bearer {key}"));
         }

@@ -66,8 +66,7 @@ impl Workload {
             Api::Chat => {
                 let role = |index: usize| if index % 2 == 0 { "user" } else { "assistant" };
                 let messages = said.iter().enumerate();
-                let messages =
-                    messages.map(|(index, text)| json!({"role": role(index), "content": text}));
+                let messages = messages.map(|(index, text)| json!({"role": role(index), "content": text}));
                 body["messages"] = messages.collect();
             }
             Api::Completions => body["prompt"] = said.join("\n").into(),
@@ -239,7 +238,8 @@ impl Users {
     /// A conversation to its last turn. False when no more may be sent.
     async fn converse(&self, number: u64, first: Arrival) -> bool {
         let work = &self.work;
-        let mut random = SplitMix64::new(work.seed ^ number.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95));
+        let mut random =
+            SplitMix64::new(work.seed ^ number.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95));
         let mut said: Vec<String> = Vec::new();
         let mut at_s = first.at_s;
         for turn in 1..=work.turns {

@@ -23,8 +23,8 @@ use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Runtime;
 
-use super::{OutputArgs, Outlook};
 use super::record::{Document, ServerFacts};
+use super::{Outlook, OutputArgs};
 use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::run::prompt::read_file;
@@ -231,7 +231,12 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     let graceful = Graceful::begin();
     let own = match endpoint {
         Some(_) => None,
-        None => Some(own::start(&own_model(args), args.target.ctx.unwrap_or(plan.context), plan.users(args), terminal)?),
+        None => Some(own::start(
+            &own_model(args),
+            args.target.ctx.unwrap_or(plan.context),
+            plan.users(args),
+            terminal,
+        )?),
     };
     let endpoint = match (endpoint, &own) {
         (Some(endpoint), _) => endpoint,
@@ -291,7 +296,8 @@ impl Plan {
             None => Vec::new(),
             Some(path) => {
                 let text = read_file(path)?;
-                trace::parse(&text, load.requests).map_err(|error| error.context(path.display().to_string()))?
+                trace::parse(&text, load.requests)
+                    .map_err(|error| error.context(path.display().to_string()))?
             }
         };
         for arrival in &mut trace {
@@ -307,7 +313,8 @@ impl Plan {
         }
         let prompt_tokens = workload.n_prompt.unwrap_or(Self::PROMPT);
         let output_tokens = workload.n_gen.unwrap_or(Self::OUTPUT);
-        let longest = trace.iter().map(|arrival| arrival.prompt_tokens + arrival.output_tokens).max().unwrap_or(0);
+        let longest =
+            trace.iter().map(|arrival| arrival.prompt_tokens + arrival.output_tokens).max().unwrap_or(0);
         let further = (workload.turns - 1) * (workload.turn + output_tokens);
         // Words are not tokens, and templates add to each turn.
         let context = (longest.max(prompt_tokens + output_tokens) + further) * 5 / 4 + 64 * workload.turns;
@@ -412,8 +419,7 @@ fn measure(
         let bar = progress(terminal, &kind, plan, bounds);
         let interrupted = || graceful.received();
         let watch = |done: usize| bar.set_position(done as u64);
-        let driven =
-            runtime.block_on(drive(client, &work, kind, &plan.trace, bounds, &interrupted, &watch));
+        let driven = runtime.block_on(drive(client, &work, kind, &plan.trace, bounds, &interrupted, &watch));
         bar.finish_and_clear();
         if let Some(server) = &mut document.server {
             server.counts_tokens &= !driven.uncounted;

@@ -62,10 +62,15 @@ pub fn start(
     let front = Front::new(Policy::default(), Observer::default(), None);
     let server =
         Server::start(listener, front, ConnectionLimits::default()).map_err(io("starting the server"))?;
-    let most = crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
+    let most =
+        crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
     let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };
-    let sharing =
-        Sharing { max_running: parallel, max_waiting: MAX_WAITING, max_sessions: parallel, session_ttl: None };
+    let sharing = Sharing {
+        max_running: parallel,
+        max_waiting: MAX_WAITING,
+        max_sessions: parallel,
+        session_ttl: None,
+    };
     let asked =
         EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();

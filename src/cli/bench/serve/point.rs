@@ -110,7 +110,8 @@ impl std::str::FromStr for Slo {
         let mut slo = Slo::default();
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or("not of the form ttft=MS,tpot=MS,e2e=MS")?;
-            let value: f64 = value.trim_end_matches("ms").parse().map_err(|_| format!("{value:?} is not a number"))?;
+            let value: f64 =
+                value.trim_end_matches("ms").parse().map_err(|_| format!("{value:?} is not a number"))?;
             if !(value > 0.0 && value.is_finite()) {
                 return Err(format!("{value} is not above 0"));
             }
@@ -173,7 +174,11 @@ impl Point {
         let sum = |count: fn(&Turn) -> usize| ok.iter().map(|turn| count(turn)).sum::<usize>() as f64;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let (prompt, output) = (sum(|turn| turn.prompt_tokens), sum(|turn| turn.output_tokens));
-        let chunks = ok.iter().filter(|turn| turn.first_ms.is_some()).map(|turn| turn.gaps_ms.len() + 1).sum::<usize>();
+        let chunks = ok
+            .iter()
+            .filter(|turn| turn.first_ms.is_some())
+            .map(|turn| turn.gaps_ms.len() + 1)
+            .sum::<usize>();
         let goodput = slo.map(|slo| {
             let good = turns.iter().filter(|turn| slo.is_met(turn)).count() as f64;
             Goodput { slo, share: good / turns.len().max(1) as f64, per_second: per_second(good) }
@@ -242,7 +247,9 @@ pub mod tests {
     fn percentiles_have_three_digits() {
         let latency = Latency::of((1..=1000).map(f64::from)).expect("values");
         assert_eq!(latency.count, 1000);
-        for (found, expected) in [(latency.p50, 500.0), (latency.p90, 900.0), (latency.p99, 990.0), (latency.max, 1000.0)] {
+        for (found, expected) in
+            [(latency.p50, 500.0), (latency.p90, 900.0), (latency.p99, 990.0), (latency.max, 1000.0)]
+        {
             assert!((found / expected - 1.0f64).abs() < 0.002, "{found} for {expected}");
         }
         assert_eq!(Latency::of([]), None);

@@ -14,15 +14,25 @@ pub fn table(document: &Document) -> String {
         text.push_str(&format!("{} at {}{software}\n\n", server.model, server.endpoint));
     }
     let header = [
-        "load", "answered", "req/s", "output t/s", "ttft p50 / p99 ms", "itl p50 / p99", "tpot p50 / p99", "e2e p50 / p99",
-        "per part", "cached", "good", "ttft over time",
+        "load",
+        "answered",
+        "req/s",
+        "output t/s",
+        "ttft p50 / p99 ms",
+        "itl p50 / p99",
+        "tpot p50 / p99",
+        "e2e p50 / p99",
+        "per part",
+        "cached",
+        "good",
+        "ttft over time",
     ];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for point in &document.points {
         let failed: usize = point.errors.values().sum();
-        let good = point.goodput.map_or(String::new(), |good| {
-            format!("{} {:.2}/s", percent(good.share), good.per_second)
-        });
+        let good = point
+            .goodput
+            .map_or(String::new(), |good| format!("{} {:.2}/s", percent(good.share), good.per_second));
         rows.push(vec![
             point.name.clone(),
             format!("{} of {}", point.requests - failed, point.requests),
@@ -65,10 +75,21 @@ fn figures(latency: Option<Latency>) -> Vec<String> {
 }
 
 pub fn csv(document: &Document) -> String {
-    let mut header: Vec<String> = ["load", "requests", "failed", "seconds", "requests_per_second", "prompt_tokens_per_second",
-        "output_tokens_per_second", "cached_share", "tokens_per_chunk", "good_share", "good_per_second"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut header: Vec<String> = [
+        "load",
+        "requests",
+        "failed",
+        "seconds",
+        "requests_per_second",
+        "prompt_tokens_per_second",
+        "output_tokens_per_second",
+        "cached_share",
+        "tokens_per_chunk",
+        "good_share",
+        "good_per_second",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for name in ["ttft", "itl", "tpot", "e2e", "late"] {
         header.extend(FIGURES.map(|figure| format!("{name}_{figure}_ms")));
     }
@@ -135,13 +156,21 @@ pub fn warnings(document: &Document) -> Vec<String> {
             found.push(format!("{name}: the 99th percentile of {answered} requests is about their maximum"));
         }
         if let Some(late) = point.late_ms.filter(|late| late.p99 > 20.0) {
-            found.push(format!("{name}: requests were sent up to {:.0} ms late: this client did not keep up", late.max));
+            found.push(format!(
+                "{name}: requests were sent up to {:.0} ms late: this client did not keep up",
+                late.max
+            ));
         }
         if point.cached_share > 0.5 && point.turns.iter().all(|turn| turn.turn == 1) {
-            found.push(format!("{name}: {} of the prompts' tokens came from the server's cache", percent(point.cached_share)));
+            found.push(format!(
+                "{name}: {} of the prompts' tokens came from the server's cache",
+                percent(point.cached_share)
+            ));
         }
         if let Some(count) = point.tokens_per_chunk.filter(|count| *count > 1.2) {
-            found.push(format!("{name}: a part of the stream has {count:.1} tokens: itl is not the time per token, tpot is"));
+            found.push(format!(
+                "{name}: a part of the stream has {count:.1} tokens: itl is not the time per token, tpot is"
+            ));
         }
     }
     found
@@ -159,7 +188,9 @@ pub mod sample {
         let of = |concurrency: usize| {
             let slower = concurrency as f64;
             let turns: Vec<_> = (0..8)
-                .map(|n| turn(f64::from(n) * 0.5, 90.0 * slower + 5.0 * f64::from(n), &[20.0 * slower; 15], 16))
+                .map(|n| {
+                    turn(f64::from(n) * 0.5, 90.0 * slower + 5.0 * f64::from(n), &[20.0 * slower; 15], 16)
+                })
                 .collect();
             Point::new(Loop::Closed { concurrency }, turns, 4.0 / slower, slo)
         };

@@ -122,7 +122,8 @@ fn error(value: &Value) -> Option<String> {
 /// The message of an error response, in OpenAI's form or another.
 pub fn error_message(body: &str) -> String {
     let parsed: Value = serde_json::from_str(body).unwrap_or_default();
-    let said = error(&parsed["error"]).or_else(|| error(&parsed["detail"])).or_else(|| error(&parsed["message"]));
+    let said =
+        error(&parsed["error"]).or_else(|| error(&parsed["detail"])).or_else(|| error(&parsed["message"]));
     said.unwrap_or_else(|| body.trim().chars().take(200).collect())
 }
 
@@ -156,12 +157,24 @@ mod tests {
             let chunk = chunk(data).expect("a chunk");
             assert_eq!((chunk.text.as_str(), chunk.finish.as_deref()), (text, finish), "{data}");
         };
-        check(r#"{"choices":[{"delta":{"role":"assistant","content":null},"finish_reason":null}]}"#, "", None);
+        check(
+            r#"{"choices":[{"delta":{"role":"assistant","content":null},"finish_reason":null}]}"#,
+            "",
+            None,
+        );
         check(r#"{"choices":[{"delta":{"content":"hi"}}]}"#, "hi", None);
         check(r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, "hm", None);
         check(r#"{"choices":[{"text":"go","finish_reason":"stop"}]}"#, "go", Some("stop"));
-        check(r#"{"choices":[{"message":{"content":"all"},"finish_reason":"length"}]}"#, "all", Some("length"));
-        check(r#"{"choices":[{"delta":{"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}}]}"#, "f{}", None);
+        check(
+            r#"{"choices":[{"message":{"content":"all"},"finish_reason":"length"}]}"#,
+            "all",
+            Some("length"),
+        );
+        check(
+            r#"{"choices":[{"delta":{"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}}]}"#,
+            "f{}",
+            None,
+        );
         check(r#"{"choices":[],"usage":null}"#, "", None);
         let usage = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":8}}}"#;
         let expected = ChunkUsage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 8 };

@@ -33,7 +33,10 @@ pub fn parse(text: &str, most: usize) -> Result<Vec<Arrival>, CommandError> {
         if arrivals.len() == most {
             break;
         }
-        if !is_json && index == 0 && line.trim_end().eq_ignore_ascii_case("TIMESTAMP,ContextTokens,GeneratedTokens") {
+        if !is_json
+            && index == 0
+            && line.trim_end().eq_ignore_ascii_case("TIMESTAMP,ContextTokens,GeneratedTokens")
+        {
             continue;
         }
         let arrival = if is_json { mooncake(line) } else { azure(line) };
@@ -104,7 +107,10 @@ mod tests {
         let text = "{\"timestamp\": 3000, \"input_length\": 700, \"output_length\": 5, \"hash_ids\": [0, 9]}\n\
                     {\"timestamp\": 1000, \"input_length\": 10, \"output_length\": 2, \"hash_ids\": [4]}\n";
         let arrivals = parse(text, 10).expect("a trace");
-        assert_eq!(arrivals[1], Arrival { at_s: 2.0, prompt_tokens: 700, output_tokens: 5, blocks: vec![0, 9] });
+        assert_eq!(
+            arrivals[1],
+            Arrival { at_s: 2.0, prompt_tokens: 700, output_tokens: 5, blocks: vec![0, 9] }
+        );
         assert_eq!(parse(text, 1).expect("a trace").len(), 1);
     }
 
