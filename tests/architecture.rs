@@ -34,6 +34,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
     "grammar",
+    "kernel::limits", // bench lays its rates beside them
     "kv",
     "kv::disk",
     "load",

@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod batch;
+pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod config;
@@ -63,6 +64,7 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
+    Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
@@ -159,6 +161,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             chat::run(*args, terminal, places)
+        }
+        Command::Bench(mut args) => {
+            config.check()?;
+            args.aliases = config.aliases();
+            bench::run(*args, terminal)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),

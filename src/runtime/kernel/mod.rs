@@ -9,6 +9,7 @@ pub mod dot;
 pub mod dtype;
 pub mod gemm;
 pub mod isa;
+pub mod limits;
 pub mod math;
 pub mod matmul;
 pub mod memory;
