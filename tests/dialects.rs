@@ -24,7 +24,7 @@ fn template_source(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).expect("a template is text");
     match path.extension()?.to_str()? {
         "json" => {
-            let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+            let json: Value = serde_json::from_str(&text).ok()?;
             Some(json.get("chat_template")?.as_str()?.to_owned())
         }
         _ => Some(text),
