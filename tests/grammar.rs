@@ -45,8 +45,12 @@ impl Writer {
         let prompt = tokenizer.encode_chat("Once upon a time, there was a little girl.\n").expect("encodes");
         let engine = Engine::new(loaded.model, tokenizer.clone(), config).expect("a valid configuration");
         let compiler = engine.spec().grammar_compiler(tokenizer.clone());
-        let ends = |id: &u32| matches!(tokenizer.token_bytes(*id).as_deref(), Some(b"\"" | b"]" | b"}"));
-        let haste = (0..tokenizer.vocab_size() as u32).filter(ends).map(|id| (id, 6.0)).collect();
+        let bias = |id: u32| match tokenizer.token_bytes(id).as_deref() {
+            Some(b"\"") => Some((id, 6.0)),
+            Some(b"]" | b"}") => Some((id, 16.0)), // the model has never seen one
+            _ => None,
+        };
+        let haste = (0..tokenizer.vocab_size() as u32).filter_map(bias).collect();
         Self { engine, tokenizer, compiler, prompt, haste }
     }
 
@@ -252,7 +256,7 @@ fn llama_cpps_schemas_are_satisfied_or_refused_by_name() {
     let schema = |case: &Value| {
         let schema = serde_json::from_str(case["schema_text"].as_str()?).ok()?;
         let mut schema: Value = schema;
-        if !jsonschema::meta::is_valid(&schema) {
+        if schema["items"].is_array() {
             schema["$schema"] = DRAFT_7.into(); // some have the older form of tuples
         }
         (case["expected_status"] == "SUCCESS").then(|| Schema { name: case["name"].to_string(), schema })
@@ -273,9 +277,6 @@ fn any_object_is_an_object() {
     let grammar = writer.compile(&GrammarSource::JsonObject).expect("compiles");
     let requests = (0..12).map(|seed| writer.hasty(&grammar, seed, 120)).collect();
     let answers = run_all(&mut writer.engine, requests);
-    for answer in &answers {
-        println!("{:?} {:?}", answer.finish(), answer.text());
-    }
     let complete: Vec<_> = answers.into_iter().filter(is_complete).collect();
     assert!(complete.len() >= 6, "{}", complete.len());
     for answer in complete {
@@ -416,12 +417,15 @@ fn sources_are_refused_for_what_is_wrong_with_them() {
         let error = refuse(source.clone());
         assert!(matches!(error, GrammarError::Invalid(_)), "{source:?}: {error:?}");
     }
+    let far_apart = (b'a'..b'z').map(|letter| format!("/(.*{}.{{30}}.*)/", char::from(letter)));
+    let far_apart: Vec<_> = far_apart.cycle().take(200).collect();
     let nested = (0..70).fold(json!({"type": "string"}), |inner, _| json!({"items": inner}));
     for source in [
         GrammarSource::JsonSchema(nested),
         GrammarSource::JsonSchema(json!({"const": "x".repeat(1 << 20)})),
         GrammarSource::Regex(format!("{}a{}", "(".repeat(200), ")".repeat(200))),
         GrammarSource::Lark(format!("start: {}\n", "/a{1,90}/ ".repeat(90_000))),
+        GrammarSource::Lark(format!("start: R\nR: {}\n", far_apart.join(" & "))),
     ] {
         let error = refuse(source);
         assert!(matches!(error, GrammarError::TooComplex(_)), "{error:?}");
@@ -563,60 +567,5 @@ fn measure(name: &str, tokenizer: &Arc<Tokenizer>) {
         if round == 0 {
             println!("  {}", String::from_utf8_lossy(&text).chars().take(300).collect::<String>());
         }
-    }
-}
-
-#[test]
-#[ignore = "probe"]
-fn probe_limits() {
-    let Some(fixtures) = fixtures() else { return };
-    let writer = Writer::new(&fixtures);
-    let words: Vec<String> = (0..20000).map(|n| format!("w{}", n * 7919)).collect();
-    let props: serde_json::Map<String, Value> = (0..4000)
-        .map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^[a-z]{{1,{}}}$", n + 1)})))
-        .collect();
-    for (name, source) in [
-        ("lark big", GrammarSource::Lark(format!("start: {}\n", "/a{1,90}/ ".repeat(90_000)))),
-        ("regex reps", GrammarSource::Regex("((([a-z]{1,200}x){1,200}y){1,200}z){1,200}".to_owned())),
-        (
-            "regex and",
-            GrammarSource::Lark(format!(
-                "start: R\nR: {}\n",
-                (0..200)
-                    .map(|n| format!("/(.*{}.{{30}}.*)/", (b'a' + (n % 26) as u8) as char))
-                    .collect::<Vec<_>>()
-                    .join(" & ")
-            )),
-        ),
-        ("huge rep", GrammarSource::Regex("(a|bc|def){1,1000000000}".to_owned())),
-        ("words", GrammarSource::JsonSchema(json!({"enum": words}))),
-        ("props", GrammarSource::JsonSchema(json!({"type": "object", "properties": props}))),
-        (
-            "minLength",
-            GrammarSource::JsonSchema(
-                json!({"type": "string", "pattern": "^([a-z]+[0-9]*)+$", "minLength": 100000}),
-            ),
-        ),
-        (
-            "items",
-            GrammarSource::JsonSchema(
-                json!({"type": "array", "items": {"type": "integer"}, "minItems": 3000000, "maxItems": 4000000}),
-            ),
-        ),
-        ("open", GrammarSource::Regex("(".to_owned())),
-        ("look", GrammarSource::Regex("a(?=b)".to_owned())),
-        ("type", GrammarSource::JsonSchema(json!({"type": "strin"}))),
-        ("enum", GrammarSource::JsonSchema(json!({"enum": []}))),
-        ("range", GrammarSource::JsonSchema(json!({"type": "integer", "minimum": 3, "maximum": 2}))),
-        ("missing", GrammarSource::Lark("start: missing".to_owned())),
-        ("empty", GrammarSource::Lark(String::new())),
-    ] {
-        let start = std::time::Instant::now();
-        let result = writer.compile(&source).map(drop);
-        println!(
-            "{name}: {:?} {}",
-            start.elapsed(),
-            format!("{result:?}").chars().take(200).collect::<String>()
-        );
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::Stdio;
 
-use Value;
+use serde_json::Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};
 
