@@ -331,7 +331,9 @@ impl Server {
     /// Sends a request that the test does not wait for yet.
     pub fn spawn(&self, request: Request<Body>) -> tokio::task::JoinHandle<Reply> {
         let router = self.router.clone();
-        tokio::spawn(async move { whole(router.oneshot(request).await.expect("a router does not fail")).await })
+        tokio::spawn(
+            async move { whole(router.oneshot(request).await.expect("a router does not fail")).await },
+        )
     }
 
     pub async fn call(
