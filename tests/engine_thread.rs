@@ -446,7 +446,10 @@ fn all_can_be_cancelled_at_once() {
     drop(gate);
     for stream in [running, waiting] {
         let last = stream.last();
-        assert!(matches!(&last, Some(Event::Done(outcome)) if outcome.finish == Finish::Cancelled), "{last:?}");
+        assert!(
+            matches!(&last, Some(Event::Done(outcome)) if outcome.finish == Finish::Cancelled),
+            "{last:?}"
+        );
     }
     let after = read(handle.submit(limited(&[5], 2)).expect("valid"));
     assert_eq!(after.ids(), [6, 7], "what comes later is not meant");

@@ -31,13 +31,17 @@ struct Served {
 impl Served {
     fn start() -> Self {
         let place = Place::new();
-        let (model, template) = (in_repository("tests/parity/qwen3"), in_repository("tests/clients/template.jinja"));
+        let (model, template) =
+            (in_repository("tests/parity/qwen3"), in_repository("tests/clients/template.jinja"));
         let mut command = place.command(&["serve", "--port", "0", "--parallel", "4", "--model"]);
         command.arg(model).arg("--chat-template").arg(template).env("LLMCTL_API_KEY", KEY);
-        let mut process = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("llmctl starts");
+        let mut process =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("llmctl starts");
         let stderr = BufReader::new(process.stderr.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         let mut said = Vec::new();
         let url = loop {
             let line = lines.recv_timeout(START_TIME).unwrap_or_else(|_| panic!("no address in {said:?}"));
@@ -87,6 +91,7 @@ fn the_official_node_client_gets_what_it_expects() {
     let Some(folder) = given("LLMCTL_TEST_NODE").map(PathBuf::from) else { return };
     // Modules are looked for beside the script.
     let script = folder.join("openai_node.mjs");
-    std::fs::copy(in_repository("tests/clients/openai_node.mjs"), &script).expect("a script beside its modules");
+    std::fs::copy(in_repository("tests/clients/openai_node.mjs"), &script)
+        .expect("a script beside its modules");
     check(Command::new("node").arg(script));
 }

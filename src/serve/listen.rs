@@ -30,11 +30,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
-use super::{App, api};
 use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
 use super::error::ApiError;
 use super::front::{self, Front};
 use super::observe::Observer;
+use super::{App, api};
 
 /// Threads of the runtime. The work is in the engine's thread; these parse and frame.
 const WORKERS: usize = 2;
