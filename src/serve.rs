@@ -5,9 +5,9 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is
-//! the endpoints for clients, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up
-//! after it was lost; `observe` and `metrics` say what was done; `error` the envelope.
+//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
+//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up after
+//! it was lost; `observe` and `metrics` say what was done; `error` the envelope.
 
 pub mod access;
 pub mod api;
@@ -21,13 +21,14 @@ pub mod metrics;
 pub mod observe;
 pub mod wire;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
-use crate::template::{ReasoningFormat, ToolCallFormat};
+use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
@@ -44,6 +45,8 @@ struct Shared {
     engine: EngineSlot,
     sessions: Option<SessionStore>,
     conversations: Conversations,
+    dialect: Dialect,
+    grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
 }
@@ -83,8 +86,22 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        let conversations = Conversations::new(sessions.clone());
-        Self { shared: Arc::new(Shared { model, engine, sessions, conversations, observer, settings }) }
+        let detected = model.speech.template_source().map(Dialect::detect).unwrap_or_default();
+        let dialect = Dialect {
+            reasoning: settings.reasoning_format.or(detected.reasoning),
+            tool_calls: settings.tool_format.or(detected.tool_calls),
+        };
+        let shared = Shared {
+            conversations: Conversations::new(sessions.clone()),
+            model,
+            engine,
+            sessions,
+            dialect,
+            grammars: OnceLock::new(),
+            observer,
+            settings,
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     pub fn model(&self) -> &ServedModel {
@@ -95,8 +112,19 @@ impl App {
         self.shared.sessions.as_ref()
     }
 
-    pub(crate) fn conversations(&self) -> &Conversations {
+    fn conversations(&self) -> &Conversations {
         &self.shared.conversations
+    }
+
+    /// The markup that the model answers in: its template's, unless the settings know better.
+    pub fn dialect(&self) -> Dialect {
+        self.shared.dialect
+    }
+
+    /// Compiles grammars for the model; one for all requests.
+    fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
+        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+        self.shared.grammars.get_or_init(compiler)
     }
 
     pub fn observer(&self) -> &Observer {

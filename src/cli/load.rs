@@ -5,6 +5,7 @@
 
 use std::cell::OnceCell;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,6 +19,7 @@ use super::report::bytes;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
@@ -88,7 +90,8 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.vocab_size = handle.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    Ok(LoadedLlm { texts, handle })
+    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
+    Ok(LoadedLlm { texts, handle, compiler })
 }
 
 fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
@@ -368,6 +371,7 @@ impl From<TemplateError> for CommandError {
 pub struct LoadedLlm {
     texts: LoadedTexts,
     handle: EngineHandle,
+    compiler: GrammarCompiler,
 }
 
 impl LoadedLlm {
@@ -377,6 +381,11 @@ impl LoadedLlm {
 
     pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {
         (self.texts, self.handle)
+    }
+
+    /// The engine's thread.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.handle
     }
 
     /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.
@@ -423,6 +432,10 @@ impl Texts for LoadedLlm {
 impl Llm for LoadedLlm {
     fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
         Ok(Box::new(self.handle.submit(request)?))
+    }
+
+    fn compile(&self, source: &GrammarSource) -> Result<Grammar, Error> {
+        self.compiler.compile(source)
     }
 }
 

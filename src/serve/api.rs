@@ -1,6 +1,6 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` and writes the answer whole
+//! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `turn` is the words between them, `voice` tells answer, reasoning and calls apart.
 //! `conversations` is what session ids name, `sessions` its endpoints; `text` is the model's text side, `models` its name.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
@@ -12,6 +12,7 @@ mod completions;
 pub(crate) mod conversations;
 mod drive;
 mod models;
+mod prepare;
 mod reply;
 mod request;
 mod sessions;

@@ -32,8 +32,18 @@ pub const CHATML: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}
     {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif %}";
 
+/// As Qwen 3's: calls in `<tool_call>`, reasoning in `<think>`.
+pub const QWENISH: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>\n\
+    {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined %}\
+    {% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}{% endif %}";
+
 /// A question that is answered with letters drawn from the logits.
 pub const FREE: &str = "draw letters";
+
+/// A question that is answered with anything at all.
+pub const NOISE: &str = "make a noise";
 
 pub const MODEL: &str = "org/toy";
 
@@ -70,7 +80,10 @@ impl Script {
         let question = before.rsplit(USER).next().unwrap_or_default();
         let question = question.split("<|im_end|>").next().unwrap_or_default();
         let said = &bytes[at + header.len()..];
-        (question.to_owned(), said.strip_prefix(b"<think>\n").unwrap_or(said).to_vec())
+        let scaffold = ["<think>\n\n</think>\n\n", "<think>\n"]
+            .into_iter()
+            .find_map(|s| said.strip_prefix(s.as_bytes()));
+        (question.to_owned(), scaffold.unwrap_or(said).to_vec())
     }
 
     fn logits(&self, history: &[u32]) -> Vec<f32> {
@@ -78,6 +91,9 @@ impl Script {
         let (question, said) = self.asked(history);
         if question == FREE {
             return self.letters(history, vocab_size);
+        }
+        if question == NOISE {
+            return hashed_logits(history, vocab_size);
         }
         let answer = self.answers.get(&question).cloned().unwrap_or_else(|| format!("echo: {question}"));
         let ids = self.tokenizer.encode_chat_rest(&answer).expect("bytes");
@@ -104,24 +120,31 @@ pub struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    is_closed: bool,
-    fails_with: Option<Error>,
+    /// Steps that may still pass before it is closed; nothing while it is open.
+    left: Option<usize>,
+    /// Steps until one fails.
+    failure: Option<(usize, Error)>,
     num_waiting: usize,
 }
 
 impl Gate {
     pub fn close(&self) {
-        self.state.0.lock().expect("free").is_closed = true;
+        self.close_after(0);
+    }
+
+    /// Lets so many steps pass first.
+    pub fn close_after(&self, num_steps: usize) {
+        self.state.0.lock().expect("free").left = Some(num_steps);
     }
 
     pub fn open(&self) {
-        self.state.0.lock().expect("free").is_closed = false;
+        self.state.0.lock().expect("free").left = None;
         self.state.1.notify_all();
     }
 
-    /// The next step fails.
-    pub fn fail(&self, error: Error) {
-        self.state.0.lock().expect("free").fails_with = Some(error);
+    /// The step after so many fails.
+    pub fn fail_after(&self, num_steps: usize, error: Error) {
+        self.state.0.lock().expect("free").failure = Some((num_steps, error));
     }
 
     /// Waits until the model stands before the closed gate.
@@ -140,11 +163,19 @@ impl Gate {
         let mut state = state.lock().expect("free");
         state.num_waiting += 1;
         let limit = Duration::from_secs(60);
-        let (mut state, timeout) =
-            changed.wait_timeout_while(state, limit, |state| state.is_closed).expect("free");
+        let is_closed = |state: &mut GateState| state.left == Some(0);
+        let (mut state, timeout) = changed.wait_timeout_while(state, limit, is_closed).expect("free");
         state.num_waiting -= 1;
         assert!(!timeout.timed_out(), "nobody opens the gate");
-        state.fails_with.take().map_or(Ok(()), Err)
+        state.left = state.left.map(|left| left - 1);
+        match state.failure.take() {
+            Some((0, error)) => Err(error),
+            Some((steps, error)) => {
+                state.failure = Some((steps - 1, error));
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -154,6 +185,7 @@ pub struct Build {
     pub answers: Vec<(&'static str, String)>,
     pub store: Option<SessionStore>,
     pub lenient: bool,
+    pub settings: Settings,
     pub defaults: GenerationDefaults,
     pub context_length: usize,
     pub max_running: usize,
@@ -168,6 +200,7 @@ impl Default for Build {
             answers: Vec::new(),
             store: None,
             lenient: false,
+            settings: Settings::default(),
             defaults: GenerationDefaults::default(),
             context_length: 4096,
             max_running: 4,
@@ -237,7 +270,7 @@ impl Build {
             defaults: self.defaults,
         };
         let engine = EngineSlot::new(engine.expect("an engine"));
-        let settings = Settings { lenient: self.lenient, ..Settings::default() };
+        let settings = Settings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, engine, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());
         Server { app, gate, log, tokenizer, router }
@@ -293,6 +326,14 @@ impl Reply {
 impl Server {
     pub async fn send(&self, request: Request<Body>) -> Response {
         self.router.clone().oneshot(request).await.expect("a router does not fail")
+    }
+
+    /// Sends a request that the test does not wait for yet.
+    pub fn spawn(&self, request: Request<Body>) -> tokio::task::JoinHandle<Reply> {
+        let router = self.router.clone();
+        tokio::spawn(
+            async move { whole(router.oneshot(request).await.expect("a router does not fail")).await },
+        )
     }
 
     pub async fn call(

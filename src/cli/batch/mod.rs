@@ -60,6 +60,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         logprobs: args.output.logprobs,
         system,
         raw: args.prompt.raw,
+        grammar: args.constraint.source.clone(),
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
@@ -266,11 +267,16 @@ impl<'a> Batch<'a> {
             Ok(rendered) => rendered,
             Err(error) => return Answered::Failed(error),
         };
+        let grammar = match row.grammar.as_ref().map(|source| self.llm.compile(source)).transpose() {
+            Ok(grammar) => grammar,
+            Err(error) => return Answered::Failed(error.into()),
+        };
         let request = Request {
             prompt: rendered.tokens,
             sampling: row.sampling.clone(),
             limits: row.limits.clone(),
             logprobs: row.logprobs,
+            grammar,
             ..Request::default()
         };
         let mut collected = Collected::default();
@@ -518,7 +524,14 @@ not json
         }
         let row = |form, text| {
             let ask = super::super::run::llm::Ask::Text(String::from(text));
-            Row { form, ask, sampling: Sampling::default(), limits: Default::default(), logprobs: Some(2) }
+            Row {
+                form,
+                ask,
+                sampling: Sampling::default(),
+                limits: Default::default(),
+                logprobs: Some(2),
+                grammar: None,
+            }
         };
         let defaults = Defaults::default();
         let batch = Batch::new(&script, &defaults, Results::stdout(), Earlier::default());

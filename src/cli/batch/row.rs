@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::run::llm::Ask;
-use crate::runtime::{Error, Limits, Sampling};
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::{Error, GrammarError, Limits, Sampling};
 use crate::serve::error::ApiError;
 use crate::serve::wire::{Fields, Problems, message, params};
 use crate::template::{Conversation, Message, Role};
@@ -23,6 +24,8 @@ pub struct Defaults {
     pub system: Option<String>,
     /// A `prompt` is text to go on with rather than a message to answer.
     pub raw: bool,
+    /// What answers must keep to.
+    pub grammar: Option<GrammarSource>,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
 }
@@ -42,6 +45,7 @@ pub struct Row {
     pub sampling: Sampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
+    pub grammar: Option<GrammarSource>,
 }
 
 /// Why a row has no answer, in OpenAI's words.
@@ -68,6 +72,14 @@ impl RowError {
             }
             Some(Error::InvalidParameter { name, .. }) => {
                 Self { param: Some((*name).to_owned()), ..Self::new("invalid_value", message) }
+            }
+            Some(Error::Grammar(GrammarError::Failed(_))) => {
+                Self { status: 500, ..Self::new("grammar_error", message) }
+            }
+            Some(Error::Grammar(error)) => {
+                let is_unsupported = matches!(error, GrammarError::Unsupported { .. });
+                let code = if is_unsupported { "unsupported_parameter" } else { "invalid_value" };
+                Self { param: Some("response_format".to_owned()), ..Self::new(code, message) }
             }
             Some(Error::Backend(_)) => Self { status: 500, ..Self::new("backend_error", message) },
             _ if matches!(error.kind, Kind::BadData | Kind::Usage) => Self::new("invalid_prompt", message),
@@ -164,10 +176,11 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (
     let sampling = params::sampling(&mut fields, &defaults.sampling);
     let limits = params::limits(&mut fields, &defaults.limits);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
+    let grammar = params::response_format(&mut fields, defaults.grammar.clone());
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
-    (Row { form, ask, sampling, limits, logprobs }, model)
+    (Row { form, ask, sampling, limits, logprobs, grammar }, model)
 }
 
 fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
@@ -219,7 +232,6 @@ fn inert(fields: &mut Fields<'_>) {
         ("echo", json!(false)),
         ("tools", json!([])),
         ("tool_choice", json!("none")),
-        ("response_format", json!({"type": "text"})),
         ("modalities", json!(["text"])),
     ] {
         fields.only(name, &[only]);
@@ -318,7 +330,12 @@ mod tests {
         check("n", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         check("tools", json!([{"type": "function"}]), "unsupported_parameter");
-        check("response_format", json!({"type": "json_object"}), "unsupported_parameter");
+        let format = |format: Value| with("response_format", format);
+        let unsupported = ("response_format.type".to_owned(), "unsupported_parameter");
+        assert_eq!(format(json!({"type": "xml"})), unsupported);
+        let missing = ("response_format.json_schema".to_owned(), "invalid_value");
+        assert_eq!(format(json!({"type": "json_schema"})), missing);
+        check("response_format", json!("json_object"), "invalid_value");
         check("temprature", json!(1), "unsupported_parameter");
         check("temperature", json!("hot"), "invalid_value");
         check("max_tokens", json!(0), "invalid_value");

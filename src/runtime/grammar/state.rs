@@ -137,6 +137,13 @@ impl AllowedTokens {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
     }
 
+    #[cfg(test)]
+    pub fn of(vocab_size: usize, ids: &[u32]) -> Self {
+        let mut allowed = SimpleVob::alloc(vocab_size);
+        ids.iter().for_each(|&id| allowed.allow_token(id));
+        Self(allowed)
+    }
+
     /// Calls `found` with each id, ascending.
     pub fn for_each(&self, found: impl FnMut(usize)) {
         self.0.iter_set_entries(found);

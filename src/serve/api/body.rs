@@ -94,12 +94,6 @@ fn invalid_session(message: &str) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, Some("invalid_session_id"), message).param("session_id")
 }
 
-/// The `x-request-id` in force; the layer around the endpoints sees to it that there is one.
-pub fn request_id(headers: &HeaderMap) -> String {
-    let id = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    id.unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;

@@ -14,6 +14,7 @@ use super::turn::{Answered, Delta, Said, SaidCall, Totals};
 use super::{collect, drive};
 use crate::runtime::Token;
 use crate::serve::App;
+use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
 use crate::serve::wire::message::tool_call_json;
 use crate::template::ToolCall;
@@ -21,9 +22,10 @@ use crate::template::ToolCall;
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Chat { ask, streaming, shows_reasoning } = request::chat(&app, body, &headers)?;
+    let request::Chat { ask, streaming, shows_reasoning } = request::chat(&app, body, &headers, request_id)?;
     let style = Style {
         num_choices: ask.num_choices,
         logprobs: ask.logprobs.is_some(),
@@ -127,7 +129,8 @@ impl Chunks for ChatChunks {
         }
         let shown = |delta: &Delta| self.style.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
         let deltas: Vec<Delta> = deltas.into_iter().filter(shown).collect();
-        deltas.iter().map(|delta| Value::Object(self.delta(choice, delta_json(delta), None))).collect()
+        let deltas = deltas.iter().filter_map(delta_json);
+        deltas.map(|delta| Value::Object(self.delta(choice, delta, None))).collect()
     }
 
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
@@ -146,8 +149,9 @@ impl Chunks for ChatChunks {
     }
 }
 
-fn delta_json(delta: &Delta) -> Value {
-    match delta {
+/// A call's end is not on the wire: the next call or the finish reason tells it.
+fn delta_json(delta: &Delta) -> Option<Value> {
+    Some(match delta {
         Delta::Content(text) => json!({"content": text}),
         Delta::Reasoning(text) => json!({"reasoning_content": text}),
         Delta::Call { index, id, name } => json!({"tool_calls": [
@@ -156,5 +160,6 @@ fn delta_json(delta: &Delta) -> Value {
         Delta::Arguments { index, fragment } => {
             json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]})
         }
-    }
+        Delta::CallEnd { .. } => return None,
+    })
 }

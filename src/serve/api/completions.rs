@@ -15,6 +15,7 @@ use super::sse::{self, Chunks};
 use super::turn::{Answered, Delta, Totals};
 use crate::runtime::Token;
 use crate::serve::App;
+use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
 
 const OBJECT: &str = "text_completion";
@@ -22,9 +23,10 @@ const OBJECT: &str = "text_completion";
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Completion { ask, streaming, echo } = request::completion(&app, body, &headers)?;
+    let request::Completion { ask, streaming, echo } = request::completion(&app, body, &headers, request_id)?;
     let (num_choices, logprobs) = (ask.num_choices, ask.logprobs.is_some());
     let head = Head::new(&app, "cmpl");
     let mut running = drive::begin(&app, ask).await?;

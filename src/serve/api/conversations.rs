@@ -226,12 +226,6 @@ pub struct Opened {
     dialogue: Option<Dialogue>,
 }
 
-impl Opened {
-    pub fn name(&self) -> &SessionName {
-        &self.name
-    }
-}
-
 impl Deref for Opened {
     type Target = Dialogue;
 

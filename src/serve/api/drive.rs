@@ -15,19 +15,16 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::conversations::Opened;
-use super::turn::{Answered, Ask, Delta, InSession, Progress, Prompt, RawText, Running, Totals, Update};
+use super::prepare::{Prepared, prepare};
+use super::turn::{Answered, Ask, Delta, InSession, Progress, Running, Totals, Update};
 use super::voice::Voice;
-use crate::runtime::session::conversation::{Answer, Dialogue, PromptedTurn};
+use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
     EngineHandle, Error, Event, Finish, Outcome, Request, Sampling, Started, StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::observe::TurnRecord;
-use crate::template::Conversation;
-
-/// When to come again where nobody has computed it: about the length of a short answer.
-const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Starts an ask; returns when all its requests are admitted.
 ///
@@ -47,11 +44,11 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
     // Both receivers may be gone: then nobody is left to be told.
     let mut flight = match Flight::submit(&app, ask).await {
         Ok(flight) => flight,
-        Err(error) => return drop(admitted.send(Err(retriable(error)))),
+        Err(error) => return drop(admitted.send(Err(retriable(&app, error)))),
     };
     if let Err(error) = flight.wait_for_admission(&updates).await {
         flight.close().await;
-        return drop(admitted.send(Err(retriable(error))));
+        return drop(admitted.send(Err(retriable(&app, error))));
     }
     let _ = admitted.send(Ok(std::mem::take(&mut flight.prompts)));
     let last = match flight.deliver(&updates).await {
@@ -63,85 +60,17 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
 }
 
 /// What may go better next time says when.
-pub fn retriable(error: ApiError) -> ApiError {
-    let is_temporary = matches!(error.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT);
-    if is_temporary && error.retry_after.is_none() { error.retry_after(RETRY_AFTER) } else { error }
-}
-
-/// An ask with tokens.
-struct Prepared {
-    engine: EngineHandle,
-    prompts: Vec<PreparedPrompt>,
-    turn: Option<(Opened, PromptedTurn)>,
-}
-
-struct PreparedPrompt {
-    tokens: Vec<u32>,
-    /// As text, where it is to be known.
-    text: String,
-    voice: Voice,
-}
-
-/// Renders, encodes, opens the conversation: all that may take long or wait for a disk.
-fn prepare(app: &App, ask: &Ask) -> Result<Prepared, ApiError> {
-    let engine = app.engine()?;
-    match &ask.prompt {
-        Prompt::Texts(texts) => {
-            let prompts = texts.iter().map(|text| prepare_text(app, text)).collect::<Result<_, _>>()?;
-            Ok(Prepared { engine, prompts, turn: None })
+pub fn retriable(app: &App, error: ApiError) -> ApiError {
+    let is_temporary = matches!(
+        error.status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
+    );
+    match app.engine() {
+        Ok(engine) if is_temporary && error.retry_after.is_none() => {
+            error.retry_after(app.observer().retry_after(&engine.last_load()))
         }
-        Prompt::Chat(conversation) => {
-            let model = app.model();
-            let session = match &ask.session {
-                None => None,
-                Some(session) => Some(open(app, &engine, session)?),
-            };
-            let fresh;
-            let (dialogue, conversation) = match (&session, &ask.session) {
-                (Some(opened), Some(InSession { appends: true, .. })) => {
-                    (&**opened, followed(opened, conversation))
-                }
-                (Some(opened), _) => (&**opened, conversation.clone()),
-                (None, _) => {
-                    fresh = Dialogue::new(model.fingerprint.clone());
-                    (&fresh, conversation.clone())
-                }
-            };
-            let turn = dialogue.prompt(&model.speech, conversation)?;
-            let prompt =
-                PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), voice: Voice::plain() };
-            Ok(Prepared { engine, prompts: vec![prompt], turn: session.map(|opened| (opened, turn)) })
-        }
+        _ => error,
     }
-}
-
-fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
-    let speech = &app.model().speech;
-    let (tokens, text) = match text {
-        RawText::Text(text) => (speech.encode(text)?, text.clone()),
-        RawText::Ids(ids) => (ids.clone(), speech.tokenizer().decode(ids, true)),
-    };
-    Ok(PreparedPrompt { tokens, text, voice: Voice::plain() })
-}
-
-/// The conversation so far and the new messages.
-fn followed(dialogue: &Dialogue, added: &Conversation) -> Conversation {
-    Conversation { messages: dialogue.followed_by(added.messages.clone()).messages, ..added.clone() }
-}
-
-/// Opens a session and tells the engine what it held, if that does not know.
-fn open(app: &App, engine: &EngineHandle, session: &InSession) -> Result<Opened, ApiError> {
-    let model = &app.model().fingerprint;
-    let opened = app.conversations().open(&session.name, model)?;
-    let saved = opened.saved();
-    let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(model));
-    if is_ours {
-        match engine.restore_session(session.name.as_str(), saved.tokens()) {
-            Ok(()) | Err(Error::InvalidParameter { .. }) => {} // it knows the session already
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(opened)
 }
 
 /// One answer in the making.
@@ -217,7 +146,7 @@ impl Flight {
         let on_thread = app.clone();
         let prepared = spawn_blocking(move || prepare(&on_thread, &ask).map(|prepared| (prepared, ask)));
         let (prepared, ask) = prepared.await.map_err(|_| internal("preparing the prompt failed"))??;
-        let Prepared { engine, prompts, turn } = prepared;
+        let Prepared { engine, prompts, turn, grammar, markup } = prepared;
         let (sender, events) = mpsc::unbounded_channel();
         let mut flight = Self {
             app: app.clone(),
@@ -241,10 +170,12 @@ impl Flight {
                     sampling: Sampling { seed, ..flight.sampling.clone() },
                     limits: ask.limits.clone(),
                     logprobs: ask.logprobs,
+                    grammar: grammar.clone(),
+                    markup: markup.clone(),
                     session: flight.session.as_ref().map(|session| session.name.to_string()),
                     ..Request::default()
                 };
-                let submitted = flight.submit_one(&engine, request, prompt.voice.clone(), &sender);
+                let submitted = flight.submit_one(&engine, request, prompt.ear.voice(), &sender);
                 if let Err(error) = submitted {
                     flight.close().await;
                     return Err(error);
@@ -375,7 +306,7 @@ impl Flight {
         outcome: Outcome,
         updates: &UnboundedSender<Update>,
     ) -> Result<Update, ApiError> {
-        let is_cut = !matches!(outcome.finish, Finish::Eos(_));
+        let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
         self.flush(index, is_cut, updates);
         let choice = &mut self.choices[index];
         choice.is_done = true;

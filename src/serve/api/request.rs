@@ -6,13 +6,14 @@
 use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::body::{request_id, session_of};
-use super::turn::{Ask, InSession, Prompt, RawText};
+use super::body::session_of;
+use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
+use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{EngineHandle, Error, Limits, Sampling, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::{Fields, Problems, message, params};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, ToolChoice};
 
 /// The most answers that one request may ask for, as in OpenAI's API.
 const MAX_CHOICES: usize = 128;
@@ -55,19 +56,31 @@ struct Common {
     sampling: Sampling,
     limits: Limits,
     logprobs: Option<usize>,
+    shape: Option<Shape>,
     streaming: Streaming,
 }
 
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
-pub fn chat(app: &App, body: Map<String, Value>, headers: &HeaderMap) -> Result<Chat, ApiError> {
+pub fn chat(
+    app: &App,
+    body: Map<String, Value>,
+    headers: &HeaderMap,
+    request_id: String,
+) -> Result<Chat, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
-    let mut conversation = conversation(app, &mut fields);
+    let mut conversation = conversation_without_tools(app, &mut fields);
     let shows_reasoning = shows_reasoning(&mut fields, &mut conversation.kwargs, &app.model().speech);
+    let tools = tools(app, &mut fields);
+    conversation.tools = tools.heard().to_vec();
     let common = common(app, &engine, &mut fields, Limits::default());
+    if let Some(shape) = common.shape.as_ref().filter(|_| tools.is_on()) {
+        let param = shape.param;
+        fields.unsupported(param, "is not supported beside tools; tool_choice \"none\" switches them off");
+    }
     fields.only("modalities", &[json!(["text"])]);
     fields.only("verbosity", &[json!("medium")]);
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
@@ -76,22 +89,36 @@ pub fn chat(app: &App, body: Map<String, Value>, headers: &HeaderMap) -> Result<
     let session = session_of(in_body, headers)?.map(|name| InSession { name, appends });
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
-    Ok(Chat { ask: common.ask(Prompt::Chat(conversation), session, headers), streaming, shows_reasoning })
+    let ask = Ask { session, tools, ..common.ask(Prompt::Chat(conversation), request_id) };
+    Ok(Chat { ask, streaming, shows_reasoning })
 }
 
 /// What the template gets.
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
+    let conversation = conversation_without_tools(app, fields);
+    Conversation { tools: tools(app, fields).heard().to_vec(), ..conversation }
+}
+
+fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> Conversation {
     let speech = &app.model().speech;
     let messages = message::messages(fields);
     let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
     effort(fields, &mut kwargs, speech);
+    if let Some(thinks) = app.settings().enable_thinking {
+        kwargs.entry(THINKING_SWITCHES[0]).or_insert(thinks.into());
+    }
     let messages = messages.into_iter().map(|message| known_role(message, speech)).collect();
     Conversation { messages, kwargs, ..Conversation::default() }
 }
 
 /// # Errors
 /// As [`chat`].
-pub fn completion(app: &App, body: Map<String, Value>, headers: &HeaderMap) -> Result<Completion, ApiError> {
+pub fn completion(
+    app: &App,
+    body: Map<String, Value>,
+    headers: &HeaderMap,
+    request_id: String,
+) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
@@ -116,27 +143,134 @@ pub fn completion(app: &App, body: Map<String, Value>, headers: &HeaderMap) -> R
         return Err(ApiError::unsupported("session_id", message));
     }
     let streaming = common.streaming;
-    Ok(Completion { ask: common.ask(Prompt::Texts(prompts), None, headers), streaming, echo })
+    Ok(Completion { ask: common.ask(Prompt::Texts(prompts), request_id), streaming, echo })
 }
 
 impl Common {
-    fn ask(self, prompt: Prompt, session: Option<InSession>, headers: &HeaderMap) -> Ask {
-        let Self { num_choices, sampling, limits, logprobs, streaming: _ } = self;
-        Ask { prompt, num_choices, sampling, limits, logprobs, session, request_id: request_id(headers) }
+    fn ask(self, prompt: Prompt, request_id: String) -> Ask {
+        let Self { num_choices, sampling, limits, logprobs, shape, streaming } = self;
+        Ask {
+            prompt,
+            num_choices,
+            sampling,
+            limits,
+            logprobs,
+            shape,
+            request_id,
+            is_streamed: streaming.is_on,
+            session: None,
+            tools: ToolUse::default(),
+        }
     }
 }
 
 fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Limits) -> Common {
+    let limits = Limits { deadline: app.settings().deadline, ..limits };
     let common = Common {
         num_choices: num_choices(fields),
         sampling: params::sampling(fields, &app.model().defaults.sampling()),
         limits: params::limits(fields, &limits),
         logprobs: params::logprobs(fields, None),
+        shape: shape(fields),
         streaming: streaming(fields),
     };
     params::labels(fields);
     check_ranges(&common.sampling, engine.spec().vocab_size(), fields.problems());
     common
+}
+
+/// `response_format`, or one of this server's own: `regex`, `lark`, and `grammar`, which is `lark` by another name.
+fn shape(fields: &mut Fields<'_>) -> Option<Shape> {
+    let format = params::response_format(fields, None);
+    let format = format.map(|source| Shape { source, param: "response_format" });
+    let regex = fields.text("regex").map(|text| Shape { source: GrammarSource::Regex(text), param: "regex" });
+    let lark = ["lark", "grammar"]
+        .map(|param| fields.text(param).map(|text| Shape { source: GrammarSource::Lark(text), param }));
+    let mut shapes = [format, regex].into_iter().chain(lark).flatten();
+    let shape = shapes.next();
+    if let Some(second) = shapes.next() {
+        fields.out_of_range(second.param, "is a second form, and an answer has one");
+    }
+    shape
+}
+
+/// `tools` with how they may be called.
+fn tools(app: &App, fields: &mut Fields<'_>) -> ToolUse {
+    let definitions = fields.list("tools").unwrap_or_default();
+    for (index, definition) in definitions.iter().enumerate() {
+        check_tool(fields, &format!("tools[{index}]"), definition);
+    }
+    let choice = tool_choice(fields, &definitions);
+    let parallel = fields.flag("parallel_tool_calls").unwrap_or(true);
+    let tools = ToolUse { definitions, choice, parallel };
+    let speech = &app.model().speech;
+    if tools.is_on() && !speech.template_reads("tools") {
+        fields.unsupported("tools", "are not shown to the model by its chat template");
+    } else if tools.is_on() && app.dialect().tool_calls.is_none() {
+        fields.unsupported(
+            "tools",
+            "cannot be called: the chat template does not tell how (--tool-format does)",
+        );
+    }
+    tools
+}
+
+fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
+    let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
+    let mut tool = fields.inside(at, members.clone());
+    tool.only("type", &[json!("function")]);
+    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
+    let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
+    let mut function = tool.inside("function", function);
+    match function.text("name") {
+        Some(name) if !name.is_empty() => {}
+        Some(_) => function.out_of_range("name", "is empty"),
+        None => function.wrong("name", "is missing"),
+    }
+    function.text("description");
+    function.object("parameters");
+    function.flag("strict");
+    function.end();
+    tool.end();
+}
+
+fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
+    let choice = match fields.take("tool_choice") {
+        None => return ToolChoice::Auto,
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => return ToolChoice::Auto,
+            "none" => return ToolChoice::None,
+            "required" => ToolChoice::Required,
+            _ => {
+                fields.out_of_range("tool_choice", "is none of none, auto, required and a function");
+                return ToolChoice::Auto;
+            }
+        },
+        Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| *kind != "function") => {
+            fields.unsupported("tool_choice", "of this type is not supported, only of type function");
+            return ToolChoice::Auto;
+        }
+        Some(choice) => match choice["function"]["name"].as_str() {
+            Some(name) => ToolChoice::Named(name.to_owned()),
+            None => {
+                fields.wrong(
+                    "tool_choice",
+                    "is neither a word nor {\"type\": \"function\", \"function\": {\"name\": ...}}",
+                );
+                return ToolChoice::Auto;
+            }
+        },
+    };
+    let is_known = match &choice {
+        ToolChoice::Named(name) => {
+            definitions.iter().any(|tool| tool["function"]["name"].as_str() == Some(name.as_str()))
+        }
+        _ => !definitions.is_empty(),
+    };
+    if !is_known {
+        fields.out_of_range("tool_choice", "asks for a tool that is not among the tools");
+    }
+    choice
 }
 
 /// The engine's own ranges, told before the engine is asked.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::blocking;
 use super::body::{InPath, JsonBody, session_name};
 use super::conversations::{Resume, Resumes};
+use super::drive::retriable;
 use crate::runtime::session::store::{Listed, SavedSession, SessionName, Summary};
 use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
 use crate::serve::App;
@@ -53,7 +54,7 @@ pub async fn get(
     let session = blocking(&app, move |app| {
         let engine = app.engine()?;
         let (saved, summary) = app.conversations().read(&name)?;
-        let info = known(engine.inspect_session(name.as_str()))?.map(|detail| detail.info);
+        let info = known(app, engine.inspect_session(name.as_str()))?.map(|detail| detail.info);
         let mut session = session_json(app, &engine, &name, &summary, info.as_ref());
         session["fork_of"] = fork_json(&saved);
         if with_messages {
@@ -134,8 +135,8 @@ pub async fn explain(State(app): State<App>, InPath(name): InPath) -> Result<Jso
 pub async fn reset(State(app): State<App>, InPath(name): InPath) -> Result<Json<Value>, ApiError> {
     let id = name.clone();
     blocking(&app, move |app| {
-        let opened = known(app.conversations().open_known(&name, &app.model().fingerprint))?;
-        known(app.engine()?.reset_session(name.as_str()))?;
+        let opened = known(app, app.conversations().open_known(&name, &app.model().fingerprint))?;
+        known(app, app.engine()?.reset_session(name.as_str()))?;
         match opened {
             Some(mut opened) => Ok(opened.rewind(0)?),
             None => Ok(()),
@@ -149,8 +150,8 @@ pub async fn reset(State(app): State<App>, InPath(name): InPath) -> Result<Json<
 pub async fn delete(State(app): State<App>, InPath(name): InPath) -> Result<Json<Value>, ApiError> {
     let id = name.clone();
     blocking(&app, move |app| {
-        known(app.engine()?.close_session(name.as_str()))?;
-        known(app.conversations().remove(&name))?;
+        known(app, app.engine()?.close_session(name.as_str()))?;
+        known(app, app.conversations().remove(&name))?;
         Ok(())
     })
     .await?;
@@ -196,10 +197,10 @@ fn taken(error: Error) -> ApiError {
 }
 
 /// `None` for a session that there is not.
-fn known<T>(result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
+fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::SessionNotFound(_)) => Ok(None),
-        Err(error) => Err(super::drive::retriable(error.into())),
+        Err(error) => Err(retriable(app, error.into())),
     }
 }

@@ -5,12 +5,14 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
-use crate::template::{Content, Conversation, Message, Role, ToolCall};
+use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
 /// One request of any wire format.
 #[derive(Debug, Clone)]
@@ -24,8 +26,43 @@ pub struct Ask {
     pub logprobs: Option<usize>,
     /// The conversation that this is a turn of.
     pub session: Option<InSession>,
+    /// What the answer keeps to; not beside tools.
+    pub shape: Option<Shape>,
+    pub tools: ToolUse,
+    /// The reader gets the answer as it comes.
+    pub is_streamed: bool,
     /// The `x-request-id` in force.
     pub request_id: String,
+}
+
+/// What an answer must look like.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    pub source: GrammarSource,
+    /// The field that asks for it.
+    pub param: &'static str,
+}
+
+/// The tools of a request.
+#[derive(Debug, Clone, Default)]
+pub struct ToolUse {
+    /// In OpenAI's form.
+    pub definitions: Vec<Value>,
+    pub choice: ToolChoice,
+    /// More than one call in an answer.
+    pub parallel: bool,
+}
+
+impl ToolUse {
+    /// Whether the answer may call any.
+    pub fn is_on(&self) -> bool {
+        !self.definitions.is_empty() && self.choice != ToolChoice::None
+    }
+
+    /// Those whose calls are looked for.
+    pub fn heard(&self) -> &[Value] {
+        if self.is_on() { &self.definitions } else { &[] }
+    }
 }
 
 /// What is to be answered or gone on with.
@@ -104,6 +141,10 @@ pub enum Delta {
         index: usize,
         fragment: String,
     },
+    /// A tool call is complete.
+    CallEnd {
+        index: usize,
+    },
 }
 
 /// All that was said.
@@ -120,8 +161,9 @@ pub struct Said {
 pub struct SaidCall {
     pub id: String,
     pub name: String,
-    /// JSON text, unless the answer was cut within.
+    /// JSON text of an object, unless the answer was cut within.
     pub arguments: String,
+    pub is_whole: bool,
 }
 
 /// A complete choice.
@@ -150,11 +192,17 @@ impl Said {
             Delta::Content(text) => self.content.push_str(text),
             Delta::Reasoning(text) => self.reasoning.push_str(text),
             Delta::Call { id, name, .. } => {
-                self.calls.push(SaidCall { id: id.clone(), name: name.clone(), arguments: String::new() });
+                let (id, name) = (id.clone(), name.clone());
+                self.calls.push(SaidCall { id, name, arguments: String::new(), is_whole: false });
             }
             Delta::Arguments { index, fragment } => {
                 if let Some(call) = self.calls.get_mut(*index) {
                     call.arguments.push_str(fragment);
+                }
+            }
+            Delta::CallEnd { index } => {
+                if let Some(call) = self.calls.get_mut(*index) {
+                    call.is_whole = true;
                 }
             }
         }
@@ -179,9 +227,7 @@ impl Said {
 
     /// Whether there are calls, none of them cut short.
     fn has_whole_calls(&self) -> bool {
-        let is_whole =
-            |call: &SaidCall| serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok();
-        !self.calls.is_empty() && self.calls.iter().all(is_whole)
+        !self.calls.is_empty() && self.calls.iter().all(|call| call.is_whole)
     }
 }
 
@@ -201,9 +247,11 @@ impl Totals {
     pub fn add(&mut self, answer: &Answered, is_first: bool) {
         let Outcome { usage, timings, .. } = &answer.outcome;
         if is_first {
+            if self.usage.prompt_tokens == 0 {
+                self.reuse = answer.reuse;
+            }
             self.usage.prompt_tokens += usage.prompt_tokens;
             self.usage.cached_tokens += usage.cached_tokens;
-            self.reuse = answer.reuse;
         }
         self.usage.completion_tokens += usage.completion_tokens;
         self.num_reasoning_tokens += answer.said.num_reasoning_tokens;

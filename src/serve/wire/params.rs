@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::Fields;
+use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{Limits, MAX_LOGPROBS, Sampling};
 
 /// What `defaults` say where the fields do not.
@@ -98,6 +99,44 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
         fields.out_of_range(name, &format!("is not in [0, {MAX_LOGPROBS}]"));
     }
     count
+}
+
+/// OpenAI's three forms. A schema is enforced whether it is called strict or not.
+pub fn response_format(fields: &mut Fields<'_>, default: Option<GrammarSource>) -> Option<GrammarSource> {
+    if !fields.has("response_format") {
+        return default;
+    }
+    let format = fields.object("response_format")?;
+    let mut format = fields.inside("response_format", format);
+    let source = match format.text("type").as_deref() {
+        None | Some("text") => None,
+        Some("json_object") => Some(GrammarSource::JsonObject),
+        Some("json_schema") => json_schema(&mut format),
+        Some(other) => {
+            let known = format!("= {other:?} is not supported, only text, json_object and json_schema");
+            format.unsupported("type", &known);
+            None
+        }
+    };
+    format.end();
+    source
+}
+
+fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
+    if !format.has("json_schema") {
+        format.wrong("json_schema", "is missing");
+    }
+    let wrapped = format.object("json_schema")?;
+    let mut wrapped = format.inside("json_schema", wrapped);
+    wrapped.text("name");
+    wrapped.text("description");
+    wrapped.flag("strict");
+    let schema = wrapped.take("schema");
+    if schema.is_none() {
+        wrapped.wrong("schema", "is missing");
+    }
+    wrapped.end();
+    schema.map(GrammarSource::JsonSchema)
 }
 
 /// Labels of a request, and hints: nothing of the answer depends on them.
