@@ -1,7 +1,8 @@
-//! `llmctl chat` in a terminal and in a pipe: the real binary in a pseudo-terminal, with a tiny random model.
+//! `llmctl chat` in a terminal and in a pipe: the real binary in a pseudo-terminal, with a tiny model.
 //!
-//! What the model says is noise, and nothing here depends on it: what is tested is what is asked, kept, shown and reused. Each
-//! step waits for what it expects; a step that waits in vain ends the test with the screen so far.
+//! Most tests take a random one: what it says is noise and nothing depends on it, but what is asked, kept, shown and reused.
+//! Where it matters what is said, the model is `common::scripted`. Each step waits for what it expects; a step that waits in
+//! vain ends the test with the screen so far.
 
 #![cfg(unix)]
 
@@ -13,6 +14,7 @@ use expectrl::session::OsSession;
 use serde_json::Value;
 
 use crate::cli::{Place, Ran, finish};
+use crate::common::scripted::{self, CODE, NUM_THOUGHTS, PLAIN, THOUGHT};
 
 /// How long a step may take on a machine that does a lot besides.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -420,6 +422,112 @@ fn tools_are_declared_and_listed() {
     term.line("/tools", "asks before it runs");
     term.line("/tools off", "no tools any more");
     term.leave();
+}
+
+/// A chat with the model that says what it is told to.
+fn scripted(place: &Place, more: &[&str]) -> Command {
+    scripted::write(&place.path("model"));
+    let mut command = place.command(&[&["chat", "--model", "model", "--session", "t"], more].concat());
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    command
+}
+
+fn answers(place: &Place, session: &str) -> Vec<Value> {
+    let turns = turns(place, session);
+    turns.iter().map(|turn| turn["messages"].as_array().and_then(|all| all.last()).expect("an answer").clone()).collect()
+}
+
+#[test]
+fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
+    let place = Place::new();
+    place.write(
+        "tools.toml",
+        "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"sh\", \"-c\", \"echo noon in $0; cat\", \"{zone}\"]\n\
+         [tool.parameters]\nproperties = { zone = { type = \"string\" } }\n",
+    );
+    let mut term = Term::of(scripted(&place, &["--tools", "tools.toml"]), 100);
+    let asks = |term: &mut Term, answer: &str| {
+        term.send("use the tool\r");
+        term.expect("calls now {\"zone\": \"UTC\"}");
+        term.expect("now wants to run: \"sh\" \"-c\" \"echo noon in $0; cat\" \"UTC\"");
+        term.expect("run it?");
+        term.send(&format!("{answer}\r"));
+    };
+    asks(&mut term, "n");
+    term.expect(PLAIN);
+    term.prompt();
+    asks(&mut term, "y");
+    term.expect("now said ");
+    term.expect(PLAIN);
+    term.prompt();
+    asks(&mut term, "a");
+    term.expect(PLAIN);
+    term.prompt();
+    term.line("/tools", "runs without asking");
+    term.send("use the tool\r");
+    term.expect("now said ");
+    term.expect(PLAIN);
+    term.prompt();
+    term.line("/undo", "taken back: \u{201c}use the tool\u{201d}");
+    term.leave();
+    let turns = turns(&place, "t");
+    assert_eq!(turns.len(), 6, "three questions, and three results");
+    let result = |at: usize| turns[at]["messages"][0]["content"].as_str().expect("a result").to_owned();
+    assert_eq!(result(1), "error: the user does not want this to be run");
+    assert_eq!(result(3), "noon in UTC\n{\"zone\":\"UTC\"}");
+    let call = &answers(&place, "t")[2]["tool_calls"][0]["function"];
+    assert_eq!(call, &serde_json::json!({"name": "now", "arguments": "{\"zone\":\"UTC\"}"}));
+
+    let alone = finish(scripted(&place, &["--tools", "tools.toml"]), "use the tool\n");
+    alone.check(0, "nobody can be asked here: it is not run");
+    assert_eq!(alone.stdout, format!("{PLAIN}\n"));
+}
+
+#[test]
+fn thinking_is_shown_hidden_ended_and_turned_off() {
+    let place = Place::new();
+    let mut term = Term::of(scripted(&place, &[]), 100);
+    let shown = term.say("think");
+    assert!(shown.contains("w1 w2 ") && shown.contains(THOUGHT), "{shown:?}");
+    term.line("/think hide", "hidden");
+    let hidden = term.line("think", "(thought for ");
+    assert!(!hidden.contains("w2 ") && hidden.contains(THOUGHT), "{hidden:?}");
+    term.line("/show thinking", &format!("w{NUM_THOUGHTS}"));
+    term.line("/think budget 5", "at most 5 tokens");
+    term.say("think");
+    term.line("/think off", "off, shown");
+    term.line("think", PLAIN);
+    term.leave();
+    let answers = answers(&place, "t");
+    let reasoning = |at: usize| answers[at]["reasoning_content"].as_str().unwrap_or_default().trim().to_owned();
+    assert_eq!(reasoning(0).split(' ').count(), NUM_THOUGHTS);
+    assert_eq!(reasoning(1), reasoning(0));
+    assert!(reasoning(2).starts_with("w1 ") && reasoning(2).split(' ').count() < NUM_THOUGHTS, "{answers:?}");
+    assert_eq!(answers[2]["content"], PLAIN, "the answer goes on behind the end of the reasoning");
+    assert_eq!((reasoning(3).as_str(), &answers[3]["content"]), ("", &PLAIN.into()));
+
+    let piped = finish(scripted(&place, &["--think", "hide"]), "think\n");
+    assert_eq!(piped.check(0, "").stdout, format!("{THOUGHT}\n"), "a pipe gets the answer alone");
+}
+
+#[test]
+fn markdown_and_code_are_coloured_and_copied_as_they_are() {
+    let place = Place::new();
+    let mut colored = scripted(&place, &[]);
+    colored.env_remove("NO_COLOR");
+    let mut term = Term::of(colored, 40);
+    let shown = term.line("show code", "\u{65e5}\u{672c}.");
+    for styled in ["\x1b[2m```rust", "\x1b[35mfn", "\x1b[34mmain", "\x1b[1m**all**\x1b[0m"] {
+        assert!(shown.contains(styled), "{styled:?} is not in {shown:?}");
+    }
+    term.send("/copy code\r");
+    term.expect("\x1b]52;c;Zm4gbWFpbigpIHt9Cg==\x07");
+    term.prompt();
+    term.leave();
+    let mut plain = Term::of(scripted(&place, &["--plain", "--color", "always"]), 40);
+    let shown = plain.line("show code", "\u{65e5}\u{672c}.");
+    assert!(shown.contains(&CODE.replace('\n', "\r\n")), "{shown:?}");
+    plain.leave();
 }
 
 #[test]

@@ -60,11 +60,17 @@ impl Terminal {
     /// more than a line of the terminal, and an empty one only clears.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {
-            let columns = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
-            let text = fitting(&visible(text), columns.saturating_sub(1));
+            let text = fitting(&visible(text), self.columns().saturating_sub(1));
             let mut stream = std::io::stderr();
             let _ = write!(stream, "\r\x1b[K{text}").and_then(|()| stream.flush());
         }
+    }
+
+    /// How wide the terminal is; 100 without one.
+    pub fn columns(&self) -> usize {
+        let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+        let found = if self.is_terminal { size() } else { None };
+        found.map_or(100, |(columns, _)| usize::from(columns))
     }
 
     /// Whether progress may be drawn.

@@ -246,26 +246,33 @@ impl<'a> Screen<'a> {
     }
 
     fn status(&self) -> String {
-        let Progress { cached, done, total } = self.prompt;
-        if self.num_reasoning_tokens > 0 {
-            return format!("thinking, {} tokens", grouped(self.num_reasoning_tokens));
+        match self.num_reasoning_tokens {
+            0 => self.prompt.spoken(self.begun.elapsed(), self.manner.estimate),
+            count => format!("thinking, {} tokens", grouped(count)),
         }
-        if total == 0 || done >= total {
-            return String::new();
-        }
-        let elapsed = self.begun.elapsed();
-        let left = match done.checked_sub(cached).filter(|computed| *computed > 0) {
-            Some(computed) => Some(elapsed.mul_f64((total - done) as f64 / computed as f64)),
-            None => self.manner.estimate.map(|whole| whole.saturating_sub(elapsed)),
-        };
-        let left = left.map_or(String::new(), |left| format!(", about {} left", spoken(left)));
-        format!("prompt {} of {} tokens{left}", grouped(done), grouped(total))
     }
 
     fn clear_status(&mut self) {
         if self.drawn.take().is_some() {
             self.terminal.status("");
         }
+    }
+}
+
+impl Progress {
+    /// How far the prompt is and how long it still takes: from what was measured, before that from `estimate`, the time for
+    /// the whole.
+    fn spoken(&self, elapsed: Duration, estimate: Option<Duration>) -> String {
+        let &Progress { cached, done, total } = self;
+        if total == 0 || done >= total {
+            return String::new();
+        }
+        let left = match done.checked_sub(cached).filter(|computed| *computed > 0) {
+            Some(computed) => Some(elapsed.mul_f64((total - done) as f64 / computed as f64)),
+            None => estimate.map(|whole| whole.mul_f64((total - cached) as f64 / total as f64).saturating_sub(elapsed)),
+        };
+        let left = left.map_or(String::new(), |left| format!(", about {} left", spoken(left)));
+        format!("prompt {} of {} tokens{left}", grouped(done), grouped(total))
     }
 }
 
@@ -333,6 +340,19 @@ impl Screen<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prompt_says_how_far_it_is_and_how_long_it_takes() {
+        let spoken = |cached, done, total, seconds, estimate: Option<u64>| {
+            let progress = Progress { cached, done, total };
+            progress.spoken(Duration::from_secs(seconds), estimate.map(Duration::from_secs))
+        };
+        assert_eq!(spoken(0, 0, 4000, 1, None), "prompt 0 of 4,000 tokens");
+        assert_eq!(spoken(0, 0, 4000, 1, Some(41)), "prompt 0 of 4,000 tokens, about 40 s left");
+        assert_eq!(spoken(2000, 2000, 4000, 1, Some(42)), "prompt 2,000 of 4,000 tokens, about 20 s left");
+        assert_eq!(spoken(1000, 2000, 4000, 10, Some(1)), "prompt 2,000 of 4,000 tokens, about 20 s left");
+        assert_eq!((spoken(0, 4000, 4000, 9, None), spoken(0, 0, 0, 9, None)), Default::default());
+    }
 
     #[test]
     fn parts_are_put_together_from_pieces() {

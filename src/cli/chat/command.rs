@@ -6,7 +6,6 @@
 use super::actions;
 use super::talk::Chat;
 use crate::cli::error::{CommandError, Exit, nearest};
-use crate::cli::report::columns;
 
 /// What comes after a command or a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -155,36 +154,50 @@ pub fn unknown(line: &str) -> CommandError {
         .hint(format!("{meant}/help lists them; put a blank before the / to say it to the model"))
 }
 
-/// `/help`.
-pub fn help() -> String {
-    let row = |command: &Command| {
-        let takes = command.takes.map_or(String::new(), |takes| format!(" {takes}"));
-        vec![format!("  /{}{takes}", command.name), command.help.to_owned()]
-    };
-    // Long arguments would push every explanation to the right.
+/// `/help`, for a terminal of so many columns.
+pub fn help(columns: usize) -> String {
+    let indent = if columns < 72 { 4 } else { NAME_WIDTH };
     let mut text = String::new();
-    let rows: Vec<Vec<String>> = TABLE.iter().map(row).collect();
-    let narrow: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| match row[0].chars().count() > MAX_NAME_WIDTH {
-            true => vec![format!("{:MAX_NAME_WIDTH$}", ""), row[1].clone()],
-            false => vec![format!("{:MAX_NAME_WIDTH$}", row[0]), row[1].clone()],
-        })
-        .collect();
-    for (row, line) in rows.iter().zip(columns(&narrow).lines()) {
-        if row[0].chars().count() > MAX_NAME_WIDTH {
-            text.push_str(&format!("{}\n", row[0]));
+    for command in TABLE {
+        let takes = command.takes.map_or(String::new(), |takes| format!(" {takes}"));
+        let name = format!("  /{}{takes}", command.name);
+        let lines = wrapped(command.help, columns.saturating_sub(indent).max(16));
+        // A name that is too long for its column stands alone, and so do all where there is no column.
+        let is_alone = name.chars().count() + 2 > indent;
+        if is_alone {
+            text.push_str(&format!("{name}\n"));
         }
-        text.push_str(&format!("{line}\n"));
+        for (at, line) in lines.iter().enumerate() {
+            let first = if at == 0 && !is_alone { name.as_str() } else { "" };
+            text.push_str(&format!("{first:indent$}{line}\n"));
+        }
     }
-    text + KEYS
+    text.push('\n');
+    KEYS.iter().flat_map(|line| wrapped(line, columns)).for_each(|line| text.push_str(&format!("{line}\n")));
+    text.trim_end().to_owned()
 }
 
-const MAX_NAME_WIDTH: usize = 24;
+const NAME_WIDTH: usize = 26;
 
-const KEYS: &str = "
-Enter sends; Alt-Enter or Ctrl-J breaks a line, and so does Enter while ``` or \"\"\" is open.
-Ctrl-X Ctrl-E opens an editor. Ctrl-C stops an answer, twice on an empty line leaves. Ctrl-R searches.";
+/// The text in lines of at most so many characters, broken between words.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is always a line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+        } else {
+            line.push_str(if line.is_empty() { "" } else { " " });
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
+const KEYS: [&str; 2] = [
+    "Enter sends; Alt-Enter or Ctrl-J breaks a line, and so does Enter while ``` or \"\"\" is open.",
+    "Ctrl-X Ctrl-E opens an editor. Ctrl-C stops an answer, twice on an empty line leaves. Ctrl-R searches.",
+];
 
 /// `/help COMMAND`.
 pub fn explain(command: &Command) -> String {
@@ -204,7 +217,7 @@ mod tests {
     fn names_are_unique_and_each_command_is_documented() {
         let names: Vec<_> = TABLE.iter().flat_map(Command::names).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        let help = help();
+        let help = help(1000);
         for command in TABLE {
             assert!(help.contains(&format!("  /{}", command.name)), "{}", command.name);
             assert!(help.contains(command.help), "{}", command.name);
@@ -213,7 +226,12 @@ mod tests {
             assert!(command.names().all(|name| explained.contains(&format!("/{name}"))), "{explained}");
             assert_eq!(command.takes.is_none(), command.argument == Argument::None, "{}", command.name);
         }
-        insta::assert_snapshot!("help", help);
+        insta::assert_snapshot!("help", super::help(100));
+        insta::assert_snapshot!("help_narrow", super::help(40));
+        for width in [20, 40, 72, 100] {
+            let is_short = |line: &str| line.chars().count() <= width.max(48);
+            assert!(super::help(width).lines().all(is_short), "{width}");
+        }
     }
 
     #[test]

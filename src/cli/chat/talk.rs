@@ -31,6 +31,9 @@ use crate::runtime::{
 };
 use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
+/// So many tokens are computed in no time: nobody has to hear of them.
+const TRIFLE: usize = 64;
+
 /// What the engine calls a conversation that is not saved.
 const UNSAVED: &str = "unsaved";
 
@@ -208,8 +211,8 @@ impl<'a> Chat<'a> {
     }
 
     fn prompt(&self) -> String {
-        let pending = if self.attached.is_empty() { "" } else { "+" };
-        format!("{}/{}{pending} > ", grouped(self.dialogue.saved().num_tokens()), grouped(self.context()))
+        let pending = if self.attached.is_empty() { "" } else { "+file " };
+        format!("{pending}{}/{} > ", grouped(self.dialogue.saved().num_tokens()), grouped(self.context()))
     }
 
     fn catalog(&self) -> Catalog {
@@ -246,7 +249,6 @@ impl<'a> Chat<'a> {
 
     /// The last words: what is saved is on disk, and what is empty is gone.
     pub fn end(&mut self) {
-        self.terminal.status("");
         self.leave();
         if let Some(llm) = &self.llm {
             llm.settle(self.terminal);
@@ -372,6 +374,9 @@ impl Chat<'_> {
         let cached = started.reuse.cached_tokens;
         self.last = Some(LastTurn { started: Some(started), outcome: None });
         let estimate = |count| self.pace.time(count).map(spoken);
+        if num_tokens - cached < TRIFLE && cached * 2 < num_tokens {
+            return Ok(None);
+        }
         let said = if cached * 2 < num_tokens {
             // What is left is said, and computed with the first message.
             let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));

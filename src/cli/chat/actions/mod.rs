@@ -21,7 +21,7 @@ type Done = Result<Next, CommandError>;
 
 pub fn help(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
-        "" => chat.terminal.report(&command::help()),
+        "" => chat.terminal.report(&command::help(chat.terminal.columns())),
         name => match command::find(name) {
             Some(command) => chat.terminal.report(&command::explain(command)),
             None => return Err(command::unknown(&format!("/{}", name.trim_start_matches('/')))),
