@@ -5,6 +5,7 @@
 
 mod batch;
 mod bench;
+mod bench_serve;
 mod frame;
 mod prompt;
 mod run;

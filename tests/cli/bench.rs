@@ -173,3 +173,33 @@ fn a_reader_that_leaves_ends_the_run_quietly() {
     let output = child.wait_with_output().expect("ends");
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn results_are_compared_and_a_baseline_judges() {
+    let place = Place::new();
+    if bench(&place, &["-r", "3", "--save", "a.json"]).is_none() {
+        return;
+    }
+    let mut slower: Value = parsed(&place.read("a.json"));
+    for case in slower["cases"].as_array_mut().expect("cases") {
+        for (index, sample) in case["samples"].as_array_mut().expect("samples").iter_mut().enumerate() {
+            sample["value"] = (1.0 + index as f64 / 1000.0).into();
+        }
+    }
+    place.write("slow.json", slower.to_string());
+    place.run(&["bench", "compare", "a.json", "a.json"]).check(0, "");
+    let ran = place.run(&["bench", "compare", "a.json", "slow.json"]);
+    assert!(ran.check(1, "").stdout.contains("2 figures are worse beyond noise"), "{ran:?}");
+    let json = place.run(&["bench", "compare", "slow.json", "a.json", "slow.json", "--output", "json"]);
+    let json = parsed(&json.check(0, "").stdout);
+    assert_eq!(json["results"][0]["figures"][0]["verdict"], "better");
+    assert_eq!(json["results"][1]["figures"][0]["verdict"], "same");
+    let judged = bench(&place, &["-r", "3", "--baseline", "slow.json"]).expect("fixtures");
+    assert!(judged.check(0, "").stdout.contains("this run against slow.json"), "{judged:?}");
+    place.run(&["bench", "compare", "a.json"]).check(2, "2 values");
+    place.run(&["bench", "compare", "a.json", "none.json"]).check(66, "none.json");
+    place.write("other.json", "{\"schema\":\"x\"}");
+    place.run(&["bench", "compare", "a.json", "other.json"]).check(65, "its schema is \"x\"");
+    place.write("half.json", "{\"schema\":");
+    place.run(&["bench", "compare", "a.json", "half.json"]).check(65, "half.json");
+}

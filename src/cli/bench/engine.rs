@@ -39,6 +39,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone)]
 pub struct Recipe {
     pub model: ModelArgs,
+    /// What results call it.
+    pub name: String,
     pub step_tokens: Option<usize>,
     /// Tokens of a sequence.
     pub context: usize,
@@ -538,7 +540,7 @@ fn facts(
     let files = ModelFiles::open(&resolved.source)?;
     let converted = options.quantize.or(options.dtype);
     let mut setting = Setting {
-        model: resolved.name.clone(),
+        model: recipe.name.clone(),
         kv_type: options.kv_type.name().to_owned(),
         quantize: converted.map(|dtype| dtype.name().to_owned()),
         ..Setting::default()

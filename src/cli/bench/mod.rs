@@ -350,19 +350,24 @@ impl<'a> Outlook<'a> {
 /// A usage error when a case needs more context than there is; those of finding a model.
 fn recipes(args: &BenchArgs, cases: &[Case]) -> Result<Vec<Recipe>, CommandError> {
     let quiet = Terminal::new(super::args::ColorWhen::Never, 0, true);
-    let mut models = Vec::new();
+    let mut models: Vec<(ModelArgs, String, usize)> = Vec::new();
     let nothing_given = [None];
     let given: Vec<_> = args.model.iter().cloned().map(Some).collect();
     for reference in if given.is_empty() { &nothing_given[..] } else { &given } {
-        let reference = reference.clone();
-        let model = ModelArgs { model: reference, aliases: args.aliases.clone(), ..ModelArgs::default() };
+        let model =
+            ModelArgs { model: reference.clone(), aliases: args.aliases.clone(), ..ModelArgs::default() };
         let resolved = load::resolve(&model, &quiet)?;
         let most = model_facts(&resolved.source)?.decoder?.context_length;
-        models.push((model, context(args, cases, &resolved.name, most)?));
+        let context = context(args, cases, &resolved.name, most)?;
+        // Files of the same name are told apart as they were given.
+        let is_taken = models.iter().any(|(_, name, _)| *name == resolved.name);
+        let name = if is_taken { reference.clone().unwrap_or_default() } else { resolved.name };
+        models.push((model, name, context));
     }
     let depths: HashSet<_> = cases.iter().map(|case| case.depth).filter(|&depth| depth > 0).collect();
-    let recipe = |(model, context)| Recipe {
+    let recipe = |(model, name, context)| Recipe {
         model: ModelArgs { ctx: Some(context), device: args.engine.device, ..model },
+        name,
         step_tokens: None,
         context,
         sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),

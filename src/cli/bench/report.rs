@@ -129,13 +129,18 @@ fn machine_line(document: &Document) -> String {
         parts.push(format!("{count} CPUs"));
     }
     parts.extend(document.machine.quota.map(|quota| format!("quota {quota:.2} CPUs")));
-    for probe in document.machine.probes.iter().take(1) {
+    let mut line = parts.join(", ");
+    let probes = &document.machine.probes;
+    for (index, probe) in probes.iter().enumerate() {
+        if probes[..index].iter().any(|earlier| earlier.threads == probe.threads) {
+            continue; // the one afterwards
+        }
         let threads = if probe.threads == 1 { "thread reads" } else { "threads read" };
-        parts.push(format!("{} {threads} {:.1} GB/s", probe.threads, probe.read_gb_s));
-        parts.extend(probe.int8_gop_s.map(|gop| format!("int8 {gop:.0} GOP/s")));
-        parts.extend(probe.f32_gop_s.map(|gop| format!("f32 {gop:.0} GFLOP/s")));
+        line.push_str(&format!("\n{} {threads} {:.1} GB/s", probe.threads, probe.read_gb_s));
+        line.push_str(&probe.int8_gop_s.map_or(String::new(), |gop| format!(", int8 {gop:.0} GOP/s")));
+        line.push_str(&probe.f32_gop_s.map_or(String::new(), |gop| format!(", f32 {gop:.0} GFLOP/s")));
     }
-    parts.join(", ")
+    line
 }
 
 fn model_line(model: &ModelFacts) -> String {

@@ -14,7 +14,7 @@ pub mod sse;
 pub mod text;
 pub mod trace;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,7 +250,8 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     let (work, server) = runtime.block_on(meet(args, &plan, &client, api))?;
     let mut document = super::new_document();
     document.server = Some(ServerFacts { endpoint: endpoint.url(), ..server });
-    let ended = measure(args, &plan, &runtime, &client, work, &mut document, &graceful, terminal);
+    let sweep = Sweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
+    let ended = sweep.measure(&runtime, &mut document);
     if let Some(own) = own {
         own.stop();
     }
@@ -399,53 +400,74 @@ async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>
     })
 }
 
-/// Measures all points. Returns the signal that cut it short, if one did.
-fn measure(
-    args: &ServeArgs,
-    plan: &Plan,
-    runtime: &Runtime,
-    client: &Arc<Client>,
-    work: Workload,
-    document: &mut Document,
-    graceful: &Graceful,
-    terminal: &Terminal,
-) -> Result<Option<u8>, CommandError> {
-    let work = Arc::new(work);
-    let bounds = Bounds { requests: args.load.requests, duration: args.load.duration.map(|span| span.0) };
-    let root = std::path::Path::new("/");
-    let before = super::machine::Counters::read(root);
-    let mut signal = None;
-    for &kind in &plan.points {
-        let bar = progress(terminal, &kind, plan, bounds);
-        let interrupted = || graceful.received();
+/// All points, and what they have in common.
+struct Sweep<'a> {
+    args: &'a ServeArgs,
+    plan: &'a Plan,
+    client: Arc<Client>,
+    work: Arc<Workload>,
+    graceful: &'a Graceful,
+    terminal: &'a Terminal,
+}
+
+impl Sweep<'_> {
+    /// Measures all points. Returns the signal that cut it short, if one did.
+    fn measure(&self, runtime: &Runtime, document: &mut Document) -> Result<Option<u8>, CommandError> {
+        let root = Path::new("/");
+        let before = super::machine::Counters::read(root);
+        let mut signal = None;
+        for &kind in &self.plan.points {
+            signal = self.point(kind, runtime, document)?;
+            if signal.is_some() {
+                break;
+            }
+        }
+        let after = super::machine::Counters::read(root);
+        document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
+        Ok(signal)
+    }
+
+    fn point(
+        &self,
+        kind: Loop,
+        runtime: &Runtime,
+        document: &mut Document,
+    ) -> Result<Option<u8>, CommandError> {
+        let load = &self.args.load;
+        let bounds = Bounds { requests: load.requests, duration: load.duration.map(|span| span.0) };
+        let bar = self.progress(kind, bounds);
+        let interrupted = || self.graceful.received();
         let watch = |done: usize| bar.set_position(done as u64);
-        let driven = runtime.block_on(drive(client, &work, kind, &plan.trace, bounds, &interrupted, &watch));
+        let driven = runtime.block_on(drive(
+            &self.client,
+            &self.work,
+            kind,
+            &self.plan.trace,
+            bounds,
+            &interrupted,
+            &watch,
+        ));
         bar.finish_and_clear();
         if let Some(server) = &mut document.server {
             server.counts_tokens &= !driven.uncounted;
         }
-        signal = driven.signal;
-        if signal.is_none() || !driven.turns.is_empty() {
-            document.points.push(Point::new(kind, driven.turns, driven.seconds, args.workload.slo));
+        if driven.signal.is_none() || !driven.turns.is_empty() {
+            document.points.push(Point::new(kind, driven.turns, driven.seconds, self.args.workload.slo));
         }
-        if let Some(path) = &args.output.save {
+        if let Some(path) = &self.args.output.save {
             document.save(path)?;
         }
-        if signal.is_some() {
-            break;
-        }
+        Ok(driven.signal)
     }
-    let after = super::machine::Counters::read(root);
-    document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
-    Ok(signal)
-}
 
-fn progress(terminal: &Terminal, kind: &Loop, plan: &Plan, bounds: Bounds) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} requests {elapsed}")
-        .expect("the template is constant and valid");
-    let length = if matches!(kind, Loop::Trace { .. }) { plan.trace.len() } else { bounds.requests };
-    let bar = if terminal.shows_progress() { ProgressBar::new(length as u64) } else { ProgressBar::hidden() };
-    bar.set_style(style);
-    bar.set_message(kind.name());
-    bar
+    fn progress(&self, kind: Loop, bounds: Bounds) -> ProgressBar {
+        let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} requests {elapsed}")
+            .expect("the template is constant and valid");
+        let length = if matches!(kind, Loop::Trace { .. }) { self.plan.trace.len() } else { bounds.requests };
+        let shown = self.terminal.shows_progress();
+        let bar = if shown { ProgressBar::new(length as u64) } else { ProgressBar::hidden() };
+        bar.set_style(style);
+        bar.set_message(kind.name());
+        bar
+    }
 }
