@@ -4,9 +4,15 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
 use llmctl::template::{
-    Dialect, OutputParser, ParsedAnswer, Piece, ReasoningFormat, ToolCallFormat, parse_answer,
+    ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, ParsedAnswer, Piece,
+    ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
+    parse_answer,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -18,7 +24,7 @@ fn template_source(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).expect("a template is text");
     match path.extension()?.to_str()? {
         "json" => {
-            let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+            let json: Value = serde_json::from_str(&text).ok()?;
             Some(json.get("chat_template")?.as_str()?.to_owned())
         }
         _ => Some(text),
@@ -235,8 +241,8 @@ fn a_cut_call_leaves_the_leading_text() {
                 "{format} {at}: {calls:?}"
             );
             let content = answer.content.trim_end();
-            let is_lead =
-                "Hm.".starts_with(content) || matches!(content, "Hm.<" | "Hm.[" | "Hm.\n<" | "Hm.\n\n<");
+            let is_lead = "Hm.".starts_with(content)
+                || matches!(content, "<" | "Hm.<" | "Hm.[" | "Hm.\n<" | "Hm.\n\n<");
             assert!(
                 is_lead || content.strip_prefix("Hm.").is_some_and(|rest| rest.trim().len() <= 1),
                 "{format} {at}: {content:?}"
@@ -346,7 +352,7 @@ fn qwen_xml() {
     let code = "    if x:\n\t\treturn 1\n  \n";
     gives(QwenXml, &call(&parameter("content", code)), "", &[("write_file", json!({"content": code}))]);
     // Values may hold the markup itself.
-    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function> </tool_call>";
+    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function>\n <tool_call>";
     gives(
         QwenXml,
         &call(&(parameter("content", markup) + &parameter("path", "p"))),
@@ -684,4 +690,562 @@ proptest! {
         let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
         prop_assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() });
     }
+}
+
+/// A grammar over single bytes: no marker is a special token.
+fn byte_matcher(lark: &str) -> Matcher {
+    let mut factory =
+        ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).expect("a byte tokenizer");
+    factory.quiet();
+    let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned()));
+    Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{error}\n{lark}"))))
+}
+
+fn grammar(format: ToolCallFormat, choice: &ToolChoice, is_parallel: bool, tail: &str) -> String {
+    let grammar = dialect(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
+    grammar.expect("a format with tools has a grammar")
+}
+
+fn tokens(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// How many bytes a grammar takes, and whether it may end there.
+fn taken(lark: &str, text: &str) -> (usize, bool) {
+    let mut matcher = byte_matcher(lark);
+    let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");
+    let ends = count == text.len() && matcher.is_accepting().expect("the parser works");
+    (count, ends)
+}
+
+/// The well-formed answers as the grammars spell them, with what stands before the call.
+fn constrained() -> Vec<(ToolCallFormat, String, String)> {
+    let split = |(format, text): (ToolCallFormat, String)| {
+        let text = match format {
+            ToolCallFormat::Mistral => text.replace("] [", "]["),
+            ToolCallFormat::Llama3 => text.replace("Hm.<|python_tag|>", ""),
+            ToolCallFormat::Pythonic => text.replace("Hm.<|python_start|>", "").replace("<|python_end|>", ""),
+            ToolCallFormat::MistralArgs => text.replace("[CALL_ID]abcdefghi", ""),
+            _ => text,
+        };
+        let lead = text.find("Hm.").map_or(0, |at| at + 3);
+        let lead =
+            if format == ToolCallFormat::Harmony { text.rfind("<|channel|>").unwrap_or(0) } else { lead };
+        let space = text[lead..].len() - text[lead..].trim_start().len();
+        (format, text[..lead + space].to_owned(), text[lead + space..].to_owned())
+    };
+    well_formed().into_iter().map(split).collect()
+}
+
+#[test]
+fn grammars_take_calls_of_the_given_tools() {
+    for (format, lead, call) in constrained() {
+        let whole = (lead.len() + call.len(), true);
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        assert_eq!(taken(&auto, &format!("{lead}{call}")), whole, "{format}\n{auto}");
+        let required = grammar(format, &ToolChoice::Required, true, "");
+        assert_eq!(taken(&required, &call), (call.len(), true), "{format}\n{required}");
+        assert!(!taken(&required, "Hm.").1, "{format}: text where a call is required");
+        let named = grammar(format, &ToolChoice::Named("now".to_owned()), true, "");
+        assert!(!taken(&named, &call).1, "{format}: another tool than the named one");
+        for (from, to) in [("get_weather", "get_whether"), ("days", "daze"), (" 3", " \"x\""), ("=3", "='x'")]
+        {
+            let broken = call.replace(from, to);
+            assert!(broken == call || !taken(&required, &broken).1, "{format}: {broken}");
+        }
+    }
+}
+
+#[test]
+fn grammars_take_text_when_calls_are_optional() {
+    for format in ToolCallFormat::ALL.iter().copied().filter(|format| *format != ToolCallFormat::Harmony) {
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        for text in ["Just text, 1 < 2.\n", "<think>\nHm <tool_call> [now(\n</think>\n\nText."] {
+            assert_eq!(taken(&auto, text), (text.len(), true), "{format}: {text}\n{auto}");
+        }
+        let opened = grammar(format, &ToolChoice::Required, true, "<|im_start|>assistant\n<think>\n");
+        let (_, _, call) =
+            constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
+        let text = format!("Hm.\n</think>\n\n{call}");
+        if format != ToolCallFormat::Gemma {
+            assert_eq!(taken(&opened, &text), (text.len(), true), "{format}\n{opened}");
+            assert!(!taken(&opened, &call).1, "{format}: reasoning that the prompt opened must end");
+        }
+    }
+}
+
+#[test]
+fn one_call_where_only_one_may_be() {
+    for (format, _, call) in constrained().into_iter().filter(|case| case.0 != ToolCallFormat::Harmony) {
+        let twice = match format {
+            ToolCallFormat::Hermes
+            | ToolCallFormat::QwenXml
+            | ToolCallFormat::SeedXml
+            | ToolCallFormat::Glm => {
+                format!("{call}\n{call}")
+            }
+            ToolCallFormat::Gemma | ToolCallFormat::MistralArgs | ToolCallFormat::FunctionTag => {
+                call.repeat(2)
+            }
+            ToolCallFormat::Llama3 => format!("{call}; {call}"),
+            _ => continue,
+        };
+        assert!(taken(&grammar(format, &ToolChoice::Required, true, ""), &twice).1, "{format}: {twice}");
+        assert!(!taken(&grammar(format, &ToolChoice::Required, false, ""), &twice).1, "{format}: {twice}");
+    }
+}
+
+/// A tokenizer of bytes in which every marker of a dialect is a special token, and a text in its ids.
+struct Specials {
+    markup: Vec<&'static str>,
+}
+
+impl Specials {
+    const FIRST: usize = 256;
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.markup.iter().position(|mark| *mark == text).map(|at| (Self::FIRST + at) as u32)
+    }
+
+    fn env(&self) -> TokEnv {
+        let mut words: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+        let special = |mark: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], mark.as_bytes()].concat();
+        words.extend(self.markup.iter().map(|mark| special(mark)));
+        words.push(special("<|eos|>"));
+        let num_words = words.len() as u32;
+        let info = TokRxInfo::new(num_words, num_words - 1);
+        Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)))
+    }
+
+    fn tokens(&self, text: &str) -> Vec<u32> {
+        let (mut ids, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let mark =
+                self.markup.iter().filter(|mark| rest.starts_with(**mark)).max_by_key(|mark| mark.len());
+            let len = mark.map_or(1, |mark| mark.len());
+            ids.push(mark.and_then(|mark| self.id(mark)).unwrap_or_else(|| u32::from(rest.as_bytes()[0])));
+            rest = match mark {
+                Some(_) => &rest[len..],
+                None => {
+                    let c = rest.chars().next().expect("not empty");
+                    ids.extend(rest.bytes().take(c.len_utf8()).skip(1).map(u32::from));
+                    &rest[c.len_utf8()..]
+                }
+            };
+        }
+        ids
+    }
+}
+
+#[test]
+fn special_tokens_stand_as_tokens() {
+    for (format, lead, call) in constrained() {
+        let specials = Specials { markup: dialect(format).markup() };
+        let grammar = |choice: ToolChoice| {
+            let lark = dialect(format).tool_grammar(&tools(), &choice, true, "", &|mark| specials.id(mark));
+            lark.expect("a format with tools has a grammar")
+        };
+        // No marker is text inside a value, where it cannot be a token.
+        let call = call.replace("Köln </tool_call>", "Köln");
+        let (auto, required) = (grammar(ToolChoice::Auto), grammar(ToolChoice::Required));
+        for (lark, text) in [(&auto, format!("{lead}{call}")), (&required, call)] {
+            let mut factory = ParserFactory::new_simple(&specials.env()).expect("a tokenizer");
+            factory.quiet();
+            let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.clone()));
+            let mut matcher =
+                Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{format}: {error}\n{lark}"))));
+            let ids = specials.tokens(&text);
+            let count = matcher.try_consume_tokens(&ids).expect("the parser works");
+            assert_eq!(
+                (count, matcher.is_accepting().ok()),
+                (ids.len(), Some(true)),
+                "{format}: {text}\n{lark}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_to_constrain_is_no_grammar() {
+    let hermes = dialect(ToolCallFormat::Hermes);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::None, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&[], &ToolChoice::Auto, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::Named("rm".to_owned()), true, "", &|_| None), None);
+    assert_eq!(Dialect::default().tool_grammar(&tools(), &ToolChoice::Auto, true, "", &|_| None), None);
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n
+    }
+}
+
+/// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
+fn walk(lark: &str, random: &mut Random) -> Option<String> {
+    const CLOSERS: [&str; 9] = [
+        "\n</parameter>\n",
+        "</parameter>\n",
+        "</arg_value>\n",
+        "<|\"|>",
+        "\"",
+        "'",
+        "</think>\n",
+        "<channel|>",
+        "]",
+    ];
+    let mut matcher = byte_matcher(lark);
+    let mut bytes = Vec::new();
+    for _ in 0..1200 {
+        if matcher.is_accepting().ok()? && random.below(3) == 0 {
+            return String::from_utf8(bytes).ok();
+        }
+        if random.below(6) == 0 {
+            let closers = CLOSERS.iter().map(|closer| tokens(closer));
+            let closer = closers
+                .into_iter()
+                .find(|closer| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len()));
+            if let Some(closer) = closer {
+                bytes.extend(closer.iter().map(|token| *token as u8));
+                matcher.consume_tokens(&closer).ok()?;
+                continue;
+            }
+        }
+        let mask = matcher.compute_mask().ok()?;
+        let allowed: Vec<u8> = (0..=255u8).filter(|byte| mask.is_allowed(u32::from(*byte))).collect();
+        if allowed.is_empty() {
+            return matcher.is_accepting().ok()?.then(|| String::from_utf8(bytes).ok())?;
+        }
+        let byte = allowed[random.below(allowed.len())];
+        matcher.consume_token(u32::from(byte)).ok()?;
+        bytes.push(byte);
+    }
+    None
+}
+
+/// Whether an exponent of three digits or more is in the text.
+fn has_huge_number(text: &str) -> bool {
+    text.match_indices(['e', 'E']).any(|(at, _)| {
+        let exponent = text[at + 1..].trim_start_matches(['+', '-']);
+        exponent.bytes().take_while(u8::is_ascii_digit).count() >= 3
+    })
+}
+
+#[test]
+fn what_a_grammar_lets_through_parses_back() {
+    let schemas: BTreeMap<String, jsonschema::Validator> = tools()
+        .iter()
+        .map(|tool| {
+            let schema = jsonschema::validator_for(&tool["function"]["parameters"]).expect("a schema");
+            (tool["function"]["name"].as_str().expect("a name").to_owned(), schema)
+        })
+        .collect();
+    for format in ToolCallFormat::ALL.iter().copied() {
+        let mut num_walks = 0;
+        for (choice, seed) in [ToolChoice::Required, ToolChoice::Auto]
+            .into_iter()
+            .flat_map(|choice| (0..8).map(move |seed| (choice.clone(), seed)))
+        {
+            let lark = grammar(format, &choice, seed % 2 == 0, "");
+            let Some(text) = walk(&lark, &mut Random(seed)) else { continue };
+            if has_huge_number(&text) {
+                continue; // goes out as text, because no double holds it
+            }
+            num_walks += 1;
+            let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
+            let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
+            let mut pieces = parser.push(&text);
+            pieces.extend(parser.finish(false));
+            let count = |test: fn(&Piece) -> bool| pieces.iter().filter(|piece| test(piece)).count();
+            let num_named = count(|piece| matches!(piece, Piece::CallName { .. }));
+            assert_eq!(num_named, count(|piece| matches!(piece, Piece::CallEnd { .. })), "{format}: {text}");
+            let answer = parse_answer(&dialect(format), &tools(), tail, &text, false);
+            assert_eq!(answer.calls.len(), num_named, "{format}: {text}");
+            assert!(choice == ToolChoice::Auto || num_named > 0, "{format}: {text}");
+            for (name, value) in values(&answer) {
+                if let Err(error) = schemas[&name].validate(&value) {
+                    panic!("{format}: {error}\n{value}\n{text}");
+                }
+            }
+        }
+        assert!(num_walks >= 4, "{format}: only {num_walks} walks came to an end");
+    }
+}
+
+/// A history in which the assistant calls tools, and its answer alone as the template prints it.
+fn rendered_turn(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    message: Message,
+) -> Result<String, TemplateError> {
+    let mut tools = tools();
+    // Some templates print types with macros that know no unions. Calls are printed without a look at the tools.
+    tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
+    let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
+    let render = |conversation: &Conversation, add_generation_prompt: bool| {
+        template.render(conversation, &RenderOptions { add_generation_prompt, ..Default::default() })
+    };
+    let (base, prompt) = (render(&conversation, false)?, render(&conversation, true)?);
+    conversation.messages.push(message);
+    let full = render(&conversation, false)?;
+    if let Some(turn) = full.strip_prefix(prompt.as_str()) {
+        return Ok(turn.to_owned());
+    }
+    // The prompt opens reasoning that history does not print, or history closes turns in another way.
+    let common = base.bytes().zip(full.bytes()).take_while(|(a, b)| a == b).count();
+    let turn = full.get(common..).unwrap_or_default();
+    let header = prompt.get(common..).unwrap_or_default();
+    let open = dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
+    let header = header[..open.unwrap_or(header.len())].trim_end();
+    Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
+}
+
+/// The turn as each way of giving the calls prints it: arguments as an object or as text (templates differ in what they
+/// take, and some print objects as HTML), without content or with empty content.
+fn printed_turns(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    calls: &[ToolCall],
+) -> Vec<Result<String, TemplateError>> {
+    let spelled: Vec<ToolCall> = calls
+        .iter()
+        .map(|call| ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() })
+        .collect();
+    let ways = [calls, &spelled].into_iter().flat_map(|calls| [(calls, None), (calls, Some(String::new()))]);
+    ways.map(|(calls, content)| {
+        let content = content.map(Content::Text);
+        let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
+        rendered_turn(template, dialect, message)
+    })
+    .collect()
+}
+
+/// Templates that cannot print the calls of an earlier answer, and why.
+const PRINTS_NO_CALLS: &[(&str, &str)] = &[
+    ("llama.cpp/Kimi-K2-Instruct.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/Kimi-K2-Thinking.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/LFM2-8B-A1B.jinja", "prints content only"),
+    ("llama.cpp/LFM2.5-Instruct.jinja", "prints content only"),
+    ("llama.cpp/ibm-granite-granite-3.3-2B-Instruct.jinja", "prints content only"),
+    ("llama.cpp/MiroThinker.jinja", "reads a loop variable inside a macro, an error in Python too"),
+    ("llama.cpp/fireworks-ai-llama-3-firefunction-v2.jinja", "needs variables that no conversation has"),
+    ("llama.cpp/llama-cpp-deepseek-r1.jinja", "prints a generator as JSON, an error in Python too"),
+    ("axolotl/command_a.jinja", "prints content only when there are no documents"),
+    ("axolotl/falcon_h1.jinja", "prints content only"),
+    ("llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "wants a content that is there and none"),
+    ("mistral.rs/smollm3.jinja", "prints content only"),
+    ("trl/lfm2.jinja", "prints content only"),
+];
+
+#[test]
+fn calls_in_history_parse_back() {
+    let Some(templates) = templates() else { return };
+    let call = |name: &str, arguments: Value| ToolCall {
+        id: Some("abcdefghi".to_owned()),
+        name: name.to_owned(),
+        arguments,
+    };
+    let code = "def f(x):\n\treturn \"<\" if x else 'y'\n";
+    let histories = [
+        vec![call("get_weather", json!({"city": "Köln", "days": 3, "exact": true}))],
+        vec![call(
+            "write_file",
+            json!({"content": code, "mode": 0.5, "path": "/tmp/ä b.py", "tags": ["a", "b c"]}),
+        )],
+        vec![call("now", json!({})), call("get_weather", json!({"city": "12"}))],
+    ];
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut num_equal, mut failures) = (0, BTreeMap::new());
+    for (name, source) in &templates {
+        let dialect = Dialect::detect(source);
+        if dialect.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
+            continue;
+        }
+        let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
+        let is_harmony = dialect.tool_calls == Some(ToolCallFormat::Harmony);
+        for (at, history) in histories.iter().enumerate() {
+            if is_harmony && history.len() > 1 {
+                continue; // prints the first call of a message
+            }
+            let turns = printed_turns(&template, &dialect, history);
+            if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised(_)))) {
+                continue; // some allow one call only
+            }
+            let tail = if is_harmony { "<|start|>assistant" } else { "" };
+            let expected: Vec<_> =
+                history.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+            let is_equal =
+                |turn: &str| values(&parse_answer(&dialect, &tools(), tail, turn, false)) == expected;
+            if turns.iter().flatten().any(|turn| is_equal(turn)) {
+                num_equal += 1;
+            } else {
+                failures.insert(format!("{name} {at}"), format!("{:?}", turns[0]));
+            }
+        }
+    }
+    eprintln!("round trip: {num_equal} equal");
+    let shown: Vec<String> = failures.iter().map(|(key, why)| format!("{key}: {why}")).collect();
+    assert!(failures.is_empty(), "{} differ\n{}", failures.len(), shown.join("\n"));
+}
+
+/// A BFCL function as a tool: its types are Python's.
+fn bfcl_tool(function: &Value) -> Value {
+    fn with_json_types(value: &mut Value) {
+        match value {
+            Value::Object(object) => {
+                let name = match object.get("type").and_then(Value::as_str) {
+                    Some("dict") => Some("object"),
+                    Some("float") => Some("number"),
+                    Some("tuple") => Some("array"),
+                    _ => None,
+                };
+                if let Some(name) = name {
+                    object.insert("type".to_owned(), json!(name));
+                }
+                if object.get("type") == Some(&json!("any")) {
+                    object.remove("type");
+                }
+                object.values_mut().for_each(with_json_types);
+            }
+            Value::Array(items) => items.iter_mut().for_each(with_json_types),
+            _ => {}
+        }
+    }
+    let mut function = function.clone();
+    with_json_types(&mut function["parameters"]);
+    json!({"type": "function", "function": function})
+}
+
+/// The calls of a BFCL answer: of every argument the first allowed value that is one.
+fn bfcl_calls(answer: &Value) -> Vec<ToolCall> {
+    fn first(allowed: &Value) -> Option<Value> {
+        let value = allowed.as_array()?.iter().find(|value| **value != json!(""))?;
+        Some(match value {
+            Value::Object(members) => {
+                members.iter().filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect()
+            }
+            value => value.clone(),
+        })
+    }
+    let calls =
+        answer["ground_truth"].as_array().into_iter().flatten().filter_map(Value::as_object).flatten();
+    calls
+        .map(|(name, arguments)| {
+            let members = arguments.as_object().into_iter().flatten();
+            let arguments =
+                members.filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect();
+            ToolCall { id: Some("abcdefghi".to_owned()), name: name.clone(), arguments }
+        })
+        .collect()
+}
+
+fn json_lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Real calls of real functions, through templates of each kind of notation.
+#[test]
+fn bfcl_calls_parse_back() {
+    const TEMPLATES: [&str; 6] = [
+        "trl/qwen3.jinja",
+        "llama.cpp/Qwen3.5-4B.jinja",
+        "llama.cpp/google-gemma-4-31B-it.jinja",
+        "llama.cpp/GLM-4.6.jinja",
+        "mistral-common/v13.jinja",
+        "trl/lfm2_2_5.jinja",
+    ];
+    let Some(root) = fixtures() else { return };
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut total, mut failures) = (0, Vec::new());
+    for template_name in TEMPLATES {
+        let source = std::fs::read_to_string(root.join("templates").join(template_name)).expect("a template");
+        let dialect = Dialect::detect(&source);
+        let template = ChatTemplate::new(&source, specials.clone()).expect("a published template compiles");
+        for file in ["simple_python", "multiple", "parallel", "parallel_multiple"] {
+            let file = format!("BFCL_v4_{file}.json");
+            let questions = json_lines(&root.join("vectors/bfcl").join(&file));
+            let answers = json_lines(&root.join("vectors/bfcl/possible_answer").join(&file));
+            // Every third: rendering takes most of the time.
+            for (question, answer) in questions.iter().zip(&answers).step_by(3) {
+                let functions = question["function"].as_array().expect("functions");
+                let tools: Vec<Value> = functions.iter().map(bfcl_tool).collect();
+                let calls = bfcl_calls(answer);
+                let fits = |call: &ToolCall| {
+                    let tool = tools.iter().find(|tool| tool["function"]["name"] == call.name.as_str());
+                    tool.is_some_and(|tool| {
+                        jsonschema::is_valid(&tool["function"]["parameters"], &call.arguments)
+                    })
+                };
+                if !calls.iter().all(fits) {
+                    continue; // an answer that its own function does not allow
+                }
+                let is_text = template_name.starts_with("mistral-common");
+                let told = calls.iter().map(|call| match is_text {
+                    true => ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() },
+                    false => call.clone(),
+                });
+                let message = Message { content: None, tool_calls: told.collect(), ..Message::assistant("") };
+                let turn = rendered_turn(&template, &dialect, message).expect("a call renders");
+                let parsed = values(&parse_answer(&dialect, &tools, "", &turn, false));
+                let expected: Vec<_> =
+                    calls.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+                total += 1;
+                if parsed != expected {
+                    failures.push(format!(
+                        "{template_name} {}: {turn:?}\n   {parsed:?}\n   {expected:?}",
+                        answer["id"]
+                    ));
+                }
+            }
+        }
+    }
+    eprintln!("BFCL: {} of {total} equal", total - failures.len());
+    assert!(total > 1500, "only {total} answers");
+    assert!(
+        failures.is_empty(),
+        "{} differ\n{}",
+        failures.len(),
+        failures[..failures.len().min(20)].join("\n")
+    );
+}
+
+/// The channels of OpenAI's own Harmony renderings.
+#[test]
+fn harmony_vectors_come_apart() {
+    let Some(root) = fixtures() else { return };
+    let harmony = dialect(ToolCallFormat::Harmony);
+    let lookup =
+        json!({"type": "function", "function": {"name": "lookup_weather", "parameters": {"type": "object"}}});
+    let read = |name: &str| {
+        std::fs::read_to_string(root.join("vectors/harmony").join(name)).expect("a Harmony vector")
+    };
+    // The assistant's turn behind the first question, up to the next message of somebody else.
+    let text = read("test_does_not_drop_if_ongoing_analysis.txt");
+    let (_, turn) = text.split_once("<|end|><|start|>assistant").expect("an assistant's turn");
+    let (turn, _) = turn.split_once("<|start|>functions").expect("a tool's answer");
+    let answer = parse_answer(&harmony, std::slice::from_ref(&lookup), "<|start|>assistant", turn, false);
+    assert_eq!(
+        answer.reasoning,
+        "User asks: “What is the weather in SF?” We need to use lookup_weather tool."
+    );
+    assert_eq!(values(&answer), [("lookup_weather".to_owned(), json!({"location": "San Francisco"}))]);
+    assert_eq!(answer.content, "");
+
+    let text = read("test_keep_analysis_between_finals.txt");
+    let turn = text.rsplit_once("What is 3 + 5?<|end|><|start|>assistant").map(|(_, turn)| turn);
+    let (turn, _) =
+        turn.and_then(|turn| turn.split_once("<|start|>user")).unwrap_or((turn.expect("a turn"), ""));
+    let answer = parse_answer(&harmony, &[], "<|start|>assistant", turn, false);
+    assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("thinking 3+5", "8"));
 }

@@ -164,7 +164,11 @@ pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, 
     Ok(texts)
 }
 
-fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
+/// The files that the model flags mean; says which, where that is not what the user typed.
+///
+/// # Errors
+/// A usage error without a model; those of [`models::find`].
+pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
     let Some(reference) = &args.model else {
         let hint = "--model REF, LLMCTL_MODEL, or `model = \"REF\"` in the configuration; \
                     `llmctl models` lists those in the cache";
@@ -184,7 +188,15 @@ fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
     args.chat_template.as_deref().map(read_file).transpose()
 }
 
-fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
+/// How the flags ask a model to be loaded, on this machine.
+///
+/// # Errors
+/// A usage error for a device or an instruction set that is not there.
+pub fn options(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<LoadOptions, CommandError> {
     let device = device(args, terminal)?;
     // What a GPU has is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
@@ -259,20 +271,20 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
 }
 
 /// The progress of loading, if it takes long enough to be watched.
-struct LoadBar {
+pub struct LoadBar {
     start: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl LoadBar {
-    fn new(terminal: &Terminal, name: &str) -> Self {
+    pub fn new(terminal: &Terminal, name: &str) -> Self {
         let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
             .expect("the template is constant and valid");
         let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
         Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
     }
 
-    fn show(&self, done: usize, total: usize) {
+    pub fn show(&self, done: usize, total: usize) {
         let Some(bar) = &self.bar else { return };
         if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
             bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -281,7 +293,7 @@ impl LoadBar {
         bar.set_position(done as u64);
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -381,6 +393,11 @@ impl LoadedLlm {
 
     pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {
         (self.texts, self.handle)
+    }
+
+    /// The engine's thread.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.handle
     }
 
     /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.

@@ -5,6 +5,8 @@
 
 pub mod args;
 pub mod batch;
+pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
@@ -22,6 +24,7 @@ pub mod serve;
 pub mod sessions;
 pub mod signal;
 pub mod terminal;
+pub mod tty;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -59,7 +62,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
+    Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
@@ -73,6 +78,7 @@ const LONG_HELP: &str = "\
 Examples:
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --prompt commit-message
+  llmctl chat --model ./model.gguf
   llmctl serve --model ./model.gguf
 
 Exit codes:
@@ -101,7 +107,8 @@ Environment:
 Files:
   $XDG_CONFIG_HOME/llmctl/config.toml    your defaults
   ./llmctl.toml                          a project's defaults, before yours
-  $XDG_DATA_HOME/llmctl/sessions/        saved conversations";
+  $XDG_DATA_HOME/llmctl/sessions/        saved conversations
+  $XDG_STATE_HOME/llmctl/history         what was typed in chat";
 
 /// The whole program: `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
@@ -149,6 +156,16 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             serve::run(*args, terminal, places)
+        }
+        Command::Chat(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            chat::run(*args, terminal, places)
+        }
+        Command::Bench(mut args) => {
+            config.check()?;
+            args.aliases = config.aliases();
+            bench::run(*args, terminal)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),

@@ -19,6 +19,10 @@ use crate::template::dialect::{Dialect, ReasoningFormat, ToolCallFormat};
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 const MAX_DEPTH: usize = 6;
 
+/// Keywords by which an object has, or may have, members beside its `properties`.
+const OPEN_ENDED: [&str; 7] =
+    ["additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf"];
+
 /// What a grammar is for.
 pub struct Request<'a> {
     pub dialect: &'a Dialect,
@@ -52,7 +56,8 @@ fn frame(format: ToolCallFormat) -> Frame {
         F::Llama3 => ("", Some("; "), "", ""),
         F::Mistral | F::Granite => ("[", Some(", "), "]", ""),
         F::MistralArgs => ("", None, "", ""),
-        F::Pythonic => ("[", Some(", "), "]", ""),
+        // Its bracket belongs to the first call, see `lark`.
+        F::Pythonic => ("", Some(", "), "]", ""),
         F::Lfm2 => ("[", Some(", "), "]<|tool_call_end|>", ""),
         F::Glm => ("", None, "</tool_call>", "\n"),
         F::DeepSeekV3 => ("", Some("\n"), "<｜tool▁calls▁end｜>", ""),
@@ -71,11 +76,16 @@ fn frame(format: ToolCallFormat) -> Frame {
 pub fn lark(request: &Request<'_>) -> String {
     let markup = request.dialect.markup();
     let mut writer = Writer { request, markup, rules: String::new(), num_rules: 0, style: Style::Json };
-    let calls: Vec<String> = request.tools.iter().map(|tool| writer.call(tool)).collect();
-    let call = writer.rule(&calls.join(" | "));
+    let call = writer.any_call("");
     let start = match request.format {
         ToolCallFormat::Harmony => writer.harmony(&call),
-        _ => writer.answer(&call),
+        // Text may begin with a bracket as well. A lexeme is as long as it can be, so what tells the two apart must lie
+        // within one: the bracket, the name and the parenthesis.
+        ToolCallFormat::Pythonic => {
+            let first = writer.any_call("[");
+            writer.answer(&first, &call)
+        }
+        _ => writer.answer(&call, &call),
     };
     format!("start: {start}\n{}", writer.rules)
 }
@@ -142,8 +152,8 @@ impl Writer<'_> {
 
     // -- The answer around the calls.
 
-    fn answer(&mut self, call: &str) -> String {
-        let body = self.body(call);
+    fn answer(&mut self, first: &str, call: &str) -> String {
+        let body = self.body(first, call);
         match self.reasoning() {
             Some(reasoning) if self.is_reasoning_open() => format!("{reasoning} {body}"),
             Some(reasoning) => format!("{reasoning}? {body}"),
@@ -172,13 +182,13 @@ impl Writer<'_> {
         Some(self.rule(&format!("{open} {inside} {space}?")))
     }
 
-    fn body(&mut self, call: &str) -> String {
+    fn body(&mut self, first: &str, call: &str) -> String {
         let frame = frame(self.request.format);
         let calls = match frame.separator {
             Some(separator) if self.request.is_parallel => {
-                format!("{call} ({} {call})*", self.literal(separator))
+                format!("{first} ({} {call})*", self.literal(separator))
             }
-            _ => call.to_owned(),
+            _ => first.to_owned(),
         };
         let span = format!("{} {calls} {}", self.literal(frame.open), self.literal(frame.close));
         let span = self.rule(&span);
@@ -243,36 +253,40 @@ impl Writer<'_> {
     }
 
     fn harmony(&mut self, call: &str) -> String {
-        let text = if self.is_special("<|end|>") {
-            self.terminal("/(?s:.+)/")
-        } else {
-            self.terminal("/(?s:.+)/ & ~/(?s:.*)<\\|(?s:.*)/")
-        };
-        let message = |writer: &Self, head: &str, tail: &str| {
-            format!("{} {text} {}", writer.literal(head), writer.literal(tail))
-        };
-        let next = "<|end|><|start|>assistant";
-        let analysis = message(self, "<|channel|>analysis<|message|>", next);
-        let preamble = message(self, "<|channel|>commentary<|message|>", next);
+        let next = self.harmony_text("<|end|><|start|>assistant");
+        let message = |writer: &Self, head: &str| format!("{} {next}", writer.literal(head));
+        let analysis = message(self, "<|channel|>analysis<|message|>");
+        let preamble = message(self, "<|channel|>commentary<|message|>");
         let is_open = self.request.prompt_tail.trim_end().ends_with("<|message|>");
-        let rest = if is_open { format!("{text} {}", self.literal(next)) } else { String::new() };
-        let is_optional = self.request.is_optional;
-        let last = match is_optional {
-            true => format!(
-                "({call} | {} {text} ({})?)",
-                self.literal("<|channel|>final<|message|>"),
-                self.literal("<|return|>")
-            ),
-            false => call.to_owned(),
-        };
-        let before =
-            if is_optional { format!("({analysis} | {preamble})*") } else { format!("({analysis})*") };
-        format!("{rest} {before} {last}")
+        let rest = if is_open { next.as_str() } else { "" };
+        if !self.request.is_optional {
+            return format!("{rest} ({analysis})* {call}");
+        }
+        let last = self.harmony_text("<|return|>");
+        let open_end = self.terminal("/(?s:.+)/ & ~/(?s:.*)<\\|(?s:.*)/");
+        let head = self.literal("<|channel|>final<|message|>");
+        format!("{rest} ({analysis} | {preamble})* ({call} | {head} ({last} | {open_end})?)")
+    }
+
+    /// The text of a message and what follows it.
+    fn harmony_text(&mut self, end: &str) -> String {
+        if self.is_special("<|end|>") {
+            let text = self.terminal("/(?s:.+)/");
+            return self.rule(&format!("{text}? {}", self.literal(end)));
+        }
+        let text = self.terminal("/(?s:.*)/ & ~/(?s:.*)<\\|(?s:.*)/");
+        self.terminal(&format!("{text} {}", quoted(end)))
     }
 
     // -- One call.
 
-    fn call(&mut self, tool: &Tool) -> String {
+    /// A call of any of the tools; `lead` stands in front of its name.
+    fn any_call(&mut self, lead: &str) -> String {
+        let calls: Vec<String> = self.request.tools.iter().map(|tool| self.call(tool, lead)).collect();
+        self.rule(&calls.join(" | "))
+    }
+
+    fn call(&mut self, tool: &Tool, lead: &str) -> String {
         use ToolCallFormat as F;
         let name = tool.name.as_str();
         let json_name = super::json_text::quoted(name);
@@ -326,8 +340,8 @@ impl Writer<'_> {
                 let marks = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n");
                 return self.tagged(tool, "\n", marks, "");
             }
-            F::Gemma => return self.object_call(tool, Style::Gemma, "{", "}"),
-            F::Pythonic | F::Lfm2 => return self.object_call(tool, Style::Python, "(", ")"),
+            F::Gemma => return self.object_call(tool, Style::Gemma, lead, ("{", "}")),
+            F::Pythonic | F::Lfm2 => return self.object_call(tool, Style::Python, lead, ("(", ")")),
         };
         let arguments = self.json_arguments(tool);
         format!("{} {arguments} {}", self.literal(&before), self.literal(after))
@@ -349,6 +363,12 @@ impl Writer<'_> {
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
+            // Where the schema is silent about other members, a model is not invited to make some up.
+            let is_plain =
+                object.contains_key("properties") && OPEN_ENDED.iter().all(|key| !object.contains_key(*key));
+            if is_plain {
+                object.insert("additionalProperties".to_owned(), json!(false));
+            }
         }
         self.json(&schema)
     }
@@ -429,10 +449,10 @@ impl Writer<'_> {
 
     // -- Arguments in Gemma's and Python's notation.
 
-    fn object_call(&mut self, tool: &Tool, style: Style, open: &str, close: &str) -> String {
+    fn object_call(&mut self, tool: &Tool, style: Style, lead: &str, (open, close): (&str, &str)) -> String {
         self.style = style;
         let members = self.members(Schema::new(&tool.parameters), style == Style::Python, 0);
-        format!("{} {members} {}", self.literal(&format!("{}{open}", tool.name)), self.literal(close))
+        format!("{} {members} {}", self.literal(&format!("{lead}{}{open}", tool.name)), self.literal(close))
     }
 
     fn separator(&self) -> &'static str {
