@@ -329,10 +329,10 @@ async fn all_sessions_are_listed() {
 async fn one_turn_at_a_time() {
     for (_folder, server) in both() {
         Client::new(&server, "s").says("one?").await;
+        server.gate.close_after(20);
         let long = ask(FREE, json!({"stream": true, "max_tokens": 500, "session_id": "s"}));
         let response = server.send(request(Method::POST, PATH, &[], Some(long))).await;
         assert_eq!(response.status(), StatusCode::OK);
-        server.gate.close();
         for reply in [server.chat("two?", json!({"session_id": "s"})).await, reset_later(&server).await] {
             assert_eq!((reply.error().0, reply.error().1.as_str()), (409, "session_busy"));
             assert!(reply.headers.contains_key("retry-after"));
@@ -416,7 +416,7 @@ async fn a_turn_is_on_disk_before_its_answer_is_complete() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_heard_of_a_cancelled_answer_is_kept() {
     let (_folder, store, server) = on_disk();
-    let body = ask(FREE, json!({"session_id": "s", "stream": true, "max_tokens": 2000}));
+    let body = ask(FREE, json!({"session_id": "s", "stream": true, "max_tokens": 3900}));
     let response = server.send(request(Method::POST, PATH, &[], Some(body))).await;
     let mut body = pieces(response);
     for _ in 0..6 {
@@ -427,7 +427,7 @@ async fn what_was_heard_of_a_cancelled_answer_is_kept() {
     assert_eq!(content(&reply), "dos");
     // The client did not send what it had not got: its new turn took the place of the cancelled one.
     assert_eq!(store.read(&name("s")).expect("saved").turns.len(), 1);
-    let body = ask(FREE, json!({"session_id": "t", "stream": true, "max_tokens": 2000}));
+    let body = ask(FREE, json!({"session_id": "t", "stream": true, "max_tokens": 3900}));
     let mut body = pieces(server.send(request(Method::POST, PATH, &[], Some(body))).await);
     for _ in 0..6 {
         body.next().await.expect("more");

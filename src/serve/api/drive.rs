@@ -312,7 +312,7 @@ impl Flight {
         choice.is_done = true;
         let reuse = choice.started.as_ref().map(|started| started.reuse).unwrap_or_default();
         let answer = Answered { said: choice.voice.said().clone(), outcome, reuse };
-        self.totals.add(&answer, index % self.num_per_prompt == 0);
+        self.totals.add(&answer, index.is_multiple_of(self.num_per_prompt));
         self.record(index, &answer.outcome);
         self.save(index, &answer).await?;
         Ok(Update::Finished { choice: index, answer })
