@@ -17,7 +17,7 @@ use crate::cli::{Place, Ran, finish};
 use crate::common::scripted::{self, CODE, NUM_THOUGHTS, PLAIN, THOUGHT};
 
 /// How long a step may take on a machine that does a lot besides.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A context of 2,048 tokens and a ChatML template.
 fn model() -> String {
@@ -45,12 +45,17 @@ impl Term {
     }
 
     fn of(command: Command, columns: u16) -> Self {
+        let mut term = Self::open(command, columns);
+        term.prompt();
+        term
+    }
+
+    fn open(mut command: Command, columns: u16) -> Self {
+        command.stdin(Stdio::inherit()); // the terminal, not what `Place` gives
         let mut session = OsSession::spawn(command).expect("a terminal");
         session.get_process_mut().set_window_size(columns, 30).expect("a size");
         session.set_expect_timeout(Some(PATIENCE));
-        let mut term = Self { session, seen: String::new() };
-        term.prompt();
-        term
+        Self { session, seen: String::new() }
     }
 
     fn expect(&mut self, text: &str) -> String {
@@ -434,7 +439,10 @@ fn scripted(place: &Place, more: &[&str]) -> Command {
 
 fn answers(place: &Place, session: &str) -> Vec<Value> {
     let turns = turns(place, session);
-    turns.iter().map(|turn| turn["messages"].as_array().and_then(|all| all.last()).expect("an answer").clone()).collect()
+    turns
+        .iter()
+        .map(|turn| turn["messages"].as_array().and_then(|all| all.last()).expect("an answer").clone())
+        .collect()
 }
 
 #[test]
@@ -499,7 +507,8 @@ fn thinking_is_shown_hidden_ended_and_turned_off() {
     term.line("think", PLAIN);
     term.leave();
     let answers = answers(&place, "t");
-    let reasoning = |at: usize| answers[at]["reasoning_content"].as_str().unwrap_or_default().trim().to_owned();
+    let reasoning =
+        |at: usize| answers[at]["reasoning_content"].as_str().unwrap_or_default().trim().to_owned();
     assert_eq!(reasoning(0).split(' ').count(), NUM_THOUGHTS);
     assert_eq!(reasoning(1), reasoning(0));
     assert!(reasoning(2).starts_with("w1 ") && reasoning(2).split(' ').count() < NUM_THOUGHTS, "{answers:?}");
@@ -575,8 +584,7 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
 
     let mut command = place.command(&args);
     command.env("NO_COLOR", "1");
-    let mut term = Term { session: OsSession::spawn(command).expect("a terminal"), seen: String::new() };
-    term.session.set_expect_timeout(Some(PATIENCE));
+    let mut term = Term::open(command, 100);
     term.expect("/1,024 > ");
     term.send(&format!("{long}\r"));
     term.expect("The context is full");
