@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `throughput limits [threads=N]` prints read bandwidth and int8 peak of this minute instead, in a process of its own,
-//! because it takes memory. Rates are tokens per second as llama-bench defines them. Goes away when `llmctl bench` is there.
+//! because it takes memory. Rates are tokens per second as llama-bench defines them. `llmctl bench` measures the same; this stays
+//! for the script, which has both programs take turns command by command without loading a model for each.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its numbers")]
 
 #[path = "../benches/common/limits.rs"]

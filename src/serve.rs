@@ -4,17 +4,32 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! `engine` is the way to the engine thread, back up after it was lost; `error` the envelope.
+//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
+//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
+//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up after
+//! it was lost; `observe` and `metrics` say what was done; `error` the envelope.
 
+pub mod access;
+pub mod api;
+pub mod connection;
 pub mod engine;
 pub mod error;
+pub mod front;
+pub mod guard;
+pub mod listen;
+pub mod metrics;
 pub mod observe;
+pub mod wire;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
+use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
+use api::conversations::Conversations;
 use engine::EngineSlot;
 use error::ApiError;
 use observe::Observer;
@@ -29,6 +44,9 @@ struct Shared {
     model: ServedModel,
     engine: EngineSlot,
     sessions: Option<SessionStore>,
+    conversations: Conversations,
+    dialect: Dialect,
+    grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
 }
@@ -50,6 +68,13 @@ pub struct ServedModel {
 pub struct Settings {
     /// Fields that are not known are passed over instead of refused.
     pub lenient: bool,
+    /// How long a request may take, waiting included; nothing: as long as it takes.
+    pub deadline: Option<Duration>,
+    /// How this model writes tool calls and reasoning, where its template does not show it.
+    pub tool_format: Option<ToolCallFormat>,
+    pub reasoning_format: Option<ReasoningFormat>,
+    /// What templates get as `enable_thinking` where a request does not say.
+    pub enable_thinking: Option<bool>,
 }
 
 impl App {
@@ -61,7 +86,22 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        Self { shared: Arc::new(Shared { model, engine, sessions, observer, settings }) }
+        let detected = model.speech.template_source().map(Dialect::detect).unwrap_or_default();
+        let dialect = Dialect {
+            reasoning: settings.reasoning_format.or(detected.reasoning),
+            tool_calls: settings.tool_format.or(detected.tool_calls),
+        };
+        let shared = Shared {
+            conversations: Conversations::new(sessions.clone()),
+            model,
+            engine,
+            sessions,
+            dialect,
+            grammars: OnceLock::new(),
+            observer,
+            settings,
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     pub fn model(&self) -> &ServedModel {
@@ -70,6 +110,21 @@ impl App {
 
     pub fn sessions(&self) -> Option<&SessionStore> {
         self.shared.sessions.as_ref()
+    }
+
+    fn conversations(&self) -> &Conversations {
+        &self.shared.conversations
+    }
+
+    /// The markup that the model answers in: its template's, unless the settings know better.
+    pub fn dialect(&self) -> Dialect {
+        self.shared.dialect
+    }
+
+    /// Compiles grammars for the model; one for all requests.
+    fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
+        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+        self.shared.grammars.get_or_init(compiler)
     }
 
     pub fn observer(&self) -> &Observer {
@@ -86,6 +141,11 @@ impl App {
     /// 503 while it is being brought back.
     pub fn engine(&self) -> Result<EngineHandle, ApiError> {
         self.shared.engine.get()
+    }
+
+    /// How often the engine was lost and brought back.
+    pub fn num_engine_restarts(&self) -> u64 {
+        self.shared.engine.num_restarts()
     }
 
     /// To be told when a request finds that the engine is gone.

@@ -4,6 +4,8 @@
 //! configuration changes nothing. Tests that need a model take a small trained one from the fixtures.
 
 mod batch;
+mod bench;
+mod bench_serve;
 mod frame;
 mod prompt;
 mod run;

@@ -4,8 +4,18 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use llmctl::template::Dialect;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use llmctl::template::{
+    ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, ParsedAnswer, Piece,
+    ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
+    parse_answer,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use crate::common::fixtures;
 
@@ -14,7 +24,7 @@ fn template_source(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).expect("a template is text");
     match path.extension()?.to_str()? {
         "json" => {
-            let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+            let json: Value = serde_json::from_str(&text).ok()?;
             Some(json.get("chat_template")?.as_str()?.to_owned())
         }
         _ => Some(text),
@@ -50,4 +60,1192 @@ fn templates_are_recognised_by_their_own_text() {
         writeln!(table, "{tool_calls:15} {reasoning:17} {name}").expect("a string takes everything");
     }
     insta::assert_snapshot!(table);
+}
+
+/// Tools whose schemas have every kind of argument.
+fn tools() -> Vec<Value> {
+    vec![
+        json!({"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+                "exact": {"type": "boolean"},
+                "note": {"type": ["string", "null"]},
+            },
+            "required": ["city"],
+        }}}),
+        json!({"type": "function", "function": {"name": "write_file", "description": "Write", "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "content": {"type": "string"},
+                "mode": {"type": "number"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "options": {"type": "object", "properties": {"code": {"type": "string"}, "depth": {"type": "integer"}}},
+            },
+            "required": ["path", "content"],
+        }}}),
+        json!({"type": "function", "function": {"name": "now", "description": "Time",
+            "parameters": {"type": "object", "properties": {}}}}),
+    ]
+}
+
+/// One answer and what it comes apart into.
+struct Case<'a> {
+    format: ToolCallFormat,
+    text: &'a str,
+    content: &'a str,
+    calls: &'a [(&'a str, Value)],
+}
+
+fn dialect(format: ToolCallFormat) -> Dialect {
+    let reasoning = match format {
+        ToolCallFormat::Harmony => ReasoningFormat::Harmony,
+        ToolCallFormat::Gemma => ReasoningFormat::GemmaChannel,
+        _ => ReasoningFormat::Think,
+    };
+    Dialect { reasoning: Some(reasoning), tool_calls: Some(format) }
+}
+
+fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
+    let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    answer.calls.iter().map(|call| (call.name.clone(), value(&call.arguments))).collect()
+}
+
+#[track_caller]
+fn check(case: &Case<'_>) {
+    let Case { format, text, content, calls } = case;
+    let answer = parse_answer(&dialect(*format), &tools(), "", text, false);
+    let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    assert_eq!(values(&answer), calls, "{format}: {text}");
+    assert_eq!(answer.content, *content, "{format}: {text}");
+}
+
+/// Checks that a text gives these calls and this content.
+#[track_caller]
+fn gives(format: ToolCallFormat, text: &str, content: &str, calls: &[(&str, Value)]) {
+    check(&Case { format, text, content, calls });
+}
+
+/// A text of each format with the call `get_weather(city="Köln </tool_call>", days=3)`, with a word before it.
+fn well_formed() -> Vec<(ToolCallFormat, String)> {
+    use ToolCallFormat as F;
+    let json = r#"{"city": "Köln </tool_call>", "days": 3}"#;
+    let named = format!(r#"{{"name": "get_weather", "arguments": {json}}}"#);
+    let xml = "<function=get_weather>\n<parameter=city>\nKöln </tool_call>\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>";
+    let seed = "<function=get_weather>\n<parameter=city>Köln </tool_call></parameter>\n<parameter=days>3</parameter>\n</function>";
+    let python = r"get_weather(city='Köln </tool_call>', days=3)";
+    let glm = "get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln </tool_call></arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n";
+    vec![
+        (F::Hermes, format!("Hm.\n<tool_call>\n{named}\n</tool_call>")),
+        (F::QwenXml, format!("Hm.\n\n<tool_call>\n{xml}\n</tool_call>")),
+        (F::SeedXml, format!("Hm.\n<seed:tool_call>\n{seed}\n</seed:tool_call>")),
+        (
+            F::Gemma,
+            "Hm.<|tool_call>call:get_weather{city:<|\"|>Köln </tool_call><|\"|>,days:3}<tool_call|>"
+                .to_owned(),
+        ),
+        (F::Llama3, format!(r#"Hm.<|python_tag|>{{"name": "get_weather", "parameters": {json}}}"#)),
+        (F::Mistral, format!("Hm.[TOOL_CALLS] [{named}]")),
+        (F::MistralArgs, format!("Hm.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{json}")),
+        (F::Pythonic, format!("Hm.<|python_start|>[{python}]<|python_end|>")),
+        (F::Lfm2, format!("Hm.<|tool_call_start|>[{python}]<|tool_call_end|>")),
+        (F::Glm, format!("Hm.\n<tool_call>{glm}</tool_call>")),
+        (F::Granite, format!("Hm. <|tool_call|>[{named}]")),
+        (
+            F::DeepSeekV3,
+            format!(
+                "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{json}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+        ),
+        (
+            F::DeepSeekV31,
+            format!(
+                "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{json}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+        ),
+        (
+            F::Kimi,
+            format!(
+                "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{json}<|tool_call_end|><|tool_calls_section_end|>"
+            ),
+        ),
+        (F::FunctionTag, format!("Hm.<function=get_weather>{json}</function>")),
+        (F::ToolCallsTag, format!("Hm.\n<tool_calls>[{named}]</tool_calls>")),
+        (
+            F::CommandAction,
+            format!(
+                "Hm.<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {json}}}\n]<|END_ACTION|>"
+            ),
+        ),
+        (F::Functools, format!("Hm. functools[{named}]")),
+        (
+            F::Harmony,
+            format!(
+                "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{json}<|call|>"
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn every_format_reads_its_call() {
+    let texts = well_formed();
+    assert_eq!(texts.len(), ToolCallFormat::ALL.len(), "a format without a test");
+    for (format, text) in texts {
+        gives(format, &text, "Hm.", &[("get_weather", json!({"city": "Köln </tool_call>", "days": 3}))]);
+        assert_eq!(format.name().parse(), Ok(format));
+    }
+    let error = "qwen".parse::<ToolCallFormat>().expect_err("no such format");
+    assert!(
+        error.to_string().starts_with("unknown tool-call format `qwen` (known: hermes, qwen-xml"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_call_of_an_undefined_tool_is_text() {
+    for (format, text) in well_formed() {
+        let text = text.replace("get_weather", "get_whether");
+        let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
+        let shown = if format == ToolCallFormat::Harmony {
+            "Hm.<|start|>assistant<|channel|>commentary to=functions.get_whether <|constrain|>json<|message|>{\"city\": \"Köln </tool_call>\", \"days\": 3}<|call|>"
+        } else {
+            &text
+        };
+        assert_eq!(answer, ParsedAnswer { content: shown.to_owned(), ..Default::default() }, "{format}");
+    }
+}
+
+#[test]
+fn without_tools_nothing_is_a_call() {
+    for (format, text) in well_formed().into_iter().filter(|(format, _)| *format != ToolCallFormat::Harmony) {
+        let text = text.replace("<|python_start|>", "").replace("<|python_end|>", "");
+        let answer = parse_answer(&dialect(format), &[], "", &text, false);
+        assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() }, "{format}");
+    }
+}
+
+/// Cut anywhere, an answer gives its leading text and either nothing more or the whole call.
+#[test]
+fn a_cut_call_leaves_the_leading_text() {
+    let whole = json!({"city": "Köln </tool_call>", "days": 3});
+    for (format, text) in well_formed() {
+        for (at, _) in text.char_indices() {
+            let answer = parse_answer(&dialect(format), &tools(), "", &text[..at], true);
+            let calls = values(&answer);
+            assert!(
+                calls.is_empty() || calls == [("get_weather".to_owned(), whole.clone())],
+                "{format} {at}: {calls:?}"
+            );
+            let content = answer.content.trim_end();
+            let is_lead = "Hm.".starts_with(content)
+                || matches!(content, "<" | "Hm.<" | "Hm.[" | "Hm.\n<" | "Hm.\n\n<");
+            assert!(
+                is_lead || content.strip_prefix("Hm.").is_some_and(|rest| rest.trim().len() <= 1),
+                "{format} {at}: {content:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn malformed_calls_leave_the_leading_text() {
+    use ToolCallFormat as F;
+    for (format, text) in [
+        (F::Hermes, "Hm.<tool_call>\n{\"name\": \"now\", \"arguments\": {]}\n</tool_call> rest"),
+        (F::Hermes, "Hm.<tool_call>no JSON</tool_call>"),
+        (F::Hermes, "Hm.<tool_call>{\"name\": \"now\", \"arguments\": {}} garbage</tool_call>"),
+        (F::Hermes, "Hm.<tool_call>{\"arguments\": {}}</tool_call>"),
+        (F::Hermes, "Hm.<tool_call>{\"name\": \"now\", \"arguments\": [1]}</tool_call>"),
+        (F::QwenXml, "Hm.<tool_call>\n<function=now>\nvalue\n</function>\n</tool_call>"),
+        (F::Gemma, "Hm.<|tool_call>now{}<tool_call|>"),
+        (F::Gemma, "Hm.<|tool_call>call:now{a}<tool_call|>"),
+        (F::Mistral, "Hm.[TOOL_CALLS][]"),
+        (F::MistralArgs, "Hm.[TOOL_CALLS]now[ARGS][]"),
+        (F::Lfm2, "Hm.<|tool_call_start|>[now(1)]<|tool_call_end|>"),
+        (F::Lfm2, "Hm.<|tool_call_start|>[now(a=b)]<|tool_call_end|>"),
+        (F::Glm, "Hm.<tool_call>now\n<arg_value>1</arg_value></tool_call>"),
+        (F::DeepSeekV31, "Hm.<｜tool▁calls▁begin｜>now"),
+        (
+            F::Kimi,
+            "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>x<|tool_call_end|>",
+        ),
+        (
+            F::Harmony,
+            "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>print()<|call|>",
+        ),
+    ] {
+        gives(format, text, "Hm.", &[]);
+    }
+}
+
+#[test]
+fn hermes() {
+    use ToolCallFormat::Hermes;
+    let call = |body: &str| format!("<tool_call>\n{body}\n</tool_call>");
+    // A number that JSON cannot hold stays readable and the arguments stay JSON.
+    gives(
+        Hermes,
+        &call(r#"{"name": "write_file", "arguments": {"mode": NaN}}"#),
+        "",
+        &[("write_file", json!({"mode": "NaN"}))],
+    );
+    // Arguments as JSON text in a string are an object all the same.
+    gives(
+        Hermes,
+        &call(r#"{"name": "get_weather", "arguments": "{\"city\": \"K\\u00f6ln \\\"x\\\"\", \"days\": 3}"}"#),
+        "",
+        &[("get_weather", json!({"city": "Köln \"x\"", "days": 3}))],
+    );
+    gives(Hermes, &call(r#"{"name": "now", "arguments": ""}"#), "", &[("now", json!({}))]);
+    gives(
+        Hermes,
+        &call(r#"{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "a"}}}"#),
+        "",
+        &[("get_weather", json!({"city": "a"}))],
+    );
+    // `parameters` counts when `arguments` is absent or null; neither is no arguments.
+    gives(
+        Hermes,
+        &call(r#"{"name": "get_weather", "parameters": {"city": "a"}}"#),
+        "",
+        &[("get_weather", json!({"city": "a"}))],
+    );
+    gives(
+        Hermes,
+        &call(r#"{"name": "get_weather", "arguments": null, "parameters": {"city": "a"}}"#),
+        "",
+        &[("get_weather", json!({"city": "a"}))],
+    );
+    gives(Hermes, &call(r#"{"name": "now"}"#), "", &[("now", json!({}))]);
+    gives(
+        Hermes,
+        &call(r#"{"arguments": {"city": "a"}, "name": "get_weather", "id": 7}"#),
+        "",
+        &[("get_weather", json!({"city": "a"}))],
+    );
+    // Several calls, in one pair of markers or in several; the text between and behind stays.
+    let two: &[(&str, Value)] = &[("now", json!({})), ("get_weather", json!({"city": "a"}))];
+    let (a, b) =
+        (r#"{"name": "now", "arguments": {}}"#, r#"{"name": "get_weather", "arguments": {"city": "a"}}"#);
+    gives(Hermes, &format!("One.\n{}\nTwo.\n{}\nThree.", call(a), call(b)), "One.\nTwo.\nThree.", two);
+    gives(Hermes, &call(&format!("[{a}, {b}]")), "", two);
+    gives(Hermes, &call(&format!("{a}\n{b}")), "", two);
+    // The model ended its turn behind a whole call; cut there, it is not sure that it was whole.
+    let open = format!("<tool_call>\n{a}");
+    gives(Hermes, &open, "", &[("now", json!({}))]);
+    assert_eq!(parse_answer(&dialect(Hermes), &tools(), "", &open, true), ParsedAnswer::default());
+    // One undefined tool among defined ones: no partial set.
+    let mixed = format!("{}\n{}", call(a), call(&b.replace("get_weather", "rm")));
+    gives(Hermes, &mixed, &mixed, &[]);
+}
+
+#[test]
+fn qwen_xml() {
+    use ToolCallFormat::QwenXml;
+    let call = |body: &str| format!("<tool_call>\n<function=write_file>\n{body}</function>\n</tool_call>");
+    let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    // The space of a string is the string's.
+    let code = "    if x:\n\t\treturn 1\n  \n";
+    gives(QwenXml, &call(&parameter("content", code)), "", &[("write_file", json!({"content": code}))]);
+    // Values may hold the markup itself.
+    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function>\n <tool_call>";
+    gives(
+        QwenXml,
+        &call(&(parameter("content", markup) + &parameter("path", "p"))),
+        "",
+        &[("write_file", json!({"content": markup, "path": "p"}))],
+    );
+    // A complete call followed by a truncated one is no partial set.
+    let truncated = format!(
+        "Hm.\n{}\n<tool_call>\n<function=write_file>\n<parameter=path>\n/tmp",
+        call(&parameter("path", "p"))
+    );
+    gives(QwenXml, &truncated, "Hm.", &[]);
+    // Without the wrapper, the prose behind a call stays.
+    gives(
+        QwenXml,
+        "<function=write_file>\n<parameter=path>\np\n</parameter>\n</function>\nDone it.",
+        "Done it.",
+        &[("write_file", json!({"path": "p"}))],
+    );
+    gives(QwenXml, "<function=now>\n</function>\n</tool_call>", "", &[("now", json!({}))]);
+    // A parameter that is not closed is never lost silently.
+    gives(
+        QwenXml,
+        "Hm.<tool_call>\n<function=write_file>\n<parameter=path>\np\n</function>\n</tool_call>",
+        "Hm.",
+        &[],
+    );
+    gives(
+        QwenXml,
+        "Hm.<tool_call>\n<function=write_file>\n<parameter=path>\np\n<parameter=content>\nc\n</parameter>\n</function>\n</tool_call>",
+        "Hm.",
+        &[],
+    );
+    // Types by the schema; what does not fit stays text.
+    let weather = |key: &str, value: &str| {
+        format!(
+            "<tool_call>\n<function=get_weather>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    for (key, value, expected) in [
+        ("note", "12", json!("12")),
+        ("note", "null", json!(null)),
+        ("city", "true", json!("true")),
+        ("days", "12", json!(12)),
+        ("days", "10.0", json!("10.0")),
+        ("days", "1_000", json!("1_000")),
+        ("exact", "TRUE", json!(true)),
+        ("exact", "1", json!("1")),
+        ("other", "{\"a\": [1]}", json!({"a": [1]})),
+        ("other", "NaN", json!("NaN")),
+    ] {
+        gives(QwenXml, &weather(key, value), "", &[("get_weather", json!({key: expected}))]);
+    }
+    for value in ["NaN", "Infinity", "-inf", "1e999"] {
+        gives(QwenXml, &call(&parameter("mode", value)), "", &[("write_file", json!({"mode": value}))]);
+    }
+}
+
+#[test]
+fn gemma() {
+    use ToolCallFormat::Gemma;
+    // A close marker inside quotes is text, and so is everything else there.
+    gives(
+        Gemma,
+        "<|tool_call>call:write_file{content:<|\"|>a<tool_call|>b,{c:1}]<|\"|>,path:<|\"|>p<|\"|>}<tool_call|>",
+        "",
+        &[("write_file", json!({"content": "a<tool_call|>b,{c:1}]", "path": "p"}))],
+    );
+    gives(Gemma, "<|tool_call>call: now {}<tool_call|>", "", &[("now", json!({}))]);
+    // Bare words are typed by the schema, at every depth.
+    gives(
+        Gemma,
+        "<|tool_call>call:write_file{mode:1.5,options:{code:007,depth:007,x:1},tags:[a,<|\"|>b<|\"|>,3]}<tool_call|>",
+        "",
+        &[(
+            "write_file",
+            json!({"mode": 1.5, "options": {"code": "007", "depth": 7, "x": 1}, "tags": ["a", "b", "3"]}),
+        )],
+    );
+    gives(
+        Gemma,
+        "<|tool_call>call:get_weather{days:<|\"|>3<|\"|>,exact:true,note:null,x:false,y:null,z:2.5,w:word}<tool_call|>",
+        "",
+        &[(
+            "get_weather",
+            json!({"days": "3", "exact": true, "note": null, "x": false, "y": null, "z": 2.5, "w": "word"}),
+        )],
+    );
+    // Thoughts go to the reasoning, stray markers nowhere.
+    let text = "<|channel>thought\nLet me <|tool_call>call:now{}<tool_call|> see.\n<channel|>Hi<channel|>.<|tool_call>call:now{}<tool_call|>";
+    let answer = parse_answer(&dialect(Gemma), &tools(), "", text, false);
+    assert_eq!(answer.reasoning, "Let me <|tool_call>call:now{}<tool_call|> see.");
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("Hi.", 1));
+}
+
+#[test]
+fn llama3() {
+    use ToolCallFormat::Llama3;
+    let call = r#"{"name": "get_weather", "parameters": {"city": "a"}}"#;
+    let calls: &[(&str, Value)] = &[("get_weather", json!({"city": "a"}))];
+    gives(Llama3, call, "", calls);
+    gives(Llama3, &format!("\n{call} Done."), "Done.", calls);
+    gives(Llama3, &format!("{call}; {call}"), "", &[calls[0].clone(), calls[0].clone()]);
+    gives(Llama3, r#"<|python_tag|>get_weather.call(city="a")"#, "", calls);
+    // JSON that is no call is the answer.
+    for text in [
+        r#"{"result": [1, 2], "name": 3}"#,
+        r#"{"name": "get_weather"}"#,
+        r#"{"name": "get_weather", "age": 3}"#,
+        r#"{"name": "nobody", "parameters": {}}"#,
+        "{ not JSON",
+        "{",
+        r#"Text {"name": "now", "parameters": {}}"#,
+    ] {
+        gives(Llama3, text, text, &[]);
+    }
+}
+
+#[test]
+fn mistral_and_pythonic() {
+    use ToolCallFormat::{Lfm2, Mistral, MistralArgs, Pythonic};
+    let two: &[(&str, Value)] = &[("now", json!({})), ("get_weather", json!({"city": "[ARGS]"}))];
+    gives(
+        Mistral,
+        r#"[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "123456789"}, {"name": "get_weather", "arguments": {"city": "[ARGS]"}}]"#,
+        "",
+        two,
+    );
+    gives(MistralArgs, r#"[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{"city": "[ARGS]"}"#, "", two);
+    gives(Pythonic, "[now(), get_weather(city=\"[ARGS]\")]", "", two);
+    gives(Lfm2, "[now(), get_weather(city=\"[ARGS]\")]", "", two);
+    gives(
+        Lfm2,
+        "<|tool_call_start|>[write_file(path='it's', mode=-1.5, tags=['a, b)', \"]\"], options={'code': None})]<|tool_call_end|>Done.",
+        "Done.",
+        &[(
+            "write_file",
+            json!({"path": "it's", "mode": -1.5, "tags": ["a, b)", "]"], "options": {"code": null}}),
+        )],
+    );
+    for text in ["[1, 2]", "[note] A list.", "[see now(x)]", "[now", "["] {
+        gives(Pythonic, text, text, &[]);
+    }
+}
+
+#[test]
+fn reasoning_is_no_call_and_no_content() {
+    let think = dialect(ToolCallFormat::Hermes);
+    let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+    for (tail, text, reasoning, content, num_calls) in [
+        ("", format!("<think>\nIs {call} it?\n</think>\n\nYes."), format!("Is {call} it?"), "Yes.", 0),
+        (
+            "<|im_start|>assistant\n<think>\n",
+            format!("Hm {call}.\n</think>\n\n{call}"),
+            format!("Hm {call}."),
+            "",
+            1,
+        ),
+        ("<think>\n\n</think>\n\n", " Hi".to_owned(), String::new(), " Hi", 0),
+        ("", "<think>\n\n</think>\n\nHi".to_owned(), String::new(), "Hi", 0),
+        ("", "The tag <think> opens.".to_owned(), String::new(), "The tag <think> opens.", 0),
+        ("", format!("<think>never ends {call}"), format!("never ends {call}"), "", 0),
+        ("<|im_start|>user\n<think>", "x".to_owned(), "x".to_owned(), "", 0),
+        ("<think>?<|im_end|>\n<|im_start|>assistant\n", "x".to_owned(), String::new(), "x", 0),
+        ("<|im_start|>assistant\n<think>\nOkay, ", "so.</think>x".to_owned(), "so.".to_owned(), "x", 0),
+    ] {
+        let answer = parse_answer(&think, &tools(), tail, &text, false);
+        assert_eq!(
+            (answer.reasoning.as_str(), answer.content.as_str(), answer.calls.len()),
+            (reasoning.as_str(), content, num_calls),
+            "{tail:?} {text:?}"
+        );
+    }
+}
+
+#[test]
+fn harmony_messages() {
+    let harmony = dialect(ToolCallFormat::Harmony);
+    let text = "<|channel|>analysis<|message|>First <tool_call>.<|end|><|start|>assistant<|channel|>analysis<|message|>Second.<|end|>\
+        <|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>\
+        <|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>\
+        <|start|>assistant<|channel|>final<|message|>Noon.<|return|>";
+    let answer = parse_answer(&harmony, &tools(), "<|end|><|start|>assistant", text, false);
+    assert_eq!(answer.reasoning, "First <tool_call>.\n\nSecond.");
+    assert_eq!(answer.content, "Let me see.\n\nNoon.");
+    assert_eq!(values(&answer), [("now".to_owned(), json!({}))]);
+    let prefilled =
+        parse_answer(&harmony, &tools(), "<|start|>assistant<|channel|>final<|message|>", "Hi <b", false);
+    assert_eq!(prefilled.content, "Hi <b");
+}
+
+/// What can be said before the end is said before the end.
+#[test]
+fn pieces_come_early() {
+    let mut parser = OutputParser::new(&dialect(ToolCallFormat::Hermes), &tools(), "");
+    let mut streamed = |text: &str| parser.push(text);
+    assert_eq!(streamed("<think>Hm"), [Piece::Reasoning("Hm".to_owned())]);
+    assert_eq!(streamed(" and"), [Piece::Reasoning(" and".to_owned())]);
+    assert_eq!(streamed("</think>\n\nA < b"), [Piece::Content("A < b".to_owned())]);
+    assert_eq!(streamed("\n<tool_"), []);
+    assert_eq!(streamed("call>\n{\"name\": \"get_wea"), []);
+    assert_eq!(streamed("ther\""), [Piece::CallName { index: 0, name: "get_weather".to_owned() }]);
+    assert_eq!(
+        streamed(", \"arguments\": {\"ci"),
+        [Piece::CallArguments { index: 0, fragment: "{\"ci".to_owned() }]
+    );
+    assert_eq!(streamed("ty\": \"K"), [Piece::CallArguments { index: 0, fragment: "ty\": \"K".to_owned() }]);
+    assert_eq!(streamed("\"}"), [Piece::CallArguments { index: 0, fragment: "\"}".to_owned() }]);
+    assert_eq!(streamed("}\n</tool_call>"), [Piece::CallEnd { index: 0 }]);
+    assert_eq!(parser.finish(false), []);
+
+    // A finished argument of a tagged call goes out while the next one is being written.
+    let mut parser = OutputParser::new(&dialect(ToolCallFormat::QwenXml), &tools(), "");
+    let pieces = parser.push(
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n<parameter=days>\n1",
+    );
+    let expected = [
+        Piece::CallName { index: 0, name: "get_weather".to_owned() },
+        Piece::CallArguments { index: 0, fragment: "{\"city\": \"Bonn\"".to_owned() },
+    ];
+    assert_eq!(pieces, expected);
+    assert_eq!(parser.finish(true), [], "a cut call is not ended");
+}
+
+/// Pieces with adjacent ones of a kind joined.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut all: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (all.last_mut(), piece) {
+            (Some(Piece::Content(last)), Piece::Content(text))
+            | (Some(Piece::Reasoning(last)), Piece::Reasoning(text)) => last.push_str(&text),
+            (
+                Some(Piece::CallArguments { index: at, fragment: last }),
+                Piece::CallArguments { index, fragment },
+            ) if *at == index => last.push_str(&fragment),
+            (_, piece) => all.push(piece),
+        }
+    }
+    all
+}
+
+fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool) -> Vec<Piece> {
+    let mut parser = OutputParser::new(&dialect(format), &tools(), "");
+    let mut pieces: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
+    pieces.extend(parser.finish(is_cut));
+    joined(pieces)
+}
+
+/// Texts made of what is dangerous: markers, parts of them, names, JSON, quotes.
+fn dangerous() -> impl Strategy<Value = String> {
+    let mut parts: Vec<String> = well_formed().into_iter().map(|(_, text)| text).collect();
+    for format in ToolCallFormat::ALL {
+        parts.extend(dialect(*format).markup().into_iter().map(str::to_owned));
+    }
+    parts.extend(
+        [
+            "<",
+            "{",
+            "}",
+            "[",
+            "]",
+            "\"",
+            "'",
+            "\\",
+            ",",
+            ":",
+            "(",
+            ")",
+            "=",
+            "\n",
+            " ",
+            "name",
+            "now",
+            "arguments",
+            "é😀",
+            "{\"name\": \"now\", \"arguments\": {}}",
+            "[now()]",
+            "call:now{",
+            "<parameter=a>",
+            "</parameter>",
+            "</function>",
+            "<function=now>",
+            "null",
+            "\\u",
+            "d83d",
+            "NaN",
+            "<think>",
+            "</think>",
+            "text",
+        ]
+        .map(str::to_owned),
+    );
+    proptest::collection::vec(proptest::sample::select(parts), 0..12).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However a text is split, the same pieces come out; nothing panics; a call that ended has arguments that parse.
+    #[test]
+    fn a_split_stream_equals_the_whole(
+        text in dangerous(),
+        format in proptest::sample::select(ToolCallFormat::ALL),
+        seed in any::<u64>(),
+        is_cut in any::<bool>(),
+    ) {
+        let whole = streamed(format, &[&text], is_cut);
+        let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        let single: Vec<&str> = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        prop_assert_eq!(&whole, &streamed(format, &single, is_cut));
+        let mut random = seed;
+        let mut cuts: Vec<usize> = ends.iter().copied().filter(|_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            random >> 62 == 0
+        }).collect();
+        cuts.insert(0, 0);
+        cuts.push(text.len());
+        let chunks: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        prop_assert_eq!(&whole, &streamed(format, &chunks, is_cut));
+
+        let answer = parse_answer(&dialect(format), &tools(), "", &text, is_cut);
+        for call in &answer.calls {
+            let value: Result<Value, _> = serde_json::from_str(&call.arguments);
+            prop_assert!(value.is_ok_and(|value| value.is_object()), "{}: {}", format, call.arguments);
+            prop_assert!(["get_weather", "write_file", "now"].contains(&call.name.as_str()));
+        }
+        let ended = whole.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
+        prop_assert!(answer.calls.is_empty() || answer.calls.len() == ended);
+    }
+
+    /// Text without any marker comes out as it is.
+    #[test]
+    fn plain_text_is_unchanged(text in "[a-zA-Z0-9 .,;!?äß\n\t]{0,200}", format in proptest::sample::select(ToolCallFormat::ALL)) {
+        prop_assume!(format != ToolCallFormat::Harmony);
+        let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
+        prop_assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() });
+    }
+}
+
+/// A grammar over single bytes: no marker is a special token.
+fn byte_matcher(lark: &str) -> Matcher {
+    let mut factory =
+        ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).expect("a byte tokenizer");
+    factory.quiet();
+    let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned()));
+    Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{error}\n{lark}"))))
+}
+
+fn grammar(format: ToolCallFormat, choice: &ToolChoice, is_parallel: bool, tail: &str) -> String {
+    let grammar = dialect(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
+    grammar.expect("a format with tools has a grammar")
+}
+
+fn tokens(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// How many bytes a grammar takes, and whether it may end there.
+fn taken(lark: &str, text: &str) -> (usize, bool) {
+    let mut matcher = byte_matcher(lark);
+    let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");
+    let ends = count == text.len() && matcher.is_accepting().expect("the parser works");
+    (count, ends)
+}
+
+/// The well-formed answers as the grammars spell them, with what stands before the call.
+fn constrained() -> Vec<(ToolCallFormat, String, String)> {
+    let split = |(format, text): (ToolCallFormat, String)| {
+        let text = match format {
+            ToolCallFormat::Mistral => text.replace("] [", "]["),
+            ToolCallFormat::Llama3 => text.replace("Hm.<|python_tag|>", ""),
+            ToolCallFormat::Pythonic => text.replace("Hm.<|python_start|>", "").replace("<|python_end|>", ""),
+            ToolCallFormat::MistralArgs => text.replace("[CALL_ID]abcdefghi", ""),
+            _ => text,
+        };
+        let lead = text.find("Hm.").map_or(0, |at| at + 3);
+        let lead =
+            if format == ToolCallFormat::Harmony { text.rfind("<|channel|>").unwrap_or(0) } else { lead };
+        let space = text[lead..].len() - text[lead..].trim_start().len();
+        (format, text[..lead + space].to_owned(), text[lead + space..].to_owned())
+    };
+    well_formed().into_iter().map(split).collect()
+}
+
+#[test]
+fn grammars_take_calls_of_the_given_tools() {
+    for (format, lead, call) in constrained() {
+        let whole = (lead.len() + call.len(), true);
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        assert_eq!(taken(&auto, &format!("{lead}{call}")), whole, "{format}\n{auto}");
+        let required = grammar(format, &ToolChoice::Required, true, "");
+        assert_eq!(taken(&required, &call), (call.len(), true), "{format}\n{required}");
+        assert!(!taken(&required, "Hm.").1, "{format}: text where a call is required");
+        let named = grammar(format, &ToolChoice::Named("now".to_owned()), true, "");
+        assert!(!taken(&named, &call).1, "{format}: another tool than the named one");
+        for (from, to) in [("get_weather", "get_whether"), ("days", "daze"), (" 3", " \"x\""), ("=3", "='x'")]
+        {
+            let broken = call.replace(from, to);
+            assert!(broken == call || !taken(&required, &broken).1, "{format}: {broken}");
+        }
+    }
+}
+
+#[test]
+fn grammars_take_text_when_calls_are_optional() {
+    for format in ToolCallFormat::ALL.iter().copied().filter(|format| *format != ToolCallFormat::Harmony) {
+        let auto = grammar(format, &ToolChoice::Auto, true, "");
+        for text in ["Just text, 1 < 2.\n", "<think>\nHm <tool_call> [now(\n</think>\n\nText."] {
+            assert_eq!(taken(&auto, text), (text.len(), true), "{format}: {text}\n{auto}");
+        }
+        let opened = grammar(format, &ToolChoice::Required, true, "<|im_start|>assistant\n<think>\n");
+        let (_, _, call) =
+            constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
+        let text = format!("Hm.\n</think>\n\n{call}");
+        if format != ToolCallFormat::Gemma {
+            assert_eq!(taken(&opened, &text), (text.len(), true), "{format}\n{opened}");
+            assert!(!taken(&opened, &call).1, "{format}: reasoning that the prompt opened must end");
+        }
+    }
+}
+
+#[test]
+fn one_call_where_only_one_may_be() {
+    for (format, _, call) in constrained().into_iter().filter(|case| case.0 != ToolCallFormat::Harmony) {
+        let twice = match format {
+            ToolCallFormat::Hermes
+            | ToolCallFormat::QwenXml
+            | ToolCallFormat::SeedXml
+            | ToolCallFormat::Glm => {
+                format!("{call}\n{call}")
+            }
+            ToolCallFormat::Gemma | ToolCallFormat::MistralArgs | ToolCallFormat::FunctionTag => {
+                call.repeat(2)
+            }
+            ToolCallFormat::Llama3 => format!("{call}; {call}"),
+            _ => continue,
+        };
+        assert!(taken(&grammar(format, &ToolChoice::Required, true, ""), &twice).1, "{format}: {twice}");
+        assert!(!taken(&grammar(format, &ToolChoice::Required, false, ""), &twice).1, "{format}: {twice}");
+    }
+}
+
+/// A tokenizer of bytes in which every marker of a dialect is a special token, and a text in its ids.
+struct Specials {
+    markup: Vec<&'static str>,
+}
+
+impl Specials {
+    const FIRST: usize = 256;
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.markup.iter().position(|mark| *mark == text).map(|at| (Self::FIRST + at) as u32)
+    }
+
+    fn env(&self) -> TokEnv {
+        let mut words: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+        let special = |mark: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], mark.as_bytes()].concat();
+        words.extend(self.markup.iter().map(|mark| special(mark)));
+        words.push(special("<|eos|>"));
+        let num_words = words.len() as u32;
+        let info = TokRxInfo::new(num_words, num_words - 1);
+        Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)))
+    }
+
+    fn tokens(&self, text: &str) -> Vec<u32> {
+        let (mut ids, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let mark =
+                self.markup.iter().filter(|mark| rest.starts_with(**mark)).max_by_key(|mark| mark.len());
+            let len = mark.map_or(1, |mark| mark.len());
+            ids.push(mark.and_then(|mark| self.id(mark)).unwrap_or_else(|| u32::from(rest.as_bytes()[0])));
+            rest = match mark {
+                Some(_) => &rest[len..],
+                None => {
+                    let c = rest.chars().next().expect("not empty");
+                    ids.extend(rest.bytes().take(c.len_utf8()).skip(1).map(u32::from));
+                    &rest[c.len_utf8()..]
+                }
+            };
+        }
+        ids
+    }
+}
+
+#[test]
+fn special_tokens_stand_as_tokens() {
+    for (format, lead, call) in constrained() {
+        let specials = Specials { markup: dialect(format).markup() };
+        let grammar = |choice: ToolChoice| {
+            let lark = dialect(format).tool_grammar(&tools(), &choice, true, "", &|mark| specials.id(mark));
+            lark.expect("a format with tools has a grammar")
+        };
+        // No marker is text inside a value, where it cannot be a token.
+        let call = call.replace("Köln </tool_call>", "Köln");
+        let (auto, required) = (grammar(ToolChoice::Auto), grammar(ToolChoice::Required));
+        for (lark, text) in [(&auto, format!("{lead}{call}")), (&required, call)] {
+            let mut factory = ParserFactory::new_simple(&specials.env()).expect("a tokenizer");
+            factory.quiet();
+            let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.clone()));
+            let mut matcher =
+                Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{format}: {error}\n{lark}"))));
+            let ids = specials.tokens(&text);
+            let count = matcher.try_consume_tokens(&ids).expect("the parser works");
+            assert_eq!(
+                (count, matcher.is_accepting().ok()),
+                (ids.len(), Some(true)),
+                "{format}: {text}\n{lark}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_to_constrain_is_no_grammar() {
+    let hermes = dialect(ToolCallFormat::Hermes);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::None, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&[], &ToolChoice::Auto, true, "", &|_| None), None);
+    assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::Named("rm".to_owned()), true, "", &|_| None), None);
+    assert_eq!(Dialect::default().tool_grammar(&tools(), &ToolChoice::Auto, true, "", &|_| None), None);
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n
+    }
+}
+
+/// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
+fn walk(lark: &str, random: &mut Random) -> Option<String> {
+    const CLOSERS: [&str; 9] = [
+        "\n</parameter>\n",
+        "</parameter>\n",
+        "</arg_value>\n",
+        "<|\"|>",
+        "\"",
+        "'",
+        "</think>\n",
+        "<channel|>",
+        "]",
+    ];
+    let mut matcher = byte_matcher(lark);
+    let mut bytes = Vec::new();
+    for _ in 0..1200 {
+        if matcher.is_accepting().ok()? && random.below(3) == 0 {
+            return String::from_utf8(bytes).ok();
+        }
+        if random.below(6) == 0 {
+            let closers = CLOSERS.iter().map(|closer| tokens(closer));
+            let closer = closers
+                .into_iter()
+                .find(|closer| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len()));
+            if let Some(closer) = closer {
+                bytes.extend(closer.iter().map(|token| *token as u8));
+                matcher.consume_tokens(&closer).ok()?;
+                continue;
+            }
+        }
+        let mask = matcher.compute_mask().ok()?;
+        let allowed: Vec<u8> = (0..=255u8).filter(|byte| mask.is_allowed(u32::from(*byte))).collect();
+        if allowed.is_empty() {
+            return matcher.is_accepting().ok()?.then(|| String::from_utf8(bytes).ok())?;
+        }
+        let byte = allowed[random.below(allowed.len())];
+        matcher.consume_token(u32::from(byte)).ok()?;
+        bytes.push(byte);
+    }
+    None
+}
+
+/// Whether an exponent of three digits or more is in the text.
+fn has_huge_number(text: &str) -> bool {
+    text.match_indices(['e', 'E']).any(|(at, _)| {
+        let exponent = text[at + 1..].trim_start_matches(['+', '-']);
+        exponent.bytes().take_while(u8::is_ascii_digit).count() >= 3
+    })
+}
+
+#[test]
+fn what_a_grammar_lets_through_parses_back() {
+    let schemas: BTreeMap<String, jsonschema::Validator> = tools()
+        .iter()
+        .map(|tool| {
+            let schema = jsonschema::validator_for(&tool["function"]["parameters"]).expect("a schema");
+            (tool["function"]["name"].as_str().expect("a name").to_owned(), schema)
+        })
+        .collect();
+    for format in ToolCallFormat::ALL.iter().copied() {
+        let mut num_walks = 0;
+        for (choice, seed) in [ToolChoice::Required, ToolChoice::Auto]
+            .into_iter()
+            .flat_map(|choice| (0..8).map(move |seed| (choice.clone(), seed)))
+        {
+            let lark = grammar(format, &choice, seed % 2 == 0, "");
+            let Some(text) = walk(&lark, &mut Random(seed)) else { continue };
+            if has_huge_number(&text) {
+                continue; // goes out as text, because no double holds it
+            }
+            num_walks += 1;
+            let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
+            let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
+            let mut pieces = parser.push(&text);
+            pieces.extend(parser.finish(false));
+            let count = |test: fn(&Piece) -> bool| pieces.iter().filter(|piece| test(piece)).count();
+            let num_named = count(|piece| matches!(piece, Piece::CallName { .. }));
+            assert_eq!(num_named, count(|piece| matches!(piece, Piece::CallEnd { .. })), "{format}: {text}");
+            let answer = parse_answer(&dialect(format), &tools(), tail, &text, false);
+            assert_eq!(answer.calls.len(), num_named, "{format}: {text}");
+            assert!(choice == ToolChoice::Auto || num_named > 0, "{format}: {text}");
+            for (name, value) in values(&answer) {
+                if let Err(error) = schemas[&name].validate(&value) {
+                    panic!("{format}: {error}\n{value}\n{text}");
+                }
+            }
+        }
+        assert!(num_walks >= 4, "{format}: only {num_walks} walks came to an end");
+    }
+}
+
+/// A history in which the assistant calls tools, and its answer alone as the template prints it.
+fn rendered_turn(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    message: Message,
+) -> Result<String, TemplateError> {
+    let mut tools = tools();
+    // Some templates print types with macros that know no unions. Calls are printed without a look at the tools.
+    tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
+    let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
+    let render = |conversation: &Conversation, add_generation_prompt: bool| {
+        template.render(conversation, &RenderOptions { add_generation_prompt, ..Default::default() })
+    };
+    let (base, prompt) = (render(&conversation, false)?, render(&conversation, true)?);
+    conversation.messages.push(message);
+    let full = render(&conversation, false)?;
+    if let Some(turn) = full.strip_prefix(prompt.as_str()) {
+        return Ok(turn.to_owned());
+    }
+    // The prompt opens reasoning that history does not print, or history closes turns in another way.
+    let common = base.bytes().zip(full.bytes()).take_while(|(a, b)| a == b).count();
+    let turn = full.get(common..).unwrap_or_default();
+    let header = prompt.get(common..).unwrap_or_default();
+    let open = dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
+    let header = header[..open.unwrap_or(header.len())].trim_end();
+    Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
+}
+
+/// The turn as each way of giving the calls prints it: arguments as an object or as text (templates differ in what they
+/// take, and some print objects as HTML), without content or with empty content.
+fn printed_turns(
+    template: &ChatTemplate,
+    dialect: &Dialect,
+    calls: &[ToolCall],
+) -> Vec<Result<String, TemplateError>> {
+    let spelled: Vec<ToolCall> = calls
+        .iter()
+        .map(|call| ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() })
+        .collect();
+    let ways = [calls, &spelled].into_iter().flat_map(|calls| [(calls, None), (calls, Some(String::new()))]);
+    ways.map(|(calls, content)| {
+        let content = content.map(Content::Text);
+        let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
+        rendered_turn(template, dialect, message)
+    })
+    .collect()
+}
+
+/// Templates that cannot print the calls of an earlier answer, and why.
+const PRINTS_NO_CALLS: &[(&str, &str)] = &[
+    ("llama.cpp/Kimi-K2-Instruct.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/Kimi-K2-Thinking.jinja", "appends to a list, which the sandbox refuses as Python's does"),
+    ("llama.cpp/LFM2-8B-A1B.jinja", "prints content only"),
+    ("llama.cpp/LFM2.5-Instruct.jinja", "prints content only"),
+    ("llama.cpp/ibm-granite-granite-3.3-2B-Instruct.jinja", "prints content only"),
+    ("llama.cpp/MiroThinker.jinja", "reads a loop variable inside a macro, an error in Python too"),
+    ("llama.cpp/fireworks-ai-llama-3-firefunction-v2.jinja", "needs variables that no conversation has"),
+    ("llama.cpp/llama-cpp-deepseek-r1.jinja", "prints a generator as JSON, an error in Python too"),
+    ("axolotl/command_a.jinja", "prints content only when there are no documents"),
+    ("axolotl/falcon_h1.jinja", "prints content only"),
+    ("llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "wants a content that is there and none"),
+    ("mistral.rs/smollm3.jinja", "prints content only"),
+    ("trl/lfm2.jinja", "prints content only"),
+];
+
+#[test]
+fn calls_in_history_parse_back() {
+    let Some(templates) = templates() else { return };
+    let call = |name: &str, arguments: Value| ToolCall {
+        id: Some("abcdefghi".to_owned()),
+        name: name.to_owned(),
+        arguments,
+    };
+    let code = "def f(x):\n\treturn \"<\" if x else 'y'\n";
+    let histories = [
+        vec![call("get_weather", json!({"city": "Köln", "days": 3, "exact": true}))],
+        vec![call(
+            "write_file",
+            json!({"content": code, "mode": 0.5, "path": "/tmp/ä b.py", "tags": ["a", "b c"]}),
+        )],
+        vec![call("now", json!({})), call("get_weather", json!({"city": "12"}))],
+    ];
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut num_equal, mut failures) = (0, BTreeMap::new());
+    for (name, source) in &templates {
+        let dialect = Dialect::detect(source);
+        if dialect.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
+            continue;
+        }
+        let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
+        let is_harmony = dialect.tool_calls == Some(ToolCallFormat::Harmony);
+        for (at, history) in histories.iter().enumerate() {
+            if is_harmony && history.len() > 1 {
+                continue; // prints the first call of a message
+            }
+            let turns = printed_turns(&template, &dialect, history);
+            if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised(_)))) {
+                continue; // some allow one call only
+            }
+            let tail = if is_harmony { "<|start|>assistant" } else { "" };
+            let expected: Vec<_> =
+                history.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+            let is_equal =
+                |turn: &str| values(&parse_answer(&dialect, &tools(), tail, turn, false)) == expected;
+            if turns.iter().flatten().any(|turn| is_equal(turn)) {
+                num_equal += 1;
+            } else {
+                failures.insert(format!("{name} {at}"), format!("{:?}", turns[0]));
+            }
+        }
+    }
+    eprintln!("round trip: {num_equal} equal");
+    let shown: Vec<String> = failures.iter().map(|(key, why)| format!("{key}: {why}")).collect();
+    assert!(failures.is_empty(), "{} differ\n{}", failures.len(), shown.join("\n"));
+}
+
+/// A BFCL function as a tool: its types are Python's.
+fn bfcl_tool(function: &Value) -> Value {
+    fn with_json_types(value: &mut Value) {
+        match value {
+            Value::Object(object) => {
+                let name = match object.get("type").and_then(Value::as_str) {
+                    Some("dict") => Some("object"),
+                    Some("float") => Some("number"),
+                    Some("tuple") => Some("array"),
+                    _ => None,
+                };
+                if let Some(name) = name {
+                    object.insert("type".to_owned(), json!(name));
+                }
+                if object.get("type") == Some(&json!("any")) {
+                    object.remove("type");
+                }
+                object.values_mut().for_each(with_json_types);
+            }
+            Value::Array(items) => items.iter_mut().for_each(with_json_types),
+            _ => {}
+        }
+    }
+    let mut function = function.clone();
+    with_json_types(&mut function["parameters"]);
+    json!({"type": "function", "function": function})
+}
+
+/// The calls of a BFCL answer: of every argument the first allowed value that is one.
+fn bfcl_calls(answer: &Value) -> Vec<ToolCall> {
+    fn first(allowed: &Value) -> Option<Value> {
+        let value = allowed.as_array()?.iter().find(|value| **value != json!(""))?;
+        Some(match value {
+            Value::Object(members) => {
+                members.iter().filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect()
+            }
+            value => value.clone(),
+        })
+    }
+    let calls =
+        answer["ground_truth"].as_array().into_iter().flatten().filter_map(Value::as_object).flatten();
+    calls
+        .map(|(name, arguments)| {
+            let members = arguments.as_object().into_iter().flatten();
+            let arguments =
+                members.filter_map(|(key, allowed)| Some((key.clone(), first(allowed)?))).collect();
+            ToolCall { id: Some("abcdefghi".to_owned()), name: name.clone(), arguments }
+        })
+        .collect()
+}
+
+fn json_lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Real calls of real functions, through templates of each kind of notation.
+#[test]
+fn bfcl_calls_parse_back() {
+    const TEMPLATES: [&str; 6] = [
+        "trl/qwen3.jinja",
+        "llama.cpp/Qwen3.5-4B.jinja",
+        "llama.cpp/google-gemma-4-31B-it.jinja",
+        "llama.cpp/GLM-4.6.jinja",
+        "mistral-common/v13.jinja",
+        "trl/lfm2_2_5.jinja",
+    ];
+    let Some(root) = fixtures() else { return };
+    let specials = SpecialTokens {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+        ..SpecialTokens::default()
+    };
+    let (mut total, mut failures) = (0, Vec::new());
+    for template_name in TEMPLATES {
+        let source = std::fs::read_to_string(root.join("templates").join(template_name)).expect("a template");
+        let dialect = Dialect::detect(&source);
+        let template = ChatTemplate::new(&source, specials.clone()).expect("a published template compiles");
+        for file in ["simple_python", "multiple", "parallel", "parallel_multiple"] {
+            let file = format!("BFCL_v4_{file}.json");
+            let questions = json_lines(&root.join("vectors/bfcl").join(&file));
+            let answers = json_lines(&root.join("vectors/bfcl/possible_answer").join(&file));
+            // Every third: rendering takes most of the time.
+            for (question, answer) in questions.iter().zip(&answers).step_by(3) {
+                let functions = question["function"].as_array().expect("functions");
+                let tools: Vec<Value> = functions.iter().map(bfcl_tool).collect();
+                let calls = bfcl_calls(answer);
+                let fits = |call: &ToolCall| {
+                    let tool = tools.iter().find(|tool| tool["function"]["name"] == call.name.as_str());
+                    tool.is_some_and(|tool| {
+                        jsonschema::is_valid(&tool["function"]["parameters"], &call.arguments)
+                    })
+                };
+                if !calls.iter().all(fits) {
+                    continue; // an answer that its own function does not allow
+                }
+                let is_text = template_name.starts_with("mistral-common");
+                let told = calls.iter().map(|call| match is_text {
+                    true => ToolCall { arguments: Value::String(call.arguments.to_string()), ..call.clone() },
+                    false => call.clone(),
+                });
+                let message = Message { content: None, tool_calls: told.collect(), ..Message::assistant("") };
+                let turn = rendered_turn(&template, &dialect, message).expect("a call renders");
+                let parsed = values(&parse_answer(&dialect, &tools, "", &turn, false));
+                let expected: Vec<_> =
+                    calls.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+                total += 1;
+                if parsed != expected {
+                    failures.push(format!(
+                        "{template_name} {}: {turn:?}\n   {parsed:?}\n   {expected:?}",
+                        answer["id"]
+                    ));
+                }
+            }
+        }
+    }
+    eprintln!("BFCL: {} of {total} equal", total - failures.len());
+    assert!(total > 1500, "only {total} answers");
+    assert!(
+        failures.is_empty(),
+        "{} differ\n{}",
+        failures.len(),
+        failures[..failures.len().min(20)].join("\n")
+    );
+}
+
+/// The channels of OpenAI's own Harmony renderings.
+#[test]
+fn harmony_vectors_come_apart() {
+    let Some(root) = fixtures() else { return };
+    let harmony = dialect(ToolCallFormat::Harmony);
+    let lookup =
+        json!({"type": "function", "function": {"name": "lookup_weather", "parameters": {"type": "object"}}});
+    let read = |name: &str| {
+        std::fs::read_to_string(root.join("vectors/harmony").join(name)).expect("a Harmony vector")
+    };
+    // The assistant's turn behind the first question, up to the next message of somebody else.
+    let text = read("test_does_not_drop_if_ongoing_analysis.txt");
+    let (_, turn) = text.split_once("<|end|><|start|>assistant").expect("an assistant's turn");
+    let (turn, _) = turn.split_once("<|start|>functions").expect("a tool's answer");
+    let answer = parse_answer(&harmony, std::slice::from_ref(&lookup), "<|start|>assistant", turn, false);
+    assert_eq!(
+        answer.reasoning,
+        "User asks: “What is the weather in SF?” We need to use lookup_weather tool."
+    );
+    assert_eq!(values(&answer), [("lookup_weather".to_owned(), json!({"location": "San Francisco"}))]);
+    assert_eq!(answer.content, "");
+
+    let text = read("test_keep_analysis_between_finals.txt");
+    let turn = text.rsplit_once("What is 3 + 5?<|end|><|start|>assistant").map(|(_, turn)| turn);
+    let (turn, _) =
+        turn.and_then(|turn| turn.split_once("<|start|>user")).unwrap_or((turn.expect("a turn"), ""));
+    let answer = parse_answer(&harmony, &[], "<|start|>assistant", turn, false);
+    assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("thinking 3+5", "8"));
 }

@@ -414,3 +414,43 @@ fn an_idle_engine_wakes_to_take_an_idle_sessions_pages() {
     assert!(expired, "its pages were never taken");
     assert_eq!(handle.inspect_session("a").expect("open").tokens, [1, 2, 3]);
 }
+
+#[test]
+fn the_last_load_is_known_without_waiting_for_the_step() {
+    let (rule, gate) = gated();
+    let (handle, _) = spawn(Setup { max_running: 1, ..Setup::default() }, rule);
+    assert_eq!(handle.last_load(), handle.load().expect("it lives"));
+    let mut running = handle.submit(limited(&[1], 50)).expect("valid");
+    let mut waiting = handle.submit(limited(&[2], 50)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut running, is_text);
+    wait_for(&mut waiting, |event| matches!(event, Event::Queued { position: 1 }));
+    // The engine waits in a step; to ask it would take until the gate opens.
+    let load = handle.last_load();
+    assert_eq!((load.num_running, load.num_waiting), (1, 1));
+    drop(gate);
+    read(running);
+    read(waiting);
+    assert_eq!(handle.last_load().num_running, 0, "whoever heard the end finds it gone");
+}
+
+#[test]
+fn all_can_be_cancelled_at_once() {
+    let (rule, gate) = gated();
+    let (handle, _) = spawn(Setup { max_running: 1, ..Setup::default() }, rule);
+    let mut running = handle.submit(limited(&[1], 50)).expect("valid");
+    let waiting = handle.submit(limited(&[2], 50)).expect("valid");
+    gate.send(()).expect("the engine lives");
+    wait_for(&mut running, is_text);
+    handle.cancel_all().expect("the engine lives");
+    drop(gate);
+    for stream in [running, waiting] {
+        let last = stream.last();
+        assert!(
+            matches!(&last, Some(Event::Done(outcome)) if outcome.finish == Finish::Cancelled),
+            "{last:?}"
+        );
+    }
+    let after = read(handle.submit(limited(&[5], 2)).expect("valid"));
+    assert_eq!(after.ids(), [6, 7], "what comes later is not meant");
+}

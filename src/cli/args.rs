@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
@@ -212,11 +213,28 @@ pub struct EngineOptions {
     /// Bytes; `None` leaves it to the engine, here and below.
     pub kv_memory: Option<u64>,
     pub kv_disk: Option<u64>,
+    pub sharing: Sharing,
+}
+
+/// How many use the engine at the same time; the default is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharing {
+    pub max_running: usize,
+    pub max_waiting: usize,
+    pub max_sessions: usize,
+    pub session_ttl: Option<Duration>,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self { max_running: 1, max_waiting: 64, max_sessions: 1, session_ttl: None }
+    }
 }
 
 impl EngineArgs {
     pub fn resolve(&self, keeps_sessions: bool) -> EngineOptions {
         EngineOptions {
+            sharing: Sharing::default(),
             warm_resume: !self.no_warm_resume,
             keeps_sessions,
             kv_memory: self.kv_memory.map(|size| size.0),
@@ -248,6 +266,33 @@ impl FromStr for ByteSize {
         }
         let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(1 << shift));
         bytes.map(Self).ok_or_else(|| "more bytes than can be counted".to_owned())
+    }
+}
+
+/// A time: `30s`, `1.5h`, `500ms`; a number alone is seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refusal = || "not a time like 30s, 5m, 1h or 500ms (units: ms, s, m, h, d)".to_owned();
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = match &text[digits.len()..] {
+            "ms" => 1e-3,
+            "" | "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return Err(refusal()),
+        };
+        if !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+            return Err(refusal());
+        }
+        let seconds = digits.parse::<f64>().map_err(|_| refusal())? * unit;
+        let span = Duration::try_from_secs_f64(seconds).map_err(|_| refusal())?;
+        if span.is_zero() { Err("must be longer than nothing".to_owned()) } else { Ok(Self(span)) }
     }
 }
 
@@ -366,22 +411,23 @@ impl SamplingArgs {
     ///
     /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
     pub fn resolve(&self, defaults: &GenerationDefaults) -> (Sampling, Vec<String>) {
-        let built_in = Sampling::default();
+        let recommended = defaults.sampling();
         let mut taken = Vec::new();
         let mut choose = |name: &str, flag: Option<f32>, model: Option<f32>, otherwise: f32| {
             if let (None, Some(value)) = (flag, model) {
                 taken.push(format!("{name} {value}"));
             }
-            flag.or(model).unwrap_or(otherwise)
+            flag.unwrap_or(otherwise)
         };
-        let temperature = choose("temperature", self.temperature, defaults.temperature, built_in.temperature);
-        let top_p = choose("top_p", self.top_p, defaults.top_p, built_in.top_p);
-        let min_p = choose("min_p", self.min_p, defaults.min_p, built_in.min_p);
+        let temperature =
+            choose("temperature", self.temperature, defaults.temperature, recommended.temperature);
+        let top_p = choose("top_p", self.top_p, defaults.top_p, recommended.top_p);
+        let min_p = choose("min_p", self.min_p, defaults.min_p, recommended.min_p);
         let repetition_penalty = choose(
             "repetition_penalty",
             self.repetition_penalty,
             defaults.repetition_penalty,
-            built_in.repetition_penalty,
+            recommended.repetition_penalty,
         );
         let top_k = match (self.top_k, defaults.top_k) {
             (Some(TopK::Best(count)), _) => Some(count),
@@ -397,8 +443,8 @@ impl SamplingArgs {
             top_p,
             min_p,
             repetition_penalty,
-            presence_penalty: self.presence_penalty.unwrap_or(built_in.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(built_in.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(recommended.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(recommended.frequency_penalty),
             logit_bias: self
                 .logit_bias
                 .iter()
@@ -478,6 +524,22 @@ mod tests {
     }
 
     #[test]
+    fn times_are_seconds_or_have_a_unit() {
+        let check = |text: &str, ms: u64| {
+            assert_eq!(text.parse(), Ok(Span(Duration::from_millis(ms))), "{text}");
+        };
+        check("30", 30_000);
+        check("30s", 30_000);
+        check("500ms", 500);
+        check("1.5h", 5_400_000);
+        check("2d", 172_800_000);
+        check("0.25", 250);
+        for bad in ["", "s", "-1", "1 s", "0", "0ms", "1w", "1.2.3", "1e3", "inf", "nan", "1m30s", "1S"] {
+            assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn engine_flags_become_options() {
         #[derive(Debug, clap::Parser)]
         struct Probe {
@@ -488,13 +550,20 @@ mod tests {
             let probe = <Probe as clap::Parser>::try_parse_from([&["probe"], words].concat());
             probe.map(|probe| probe.engine.resolve(true)).map_err(|error| error.to_string())
         };
-        let unset = EngineOptions { warm_resume: true, keeps_sessions: true, kv_memory: None, kv_disk: None };
+        let unset = EngineOptions {
+            warm_resume: true,
+            keeps_sessions: true,
+            kv_memory: None,
+            kv_disk: None,
+            sharing: Sharing::default(),
+        };
         assert_eq!(parse(&[]), Ok(unset));
         let given = EngineOptions {
             warm_resume: false,
             keeps_sessions: true,
             kv_memory: Some(512 << 20),
             kv_disk: Some(0),
+            ..unset
         };
         assert_eq!(parse(&["--no-warm-resume", "--kv-memory", "512M", "--kv-disk", "0"]), Ok(given));
         let refusal = parse(&["--kv-disk", "lots"]).expect_err("no size");

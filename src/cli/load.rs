@@ -5,18 +5,21 @@
 
 use std::cell::OnceCell;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, WeightDtype};
+use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
 use super::places::Places;
+use super::report::bytes;
 use super::run::llm::{Events, Llm, ModelInfo, Texts};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
@@ -25,10 +28,12 @@ use crate::runtime::load::{
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, NotYet, Request, Sampling, Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, NotYet, Request, Sampling,
+    Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -37,6 +42,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes of KV kept on disk unless asked otherwise.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
+
+/// Rows of a step for each request that may run.
+const ROWS_PER_RUNNING: usize = 8;
 
 /// Loading below this is not worth a bar that flashes up.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
@@ -49,9 +57,10 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
+    let options = options(args, asked, terminal)?;
+    let is_on_cpu = matches!(options.device, Device::Cpu(_));
     let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded =
-        load::load(&resolved, &options(args, asked, terminal)?, &mut |done, total| bar.show(done, total));
+    let loaded = load::load(&resolved, &options, &mut |done, total| bar.show(done, total));
     bar.clear();
     let loaded = loaded?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
@@ -67,9 +76,10 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     let ends = texts.speech.texts().end_of_generation.clone();
-    let kv_memory = asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let warm_resume = asked.warm_resume;
-    let config = EngineConfig { warm_resume, kv_memory, ..EngineConfig::new(context_tokens, ends) };
+    let mut config = engine_config(asked, context_tokens, ends);
+    if asked.kv_memory.is_none() && config.max_running > 1 {
+        config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
+    }
     let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
     let disk = open_disk(asked, loaded.fingerprint)?;
     let handle = EngineHandle::spawn(move || {
@@ -80,7 +90,51 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.vocab_size = handle.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    Ok(LoadedLlm { texts, handle })
+    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
+    Ok(LoadedLlm { texts, handle, compiler })
+}
+
+fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
+    let Sharing { max_running, max_waiting, max_sessions, session_ttl } = asked.sharing;
+    let alone = EngineConfig::new(context_tokens, ends);
+    EngineConfig {
+        // A row for everybody who answers, and a chunk of prompt that is worth a step beside them.
+        step_tokens: alone.step_tokens.max(ROWS_PER_RUNNING * max_running),
+        max_running,
+        max_waiting,
+        max_sessions,
+        session_ttl,
+        kv_memory: asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        warm_resume: asked.warm_resume,
+        ..alone
+    }
+}
+
+/// Bytes of KV when several share it and nobody has said how much: a full context for each, as far as there is memory. It is
+/// taken as it is used. Without any left, one context, which loading has found to fit.
+fn shared_kv(
+    model: &ModelSpec,
+    config: &EngineConfig,
+    is_on_cpu: bool,
+    terminal: &Terminal,
+) -> Result<usize, CommandError> {
+    let config = EngineConfig { kv_memory: None, max_sessions: 1, ..config.clone() };
+    let (context_tokens, max_running) = (config.context_length, config.max_running);
+    let spec = EngineSpec::new(model.clone(), config)?;
+    let (wanted, one) = (spec.kv_memory, spec.sequence_bytes(context_tokens));
+    let available =
+        tightest(&memory_limits(Path::new("/"))).filter(|_| is_on_cpu).map(|limit| limit.available);
+    let Some(available) = available else { return Ok(wanted) };
+    let left = usize::try_from(available / 4 * 3).unwrap_or(usize::MAX);
+    let granted = wanted.min(left).max(one);
+    if granted < wanted {
+        terminal.note(&format!(
+            "KV memory limited to {} by the memory available: {:.1} full contexts of {context_tokens} tokens instead of {max_running}",
+            bytes(granted as u64),
+            granted as f64 / one as f64,
+        ));
+    }
+    Ok(granted)
 }
 
 /// Where sessions' KV is kept between processes; nothing when that is switched off or there is no place for it.
@@ -110,7 +164,11 @@ pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, 
     Ok(texts)
 }
 
-fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
+/// The files that the model flags mean; says which, where that is not what the user typed.
+///
+/// # Errors
+/// A usage error without a model; those of [`models::find`].
+pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
     let Some(reference) = &args.model else {
         let hint = "--model REF, LLMCTL_MODEL, or `model = \"REF\"` in the configuration; \
                     `llmctl models` lists those in the cache";
@@ -130,7 +188,15 @@ fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
     args.chat_template.as_deref().map(read_file).transpose()
 }
 
-fn options(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<LoadOptions, CommandError> {
+/// How the flags ask a model to be loaded, on this machine.
+///
+/// # Errors
+/// A usage error for a device or an instruction set that is not there.
+pub fn options(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<LoadOptions, CommandError> {
     let device = device(args, terminal)?;
     // What a GPU has is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
@@ -205,20 +271,20 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
 }
 
 /// The progress of loading, if it takes long enough to be watched.
-struct LoadBar {
+pub struct LoadBar {
     start: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl LoadBar {
-    fn new(terminal: &Terminal, name: &str) -> Self {
+    pub fn new(terminal: &Terminal, name: &str) -> Self {
         let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
             .expect("the template is constant and valid");
         let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
         Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
     }
 
-    fn show(&self, done: usize, total: usize) {
+    pub fn show(&self, done: usize, total: usize) {
         let Some(bar) = &self.bar else { return };
         if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
             bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -227,7 +293,7 @@ impl LoadBar {
         bar.set_position(done as u64);
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -267,6 +333,10 @@ impl LoadedTexts {
 
     pub fn fingerprint(&self) -> &ModelFingerprint {
         &self.fingerprint
+    }
+
+    pub fn into_parts(self) -> (ModelInfo, Speech, ModelFingerprint) {
+        (self.info, self.speech, self.fingerprint)
     }
 }
 
@@ -313,11 +383,16 @@ impl From<TemplateError> for CommandError {
 pub struct LoadedLlm {
     texts: LoadedTexts,
     handle: EngineHandle,
+    compiler: GrammarCompiler,
 }
 
 impl LoadedLlm {
     pub fn texts(&self) -> &LoadedTexts {
         &self.texts
+    }
+
+    pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {
+        (self.texts, self.handle)
     }
 
     /// The engine's thread.
@@ -369,6 +444,10 @@ impl Texts for LoadedLlm {
 impl Llm for LoadedLlm {
     fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
         Ok(Box::new(self.handle.submit(request)?))
+    }
+
+    fn compile(&self, source: &GrammarSource) -> Result<Grammar, Error> {
+        self.compiler.compile(source)
     }
 }
 

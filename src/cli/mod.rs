@@ -5,10 +5,12 @@
 
 pub mod args;
 pub mod batch;
+pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
+pub mod descriptors;
 pub mod doctor;
 pub mod error;
 pub mod load;
@@ -18,6 +20,7 @@ pub mod output;
 pub mod places;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod sessions;
 pub mod signal;
 pub mod terminal;
@@ -60,6 +63,8 @@ pub struct Cli {
 pub enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
+    Serve(Box<serve::ServeArgs>),
+    Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
@@ -74,6 +79,7 @@ Examples:
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --prompt commit-message
   llmctl chat --model ./model.gguf
+  llmctl serve --model ./model.gguf
 
 Exit codes:
   0    success
@@ -146,10 +152,20 @@ fn dispatch(
             args.model.aliases = config.aliases();
             run::run(*args, terminal)
         }
+        Command::Serve(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            serve::run(*args, terminal, places)
+        }
         Command::Chat(mut args) => {
             config.check()?;
             args.model.aliases = config.aliases();
             chat::run(*args, terminal, places)
+        }
+        Command::Bench(mut args) => {
+            config.check()?;
+            args.aliases = config.aliases();
+            bench::run(*args, terminal)
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),

@@ -5,7 +5,13 @@
 //! SIGINT does. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
 //! terminal's modes are put back before the process ends. Knows nothing of what is stopped.
 
+#[cfg(unix)]
+use std::io::Read;
+#[cfg(unix)]
+use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering};
+#[cfg(unix)]
+use std::thread;
 
 use super::tty;
 
@@ -17,6 +23,8 @@ const PATIENT: u8 = 2;
 const AT_PROMPT: u8 = 3;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
+/// The end of a pipe that the first signal is written into, for those who wait for one; negative without any.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
 
 /// Two signals closer than this are one wish: `timeout` signals the process and then its whole group.
 const SAME_WISH_MS: i64 = 200;
@@ -51,8 +59,39 @@ impl Graceful {
 
     /// The signal that asks to stop, if one came.
     pub fn received(&self) -> Option<u8> {
-        u8::try_from(RECEIVED.load(Ordering::SeqCst)).ok().filter(|&number| number != 0)
+        received()
     }
+
+    /// As `received`, for who does something else meanwhile: `tell` is called on a thread of its own when a signal comes.
+    /// Once per process.
+    ///
+    /// # Errors
+    /// The system's, when it has no pipe or thread to give.
+    #[cfg(unix)]
+    pub fn on_signal(&self, tell: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
+        let (mut reader, writer) = std::io::pipe()?;
+        // Open for as long as the process lives: a handler may be about to write.
+        WAKE.store(writer.into_raw_fd(), Ordering::SeqCst);
+        if self.received().is_some() {
+            wake(); // it came before there was a pipe
+        }
+        let wait = move || {
+            let woken = reader.read(&mut [0]).is_ok_and(|count| count > 0);
+            if let Some(number) = received().filter(|_| woken) {
+                tell(number);
+            }
+        };
+        thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
+    }
+
+    #[cfg(not(unix))]
+    pub fn on_signal(&self, _: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn received() -> Option<u8> {
+    u8::try_from(RECEIVED.load(Ordering::SeqCst)).ok().filter(|&number| number != 0)
 }
 
 impl Drop for Graceful {
@@ -104,10 +143,21 @@ extern "C" fn on_signal(number: libc::c_int) {
     let is_first = earlier == 0 || (manner == PATIENT && earlier == libc::SIGINT);
     if !is_abrupt && is_first {
         RECEIVED_AT_MS.store(now, Ordering::SeqCst);
+        wake();
     } else if is_abrupt || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
         tty::restore();
         // SAFETY: `_exit` is async-signal-safe and does not return.
         unsafe { libc::_exit(128 + number) }
+    }
+}
+
+/// Async-signal-safe. A byte fits into an empty pipe, so this neither waits nor fails, and errno stays as it was.
+#[cfg(unix)]
+fn wake() {
+    let pipe = WAKE.load(Ordering::SeqCst);
+    if pipe >= 0 {
+        // SAFETY: `write` is async-signal-safe; the byte lives on this stack and the descriptor is never closed.
+        unsafe { libc::write(pipe, [1_u8].as_ptr().cast(), 1) };
     }
 }
 

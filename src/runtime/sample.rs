@@ -356,6 +356,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::runtime::grammar::AllowedTokens;
 
     const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None, mask: None };
 
@@ -574,6 +575,29 @@ mod tests {
         let biased = Sampling { logit_bias: BTreeMap::from([(2, 100.0)]), ..Sampling::default() };
         let token = sample(&logs(&p), &biased, &turn).expect("finite");
         assert_eq!((token.id, token.logprob.expect("asked for").logprob), (2, 0.0));
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_chosen_and_log_probabilities_know_no_mask() {
+        let p = [0.1, 0.4, 0.05, 0.25, 0.2];
+        let allowed = TokenMask::Allowed(AllowedTokens::of(5, &[0, 2]));
+        let turn = Turn { mask: Some(&allowed), logprobs: Some(2), ..FIRST };
+        let token = sample(&logs(&p), &Sampling::default(), &turn).expect("finite");
+        let logprob = token.logprob.expect("asked for");
+        assert_eq!((token.id, logprob.top[0].0), (0, 1));
+        assert!((f64::from(logprob.logprob) - 0.1f64.ln()).abs() < 1e-6);
+        let mut sampler = Sampler::default();
+        for seed in 0..200 {
+            let turn = Turn { seed, ..turn };
+            let drawn = sampler.sample(&logs(&p), &at_temperature(2.0), &turn).expect("finite").id;
+            assert!([0, 2].contains(&drawn), "{drawn}");
+        }
+        let forced = TokenMask::Forced(2);
+        let turn = Turn { mask: Some(&forced), ..FIRST };
+        assert_eq!(sampler.sample(&logs(&p), &at_temperature(0.1), &turn).expect("finite").id, 2);
+        let nothing = TokenMask::Allowed(AllowedTokens::of(5, &[]));
+        let turn = Turn { mask: Some(&nothing), ..FIRST };
+        assert!(matches!(sampler.sample(&logs(&p), &Sampling::default(), &turn), Err(Error::Backend(_))));
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //!
 //! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::{Error, Result};
+use super::grammar::GrammarCompiler;
 use super::model::{ModelSpec, STEP_TOKENS};
+use super::text::Tokenizer;
 
 /// What the engine is asked to serve.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,6 +112,11 @@ impl EngineSpec {
 
     pub fn ends_generation(&self, id: u32) -> bool {
         self.config.end_of_generation.binary_search(&id).is_ok()
+    }
+
+    /// Makes grammars for this model's answers, from its own tokenizer.
+    pub fn grammar_compiler(&self, tokenizer: Arc<Tokenizer>) -> GrammarCompiler {
+        GrammarCompiler::new(tokenizer, self.vocab_size(), &self.config.end_of_generation)
     }
 
     /// Bytes of KV that a sequence of up to `len` tokens takes at most.

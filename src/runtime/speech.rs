@@ -52,6 +52,11 @@ impl Speech {
         self.template.as_ref().ok().map(ChatTemplate::source)
     }
 
+    /// Whether the chat template in force reads a variable of this name.
+    pub fn template_reads(&self, variable: &str) -> bool {
+        self.template.as_ref().is_ok_and(|template| template.reads(variable))
+    }
+
     /// The conversation as text that ends with the header of the answer.
     ///
     /// # Errors

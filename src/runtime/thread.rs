@@ -9,8 +9,8 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ enum Command {
     Load { reply: Sender<Result<EngineLoad>> },
     Notices { reply: Sender<Result<Vec<String>>> },
     Flush { timeout: Duration, reply: Sender<Result<bool>> },
+    CancelAll,
     Shutdown,
 }
 
@@ -59,7 +60,22 @@ pub struct EngineHandle {
 struct Shared {
     spec: EngineSpec,
     commands: Sender<Command>,
+    load: LastLoad,
     thread: Option<JoinHandle<()>>,
+}
+
+/// The engine's load after its last step, for those who do not want to wait for the next.
+#[derive(Clone)]
+struct LastLoad(Arc<Mutex<EngineLoad>>);
+
+impl LastLoad {
+    fn get(&self) -> EngineLoad {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, load: EngineLoad) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
 }
 
 impl EngineHandle {
@@ -72,18 +88,19 @@ impl EngineHandle {
         let (ready, built) = mpsc::channel();
         let body = move || match build() {
             Ok(engine) => {
-                let announced = ready.send(Ok(engine.spec().clone()));
+                let load = LastLoad(Arc::new(Mutex::new(engine.load())));
+                let announced = ready.send(Ok((engine.spec().clone(), load.clone())));
                 drop(ready);
                 if announced.is_ok() {
-                    serve(engine, &inbox);
+                    serve(engine, &inbox, &load);
                 }
             }
             Err(error) => drop(ready.send(Err(error))),
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body);
         let thread = thread.map_err(|_| Error::EngineGone)?;
-        let spec = built.recv().map_err(|_| Error::EngineGone)??;
-        Ok(Self { shared: Arc::new(Shared { spec, commands, thread: Some(thread) }) })
+        let (spec, load) = built.recv().map_err(|_| Error::EngineGone)??;
+        Ok(Self { shared: Arc::new(Shared { spec, commands, load, thread: Some(thread) }) })
     }
 
     pub fn spec(&self) -> &EngineSpec {
@@ -124,6 +141,25 @@ impl EngineHandle {
     /// [`Error::EngineGone`].
     pub fn load(&self) -> Result<EngineLoad> {
         self.shared.ask(|reply| Command::Load { reply })
+    }
+
+    /// As `load`, but as of the end of the last step: waits for nothing, also when the engine is gone.
+    pub fn last_load(&self) -> EngineLoad {
+        self.shared.load.get()
+    }
+
+    /// Whether the engine's thread still runs. False only after it has given everything back, so it may be true for a moment
+    /// after [`Error::EngineGone`].
+    pub fn is_alive(&self) -> bool {
+        self.shared.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Ends all requests at the next step, waiting ones too; each goes on to its `Done`.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn cancel_all(&self) -> Result<()> {
+        self.shared.commands.send(Command::CancelAll).map_err(|_| Error::EngineGone)
     }
 
     /// What the user should know, one sentence each, since the last call.
@@ -268,7 +304,7 @@ impl Drop for EventStream {
 pub struct NotYet;
 
 /// The loop: take what is asked, cancel what nobody wants, compute a step, deliver.
-fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
+fn serve(mut engine: Engine, inbox: &Receiver<Command>, load: &LastLoad) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     loop {
         while let Some(command) = next_command(inbox, &engine) {
@@ -278,16 +314,20 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>) {
                 Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
                 Command::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
                 Command::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                Command::CancelAll => clients.values().for_each(|client| client.stop.stop()),
                 Command::Shutdown => {
                     drop(clients);
                     return end(engine);
                 }
             }
+            load.set(engine.load());
         }
         for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {
             engine.cancel(id);
         }
-        for (id, event) in engine.step() {
+        let events = engine.step();
+        load.set(engine.load()); // whoever hears that a request has ended finds it gone
+        for (id, event) in events {
             deliver(&mut clients, id, event);
         }
     }

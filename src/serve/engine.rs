@@ -1,29 +1,229 @@
-//! The way to the engine thread.
+//! The way to the engine thread, and the engine's way back after it was lost.
+//!
+//! A panic in a step fails that step's requests and no more; what is meant here is the loss of the thread itself. A watching
+//! thread then builds the engine anew, with pauses that grow while it does not last, and gives up after so many failures in
+//! a row. Whoever asks meanwhile is told when to come back. Sessions are not this file's matter: what they had on disk is
+//! found there again.
+//!
+//! Invariant: a report of loss that is late, about an engine that has been replaced, costs the new one no request: it is
+//! asked before it is given up.
 
-use std::sync::{PoisonError, RwLock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::error::ApiError;
 use crate::runtime::EngineHandle;
 
+/// How often the watching thread looks after the engine, and passes its notices on.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long an engine that is gone may take to give its memory back before the next one is built.
+const UNWIND_TIME: Duration = Duration::from_secs(30);
+
+/// An engine that lasted this long is not held responsible for what came before.
+const LASTING: Duration = Duration::from_secs(60);
+
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How a lost engine comes back.
+pub struct Recovery {
+    /// Makes a new engine of the same model, or says why it cannot.
+    pub rebuild: Box<dyn FnMut() -> Result<EngineHandle, String> + Send>,
+    /// How long that takes, as far as is known.
+    pub build_time: Duration,
+    /// The first attempt is made at once; this is the pause before the second, and each is twice the one before.
+    pub pause: Duration,
+    /// Failures in a row after which it is given up.
+    pub max_attempts: u32,
+    /// Told when it has been given up, and why.
+    pub gave_up: Box<dyn FnMut(String) + Send>,
+}
+
 /// Holds the engine that is in use.
 pub struct EngineSlot {
-    current: RwLock<Option<EngineHandle>>,
+    shared: Arc<Shared>,
+    /// Wakes the watching thread; it ends when this goes.
+    watch: Option<Sender<()>>,
+}
+
+struct Shared {
+    state: RwLock<State>,
+    num_restarts: AtomicU64,
+}
+
+#[derive(Clone)]
+enum State {
+    Up(EngineHandle),
+    /// Somebody says that it is gone; to be asked.
+    Doubted(EngineHandle),
+    Down {
+        back_at: Instant,
+    },
+    GivenUp,
 }
 
 impl EngineSlot {
+    /// Without recovery: an engine that is lost stays lost.
     pub fn new(engine: EngineHandle) -> Self {
-        Self { current: RwLock::new(Some(engine)) }
+        let shared = Shared { state: RwLock::new(State::Up(engine)), num_restarts: AtomicU64::new(0) };
+        Self { shared: Arc::new(shared), watch: None }
+    }
+
+    /// # Errors
+    /// The system's, when it has no thread to give.
+    pub fn with_recovery(engine: EngineHandle, recovery: Recovery) -> std::io::Result<Self> {
+        let slot = Self::new(engine);
+        let (sender, inbox) = mpsc::channel();
+        let watch = Watch { slot: Arc::downgrade(&slot.shared), inbox, recovery, num_short_lived: 0 };
+        thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
+        Ok(Self { watch: Some(sender), ..slot })
     }
 
     /// # Errors
     /// 503 while there is none.
     pub fn get(&self) -> Result<EngineHandle, ApiError> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.clone().ok_or_else(ApiError::engine_down)
+        match self.shared.state() {
+            State::Up(engine) if engine.is_alive() => Ok(engine),
+            State::Up(_) => {
+                self.lost();
+                Err(ApiError::engine_down())
+            }
+            State::Doubted(_) => Err(ApiError::engine_down().retry_after(LOOK_EVERY)),
+            State::Down { back_at } => {
+                Err(ApiError::engine_down().retry_after(back_at.saturating_duration_since(Instant::now())))
+            }
+            State::GivenUp => Err(ApiError::engine_down().retry_after(LONGEST_PAUSE)),
+        }
     }
 
     /// A request found that the engine is gone.
     pub fn lost(&self) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let doubted = |state: &State| match state {
+            State::Up(engine) if self.watch.is_some() => State::Doubted(engine.clone()),
+            State::Up(_) => State::GivenUp,
+            other => other.clone(),
+        };
+        {
+            let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
+            *state = doubted(&state);
+        }
+        if let Some(watch) = &self.watch {
+            // The watching thread ends before this only when the engine has been given up.
+            let _ = watch.send(());
+        }
+    }
+
+    /// How often the engine has been brought back.
+    pub fn num_restarts(&self) -> u64 {
+        self.shared.num_restarts.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> State {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, state: State) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+}
+
+/// The watching thread's own.
+struct Watch {
+    /// Weak, so that the last user of the slot ends the engine.
+    slot: Weak<Shared>,
+    inbox: Receiver<()>,
+    recovery: Recovery,
+    /// Engines in a row that did not last.
+    num_short_lived: u32,
+}
+
+impl Watch {
+    fn run(mut self) {
+        let mut up_since = Instant::now();
+        while !self.is_over(LOOK_EVERY) {
+            let Some(slot) = self.slot.upgrade() else { return };
+            let (State::Up(engine) | State::Doubted(engine)) = slot.state() else { return };
+            if let Ok(notices) = engine.take_notices() {
+                notices.iter().for_each(|notice| tracing::warn!("{notice}"));
+                slot.set(State::Up(engine));
+                continue;
+            }
+            tracing::error!("the engine has stopped; requests get 503 until it is back");
+            let lasted = up_since.elapsed() >= LASTING;
+            self.num_short_lived = if lasted { 0 } else { self.num_short_lived + 1 };
+            slot.set(State::Down { back_at: Instant::now() + self.recovery.build_time });
+            drop(slot);
+            wait_for_end(engine);
+            if !self.bring_back() {
+                return;
+            }
+            up_since = Instant::now();
+        }
+    }
+
+    /// Waits so long for news; true when nobody uses the slot any more.
+    fn is_over(&self, timeout: Duration) -> bool {
+        matches!(self.inbox.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected))
+    }
+
+    /// False when there is nothing more to do for this thread.
+    fn bring_back(&mut self) -> bool {
+        for attempt in 0..self.recovery.max_attempts {
+            let pause = self.pause(attempt);
+            let ready_at = Instant::now() + pause;
+            let Some(slot) = self.slot.upgrade() else { return false };
+            slot.set(State::Down { back_at: ready_at + self.recovery.build_time });
+            drop(slot);
+            while let Some(left) = ready_at.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
+                if self.is_over(left) {
+                    return false;
+                }
+            }
+            let rebuild = &mut self.recovery.rebuild;
+            let start = Instant::now();
+            match catch_unwind(AssertUnwindSafe(rebuild)).unwrap_or_else(|_| Err("it panicked".to_owned())) {
+                Ok(engine) => {
+                    self.recovery.build_time = start.elapsed();
+                    let Some(slot) = self.slot.upgrade() else { return false };
+                    slot.num_restarts.fetch_add(1, Ordering::Relaxed);
+                    slot.set(State::Up(engine));
+                    tracing::warn!(
+                        "the engine is back after {:.1} s of loading",
+                        start.elapsed().as_secs_f64()
+                    );
+                    return true;
+                }
+                Err(error) => tracing::error!("the engine could not be brought back: {error}"),
+            }
+        }
+        if let Some(slot) = self.slot.upgrade() {
+            slot.set(State::GivenUp);
+        }
+        let attempts = self.recovery.max_attempts;
+        (self.recovery.gave_up)(format!("the engine could not be brought back in {attempts} attempts"));
+        false
+    }
+
+    /// The first attempt is made at once, unless engines do not last.
+    fn pause(&self, attempt: u32) -> Duration {
+        let num_before = self.num_short_lived.saturating_sub(1) + attempt;
+        num_before.checked_sub(1).map_or(Duration::ZERO, |doublings| {
+            let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+            self.recovery.pause.saturating_mul(factor).min(LONGEST_PAUSE)
+        })
+    }
+}
+
+/// Its memory is needed for the next one.
+fn wait_for_end(engine: EngineHandle) {
+    let give_up_at = Instant::now() + UNWIND_TIME;
+    while engine.is_alive() && Instant::now() < give_up_at {
+        thread::sleep(Duration::from_millis(5));
     }
 }

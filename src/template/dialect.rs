@@ -5,7 +5,7 @@
 
 use std::str::FromStr;
 
-use super::tool_call;
+use super::tool_call::{self, Tools, grammar};
 
 /// How reasoning is set apart from the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -287,6 +287,12 @@ impl Dialect {
         }
     }
 
+    /// Whether the end of a prompt has opened reasoning: the marker that will close it.
+    pub fn open_reasoning(&self, prompt_tail: &str) -> Option<&'static str> {
+        let format = self.reasoning.filter(|format| format.is_open_in(prompt_tail))?;
+        Some(format.marks().close)
+    }
+
     /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {
@@ -309,17 +315,41 @@ impl Dialect {
         markup
     }
 
-    /// A grammar (Lark text as llguidance takes it) for answers with tool calls: the arguments follow each tool's
-    /// schema. `special` gives the id of a special token by its text. `None` where there is nothing to constrain: no
-    /// call format, no tools, or [`ToolChoice::None`].
+    /// A grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see
+    /// the header of `tool_call/grammar.rs`. Reasoning may come first, and must end first where `prompt_tail`, the end of
+    /// the rendered prompt, has opened it. `is_parallel` allows several calls. `special` gives the id of a special token by
+    /// its text; a marker that it does not know is ordinary text.
+    ///
+    /// `None` where there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
+    /// caller leaves the tools out of parsing too.
     pub fn tool_grammar(
         &self,
         tools: &[serde_json::Value],
         choice: &ToolChoice,
-        parallel: bool,
+        is_parallel: bool,
+        prompt_tail: &str,
         special: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<String> {
-        let _ = (tools, choice, parallel, special);
-        None
+        let format = self.tool_calls?;
+        let tools = Tools::new(tools);
+        let (tools, is_optional, is_parallel) = match choice {
+            ToolChoice::None => return None,
+            ToolChoice::Auto => (tools, true, is_parallel),
+            ToolChoice::Required => (tools, false, is_parallel),
+            ToolChoice::Named(name) => (tools.only(name), false, false),
+        };
+        if tools.is_empty() {
+            return None;
+        }
+        let request = grammar::Request {
+            dialect: self,
+            format,
+            tools: &tools,
+            is_optional,
+            is_parallel,
+            prompt_tail,
+            special,
+        };
+        Some(grammar::lark(&request))
     }
 }

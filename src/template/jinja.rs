@@ -88,6 +88,12 @@ impl ChatTemplate {
         &self.inner.source
     }
 
+    /// Whether the template reads a variable of this name somewhere.
+    pub fn reads(&self, variable: &str) -> bool {
+        let template = self.inner.env.get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+    }
+
     /// Renders a conversation. Where the template fails on tool arguments as a mapping, it gets them as JSON text.
     ///
     /// # Errors

@@ -238,3 +238,83 @@ fn a_long_prompt_through_stdin_arrives_whole() {
     ran.check(65, "but the context holds 512");
     assert_eq!(ran.stdout, format!("{long}\n"));
 }
+
+const COLOUR: &str = r#"{"type": "object", "properties": {"colour": {"enum": ["red", "green"]}},
+    "required": ["colour"], "additionalProperties": false}"#;
+
+#[test]
+fn answers_keep_to_a_schema_a_grammar_or_a_regular_expression() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    let run = |flags: &[&str]| {
+        let base =
+            ["run", "--model", &model, "--raw", "--seed", "3", "--temperature", "1", "Once upon a time"];
+        place.command(&[&base, flags].concat())
+    };
+    let schema = place.write("schema.json", COLOUR);
+    let colours = ["{\"colour\": \"red\"}\n", "{\"colour\": \"green\"}\n"];
+    for ran in [
+        finish(run(&["--schema", COLOUR]), ""),
+        finish(run(&["--schema", schema.to_str().expect("UTF-8")]), ""),
+        finish(run(&["--schema", "-"]), COLOUR),
+    ] {
+        ran.check(0, "");
+        assert!(colours.contains(&&*ran.stdout), "{ran:?}");
+    }
+    let ran = finish(run(&["--regex", "[0-9]{4}", "--output", "json"]), "");
+    ran.check(0, "");
+    let object: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let text = object["text"].as_str().expect("a text");
+    assert!(text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()), "{object}");
+    assert_eq!(object["finish_reason"], "stop");
+    let grammar = place.write("list.lark", "start: WORD (\", \" WORD){2}\nWORD: \"yes\" | \"no\"\n");
+    let ran = finish(run(&["--grammar", grammar.to_str().expect("UTF-8")]), "");
+    ran.check(0, "");
+    assert_eq!(ran.stdout.trim_end().split(", ").filter(|word| ["yes", "no"].contains(word)).count(), 3);
+}
+
+#[test]
+fn an_answer_cut_before_it_is_complete_exits_with_3_and_what_cannot_be_kept_to_is_refused() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    let run = |flags: &[&str]| place.run(&[&["run", "--model", &model, "--raw", "hi"], flags].concat());
+    run(&["--schema", COLOUR, "--max-tokens", "4"])
+        .check(3, "the answer was cut before it satisfied --schema");
+    run(&["--regex", "[a-z]{500}", "--max-tokens", "4"]).check(3, "before it satisfied --regex");
+    run(&["--schema", r#"{"not": {}}"#]).check(65, "--schema: \"not\" cannot be enforced");
+    run(&["--schema", r#"{"type": "#]).check(65, "--schema: not JSON");
+    run(&["--schema", "./none.json"]).check(66, "none.json");
+    run(&["--regex", "("]).check(65, "--regex: ");
+    run(&["--regex", "a", "--schema", COLOUR]).check(2, "cannot be used with");
+    run(&["--regex", "a", "--prefill-response", "b"]).check(2, "cannot be used with");
+    run(&["--schema", "-", "--prompt-file", "-"]).check(2, "cannot both be read from stdin");
+}
+
+#[test]
+fn batch_rows_say_what_their_answers_keep_to() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    let row = |id: &str, format: Value| {
+        serde_json::json!({"custom_id": id, "prompt": "Once", "max_tokens": 60, "response_format": format})
+            .to_string()
+    };
+    let schema: Value = serde_json::from_str(COLOUR).expect("JSON");
+    let rows = [
+        row(
+            "schema",
+            serde_json::json!({"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": true}}),
+        ),
+        row("text", serde_json::json!({"type": "text"})),
+        row("not", serde_json::json!({"type": "json_schema", "json_schema": {"schema": {"not": {}}}})),
+    ];
+    place.write("rows.jsonl", rows.join("\n"));
+    let ran = place.run(&["run", "--model", &model, "--raw", "--batch", "rows.jsonl"]);
+    ran.check(4, "\"not\" cannot be enforced");
+    let results: Vec<Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let text = results[0]["response"]["body"]["choices"][0]["text"].as_str().expect("a text");
+    assert!(["{\"colour\": \"red\"}", "{\"colour\": \"green\"}"].contains(&text), "{text}");
+    assert!(results[1]["response"]["body"]["choices"][0]["text"].is_string());
+    let error = results[2].to_string();
+    assert!(error.contains("unsupported_parameter") && error.contains("response_format"), "{error}");
+}

@@ -5,6 +5,7 @@ pub mod gguf;
 pub mod golden;
 pub mod k_quants;
 pub mod scripted;
+pub mod server;
 pub mod toy;
 pub mod watched;
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::error::{CommandError, Exit, Kind};
 use super::load;
@@ -25,7 +25,8 @@ use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::{Finish, Logprob, Outcome, Request, Token, Usage};
+use crate::runtime::{Finish, Outcome, Request, Token, Usage};
+use crate::serve::wire::answer::{self, TokenBytes};
 use results::{Earlier, Results};
 use row::{Defaults, Form, Row, RowError, parse};
 
@@ -34,9 +35,6 @@ const MAX_ROW_BYTES: u64 = 64 << 20;
 
 /// How many refused rows are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
-
-/// What OpenAI's API gives for the log-probability of what cannot be.
-const IMPOSSIBLE: f32 = -9999.0;
 
 /// Runs the batch that `--batch` names.
 pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
@@ -62,6 +60,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         logprobs: args.output.logprobs,
         system,
         raw: args.prompt.raw,
+        grammar: args.constraint.source.clone(),
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
@@ -268,11 +267,16 @@ impl<'a> Batch<'a> {
             Ok(rendered) => rendered,
             Err(error) => return Answered::Failed(error),
         };
+        let grammar = match row.grammar.as_ref().map(|source| self.llm.compile(source)).transpose() {
+            Ok(grammar) => grammar,
+            Err(error) => return Answered::Failed(error.into()),
+        };
         let request = Request {
             prompt: rendered.tokens,
             sampling: row.sampling.clone(),
             limits: row.limits.clone(),
             logprobs: row.logprobs,
+            grammar,
             ..Request::default()
         };
         let mut collected = Collected::default();
@@ -381,9 +385,10 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 /// OpenAI's result object, with what it has no place for under `llmctl`.
 fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let bytes: TokenBytes<'_> = &|id| llm.token_bytes(id);
     let logprobs = row.logprobs.map(|_| match row.form {
-        Form::Chat => chat_logprobs(llm, &collected.tokens),
-        Form::Completion => completion_logprobs(llm, &collected.tokens),
+        Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
+        Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),
     });
     let (object, said) = match row.form {
         Form::Chat => {
@@ -401,56 +406,12 @@ fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> V
             "logprobs": logprobs,
             "finish_reason": outcome.finish.reason(),
         }],
-        "usage": usage(&outcome.usage),
+        "usage": answer::usage(&outcome.usage),
         "llmctl": {
             "seed": outcome.seed,
             "timings": timings_json(&outcome.timings, &outcome.usage, llm.info()),
         },
     })
-}
-
-fn usage(usage: &Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
-}
-
-fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob } else { IMPOSSIBLE }
-}
-
-fn chat_logprobs(llm: &dyn Llm, tokens: &[Token]) -> Value {
-    let piece = |id: u32, logprob: f32| {
-        let bytes = llm.token_bytes(id);
-        json!({"token": String::from_utf8_lossy(&bytes), "logprob": finite(logprob), "bytes": bytes})
-    };
-    let content = tokens.iter().filter_map(|token| {
-        let Logprob { logprob, top } = token.logprob.as_ref()?;
-        let mut entry = piece(token.id, *logprob);
-        entry["top_logprobs"] = top.iter().map(|(id, logprob)| piece(*id, *logprob)).collect();
-        Some(entry)
-    });
-    json!({"content": content.collect::<Vec<_>>()})
-}
-
-fn completion_logprobs(llm: &dyn Llm, tokens: &[Token]) -> Value {
-    let text = |id: u32| String::from_utf8_lossy(&llm.token_bytes(id)).into_owned();
-    let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    let mut offset = 0;
-    for token in tokens {
-        let Some(Logprob { logprob, top }) = &token.logprob else { continue };
-        let piece = text(token.id);
-        let top: Map<_, _> = top.iter().map(|(id, logprob)| (text(*id), finite(*logprob).into())).collect();
-        offsets.push(offset);
-        offset += piece.chars().count();
-        texts.push(piece);
-        logprobs.push(finite(*logprob));
-        tops.push(Value::Object(top));
-    }
-    json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
 }
 
 #[cfg(test)]
@@ -563,7 +524,14 @@ not json
         }
         let row = |form, text| {
             let ask = super::super::run::llm::Ask::Text(String::from(text));
-            Row { form, ask, sampling: Sampling::default(), limits: Default::default(), logprobs: Some(2) }
+            Row {
+                form,
+                ask,
+                sampling: Sampling::default(),
+                limits: Default::default(),
+                logprobs: Some(2),
+                grammar: None,
+            }
         };
         let defaults = Defaults::default();
         let batch = Batch::new(&script, &defaults, Results::stdout(), Earlier::default());

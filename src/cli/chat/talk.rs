@@ -172,14 +172,15 @@ impl<'a> Chat<'a> {
         self.dialect().markup().iter().filter_map(|text| tokenizer.token_to_id(text)).collect()
     }
 
-    /// What the next answer is held to: the schema, else well-formed calls of the tools.
-    pub fn grammar(&self) -> Result<Option<Grammar>, CommandError> {
+    /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
+    pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
         if let Some(schema) = &self.schema {
             return Ok(Some(self.compile(&schema.source)?));
         }
         let tokenizer = self.llm().texts().speech().tokenizer();
         let special = |text: &str| tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id));
-        let lark = self.dialect().tool_grammar(&self.tool_definitions(), &ToolChoice::Auto, true, &special);
+        let tools = self.tool_definitions();
+        let lark = self.dialect().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
         lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
     }
 

@@ -139,7 +139,7 @@ impl Chat<'_> {
             limits: self.settings.limits(),
             session: Some(self.engine_name().to_owned()),
             markup: self.markup(),
-            grammar: self.grammar()?,
+            grammar: self.grammar(&self.tail(turn))?,
             ..Request::default()
         };
         let (ending, said) = self.listen(request, &mut screen);

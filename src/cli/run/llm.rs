@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::cli::error::CommandError;
+use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{Error, Event, Request};
@@ -54,6 +55,12 @@ pub trait Llm: Texts {
     /// # Errors
     /// What is wrong with the request itself; [`Error::EngineGone`].
     fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error>;
+
+    /// What an answer is to keep to, for a request.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`].
+    fn compile(&self, source: &GrammarSource) -> Result<Grammar, Error>;
 }
 
 /// The events of one request. Dropping it cancels the request.
@@ -107,7 +114,7 @@ pub mod script {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::runtime::{Finish, Logprob, Outcome, Started, Timings, Token, Usage};
+    use crate::runtime::{Finish, GrammarError, Logprob, Outcome, Started, Timings, Token, Usage};
 
     pub struct Script {
         pub info: ModelInfo,
@@ -214,6 +221,10 @@ pub mod script {
             let events = std::iter::once(started).chain(events).collect();
             self.asked.borrow_mut().push(request);
             Ok(Box::new(Played { script: self, events, count: 0 }))
+        }
+
+        fn compile(&self, _source: &GrammarSource) -> Result<Grammar, Error> {
+            Err(GrammarError::Invalid("a script keeps to nothing".to_owned()).into())
         }
     }
 

@@ -1,9 +1,11 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
 //! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
-//! generation to stdout; `session` makes it a turn of a saved conversation; [`super::batch`] drives many to a file.
+//! generation to stdout; `constraint` is what it must keep to; `session` makes it a turn of a saved conversation;
+//! [`super::batch`] drives many to a file.
 
 pub mod answer;
+pub mod constraint;
 pub mod llm;
 pub mod prompt;
 pub mod report;
@@ -22,9 +24,10 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::{Error, Finish, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
+use crate::runtime::{Error, Finish, Grammar, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
+use constraint::ConstraintArgs;
 use llm::{Ask, Llm, ModelInfo, Rendered, Texts, render};
 use report::{Form, Report};
 
@@ -44,6 +47,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub session: SessionArgs,
+
+    #[command(flatten)]
+    pub constraint: ConstraintArgs,
 
     #[command(flatten)]
     pub model: ModelArgs,
@@ -196,8 +202,14 @@ Examples:
   llmctl run --prompt translate --var language=French < letter.txt > lettre.txt
   llmctl run --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
   llmctl run --output json \"Name a colour\" | jq -r .usage.completion_tokens
+  llmctl run --schema '{\"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
   llmctl run --session trip \"Plan a day in Oslo\"; llmctl run --session trip \"And if it rains?\"
   llmctl run --batch questions.jsonl --out answers.jsonl --resume
+
+Structured output:
+  With --schema, --grammar or --regex each token is chosen among those that keep to it. JSON is written on one line, \
+with \", \" and \": \" between members. An answer that --max-tokens, the context or a deadline cuts before it is complete \
+ends with exit code 3.
 
 Output:
   The text ends with a line end, added if the model wrote none. To a terminal, control characters that the model \
@@ -229,7 +241,7 @@ Exit codes:
   0    success, also when the reader of stdout went away
   1    runtime failure
   2    usage
-  3    the answer was cut (--fail-on-length)
+  3    the answer was cut (--fail-on-length), or before it satisfied --schema, --grammar or --regex
   4    rows of the batch failed
   65   bad input: a damaged model, a prompt that is empty, not UTF-8 or longer than the context
   66   prompt or model not found
@@ -251,11 +263,12 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
 }
 
 /// Runs the subcommand.
-pub fn run(args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
     check(&args)?;
+    args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
     if args.batch.batch.is_some() {
         return batch::run(&args, terminal);
     }
@@ -366,6 +379,7 @@ fn answer(
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
         session: args.session.session.clone(),
+        grammar: compile(llm, &args.constraint)?,
         ..Request::default()
     };
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
@@ -395,11 +409,22 @@ fn answer(
             let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
             Ok(match signal {
                 Some(number) => Exit::Signal(number),
+                None if is_cut && args.constraint.source.is_some() => {
+                    let flag = args.constraint.flag();
+                    terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
+                    Exit::Cut
+                }
                 None if is_cut && args.output.fail_on_length => Exit::Cut,
                 None => Exit::Success,
             })
         }
     }
+}
+
+fn compile(llm: &dyn Llm, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
+    let compile =
+        |source| llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()));
+    constraint.source.as_ref().map(compile).transpose()
 }
 
 /// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.

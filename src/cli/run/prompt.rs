@@ -80,7 +80,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     let body = match (&args.name, &args.prompt_file) {
         (Some(name), _) => Some((format!("prompt {name}"), StoredPrompt::named(name)?.text.to_owned())),
         (None, Some(_)) if from_stdin => {
-            Some(("standard input".to_owned(), read_stdin(terminal)?.unwrap_or_default()))
+            Some(("standard input".to_owned(), read_all_stdin(terminal)?.unwrap_or_default()))
         }
         (None, Some(path)) => Some((path.display().to_string(), read_file(path)?)),
         (None, None) => None,
@@ -89,7 +89,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
         return Err(CommandError::usage("--var fills a prompt file: give --prompt-file or --prompt with it"));
     }
     let skip_stdin = from_stdin || args.no_stdin || io::stdin().is_terminal();
-    let stdin = if skip_stdin { None } else { read_stdin(terminal)? };
+    let stdin = if skip_stdin { None } else { read_all_stdin(terminal)? };
     let variables = args.var.iter().map(|(key, value)| Ok((key.clone(), variable_value(value)?)));
     let variables = variables.collect::<Result<_, CommandError>>()?;
     let parts = Parts {
@@ -192,7 +192,7 @@ pub fn read_file(path: &Path) -> Result<String, CommandError> {
 }
 
 /// What is piped in, without the line end at its end; `None` when that is nothing.
-fn read_stdin(terminal: &Terminal) -> Result<Option<String>, CommandError> {
+pub fn read_all_stdin(terminal: &Terminal) -> Result<Option<String>, CommandError> {
     let patience = say_when_waiting(terminal.clone());
     let mut stdin = io::stdin().lock().take(MAX_PROMPT_BYTES + 1);
     let mut bytes = vec![0; 1 << 16];

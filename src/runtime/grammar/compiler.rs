@@ -124,7 +124,7 @@ impl GrammarCompiler {
         let spawned = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES).spawn(body);
         spawned.map_err(|error| GrammarError::Failed(format!("no thread to compile in: {error}")))?;
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(compiled) => compiled,
+            Ok(compiled) => compiled.map_err(|error| schema::in_words_of(source, error)),
             Err(RecvTimeoutError::Timeout) => Err(out_of_time()),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(GrammarError::Failed("the compiling thread died".to_owned()))
@@ -310,4 +310,91 @@ fn check_nesting(text: &str) -> Result<(), GrammarError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::vocabulary::tests::letters;
+    use super::*;
+
+    fn compiler() -> GrammarCompiler {
+        let tokenizer = letters();
+        let vocab_size = tokenizer.vocab_size();
+        GrammarCompiler::new(tokenizer, vocab_size, &[2])
+    }
+
+    fn compile(compiler: &GrammarCompiler, regex: &str) -> Grammar {
+        compiler.compile(&GrammarSource::Regex(regex.to_owned())).expect("compiles")
+    }
+
+    #[test]
+    fn a_source_is_compiled_once_until_others_push_it_out() {
+        let compiler = compiler();
+        let first = compile(&compiler, "a");
+        assert!(Arc::ptr_eq(&first.inner, &compile(&compiler.clone(), "a").inner));
+        for number in 0..MAX_CACHED - 1 {
+            compile(&compiler, &format!("b{number}"));
+        }
+        assert!(Arc::ptr_eq(&first.inner, &compile(&compiler, "a").inner), "used last");
+        let second = compile(&compiler, "b0");
+        for number in 0..MAX_CACHED {
+            compile(&compiler, &format!("c{number}"));
+        }
+        assert!(!Arc::ptr_eq(&first.inner, &compile(&compiler, "a").inner));
+        assert!(!Arc::ptr_eq(&second.inner, &compile(&compiler, "b0").inner));
+        assert_eq!(lock(&compiler.shared.cache).slots.len(), MAX_CACHED);
+    }
+
+    #[test]
+    fn the_order_of_members_makes_another_grammar_and_a_kind_too() {
+        let schema = |text: &str| GrammarSource::JsonSchema(serde_json::from_str(text).expect("JSON"));
+        let keys = [
+            schema(r#"{"properties": {"a": true, "b": true}}"#),
+            schema(r#"{"properties": {"b": true, "a": true}}"#),
+            GrammarSource::Regex("start: A".to_owned()),
+            GrammarSource::Lark("start: A".to_owned()),
+            GrammarSource::JsonObject,
+        ]
+        .map(|source| key(&source).expect("short"));
+        let distinct: std::collections::BTreeSet<_> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len());
+    }
+
+    #[test]
+    fn many_ask_at_once_and_get_the_same() {
+        let compiler = compiler();
+        let grammars: Vec<Grammar> = thread::scope(|scope| {
+            let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| compile(&compiler, "[a-c]{3}"))).collect();
+            asking.into_iter().map(|asking| asking.join().expect("no panic")).collect()
+        });
+        assert!(grammars.iter().all(|grammar| Arc::ptr_eq(&grammar.inner, &grammars[0].inner)));
+        assert_eq!(*lock(&compiler.shared.num_compiling), 0);
+    }
+
+    #[test]
+    fn a_refusal_is_remembered_and_a_failure_is_not() {
+        let compiler = compiler();
+        let refused = GrammarSource::JsonSchema(json!({"not": true}));
+        assert!(matches!(compiler.compile(&refused), Err(Error::Grammar(GrammarError::Unsupported { .. }))));
+        assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
+        let complex = GrammarSource::Regex("(".repeat(MAX_NESTING + 1));
+        assert!(matches!(compiler.compile(&complex), Err(Error::Grammar(GrammarError::TooComplex(_)))));
+        assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
+    }
+
+    #[test]
+    fn attributes_that_do_more_than_constrain_are_named() {
+        let named = |grammar: &str| match check_attributes(grammar) {
+            Err(GrammarError::Unsupported { keyword, .. }) => Some(keyword),
+            other => {
+                other.expect("fine");
+                None
+            }
+        };
+        assert_eq!(named("start: a\na[max_tokens=3, temperature=0.2]: /b/").as_deref(), Some("temperature"));
+        assert_eq!(named("a[stop=\"x\"]: /b/").as_deref(), Some("stop"));
+        assert_eq!(named("start: \"a[temperature=1]: \" /[stop=]/\na[lazy, max_tokens=4]: /b/"), None);
+    }
 }

@@ -12,7 +12,7 @@ mod state;
 mod vocabulary;
 
 pub use self::compiler::{Grammar, GrammarCompiler};
-pub use self::state::{GrammarState, TokenMask};
+pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 
 use serde_json::Value;
 

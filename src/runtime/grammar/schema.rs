@@ -7,6 +7,7 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
+use super::GrammarSource;
 use crate::runtime::error::GrammarError;
 
 /// Arrays and objects within each other.
@@ -160,6 +161,23 @@ fn unsupported(keyword: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Unsupported { keyword: keyword.to_owned(), message: message.into() }
 }
 
+/// Says it in the words of the source: the library speaks of `min/maxProperties` where only one may be there, and of a
+/// regular expression as the Lark grammar that it makes of it.
+pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError {
+    match (error, source) {
+        (GrammarError::Unsupported { keyword, message }, GrammarSource::JsonSchema(schema))
+            if keyword == "minProperties" && !any(schema, &|value| value.get(&keyword).is_some()) =>
+        {
+            unsupported("maxProperties", message)
+        }
+        (GrammarError::Invalid(message), GrammarSource::Regex(_)) => {
+            let reason = message.lines().find_map(|line| line.strip_prefix("error: "));
+            GrammarError::Invalid(format!("no regular expression: {}", reason.unwrap_or(&message)))
+        }
+        (error, _) => error,
+    }
+}
+
 /// Beginnings of the library's messages about features that it lacks, and the keyword that each is about.
 const LACKING: [(&str, &str); 8] = [
     ("Unknown format", "format"),
@@ -179,7 +197,15 @@ const LIMITS: [&str; 7] =
 /// What the library's refusal means. It has no kinds of errors, only words; those that are not known here are taken to
 /// mean that the source is wrong.
 pub fn explain(error: &impl Display) -> GrammarError {
-    let message = error.to_string();
+    let message = error.to_string().trim_end().to_owned();
+    if message.starts_with("panic: ") {
+        let first = message.lines().next().unwrap_or_default();
+        // Symbols have numbers of 16 bits.
+        return match first.contains("symbols.len()") {
+            true => GrammarError::TooComplex("more than 65,000 symbols".to_owned()),
+            false => GrammarError::Failed(first.to_owned()),
+        };
+    }
     if let Some(list) = message.strip_prefix("Unimplemented keys: ") {
         let list = list.lines().next().unwrap_or(list);
         let keywords: Vec<String> = serde_json::from_str(list).unwrap_or_default();
@@ -196,5 +222,82 @@ pub fn explain(error: &impl Display) -> GrammarError {
     match LIMITS.iter().any(|words| lower.contains(words)) {
         true => GrammarError::TooComplex(message),
         false => GrammarError::Invalid(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the library gets, without our options.
+    #[track_caller]
+    fn check(schema: Value, expected: Value) {
+        let mut prepared = prepare(&schema).expect("a schema");
+        assert_eq!(prepared.as_object_mut().expect("an object").shift_remove(OPTIONS), Some(layout()));
+        assert_eq!(prepared, expected);
+    }
+
+    #[test]
+    fn what_says_nothing_is_left_out_where_it_is_a_keyword() {
+        check(json!(true), json!({}));
+        check(json!({"format": "path", "uniqueItems": false, "maxItems": 2.0}), json!({"maxItems": 2}));
+        let kept = json!({
+            "properties": {"format": {"type": "string", "format": "date"}, "uniqueItems": false},
+            "enum": [{"format": "path"}],
+            "uniqueItems": true,
+            "maxLength": 1.5,
+        });
+        check(kept.clone(), kept);
+        check(
+            json!({"items": [{"format": "x"}], "$defs": {"a": {"anyOf": [{"minLength": 1.0}]}}}),
+            json!({"items": [{}], "$defs": {"a": {"anyOf": [{"minLength": 1}]}}}),
+        );
+    }
+
+    #[test]
+    fn options_and_resources_are_refused_by_name() {
+        let named = |schema: Value| match prepare(&schema) {
+            Err(GrammarError::Unsupported { keyword, .. }) => keyword,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named(json!({"x-guidance": {}})), "x-guidance");
+        assert_eq!(named(json!({"$defs": {"a": {"$id": "b", "items": {"$ref": "#/c"}}}})), "$id");
+        check(json!({"$id": "a", "items": {"$ref": "#/c"}}), json!({"$id": "a", "items": {"$ref": "#/c"}}));
+        check(json!({"items": {"$id": "b"}}), json!({"items": {"$id": "b"}}));
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let nested = |levels| (1..levels).fold(json!({}), |inner, _| json!({"items": inner}));
+        assert!(prepare(&nested(MAX_DEPTH)).is_ok());
+        assert!(matches!(prepare(&nested(MAX_DEPTH + 1)), Err(GrammarError::TooComplex(_))));
+    }
+
+    #[test]
+    fn the_librarys_words_become_kinds() {
+        let named = |message: &str| match explain(&message) {
+            GrammarError::Unsupported { keyword, .. } => keyword,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named("Unimplemented keys: [\"if\", \"then\"]\n  while processing #/$defs/a"), "if");
+        assert_eq!(named("oneOf constraints are not supported. Enable"), "oneOf");
+        assert_eq!(named("Unknown format: iri"), "format");
+        let explained = |message: &str| explain(&message);
+        assert!(matches!(
+            explained("initial lexer configuration exceeded fuel"),
+            GrammarError::TooComplex(_)
+        ));
+        assert!(matches!(explained("Unsatisfiable schema: x"), GrammarError::Invalid(_)));
+        assert_eq!(
+            explained("panic: index out of bounds\n<backtrace>\n0: x"),
+            GrammarError::Failed("panic: index out of bounds".to_owned())
+        );
+        let regex = GrammarSource::Regex("(".to_owned());
+        let message =
+            "at 1(8): invalid regex \"(\" (in regex): regex parse error:\n    (\nerror: unclosed group\n";
+        assert_eq!(
+            in_words_of(&regex, explained(message)),
+            GrammarError::Invalid("no regular expression: unclosed group".to_owned())
+        );
     }
 }

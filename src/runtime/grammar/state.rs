@@ -120,7 +120,8 @@ impl GrammarState {
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                     GrammarError::TooComplex(message)
                 }
-                _ => GrammarError::Failed(message),
+                // Of a panic, the library adds its backtrace.
+                _ => GrammarError::Failed(message.lines().next().unwrap_or_default().to_owned()),
             }
         })
     }
@@ -135,6 +136,13 @@ impl fmt::Debug for GrammarState {
 impl AllowedTokens {
     pub fn contains(&self, id: u32) -> bool {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    #[cfg(test)]
+    pub fn of(vocab_size: usize, ids: &[u32]) -> Self {
+        let mut allowed = SimpleVob::alloc(vocab_size);
+        ids.iter().for_each(|&id| allowed.allow_token(id));
+        Self(allowed)
     }
 
     /// Calls `found` with each id, ascending.

@@ -57,3 +57,62 @@ impl TokenizerEnv for TrieVocabulary {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| self.spell(text))
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::runtime::text::{TokenKind, VocabSpec};
+
+    /// Ids 0 to 3 are `<unk>`, `<s>`, `</s>` and `<|call|>`, then each byte, then `ab` and a control token `cd`.
+    pub fn letters() -> Arc<Tokenizer> {
+        let named = ["<unk>", "<s>", "</s>", "<|call|>"].map(str::to_owned);
+        let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
+        let tokens: Vec<String> =
+            named.into_iter().chain(bytes).chain(["ab", "cd"].map(str::to_owned)).collect();
+        let kinds = [TokenKind::Unknown].into_iter().chain([TokenKind::Control; 3]);
+        let kinds = kinds.chain([TokenKind::Byte; 256]).chain([TokenKind::Normal, TokenKind::Control]);
+        let spec = VocabSpec {
+            model: "llama".to_owned(),
+            scores: vec![0.0; tokens.len()],
+            kinds: kinds.collect(),
+            tokens,
+            bos: Some(1),
+            eos: Some(2),
+            unk: Some(0),
+            add_space_prefix: Some(false),
+            ..VocabSpec::default()
+        };
+        Arc::new(Tokenizer::from_vocab(&spec).expect("a vocabulary"))
+    }
+
+    const AB: u32 = 260;
+    const CD: u32 = 261;
+
+    fn byte(byte: u8) -> u32 {
+        4 + u32::from(byte)
+    }
+
+    #[test]
+    fn control_tokens_and_ends_are_names_and_not_text() {
+        let environment = token_environment(letters(), 300, &[AB, 2, 999]);
+        let trie = environment.tok_trie();
+        assert_eq!(trie.vocab_size(), 300);
+        assert_eq!(trie.eos_tokens(), [AB, 2]);
+        assert_eq!(trie.get_special_token("<|call|>"), Some(3));
+        for special in [0, 1, 2, 3, AB, CD] {
+            assert!(trie.is_special_token(special), "{special}");
+        }
+        assert_eq!(trie.token(byte(b'x')), b"x");
+        assert!(trie.token(byte(0xff)).is_empty() && trie.token(299).is_empty());
+    }
+
+    #[test]
+    fn text_is_spelt_byte_for_byte() {
+        let environment = token_environment(letters(), 262, &[2]);
+        assert_eq!(environment.tokenize_bytes(b"xab"), [byte(b'x'), AB]);
+        assert_eq!(environment.tokenize_bytes(b"cd"), [byte(b'c'), byte(b'd')], "no control token");
+        assert_eq!(environment.tokenize_bytes("é".as_bytes()), [byte(0xc3), byte(0xa9)]);
+        assert_eq!(environment.tokenize_bytes(b"\xa9x"), [byte(0xa9), byte(b'x')], "the end of a character");
+        assert_eq!(environment.tokenize_bytes(b" "), [byte(b' ')], "nothing is put before it");
+    }
+}

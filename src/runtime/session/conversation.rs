@@ -238,6 +238,11 @@ impl PromptedTurn {
         &self.tokens
     }
 
+    /// The end of the prompt's text, what the answer stands behind.
+    pub fn tail(&self) -> &str {
+        self.prompt.splice_after()
+    }
+
     /// Earlier answers that are part of the prompt as they were generated.
     pub fn num_spliced(&self) -> usize {
         self.prompt.num_spliced()

@@ -57,6 +57,14 @@ impl Types {
     pub fn is_unknown(self) -> bool {
         self == Self::default()
     }
+
+    pub fn is_only_boolean(self) -> bool {
+        self == Self { boolean: true, ..Self::default() }
+    }
+
+    pub fn is_only_number(self) -> bool {
+        self == Self { integer: self.integer, number: self.number, ..Self::default() }
+    }
 }
 
 /// Longer integers overflow the doubles of JSON readers.
@@ -88,6 +96,26 @@ impl<'a> Schema<'a> {
         let Some(node) = self.resolved() else { return self.at(None) };
         let branches = || branches(node).find_map(|branch| self.at(Some(branch)).items().node);
         self.at(node.get("items").filter(|items| items.is_object()).or_else(branches))
+    }
+
+    /// The document.
+    pub fn root(self) -> &'a Value {
+        self.root
+    }
+
+    /// The schema itself, behind its references.
+    pub fn node(self) -> Option<&'a Value> {
+        self.resolved()
+    }
+
+    /// The strings that an `enum` or `const` allows.
+    pub fn strings(self) -> Option<Vec<String>> {
+        let node = self.resolved()?;
+        let values: Vec<&Value> = match node.get("const") {
+            Some(value) => vec![value],
+            None => node.get("enum")?.as_array()?.iter().collect(),
+        };
+        Some(values.into_iter().filter_map(|value| value.as_str().map(str::to_owned)).collect())
     }
 
     fn resolved(self) -> Option<&'a Value> {

@@ -7,6 +7,7 @@
 mod coerce;
 mod gemma;
 mod glm;
+pub(super) mod grammar;
 mod harmony;
 mod json_object;
 mod json_text;
@@ -48,6 +49,12 @@ impl Tools {
             })
         });
         Self { tools: tools.collect() }
+    }
+
+    /// The one tool of this name, or none.
+    pub fn only(mut self, name: &str) -> Self {
+        self.tools.retain(|tool| tool.name == name);
+        self
     }
 
     pub fn is_empty(&self) -> bool {

@@ -196,6 +196,15 @@ impl SessionStore {
         Ok(listed)
     }
 
+    /// Bytes of a session's transcript.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::Store`].
+    pub fn num_bytes(&self, name: &SessionName) -> Result<u64> {
+        let path = self.existing(name)?.join(TRANSCRIPT);
+        fs::metadata(&path).map(|metadata| metadata.len()).map_err(|error| io_error(&path, &error))
+    }
+
     fn summary(&self, name: &SessionName) -> Result<Summary> {
         let path = self.path(name).join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;

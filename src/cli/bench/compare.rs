@@ -1,0 +1,396 @@
+//! One result judged by another: the ratio of medians, an interval for it, and whether it is worse beyond noise.
+//!
+//! Cases are matched by name and by those settings that differ within one of the files, so that two versions, two machines or two
+//! models can be compared. Reads llama-bench's `-o json` too.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::record::{Document, SCHEMA};
+use super::report::Labels;
+use super::validity::{FEW, percent};
+use super::{llama_bench, stats};
+use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::report::{ReportFormat, columns, print, print_json};
+
+/// What the interval holds with this probability.
+const CONFIDENCE: f64 = 0.95;
+const RESAMPLES: usize = 4000;
+const SEED: u64 = 1;
+
+/// Machines whose memory bandwidth differs by more than this are not the same.
+const SAME_MACHINE: f64 = 0.1;
+
+/// Compare results with the first of them
+///
+/// Exits with 1 when a case is slower beyond noise: the 95% interval of the ratio lies on the wrong side of 1, and the
+/// change is larger than --threshold.
+#[derive(Debug, Clone, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct CompareArgs {
+    /// Results of `llmctl bench --save` (or of `llama-bench -o json`), the one to compare with first
+    #[arg(value_name = "FILE", required = true, num_args = 2..)]
+    pub files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub threshold: ThresholdArgs,
+
+    /// What goes to stdout: a table, or one JSON object
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub output: ReportFormat,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ThresholdArgs {
+    /// Changes up to this many percent are no regression, however certain
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = not_negative, hide_short_help = true)]
+    pub threshold: f64,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl bench --model ./model.gguf --save before.json
+  llmctl bench compare before.json after.json
+  llmctl bench compare llama-bench.json llmctl.json
+
+Method:
+  The ratio is that of the medians; its interval comes from 4000 bootstrap resamples with a fixed seed. Fewer than three \
+repetitions on either side give no verdict.
+
+Exit codes:
+  0    no regression
+  1    at least one case is slower beyond noise
+  2    usage, also when the files have no case in common
+  65   a file is no result
+  66   file not found";
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value >= 0.0 && value.is_finite() { Ok(value) } else { Err("must not be negative".to_owned()) }
+}
+
+/// Values of one figure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    pub name: String,
+    pub unit: String,
+    pub more_is_better: bool,
+    pub values: Vec<f64>,
+}
+
+/// What the difference between two series means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Better,
+    /// Worse beyond noise.
+    Worse,
+    /// No difference that could be told from noise, or a small one.
+    Same,
+    /// Too few repetitions to say.
+    Unknown,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Worse => "WORSE",
+            Verdict::Same => "same",
+            Verdict::Unknown => "too few runs",
+        }
+    }
+}
+
+/// A figure of two files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    pub name: String,
+    pub unit: String,
+    pub before: f64,
+    pub after: f64,
+    pub ratio: f64,
+    pub interval: stats::Interval,
+    pub verdict: Verdict,
+}
+
+/// All figures of a document that have several values.
+pub fn series(document: &Document, labels: &Labels) -> Vec<Series> {
+    let cases = document.cases.iter().filter(|result| !result.samples.is_empty()).map(|result| Series {
+        name: labels.label(result),
+        unit: result.unit.name().to_owned(),
+        more_is_better: result.unit.more_is_better(),
+        values: result.values(),
+    });
+    let points = document.points.iter().flat_map(|point| {
+        let ok = || point.turns.iter().filter(|turn| turn.is_ok());
+        let latencies = [
+            ("ttft", ok().filter_map(|turn| turn.first_ms).collect::<Vec<_>>()),
+            ("tpot", ok().filter_map(|turn| turn.tpot_ms()).collect()),
+            ("e2e", ok().map(|turn| turn.total_ms).collect()),
+        ];
+        latencies.into_iter().filter(|(_, values)| !values.is_empty()).map(|(figure, values)| Series {
+            name: format!("{figure}, {}", point.name),
+            unit: "ms".to_owned(),
+            more_is_better: false,
+            values,
+        })
+    });
+    cases.chain(points).collect()
+}
+
+/// The figures that both have, `threshold` being a share.
+pub fn compare(before: &[Series], after: &[Series], threshold: f64) -> Vec<Comparison> {
+    let pairs =
+        before.iter().filter_map(|a| Some((a, after.iter().find(|b| b.name == a.name && b.unit == a.unit)?)));
+    let comparison = |(a, b): (&Series, &Series)| {
+        let (ratio, interval) = stats::ratio_of_medians(&a.values, &b.values, CONFIDENCE, RESAMPLES, SEED)?;
+        let is_known = a.values.len().min(b.values.len()) >= FEW;
+        let (up, down) = match a.more_is_better {
+            true => (Verdict::Better, Verdict::Worse),
+            false => (Verdict::Worse, Verdict::Better),
+        };
+        let verdict = match () {
+            () if !is_known => Verdict::Unknown,
+            () if interval.low > 1.0 && ratio > 1.0 + threshold => up,
+            () if interval.high < 1.0 && ratio < 1.0 - threshold => down,
+            () => Verdict::Same,
+        };
+        Some(Comparison {
+            name: a.name.clone(),
+            unit: a.unit.clone(),
+            before: stats::median(&a.values),
+            after: stats::median(&b.values),
+            ratio,
+            interval,
+            verdict,
+        })
+    };
+    pairs.filter_map(comparison).collect()
+}
+
+/// A result compared with the first.
+pub struct Compared {
+    pub name: String,
+    pub figures: Vec<Comparison>,
+    /// Figures that only one of the two has.
+    pub unmatched: Vec<String>,
+    pub warnings: Vec<String>,
+}
+
+impl Compared {
+    pub fn is_worse(&self) -> bool {
+        self.figures.iter().any(|figure| figure.verdict == Verdict::Worse)
+    }
+}
+
+/// Compares `after`, called `name`, with `before`.
+///
+/// # Errors
+/// A usage error when they have nothing in common.
+pub fn compared(
+    before: &Document,
+    after: &Document,
+    name: &str,
+    threshold: f64,
+) -> Result<Compared, CommandError> {
+    let labels = Labels::united([Labels::of(&before.cases), Labels::of(&after.cases)]);
+    let (a, b) = (series(before, &labels), series(after, &labels));
+    let figures = compare(&a, &b, threshold);
+    if figures.is_empty() {
+        let hint = "cases are matched by test and by the settings that a sweep varies";
+        return Err(
+            CommandError::usage(format!("{name} has no case in common with the first result")).hint(hint)
+        );
+    }
+    let is_matched = |series: &&Series| !figures.iter().any(|figure| figure.name == series.name);
+    let mut unmatched: Vec<String> =
+        a.iter().chain(&b).filter(is_matched).map(|series| series.name.clone()).collect();
+    unmatched.sort();
+    unmatched.dedup();
+    Ok(Compared { name: name.to_owned(), figures, unmatched, warnings: differences(before, after) })
+}
+
+/// What else is different, and may be the reason.
+fn differences(before: &Document, after: &Document) -> Vec<String> {
+    let mut found = Vec::new();
+    let (a, b) = (&before.machine, &after.machine);
+    if a.cpu != b.cpu {
+        let name = |cpu: &Option<String>| cpu.clone().unwrap_or_else(|| "unknown".to_owned());
+        found.push(format!("the processors differ: {} and {}", name(&a.cpu), name(&b.cpu)));
+    }
+    let read = |document: &Document| {
+        let rates: Vec<f64> = document.machine.probes.iter().map(|probe| probe.read_gb_s).collect();
+        (!rates.is_empty()).then(|| stats::median(&rates))
+    };
+    if let (Some(a), Some(b)) = (read(before), read(after))
+        && (b / a - 1.0).abs() > SAME_MACHINE
+    {
+        found.push(format!(
+            "memory read {a:.1} GB/s at one time and {b:.1} at the other: measure both in turns before believing a ratio"
+        ));
+    }
+    if before.build.profile != after.build.profile {
+        found.push(format!(
+            "a {} build is compared with a {} build",
+            after.build.profile, before.build.profile
+        ));
+    }
+    if !(before.complete && after.complete) {
+        found.push("a result is not complete".to_owned());
+    }
+    found
+}
+
+/// Runs the subcommand.
+pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
+    let documents = args.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
+    let (first, others) = documents.split_first().expect("clap wants two");
+    let threshold = args.threshold.threshold / 100.0;
+    let mut all = Vec::new();
+    for (path, document) in args.files[1..].iter().zip(others) {
+        all.push(compared(first, document, &path.display().to_string(), threshold)?);
+    }
+    match args.output {
+        ReportFormat::Text => {
+            let tables: Vec<_> =
+                all.iter().map(|one| text(&args.files[0].display().to_string(), one)).collect();
+            print(&tables.join("\n"))?;
+        }
+        ReportFormat::Json => {
+            let results: Vec<_> = all.iter().map(to_json).collect();
+            print_json(&json!({"schema": "llmctl.bench-compare.v1", "results": results}))?;
+        }
+    }
+    Ok(exit(&all))
+}
+
+/// 1 for a regression.
+pub fn exit(all: &[Compared]) -> Exit {
+    if all.iter().any(Compared::is_worse) { Exit::from(Kind::Failure) } else { Exit::Success }
+}
+
+/// A result of ours, or of llama-bench.
+///
+/// # Errors
+/// Those of [`Document::read`].
+pub fn read(path: &Path) -> Result<Document, CommandError> {
+    Document::read(path).or_else(|error| {
+        match std::fs::read_to_string(path).ok().and_then(|text| llama_bench::read(&text)) {
+            Some(document) => Ok(document),
+            None => Err(error),
+        }
+    })
+}
+
+pub fn text(first: &str, compared: &Compared) -> String {
+    let header = ["figure", "before", "after", "unit", "ratio", "95% interval", "verdict"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for figure in &compared.figures {
+        rows.push(vec![
+            figure.name.clone(),
+            format!("{:.2}", figure.before),
+            format!("{:.2}", figure.after),
+            figure.unit.clone(),
+            format!("{:.3}", figure.ratio),
+            format!("{:.3} to {:.3}", figure.interval.low, figure.interval.high),
+            figure.verdict.name().to_owned(),
+        ]);
+    }
+    let mut text = format!("{} against {first}\n\n{}", compared.name, columns(&rows));
+    if !compared.unmatched.is_empty() {
+        text.push_str(&format!("\nin one of them only: {}\n", compared.unmatched.join("; ")));
+    }
+    for warning in &compared.warnings {
+        text.push_str(&format!("\nwarning: {warning}\n"));
+    }
+    let worse = compared.figures.iter().filter(|figure| figure.verdict == Verdict::Worse);
+    let worst = worse.clone().map(|figure| (figure.ratio - 1.0).abs()).fold(0.0, f64::max);
+    match worse.count() {
+        0 => {}
+        1 => text.push_str(&format!("\none figure is worse beyond noise, by {}\n", percent(worst))),
+        count => {
+            text.push_str(&format!("\n{count} figures are worse beyond noise, by up to {}\n", percent(worst)))
+        }
+    }
+    text
+}
+
+fn to_json(compared: &Compared) -> Value {
+    let figure = |figure: &Comparison| {
+        json!({
+            "name": figure.name,
+            "unit": figure.unit,
+            "before": figure.before,
+            "after": figure.after,
+            "ratio": figure.ratio,
+            "low": figure.interval.low,
+            "high": figure.interval.high,
+            "verdict": figure.verdict.name().to_lowercase().replace(' ', "_"),
+        })
+    };
+    let figures: Vec<_> = compared.figures.iter().map(figure).collect();
+    json!({
+        "name": compared.name,
+        "is_worse": compared.is_worse(),
+        "figures": figures,
+        "unmatched": compared.unmatched,
+        "warnings": compared.warnings,
+        "document_schema": SCHEMA,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::sample;
+    use super::*;
+
+    #[test]
+    fn a_regression_is_found_and_the_table_says_so() {
+        let (before, after) = (sample::document(1.0), sample::document(0.8));
+        let slower = compared(&before, &after, "after.json", 0.02).expect("cases in common");
+        assert!(slower.is_worse());
+        assert_eq!(exit(&[slower]).code(), 1);
+        let slower = compared(&before, &after, "after.json", 0.02).expect("cases in common");
+        insta::assert_snapshot!("bench_compare", text("before.json", &slower));
+        let faster = compared(&after, &before, "x", 0.02).expect("cases in common");
+        assert!(!faster.is_worse() && faster.figures.iter().any(|figure| figure.verdict == Verdict::Better));
+        let same = compared(&before, &before, "x", 0.02).expect("cases in common");
+        assert!(same.figures.iter().all(|figure| figure.verdict == Verdict::Same));
+        assert_eq!(exit(&[faster, same]).code(), 0);
+    }
+
+    fn judge(before: &[f64], after: &[f64], more_is_better: bool, threshold: f64) -> Verdict {
+        let of = |values: &[f64]| {
+            let (name, unit) = ("x".to_owned(), "y".to_owned());
+            [Series { name, unit, more_is_better, values: values.to_vec() }]
+        };
+        compare(&of(before), &of(after), threshold)[0].verdict
+    }
+
+    #[test]
+    fn verdicts_know_noise_direction_and_threshold() {
+        let base = [100.0, 101.0, 99.0, 100.0, 100.5];
+        let times = |factor: f64| base.map(|value| value * factor);
+        assert_eq!(judge(&base, &times(0.9), true, 0.02), Verdict::Worse);
+        assert_eq!(judge(&base, &times(0.9), false, 0.02), Verdict::Better);
+        assert_eq!(judge(&base, &times(0.9), true, 0.15), Verdict::Same, "below the threshold");
+        assert_eq!(judge(&base, &[60.0, 130.0, 95.0, 120.0, 70.0], true, 0.02), Verdict::Same, "noise");
+        assert_eq!(judge(&base, &[50.0, 50.0], true, 0.02), Verdict::Unknown);
+    }
+
+    #[test]
+    fn other_machines_and_other_cases_are_told() {
+        let before = sample::document(1.0);
+        let mut after = before.clone();
+        after.machine.cpu = Some("Another".to_owned());
+        after.machine.probes.iter_mut().for_each(|probe| probe.read_gb_s *= 2.0);
+        after.cases.pop();
+        let found = compared(&before, &after, "x", 0.02).expect("cases in common");
+        assert_eq!(found.unmatched, ["tg128 (threads 2)"]);
+        assert_eq!(found.warnings.len(), 2);
+        after.cases.clear();
+        assert_eq!(compared(&before, &after, "x", 0.02).err().map(|error| error.kind), Some(Kind::Usage));
+    }
+}

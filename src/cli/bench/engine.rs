@@ -1,0 +1,593 @@
+//! Cases on a real engine, through the handle that all mouths use.
+//!
+//! Each repetition has tokens of its own, so that nothing is found that was not put there on purpose. What lies at depth is computed
+//! once per depth and forked for each repetition, so that every one starts at the same position; a model that cannot fork
+//! computes it again.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::cost;
+use super::plan::{Case, Work};
+use super::record::{ModelFacts, Sample, Setting};
+use super::runner::{Halt, Subject};
+use super::stats::{self, SplitMix64};
+use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::load::{self, LoadBar};
+use crate::cli::report::bytes;
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use crate::runtime::kv::{Keep, PAGE_TOKENS};
+use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
+use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::{
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+};
+
+/// How often signals are looked for while the engine is silent.
+const POLL: Duration = Duration::from_millis(25);
+
+/// How long sessions' KV may take to reach the disk.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How a model is loaded and what its engine has to hold.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    pub model: ModelArgs,
+    /// What results call it.
+    pub name: String,
+    pub step_tokens: Option<usize>,
+    /// Tokens of a sequence.
+    pub context: usize,
+    /// Sequences at once.
+    pub sequences: usize,
+    /// Depths that are kept for all repetitions.
+    pub depths: usize,
+    /// How often a case is measured, the warm-up included.
+    pub rounds: usize,
+    pub seed: u64,
+}
+
+/// What a run shares with its engines.
+pub struct Around<'a> {
+    pub terminal: &'a Terminal,
+    pub graceful: &'a Graceful,
+    /// All times count from here.
+    pub start: Instant,
+}
+
+/// A loaded model that is measured.
+pub struct EngineSubject<'a> {
+    recipe: Recipe,
+    around: &'a Around<'a>,
+    handle: EngineHandle,
+    facts: ModelFacts,
+    random: SplitMix64,
+    /// What the session at each depth holds, and the token that comes next.
+    depths: HashMap<usize, Vec<u32>>,
+    num_sessions: usize,
+    /// Sessions on disk that wait to be restored, by case.
+    saved: HashMap<Case, Saved>,
+}
+
+/// Sessions that an engine has left on disk, one for each repetition.
+struct Saved {
+    folder: ScratchFolder,
+    sessions: Vec<Vec<u32>>,
+}
+
+/// One request's course.
+struct Course {
+    submitted: Instant,
+    /// When tokens came, and how many.
+    tokens: Vec<(Instant, usize)>,
+    generated: Vec<u32>,
+    outcome: Outcome,
+    restored_tokens: usize,
+}
+
+impl Course {
+    fn first(&self) -> Result<Instant, Error> {
+        let (time, _) = self.tokens.first().ok_or(Error::EngineGone)?;
+        Ok(*time)
+    }
+
+    fn last(&self) -> Result<Instant, Error> {
+        let (time, _) = self.tokens.last().ok_or(Error::EngineGone)?;
+        Ok(*time)
+    }
+}
+
+impl<'a> EngineSubject<'a> {
+    /// Loads the model and computes one token, so that all memory has been touched once.
+    ///
+    /// # Errors
+    /// Those of loading; [`Kind::Temporary`] when the KV of all sequences does not fit.
+    pub fn open(recipe: Recipe, around: &'a Around<'a>) -> Result<Self, Halt> {
+        let (handle, facts) = start(&recipe, None, around.terminal)?;
+        let random = SplitMix64::new(recipe.seed);
+        let (depths, saved) = Default::default();
+        let mut subject = Self { recipe, around, handle, facts, random, depths, num_sessions: 0, saved };
+        let prompt = subject.tokens(8);
+        converse(&subject.handle, around.graceful, vec![request(prompt, 2, None)])?;
+        Ok(subject)
+    }
+
+    pub fn facts(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    /// Other tokens at every call: the same ones would be found computed already.
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        let vocab_size = self.handle.spec().vocab_size();
+        (0..count).map(|_| self.random.below(vocab_size) as u32).collect()
+    }
+
+    fn converse(&self, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
+        converse(&self.handle, self.around.graceful, requests)
+    }
+
+    fn session_name(&mut self) -> String {
+        self.num_sessions += 1;
+        format!("bench {}", self.num_sessions)
+    }
+
+    /// Begins a session that holds `tokens`. Returns them with the one that comes next.
+    fn begin(&self, name: &str, mut tokens: Vec<u32>) -> Result<Vec<u32>, Halt> {
+        let course = self.converse(vec![request(tokens.clone(), 1, Some(name.to_owned()))])?.remove(0);
+        tokens.extend(course.generated);
+        Ok(tokens)
+    }
+
+    /// New sessions with `depth` random tokens in the KV cache; what they hold, and the token that comes next.
+    fn at_depth(&mut self, depth: usize, count: usize) -> Result<(Vec<String>, Vec<Vec<u32>>), Halt> {
+        let names: Vec<String> = (0..count).map(|_| self.session_name()).collect();
+        if !self.handle.spec().model.can_rewind {
+            let mut held = Vec::new();
+            for name in &names {
+                let tokens = self.tokens(depth);
+                held.push(self.begin(name, tokens)?);
+            }
+            return Ok((names, held));
+        }
+        let original = format!("depth {depth}");
+        let tokens = match self.depths.get(&depth) {
+            Some(tokens) => tokens.clone(),
+            None => {
+                let tokens = self.tokens(depth);
+                let tokens = self.begin(&original, tokens)?;
+                self.depths.insert(depth, tokens.clone());
+                tokens
+            }
+        };
+        for name in &names {
+            self.handle.fork_session(&original, name)?;
+        }
+        Ok((names, vec![tokens; count]))
+    }
+
+    fn close(&self, names: &[String]) -> Result<(), Halt> {
+        for name in names {
+            self.handle.close_session(name)?;
+        }
+        Ok(())
+    }
+
+    /// Requests of `prompt` new tokens each, behind `case.depth` others, that generate `generate`; and their courses.
+    fn rows(&mut self, case: &Case, prompt: usize, generate: usize) -> Result<Vec<Course>, Halt> {
+        if case.depth == 0 {
+            let request = |_| request(self.tokens(prompt), generate, None);
+            let requests = (0..case.sequences).map(request).collect();
+            return self.converse(requests);
+        }
+        let (names, held) = self.at_depth(case.depth, case.sequences)?;
+        let mut requests = Vec::new();
+        for (name, mut tokens) in names.iter().zip(held) {
+            // The token that comes next is the first of the new ones.
+            tokens.extend(self.tokens(prompt - 1));
+            requests.push(request(tokens, generate, Some(name.clone())));
+        }
+        let courses = self.converse(requests)?;
+        self.close(&names)?;
+        Ok(courses)
+    }
+
+    fn prompt(&mut self, case: &Case, tokens: usize) -> Result<Sample, Halt> {
+        let courses = self.rows(case, tokens, 1)?;
+        let value = match &courses[..] {
+            [one] => one.outcome.timings.prefill_rate(&one.outcome.usage).unwrap_or(0.0),
+            _ => {
+                let computed =
+                    courses.iter().map(|c| c.outcome.usage.prompt_tokens - c.outcome.usage.cached_tokens);
+                computed.sum::<usize>() as f64 / until_all_began(&courses)?.as_secs_f64()
+            }
+        };
+        Ok(self.sample(value, &courses))
+    }
+
+    fn generate(&mut self, case: &Case, tokens: usize) -> Result<Sample, Halt> {
+        let waiting = case.sequences.saturating_sub(1) * 2;
+        // The first token belongs to the prompt.
+        let courses = self.rows(case, 1, tokens + waiting + 1)?;
+        let value = match &courses[..] {
+            [one] => one.outcome.timings.decode_rate(&one.outcome.usage).unwrap_or(0.0),
+            _ => rate_together(&courses)?,
+        };
+        Ok(self.sample(value, &courses))
+    }
+
+    fn both(&mut self, case: &Case, prompt: usize, generate: usize) -> Result<Sample, Halt> {
+        let courses = self.rows(case, prompt, generate + 1)?;
+        let mut end = courses[0].last()?;
+        for course in &courses {
+            end = end.max(course.last()?);
+        }
+        let time = end - courses[0].submitted;
+        let value = (case.sequences * (prompt + generate)) as f64 / time.as_secs_f64();
+        Ok(self.sample(value, &courses))
+    }
+
+    /// Time to the first token of prompts that nothing is known of.
+    fn cold(&mut self, case: &Case, tokens: usize) -> Result<Sample, Halt> {
+        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let prompts = names.iter().map(|name| request(self.tokens(tokens), 1, Some(name.clone())));
+        let prompts = prompts.collect();
+        self.first_tokens(prompts, names)
+    }
+
+    /// As `cold`, of prompts that all begin with the same tokens.
+    fn shared(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let system = self.tokens(first);
+        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let prompt = |name: &String| {
+            let tokens = [system.clone(), self.tokens(turn)].concat();
+            request(tokens, 1, Some(name.clone()))
+        };
+        let prompts = names.iter().map(prompt).collect();
+        self.first_tokens(prompts, names)
+    }
+
+    fn warm(&mut self, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let name = self.session_name();
+        let tokens = self.tokens(first);
+        let mut tokens = self.begin(&name, tokens)?;
+        tokens.extend(self.tokens(turn - 1));
+        self.first_tokens(vec![request(tokens, 1, Some(name.clone()))], vec![name])
+    }
+
+    fn fork(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let original = self.session_name();
+        let tokens = self.tokens(first);
+        let held = self.begin(&original, tokens)?;
+        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let begun = Instant::now();
+        for name in &names {
+            self.handle.fork_session(&original, name)?;
+        }
+        let fork_ms = milliseconds(begun.elapsed());
+        let prompt = |name: &String| {
+            let tokens = [held.clone(), self.tokens(turn - 1)].concat();
+            request(tokens, 1, Some(name.clone()))
+        };
+        let prompts = names.iter().map(prompt).collect();
+        let sample = self.first_tokens(prompts, names)?;
+        self.close(&[original])?;
+        Ok(Sample { fork_ms: Some(fork_ms), ..sample })
+    }
+
+    /// Runs requests at once and closes their sessions; the value is the time until all have their first token.
+    fn first_tokens(&mut self, requests: Vec<Request>, names: Vec<String>) -> Result<Sample, Halt> {
+        let courses = self.converse(requests)?;
+        let load = self.handle.load()?;
+        self.close(&names)?;
+        let value = milliseconds(until_all_began(&courses)?);
+        let kv_bytes = Some(load.kv_capacity.saturating_sub(load.kv_free) as u64);
+        Ok(Sample { kv_bytes, ..self.sample(value, &courses) })
+    }
+
+    /// A session's second turn in an engine that has just been started.
+    fn restore(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        if self.saved.get(case).is_none_or(|saved| saved.sessions.is_empty()) {
+            let saved = self.save_sessions(first)?;
+            self.saved.insert(*case, saved);
+        }
+        let new = self.tokens(turn - 1);
+        let saved = self.saved.get_mut(case).expect("filled above");
+        let tokens = saved.sessions.pop().expect("filled above");
+        let (handle, facts) = start(&self.recipe, Some(&saved.folder.path), self.around.terminal)?;
+        let name = "restored".to_owned();
+        handle.restore_session(&name, tokens.clone())?;
+        let prompt = [tokens, new].concat();
+        let courses = converse(&handle, self.around.graceful, vec![request(prompt, 1, Some(name))])?;
+        let value = milliseconds(until_all_began(&courses)?);
+        Ok(Sample { load_s: facts.load_s.first().copied(), ..self.sample(value, &courses) })
+    }
+
+    /// Leaves a session of `first` tokens on disk for each round, and ends the engine that did so.
+    fn save_sessions(&mut self, first: usize) -> Result<Saved, Halt> {
+        let folder = ScratchFolder::new()?;
+        let (handle, _) = start(&self.recipe, Some(&folder.path), self.around.terminal)?;
+        let mut sessions = Vec::new();
+        for index in 0..self.recipe.rounds {
+            let mut tokens = self.tokens(first);
+            let asked = request(tokens.clone(), 1, Some(format!("saved {index}")));
+            let course = converse(&handle, self.around.graceful, vec![asked])?.remove(0);
+            tokens.extend(course.generated);
+            sessions.push(tokens);
+            handle.close_session(&format!("saved {index}"))?;
+        }
+        if !handle.flush_disk(FLUSH_TIMEOUT)? {
+            let slow = anyhow::anyhow!("the disk is slow: the sessions' KV is not saved");
+            return Err(CommandError::new(Kind::Temporary, slow).into());
+        }
+        Ok(Saved { folder, sessions })
+    }
+
+    fn sample(&self, value: f64, courses: &[Course]) -> Sample {
+        let first: Vec<f64> = courses
+            .iter()
+            .filter_map(|course| course.outcome.timings.time_to_first_token.map(milliseconds))
+            .collect();
+        let token_ms = courses.iter().flat_map(|course| {
+            course
+                .tokens
+                .windows(2)
+                .map(|pair| milliseconds((pair[1].0 - pair[0].0) / pair[1].1.max(1) as u32))
+        });
+        Sample {
+            value: rounded(value),
+            at_s: rounded(self.around.start.elapsed().as_secs_f64()),
+            first_token_ms: (!first.is_empty()).then(|| rounded(stats::median(&first))),
+            cached_tokens: courses.iter().map(|course| course.outcome.usage.cached_tokens).sum(),
+            restored_tokens: courses.iter().map(|course| course.restored_tokens).sum(),
+            token_ms: token_ms.map(rounded).collect(),
+            ..Sample::default()
+        }
+    }
+}
+
+impl Subject for EngineSubject<'_> {
+    fn setting(&self) -> &Setting {
+        &self.facts.setting
+    }
+
+    fn measure(&mut self, case: &Case) -> Result<Sample, Halt> {
+        match case.work {
+            Work::Prompt { tokens } => self.prompt(case, tokens),
+            Work::Generate { tokens } => self.generate(case, tokens),
+            Work::Both { prompt, generate } => self.both(case, prompt, generate),
+            Work::Cold { first, turn } => self.cold(case, first + turn),
+            Work::Warm { first, turn } => self.warm(first, turn),
+            Work::Restore { first, turn } => self.restore(case, first, turn),
+            Work::Fork { first, turn } => self.fork(case, first, turn),
+            Work::Shared { first, turn } => self.shared(case, first, turn),
+        }
+    }
+}
+
+/// Thousandths are enough for rates and for milliseconds.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// From the submission of all to when the last of them has its first token.
+fn until_all_began(courses: &[Course]) -> Result<Duration, Error> {
+    let mut latest = Duration::ZERO;
+    for course in courses {
+        latest = latest.max(course.first()? - courses[0].submitted);
+    }
+    Ok(latest)
+}
+
+/// Tokens per second of sequences that generate together: from when the last has its first token to when the first of them has
+/// its last one, so that all take part all the time.
+fn rate_together(courses: &[Course]) -> Result<f64, Error> {
+    let mut start = courses[0].first()?;
+    let mut end = courses[0].last()?;
+    for course in courses {
+        start = start.max(course.first()?);
+        end = end.min(course.last()?);
+    }
+    let times = courses.iter().flat_map(|course| &course.tokens);
+    let counted: usize =
+        times.filter(|(time, _)| *time > start && *time <= end).map(|(_, count)| count).sum();
+    Ok(counted as f64 / end.saturating_duration_since(start).as_secs_f64())
+}
+
+fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Request {
+    let limits = Limits { max_tokens: Some(generate), ignore_eos: true, ..Limits::default() };
+    Request { prompt, limits, session, ..Request::default() }
+}
+
+/// Submits all requests at once and hears each to its end.
+fn converse(handle: &EngineHandle, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
+    let (sender, events) = mpsc::channel();
+    let submitted = Instant::now();
+    let mut stops = StopAll(Vec::new());
+    let mut courses = Vec::new();
+    for (index, request) in requests.into_iter().enumerate() {
+        let sender = sender.clone();
+        let sink = move |event| match sender.send((Instant::now(), index, event)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        stops.0.push(handle.submit_to(request, Box::new(sink))?);
+        courses.push((Vec::new(), Vec::new(), None, 0));
+    }
+    drop(sender);
+    loop {
+        if let Some(signal) = graceful.received() {
+            return Err(Halt::Interrupted(signal));
+        }
+        let (time, index, event) = match events.recv_timeout(POLL) {
+            Ok(heard) => heard,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        let (times, generated, outcome, restored) = &mut courses[index];
+        match event {
+            Event::Queued { .. } | Event::Prefill { .. } => {}
+            Event::Started(started) => *restored = started.reuse.restored_tokens,
+            Event::Text { tokens, .. } if tokens.is_empty() => {}
+            Event::Text { tokens, .. } => {
+                times.push((time, tokens.len()));
+                generated.extend(tokens.iter().map(|token| token.id));
+            }
+            Event::Done(done) => *outcome = Some(done),
+            Event::Failed(error) => return Err(error.into()),
+        }
+    }
+    let course = |(tokens, generated, outcome, restored_tokens): (_, _, Option<Outcome>, _)| {
+        let outcome = outcome.ok_or(Error::EngineGone)?;
+        Ok(Course { submitted, tokens, generated, outcome, restored_tokens })
+    };
+    Ok(courses.into_iter().map(course).collect::<Result<_, Error>>()?)
+}
+
+/// Requests that nobody hears any more are stopped.
+struct StopAll(Vec<StopHandle>);
+
+impl Drop for StopAll {
+    fn drop(&mut self) {
+        self.0.iter().for_each(StopHandle::stop);
+    }
+}
+
+/// Loads the model and starts an engine; with a folder, one that keeps its sessions' KV there.
+fn start(
+    recipe: &Recipe,
+    disk: Option<&Path>,
+    terminal: &Terminal,
+) -> Result<(EngineHandle, ModelFacts), CommandError> {
+    let begun = Instant::now();
+    let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
+    let resolved = load::resolve(&recipe.model, &quiet)?;
+    let asked = EngineOptions {
+        warm_resume: true,
+        keeps_sessions: disk.is_some(),
+        kv_memory: None,
+        kv_disk: None,
+        sharing: Sharing::default(),
+    };
+    let options = load::options(&recipe.model, asked, terminal)?;
+    let bar = LoadBar::new(terminal, &resolved.name);
+    let loaded = load_model(&resolved, &options, &mut |done, total| bar.show(done, total));
+    bar.clear();
+    let loaded = loaded?;
+    let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
+    config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
+    config.max_running = recipe.sequences;
+    config.max_sessions = recipe.sequences + recipe.depths + 1;
+    let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
+    check_memory(&spec)?;
+    let fingerprint = loaded.fingerprint.clone();
+    let store = match disk {
+        Some(root) => Some(DiskStore::open(DiskConfig {
+            root: root.to_path_buf(),
+            limit_bytes: u64::MAX,
+            fingerprint: fingerprint.hex.clone(),
+            description: fingerprint.facts.clone(),
+            queue_bytes: DEFAULT_QUEUE_BYTES,
+        })?),
+        None => None,
+    };
+    let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer.clone());
+    let step_tokens = config.step_tokens;
+    let handle = EngineHandle::spawn(move || {
+        let mut engine = Engine::new(model, vocabulary, config)?;
+        store.into_iter().for_each(|store| engine.set_disk(store));
+        Ok(engine)
+    })?;
+    let load_s = rounded(begun.elapsed().as_secs_f64());
+    let mut facts = facts(recipe, &resolved, &options, handle.spec())?;
+    facts.setting.step_tokens = step_tokens;
+    facts.fingerprint = Some(fingerprint.hex);
+    facts.load_s = vec![load_s];
+    Ok((handle, facts))
+}
+
+/// All sequences at once fit beside what is loaded already.
+fn check_memory(spec: &EngineSpec) -> Result<(), CommandError> {
+    let needed = spec.kv_memory as u64;
+    let available = tightest(&memory_limits(Path::new("/"))).map_or(u64::MAX, |limit| limit.available);
+    if needed <= available {
+        return Ok(());
+    }
+    let message =
+        format!("the KV of all sequences takes {}, and {} are left", bytes(needed), bytes(available));
+    let hint = "measure fewer sequences at once (-b) or a smaller depth (-d)";
+    Err(CommandError::new(Kind::Temporary, anyhow::anyhow!(message)).hint(hint))
+}
+
+fn facts(
+    recipe: &Recipe,
+    resolved: &crate::runtime::load::hub::Resolved,
+    options: &crate::runtime::load::LoadOptions,
+    spec: &EngineSpec,
+) -> Result<ModelFacts, CommandError> {
+    let about = model_facts(&resolved.source)?;
+    let lasting = spec.model.groups.iter().filter(|group| group.keep == Keep::All);
+    let kv_bytes = lasting.map(|group| group.page_bytes as u64).sum::<u64>() / PAGE_TOKENS as u64;
+    let files = ModelFiles::open(&resolved.source)?;
+    let converted = options.quantize.or(options.dtype);
+    let mut setting = Setting {
+        model: recipe.name.clone(),
+        kv_type: options.kv_type.name().to_owned(),
+        quantize: converted.map(|dtype| dtype.name().to_owned()),
+        ..Setting::default()
+    };
+    let mut facts = ModelFacts {
+        architecture: about.architecture,
+        parameters: Some(about.parameters),
+        bytes: Some(about.bytes),
+        quantization: about.quantization,
+        context: Some(recipe.context),
+        kv_bytes_per_token: Some(kv_bytes),
+        ..ModelFacts::default()
+    };
+    match options.device {
+        Device::Cpu(cpu) => {
+            setting.threads = cpu.threads;
+            setting.threads_batch = cpu.threads_batch;
+            setting.cpu = cpu.isa.name().to_owned();
+            facts.kernels = Some(kernels_name(cpu.isa).to_owned());
+            // The limits that are probed are the processor's.
+            facts.cost = cost::cost(&cost::tensors(files.tensors()), converted, kv_bytes);
+        }
+        Device::Candle(kind) => setting.cpu = format!("{kind:?}").to_lowercase(),
+    }
+    facts.setting = setting;
+    Ok(facts)
+}
+
+/// A folder that goes when it is dropped.
+struct ScratchFolder {
+    path: PathBuf,
+}
+
+impl ScratchFolder {
+    fn new() -> Result<Self, CommandError> {
+        static COUNT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("llmctl-bench-{}-{count}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| {
+            CommandError::new(Kind::Io, error).context(format!("making {}", path.display()))
+        })?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for ScratchFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path); // what stays lies in the system's folder for it
+    }
+}

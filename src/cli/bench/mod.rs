@@ -1,0 +1,581 @@
+//! `llmctl bench`: how fast, by the way that users take, with how much doubt.
+//!
+//! `plan` turns sweeps into cases, `runner` measures them in turns on a [`runner::Subject`] (`engine`, or a mock in tests),
+//! `record` is what is left of it, `machine` and `cost` say what would be possible, `validity` what speaks against a result,
+//! `stats` does the sums, `report` and `plot` show it, `compare` judges one result by another, `serve` measures over HTTP.
+
+pub mod compare;
+pub mod cost;
+pub mod engine;
+pub mod llama_bench;
+pub mod machine;
+pub mod plan;
+pub mod plot;
+pub mod record;
+pub mod report;
+pub mod runner;
+pub mod serve;
+pub mod stats;
+pub mod validity;
+
+use std::collections::{BTreeSet, HashSet};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args::{CpuSet, Device, KvType, ModelArgs, Quantize, WeightDtype};
+use super::error::{CommandError, Exit, Kind};
+use super::load;
+use super::output::{Output, OutputError};
+use super::report::print;
+use super::signal::Graceful;
+use super::terminal::Terminal;
+use crate::runtime::load::hub::Aliases;
+use crate::runtime::load::model_facts;
+use engine::{Around, EngineSubject, Recipe};
+use plan::{Case, SessionTest, Sweep};
+use record::{CaseResult, Document, SCHEMA, Setting};
+use report::Format;
+use runner::{Halt, Listener, Rounds, Subject};
+
+/// Measure speed, and how far to trust the figures
+///
+/// Through the same engine that `run` uses. Names and definitions of tests are llama-bench's: pp512 is a prompt of 512
+/// tokens, tg128 generates 128 tokens one by one, @d2048 has 2048 tokens before it, x8 is eight sequences at once.
+#[derive(Debug, Clone, Args)]
+#[command(after_long_help = LONG_HELP, args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+
+    /// Models: .gguf files, folders, org/repo[:QUANT][@REVISION] or aliases
+    #[arg(long, short, value_name = "REF", value_delimiter = ',')]
+    pub model: Vec<String>,
+
+    #[command(flatten)]
+    pub tests: TestArgs,
+
+    #[command(flatten)]
+    pub engine: EngineSweepArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// What the configuration files call models; filled in after the parse.
+    #[arg(skip)]
+    pub aliases: Aliases,
+}
+
+/// What else there is to do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BenchCommand {
+    Serve(Box<serve::ServeArgs>),
+    Compare(compare::CompareArgs),
+}
+
+/// What is measured; lists are separated by commas.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Tests")]
+pub struct TestArgs {
+    /// Prompt lengths; 0 measures none
+    #[arg(long, short = 'p', value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub n_prompt: Vec<usize>,
+
+    /// Numbers of tokens to generate; 0 measures none
+    #[arg(long, short = 'n', value_name = "N", value_delimiter = ',', default_value = "128")]
+    pub n_gen: Vec<usize>,
+
+    /// A prompt of P tokens and G generated ones as one test; may be repeated
+    #[arg(long, value_name = "P,G", value_parser = plan::pair)]
+    pub pg: Vec<(usize, usize)>,
+
+    /// Depths: tokens that lie in the KV cache before a test begins
+    #[arg(long, short = 'd', value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub n_depth: Vec<usize>,
+
+    /// Sequences at once
+    #[arg(long, short = 'b', value_name = "N", value_delimiter = ',', default_value = "1",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub sequences: Vec<usize>,
+
+    /// What sessions save: time to the first token of a turn behind -p tokens that are in memory or on disk
+    #[arg(long, value_name = "TEST", value_enum, value_delimiter = ',')]
+    pub sessions: Vec<SessionTest>,
+
+    /// New tokens of that turn
+    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub turn: usize,
+
+    /// Repetitions of every test
+    #[arg(long, short = 'r', value_name = "N", default_value = "5",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000))]
+    pub repetitions: usize,
+
+    /// Count the first run of every test too
+    #[arg(long, hide_short_help = true)]
+    pub no_warmup: bool,
+
+    /// Do not measure what the machine can do at most, which takes two seconds before and after
+    #[arg(long, hide_short_help = true)]
+    pub no_probe: bool,
+
+    /// Seed of the random prompts
+    #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
+    pub seed: u64,
+}
+
+/// How models are loaded; lists are separated by commas, and every combination is measured.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineSweepArgs {
+    /// Threads to compute with (default: what the machine or its cgroup allows)
+    #[arg(long, short = 't', value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub threads: Vec<usize>,
+
+    /// Threads for prompts and large batches (default: as --threads)
+    #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub threads_batch: Vec<usize>,
+
+    /// Type of the KV cache (default: f16)
+    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',')]
+    pub kv_type: Vec<KvType>,
+
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',', conflicts_with = "dtype")]
+    pub quantize: Vec<Quantize>,
+
+    /// Type of the weights in memory (default: as they are in the file)
+    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',', hide_short_help = true)]
+    pub dtype: Vec<WeightDtype>,
+
+    /// Instruction set of the CPU kernels (default: the best that the processor has)
+    #[arg(long, value_enum, value_name = "SET", value_delimiter = ',', hide_short_help = true)]
+    pub cpu: Vec<CpuSet>,
+
+    /// Where to compute
+    #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
+    pub device: Option<Device>,
+
+    /// The most tokens that are computed in one step (default: as for `run`)
+    #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
+    pub step_tokens: Vec<usize>,
+
+    /// Context size in tokens (default: what the largest test needs)
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    pub ctx: Option<usize>,
+}
+
+/// Where results go.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// What goes to stdout
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub output: Format,
+
+    /// Write all results to this JSON file too, after every measurement
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+
+    /// Draw charts (SVG) into this folder
+    #[arg(long, value_name = "DIR")]
+    pub plot: Option<PathBuf>,
+
+    /// Compare with this result, and exit with 1 if something is slower beyond noise
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub threshold: compare::ThresholdArgs,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl bench --model ./model.gguf
+  llmctl bench --model ./model.gguf -p 512 -n 128 -d 0,2048 -b 1,8 --threads 1,2 --save before.json
+  llmctl bench --model ./model.gguf -n 0 --sessions warm,restore,fork,shared
+  llmctl bench --model ./a.gguf,./b.gguf --output md
+  llmctl bench --model ./model.gguf --baseline before.json --plot charts
+  llmctl bench compare before.json after.json
+  llmctl bench serve --self --model ./model.gguf --concurrency 1,4
+
+Tests:
+  pp512        tokens of a prompt of 512 per second
+  tg128        tokens per second of 128 that are generated one by one; the one that the prompt gives is not counted
+  pp512+tg128  tokens of both per second of the whole (--pg 512,128)
+  ...@d2048    behind 2048 tokens in the KV cache
+  ... x8       eight sequences at once, all their tokens together
+  cold512+32   time to the first token of a prompt of 544 tokens of which nothing is known
+  warm512+32   the same, 512 of them being held by a session
+  restore512+32   the same, in an engine that has just been started, with the KV on disk
+  fork512+32 x4   the same, in four forks of the session at once, until all have their first token
+  shared512+32 x4 four new sessions that begin with the same 512 tokens, until all have their first token
+
+Method:
+  Every test runs once uncounted, then -r times, in turns with all other tests and engines. Prompts are random and never repeat.
+  Engines that fit into memory together take turns; otherwise they are measured one after the other.
+  `of limit` compares the median with what the machine would allow: weights and KV read at the memory bandwidth measured \
+before and after, products at its arithmetic peak, whichever is slower. Attention's arithmetic is not counted.
+  Warnings say what speaks against the figures: other load, time stolen by a hypervisor, throttling, spread, drift, outliers, a cache \
+that was hit.
+
+Output:
+  json is one object with every measured value (\"schema\": \"llmctl.bench.v1\"), as --save writes it; jsonl has an event per \
+line (started, sample, case, done).
+
+Exit codes:
+  0    success
+  1    runtime failure, or slower than the --baseline beyond noise
+  2    usage, e.g. no repetitions, or a depth beyond the model's context
+  65   a damaged model or result file
+  66   model or result file not found
+  74   input or output failed
+  75   not enough memory
+  130  interrupted; what was measured is printed and saved";
+
+/// Runs the subcommand.
+pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    match &args.command {
+        None => run_engines(&args, terminal),
+        Some(BenchCommand::Compare(compare)) => compare::run(compare),
+        Some(BenchCommand::Serve(given)) => {
+            let mut given = given.clone();
+            given.aliases = args.aliases.clone();
+            // The configuration's model is known to the command above only.
+            given.target.model = given.target.model.or_else(|| args.model.first().cloned());
+            serve::run(&given, terminal)
+        }
+    }
+}
+
+fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let tests = &args.tests;
+    let cases = plan::cases(&Sweep {
+        prompts: tests.n_prompt.clone(),
+        generated: tests.n_gen.clone(),
+        pairs: tests.pg.clone(),
+        depths: tests.n_depth.clone(),
+        sequences: tests.sequences.clone(),
+        sessions: tests.sessions.clone(),
+        turn: tests.turn,
+    })?;
+    let recipes = recipes(args, &cases)?;
+    let outlook = Outlook::new(&args.output, terminal)?;
+    let graceful = Graceful::begin();
+    let mut document = new_document();
+    let mut output = Output::stdout();
+    let threads = probed_threads(args, &recipes);
+    for &threads in &threads {
+        document.machine.probes.push(machine::probe(threads)?);
+    }
+    machine::forget_peak(Path::new("/"));
+    let before = machine::Counters::read(Path::new("/"));
+    let around = Around { terminal, graceful: &graceful, start: Instant::now() };
+    let mut run = Run { args, document: &mut document, output: &mut output, bar: bar(terminal) };
+    let ended = run.measure(recipes, &cases, &around);
+    run.bar.finish_and_clear();
+    document.complete = matches!(ended, Ok(None));
+    document.machine.peak_memory = machine::peak_memory(Path::new("/"));
+    let after = machine::Counters::read(Path::new("/"));
+    document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
+    if document.complete {
+        for &threads in &threads {
+            document.machine.probes.push(machine::probe(threads)?);
+        }
+    }
+    drop(output);
+    // A failure is told after what was measured before it.
+    let judged = outlook.conclude(&mut document);
+    let signal = ended?;
+    Ok(signal.map_or(judged?, Exit::Signal))
+}
+
+/// What becomes of a document: judged, saved, printed, drawn, compared.
+struct Outlook<'a> {
+    args: &'a OutputArgs,
+    terminal: &'a Terminal,
+    baseline: Option<Document>,
+}
+
+impl<'a> Outlook<'a> {
+    /// # Errors
+    /// Those of reading the baseline, before anything is measured.
+    fn new(args: &'a OutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+        let baseline = args.baseline.as_deref().map(compare::read).transpose()?;
+        Ok(Self { args, terminal, baseline })
+    }
+
+    /// `Failure` where the baseline was better beyond noise.
+    fn conclude(&self, document: &mut Document) -> Result<Exit, CommandError> {
+        finish(document);
+        if let Some(path) = &self.args.save {
+            document.save(path)?;
+        }
+        print(&report::render(document, self.args.output))?;
+        if let Some(folder) = &self.args.plot {
+            for name in plot::write(document, folder)? {
+                self.terminal.note(&format!("wrote {name}"));
+            }
+        }
+        match &self.baseline {
+            Some(baseline) if document.complete => self.judge(baseline, document),
+            _ => Ok(Exit::Success),
+        }
+    }
+
+    /// Beside forms that programs read, the verdict goes to stderr.
+    fn judge(&self, baseline: &Document, document: &Document) -> Result<Exit, CommandError> {
+        let first = self.args.baseline.as_deref().unwrap_or(Path::new("")).display().to_string();
+        let threshold = self.args.threshold.threshold / 100.0;
+        let compared = compare::compared(baseline, document, "this run", threshold)?;
+        let text = compare::text(&first, &compared);
+        match self.args.output {
+            Format::Table | Format::Md => drop(print(&format!("\n{text}"))?),
+            Format::Json | Format::Jsonl | Format::Csv => self.terminal.report(text.trim_end()),
+        }
+        Ok(compare::exit(&[compared]))
+    }
+}
+
+/// The engines of a sweep.
+///
+/// # Errors
+/// A usage error when a case needs more context than there is; those of finding a model.
+fn recipes(args: &BenchArgs, cases: &[Case]) -> Result<Vec<Recipe>, CommandError> {
+    let quiet = Terminal::new(super::args::ColorWhen::Never, 0, true);
+    let mut models: Vec<(ModelArgs, String, usize)> = Vec::new();
+    let nothing_given = [None];
+    let given: Vec<_> = args.model.iter().cloned().map(Some).collect();
+    for reference in if given.is_empty() { &nothing_given[..] } else { &given } {
+        let model =
+            ModelArgs { model: reference.clone(), aliases: args.aliases.clone(), ..ModelArgs::default() };
+        let resolved = load::resolve(&model, &quiet)?;
+        let most = model_facts(&resolved.source)?.decoder?.context_length;
+        let context = context(args, cases, &resolved.name, most)?;
+        // Files of the same name are told apart as they were given.
+        let is_taken = models.iter().any(|(_, name, _)| *name == resolved.name);
+        let name = if is_taken { reference.clone().unwrap_or_default() } else { resolved.name };
+        models.push((model, name, context));
+    }
+    let depths: HashSet<_> = cases.iter().map(|case| case.depth).filter(|&depth| depth > 0).collect();
+    let recipe = |(model, name, context)| Recipe {
+        model: ModelArgs { ctx: Some(context), device: args.engine.device, ..model },
+        name,
+        step_tokens: None,
+        context,
+        sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),
+        depths: depths.len(),
+        rounds: args.tests.repetitions + usize::from(!args.tests.no_warmup),
+        seed: args.tests.seed,
+    };
+    let sweep = &args.engine;
+    let recipes = models.into_iter().map(recipe).collect();
+    let recipes = each(recipes, &sweep.quantize, |recipe, value| recipe.model.quantize = Some(value));
+    let recipes = each(recipes, &sweep.dtype, |recipe, value| recipe.model.dtype = Some(value));
+    let recipes = each(recipes, &sweep.kv_type, |recipe, value| recipe.model.kv_type = Some(value));
+    let recipes = each(recipes, &sweep.cpu, |recipe, value| recipe.model.cpu = Some(value));
+    let recipes = each(recipes, &sweep.threads, |recipe, value| recipe.model.threads = Some(value));
+    let recipes =
+        each(recipes, &sweep.threads_batch, |recipe, value| recipe.model.threads_batch = Some(value));
+    Ok(each(recipes, &sweep.step_tokens, |recipe, value| recipe.step_tokens = Some(value)))
+}
+
+/// Every recipe with every value; as it is where there are none.
+fn each<V: Clone>(recipes: Vec<Recipe>, values: &[V], set: impl Fn(&mut Recipe, V)) -> Vec<Recipe> {
+    if values.is_empty() {
+        return recipes;
+    }
+    let with = |recipe: &Recipe, value: &V| {
+        let mut recipe = recipe.clone();
+        set(&mut recipe, value.clone());
+        recipe
+    };
+    recipes.iter().flat_map(|recipe| values.iter().map(move |value| with(recipe, value))).collect()
+}
+
+/// Tokens that a sequence has room for.
+fn context(args: &BenchArgs, cases: &[Case], model: &str, most: usize) -> Result<usize, CommandError> {
+    let largest = cases.iter().max_by_key(|case| case.context()).expect("there is a case");
+    let needed = largest.context();
+    let (limit, whose) = match args.engine.ctx {
+        Some(ctx) if ctx < needed => (ctx, "--ctx is".to_owned()),
+        _ if needed > most => (most, format!("{model} was made for")),
+        asked => return Ok(asked.unwrap_or(needed)),
+    };
+    let message = format!("{} needs a context of {needed} tokens, and {whose} {limit}", largest.name());
+    Err(CommandError::usage(message).hint("measure at a smaller depth (-d), or shorter prompts (-p)"))
+}
+
+/// Numbers of threads whose limits are of interest.
+fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
+    if args.tests.no_probe {
+        return Vec::new();
+    }
+    let default = crate::runtime::machine::default_threads();
+    let threads: BTreeSet<_> = recipes.iter().map(|recipe| recipe.model.threads.unwrap_or(default)).collect();
+    threads.into_iter().collect()
+}
+
+fn new_document() -> Document {
+    let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Document {
+        schema: SCHEMA.to_owned(),
+        build: record::build(),
+        command: std::env::args().skip(1).collect(),
+        started: started.as_secs(),
+        complete: false,
+        machine: machine::facts(Path::new("/")),
+        models: Vec::new(),
+        server: None,
+        cases: Vec::new(),
+        points: Vec::new(),
+        warnings: Vec::new(),
+    }
+}
+
+/// As much as the caches of a large processor hold.
+const IN_CACHES: u64 = 64 << 20;
+
+/// What is known once all is measured: limits and doubts.
+fn finish(document: &mut Document) {
+    let mut cases = std::mem::take(&mut document.cases);
+    for result in &mut cases {
+        result.limit = limit(document, result);
+    }
+    document.cases = cases;
+    document.warnings = validity::warnings(document);
+}
+
+/// By the mean of the probes with as many threads.
+fn limit(document: &Document, result: &CaseResult) -> Option<record::Limit> {
+    let model = document.models.iter().find(|model| model.setting == result.setting)?;
+    let probes = document.machine.probes.iter().filter(|probe| probe.threads == result.setting.threads);
+    let probes: Vec<_> = probes.collect();
+    let mut probe = (*probes.first()?).clone();
+    probe.read_gb_s = stats::mean(&probes.iter().map(|probe| probe.read_gb_s).collect::<Vec<_>>());
+    let step = cost::Step::of(&result.case, result.setting.step_tokens)?;
+    // Weights that caches hold are not read from memory.
+    let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
+    cost::limit(&step, &cost, &probe, result.summary.median)
+}
+
+fn bar(terminal: &Terminal) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} left, {msg}")
+        .expect("the template is constant and valid");
+    let bar = if terminal.shows_progress() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    bar.with_style(style)
+}
+
+/// A run in progress: what was measured, and who hears of it.
+struct Run<'a> {
+    args: &'a BenchArgs,
+    document: &'a mut Document,
+    output: &'a mut Output<std::io::StdoutLock<'static>>,
+    bar: ProgressBar,
+}
+
+impl Run<'_> {
+    /// Measures all cases on all engines. Returns the signal that cut it short, if one did.
+    fn measure(
+        &mut self,
+        recipes: Vec<Recipe>,
+        cases: &[Case],
+        around: &Around<'_>,
+    ) -> Result<Option<u8>, CommandError> {
+        match open(&recipes, around) {
+            Ok(engines) => self.take_turns(engines, cases),
+            Err(Halt::Interrupted(signal)) => Ok(Some(signal)),
+            Err(Halt::Failed(error)) if error.kind == Kind::Temporary && recipes.len() > 1 => {
+                around.terminal.note(&format!(
+                    "the engines do not fit into memory together ({error}): they are measured one after the other"
+                ));
+                self.one_after_the_other(recipes, cases, around)
+            }
+            Err(Halt::Failed(error)) => Err(error),
+        }
+    }
+
+    fn one_after_the_other(
+        &mut self,
+        recipes: Vec<Recipe>,
+        cases: &[Case],
+        around: &Around<'_>,
+    ) -> Result<Option<u8>, CommandError> {
+        for recipe in recipes {
+            match open(&[recipe], around) {
+                Ok(engines) => match self.take_turns(engines, cases)? {
+                    None => {}
+                    signal => return Ok(signal),
+                },
+                Err(Halt::Interrupted(signal)) => return Ok(Some(signal)),
+                Err(Halt::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_turns(
+        &mut self,
+        mut engines: Vec<EngineSubject<'_>>,
+        cases: &[Case],
+    ) -> Result<Option<u8>, CommandError> {
+        self.document.models.extend(engines.iter().map(|engine| engine.facts().clone()));
+        if self.args.output.output == Format::Jsonl {
+            let _ = self.say(&report::first_line(self.document))?; // a reader that is gone is noticed at the first sample
+        }
+        let mut subjects: Vec<&mut dyn Subject> =
+            engines.iter_mut().map(|engine| engine as &mut dyn Subject).collect();
+        let rounds = Rounds { repetitions: self.args.tests.repetitions, warm_up: !self.args.tests.no_warmup };
+        let mut results = std::mem::take(&mut self.document.cases);
+        let ended = runner::run(&mut subjects, cases, rounds, &mut results, self);
+        self.document.cases = results;
+        ended
+    }
+
+    /// Breaks when the reader of stdout went away; a run that is saved goes on without.
+    fn say(&mut self, line: &str) -> Result<ControlFlow<()>, CommandError> {
+        match self.output.write(line) {
+            Err(OutputError::Closed) if self.args.output.save.is_none() => Ok(ControlFlow::Break(())),
+            Ok(()) | Err(OutputError::Closed) => Ok(ControlFlow::Continue(())),
+            Err(OutputError::Failed(error)) => Err(error),
+        }
+    }
+}
+
+impl Listener for Run<'_> {
+    fn next(&mut self, case: &Case, setting: &Setting, done: usize, total: usize) {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        self.bar.set_message(format!("{} with {} threads", case.name(), setting.threads));
+    }
+
+    fn measured(&mut self, results: &[CaseResult], index: usize) -> Result<ControlFlow<()>, CommandError> {
+        if let Some(path) = &self.args.output.save {
+            let so_far = Document { cases: results.to_vec(), ..self.document.clone() };
+            so_far.save(path)?;
+        }
+        match self.args.output.output {
+            Format::Jsonl => self.say(&report::sample_line(&results[index])),
+            _ => Ok(ControlFlow::Continue(())),
+        }
+    }
+}
+
+/// Loads all models. A signal ends it between two of them.
+fn open<'a>(recipes: &[Recipe], around: &'a Around<'a>) -> Result<Vec<EngineSubject<'a>>, Halt> {
+    let mut engines = Vec::new();
+    for recipe in recipes {
+        if let Some(signal) = around.graceful.received() {
+            return Err(Halt::Interrupted(signal));
+        }
+        engines.push(EngineSubject::open(recipe.clone(), around)?);
+    }
+    Ok(engines)
+}

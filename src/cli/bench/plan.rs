@@ -1,0 +1,290 @@
+//! What is to be measured: sweeps become cases, with the names that llama-bench gave them.
+//!
+//! Pure: nothing is loaded and no clock is read. A case knows what it needs (context, sequences) and what it must find
+//! (cached tokens), so that a run can be refused beforehand and a result doubted afterwards.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::error::CommandError;
+
+/// A comma-separated sweep over what `llmctl bench` is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// 0 leaves out, here and in `generated`, as in llama-bench.
+    pub prompts: Vec<usize>,
+    pub generated: Vec<usize>,
+    pub pairs: Vec<(usize, usize)>,
+    pub depths: Vec<usize>,
+    pub sequences: Vec<usize>,
+    pub sessions: Vec<SessionTest>,
+    /// New tokens of a session's second turn.
+    pub turn: usize,
+}
+
+/// What only sessions have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SessionTest {
+    /// The second turn of a session that is in memory
+    Warm,
+    /// The second turn after a restart, from KV on disk
+    Restore,
+    /// Sessions forked from one that is in memory, all at once
+    Fork,
+    /// Sessions that begin with the same system prompt, all at once
+    Shared,
+}
+
+/// What a case measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// `pp`: tokens of a prompt per second.
+    Prompt { tokens: usize },
+    /// `tg`: generated tokens per second, the first not counted.
+    Generate { tokens: usize },
+    /// `pp+tg`: tokens of both per second of the whole.
+    Both { prompt: usize, generate: usize },
+    /// Time to the first token of a prompt of `first + turn` tokens of which nothing is known: what the others save.
+    Cold { first: usize, turn: usize },
+    /// Time to the first token of `turn` new tokens behind `first` that the session holds.
+    Warm { first: usize, turn: usize },
+    /// As `Warm`, in an engine that has just been started.
+    Restore { first: usize, turn: usize },
+    /// As `Warm`, in forks of the session.
+    Fork { first: usize, turn: usize },
+    /// Time until all of several sessions have their first token, which begin with the same `first` tokens.
+    Shared { first: usize, turn: usize },
+}
+
+/// One line of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Case {
+    pub work: Work,
+    /// Tokens that lie in the KV cache before it begins.
+    pub depth: usize,
+    /// Sequences at once.
+    pub sequences: usize,
+}
+
+/// What a case's values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unit {
+    #[serde(rename = "t/s")]
+    TokensPerSecond,
+    #[serde(rename = "ms")]
+    Milliseconds,
+}
+
+impl Unit {
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::TokensPerSecond => "t/s",
+            Unit::Milliseconds => "ms",
+        }
+    }
+
+    pub fn more_is_better(self) -> bool {
+        self == Unit::TokensPerSecond
+    }
+}
+
+impl Case {
+    /// llama-bench's name (`pp512`, `tg128`, `tg128@d2048`), with ` x8` behind it for eight sequences at once.
+    pub fn name(&self) -> String {
+        let work = match self.work {
+            Work::Prompt { tokens } => format!("pp{tokens}"),
+            Work::Generate { tokens } => format!("tg{tokens}"),
+            Work::Both { prompt, generate } => format!("pp{prompt}+tg{generate}"),
+            Work::Cold { first, turn } => format!("cold{first}+{turn}"),
+            Work::Warm { first, turn } => format!("warm{first}+{turn}"),
+            Work::Restore { first, turn } => format!("restore{first}+{turn}"),
+            Work::Fork { first, turn } => format!("fork{first}+{turn}"),
+            Work::Shared { first, turn } => format!("shared{first}+{turn}"),
+        };
+        let depth = if self.depth > 0 { format!("@d{}", self.depth) } else { String::new() };
+        let sequences = if self.sequences > 1 { format!(" x{}", self.sequences) } else { String::new() };
+        work + &depth + &sequences
+    }
+
+    pub fn unit(&self) -> Unit {
+        match self.work {
+            Work::Prompt { .. } | Work::Generate { .. } | Work::Both { .. } => Unit::TokensPerSecond,
+            _ => Unit::Milliseconds,
+        }
+    }
+
+    /// Prompt and generated tokens of one sequence, those at depth not counted.
+    pub fn tokens(&self) -> (usize, usize) {
+        match self.work {
+            Work::Prompt { tokens } => (tokens, 0),
+            Work::Generate { tokens } => (0, tokens),
+            Work::Both { prompt, generate } => (prompt, generate),
+            Work::Cold { first, turn }
+            | Work::Warm { first, turn }
+            | Work::Restore { first, turn }
+            | Work::Fork { first, turn }
+            | Work::Shared { first, turn } => (first + turn, 1),
+        }
+    }
+
+    /// The context that one of its sequences needs: a few tokens more than are counted, for those that only begin something.
+    pub fn context(&self) -> usize {
+        const BEGINNINGS: usize = 16;
+        let (prompt, generated) = self.tokens();
+        // Sequences that generate together go on until the last of them has begun.
+        let waiting = if generated > 1 { self.sequences.saturating_sub(1) * 2 } else { 0 };
+        self.depth + prompt + generated + waiting + BEGINNINGS
+    }
+
+    /// Prompt tokens that must be found computed already; anything else measures something else.
+    pub fn cached(&self) -> usize {
+        match self.work {
+            Work::Prompt { .. } | Work::Generate { .. } | Work::Both { .. } => self.depth,
+            Work::Cold { .. } | Work::Shared { .. } => 0,
+            Work::Warm { first, .. } | Work::Restore { first, .. } | Work::Fork { first, .. } => first,
+        }
+    }
+
+    /// Whether each repetition starts an engine of its own.
+    pub fn restarts(&self) -> bool {
+        matches!(self.work, Work::Restore { .. })
+    }
+}
+
+/// The cases of a sweep, in the order of a report.
+///
+/// # Errors
+/// A usage error when nothing is left to measure.
+pub fn cases(sweep: &Sweep) -> Result<Vec<Case>, CommandError> {
+    let works = sweep.prompts.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Prompt { tokens });
+    let works = works
+        .chain(sweep.generated.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Generate { tokens }));
+    let works = works.chain(sweep.pairs.iter().map(|&(prompt, generate)| Work::Both { prompt, generate }));
+    let mut cases = Vec::new();
+    for work in works {
+        for &depth in &sweep.depths {
+            cases.extend(sweep.sequences.iter().map(|&sequences| Case { work, depth, sequences }));
+        }
+    }
+    for &first in sweep.prompts.iter().filter(|&&tokens| tokens > 0) {
+        cases.extend(session_cases(sweep, first));
+    }
+    let mut seen = std::collections::HashSet::new();
+    cases.retain(|case| seen.insert(*case));
+    if cases.is_empty() {
+        let hint = "-p N measures prompts, -n N generation, --pg P,G both; 0 leaves one out";
+        return Err(CommandError::usage("nothing is left to measure").hint(hint));
+    }
+    Ok(cases)
+}
+
+fn session_cases(sweep: &Sweep, first: usize) -> Vec<Case> {
+    const SESSIONS: usize = 4;
+    let turn = sweep.turn;
+    let case = |work, sequences| Case { work, depth: 0, sequences };
+    let several: Vec<usize> = sweep.sequences.iter().copied().filter(|&count| count > 1).collect();
+    let several = if several.is_empty() { vec![SESSIONS] } else { several };
+    let asked = |test| sweep.sessions.contains(&test);
+    let mut cases = Vec::new();
+    if asked(SessionTest::Warm) || asked(SessionTest::Restore) {
+        cases.push(case(Work::Cold { first, turn }, 1));
+    }
+    if asked(SessionTest::Warm) {
+        cases.push(case(Work::Warm { first, turn }, 1));
+    }
+    if asked(SessionTest::Restore) {
+        cases.push(case(Work::Restore { first, turn }, 1));
+    }
+    for count in several {
+        if asked(SessionTest::Fork) || asked(SessionTest::Shared) {
+            cases.push(case(Work::Cold { first, turn }, count));
+        }
+        if asked(SessionTest::Fork) {
+            cases.push(case(Work::Fork { first, turn }, count));
+        }
+        if asked(SessionTest::Shared) {
+            cases.push(case(Work::Shared { first, turn }, count));
+        }
+    }
+    cases
+}
+
+/// `--pg P,G`.
+pub fn pair(text: &str) -> Result<(usize, usize), String> {
+    let parsed = text.split_once([',', '+']).and_then(|(p, g)| Some((p.parse().ok()?, g.parse().ok()?)));
+    parsed.filter(|&(p, g)| p > 0 && g > 0).ok_or_else(|| "not of the form P,G, both at least 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep() -> Sweep {
+        Sweep {
+            prompts: vec![512],
+            generated: vec![128],
+            depths: vec![0],
+            sequences: vec![1],
+            turn: 32,
+            ..Sweep::default()
+        }
+    }
+
+    fn names(sweep: &Sweep) -> Vec<String> {
+        cases(sweep).expect("cases").iter().map(Case::name).collect()
+    }
+
+    #[test]
+    fn names_are_those_of_llama_bench() {
+        assert_eq!(names(&sweep()), ["pp512", "tg128"]);
+        let sweep = Sweep { depths: vec![0, 2048], sequences: vec![1, 8], pairs: vec![(16, 4)], ..sweep() };
+        let pp = ["pp512", "pp512 x8", "pp512@d2048", "pp512@d2048 x8"].map(str::to_owned);
+        let tg = pp.clone().map(|name| name.replace("pp512", "tg128"));
+        let both = pp.clone().map(|name| name.replace("pp512", "pp16+tg4"));
+        assert_eq!(names(&sweep), [pp, tg, both].concat());
+    }
+
+    #[test]
+    fn zero_leaves_out_and_nothing_is_an_error() {
+        assert_eq!(names(&Sweep { prompts: vec![0], ..sweep() }), ["tg128"]);
+        assert_eq!(names(&Sweep { generated: vec![0, 128, 128], prompts: vec![], ..sweep() }), ["tg128"]);
+        let nothing = Sweep { generated: vec![0], prompts: vec![0], ..sweep() };
+        assert!(cases(&nothing).unwrap_err().to_string().contains("nothing is left"));
+    }
+
+    #[test]
+    fn session_tests_come_with_what_they_are_compared_with() {
+        use SessionTest::{Fork, Restore, Shared, Warm};
+        let with = |sessions: &[SessionTest], sequences: &[usize]| {
+            let sweep = Sweep {
+                generated: vec![],
+                sessions: sessions.to_vec(),
+                sequences: sequences.to_vec(),
+                ..sweep()
+            };
+            names(&sweep)[sequences.len()..].to_vec()
+        };
+        assert_eq!(with(&[Warm, Restore], &[1]), ["cold512+32", "warm512+32", "restore512+32"]);
+        assert_eq!(with(&[Fork, Shared], &[1, 8]), ["cold512+32 x8", "fork512+32 x8", "shared512+32 x8"]);
+        assert_eq!(with(&[Shared], &[1]), ["cold512+32 x4", "shared512+32 x4"]);
+    }
+
+    #[test]
+    fn a_case_knows_what_it_needs() {
+        let case = |work, depth, sequences| Case { work, depth, sequences };
+        assert_eq!(case(Work::Generate { tokens: 128 }, 2048, 1).context(), 2048 + 128 + 16);
+        assert_eq!(case(Work::Generate { tokens: 128 }, 0, 8).context(), 128 + 14 + 16);
+        assert_eq!(case(Work::Prompt { tokens: 512 }, 64, 1).cached(), 64);
+        assert_eq!(case(Work::Warm { first: 512, turn: 32 }, 0, 1).cached(), 512);
+        assert_eq!(case(Work::Shared { first: 512, turn: 32 }, 0, 4).cached(), 0);
+    }
+
+    #[test]
+    fn pairs_are_two_numbers() {
+        assert_eq!(pair("512,128"), Ok((512, 128)));
+        for wrong in ["512", "0,1", "a,b", "1,2,3", ""] {
+            assert!(pair(wrong).is_err(), "{wrong}");
+        }
+    }
+}

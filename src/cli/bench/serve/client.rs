@@ -1,0 +1,362 @@
+//! Requests to an OpenAI-compatible server, and when each part of the answer came.
+//!
+//! HTTP/1.1 without TLS. Connections are used again; one that the server has closed meanwhile is replaced once, before anything was
+//! sent on it. What goes wrong is a [`Trouble`] with a kind, because errors are counted, not fatal.
+
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, SERVER};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+use super::sse::{self, ChunkUsage, SseParser};
+use crate::cli::error::{CommandError, Kind};
+
+/// The largest response that is read whole.
+const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// Where a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    pub host: String,
+    pub port: u16,
+    /// What comes before `/chat/completions`, e.g. `/v1`.
+    pub base: String,
+}
+
+impl Endpoint {
+    /// `http://127.0.0.1:8484`, with or without `/v1`.
+    ///
+    /// # Errors
+    /// A usage error for anything else, https included.
+    pub fn parse(text: &str) -> Result<Self, CommandError> {
+        let refuse = |why: &str| {
+            let hint = "give the server's address, e.g. --endpoint http://127.0.0.1:8484";
+            CommandError::usage(format!("--endpoint {text}: {why}")).hint(hint)
+        };
+        let uri: Uri = text.parse().map_err(|_| refuse("not an address"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                let hint = "measure without TLS, on the server's own machine or through `ssh -L`: TLS would be part of the figures";
+                return Err(refuse("https is not supported").hint(hint));
+            }
+            _ => return Err(refuse("it does not begin with http://")),
+        }
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| refuse("it names no host"))?;
+        let path = uri.path().trim_end_matches('/');
+        Ok(Self {
+            host: host.to_owned(),
+            port: uri.port_u16().unwrap_or(80),
+            base: if path.is_empty() { "/v1".to_owned() } else { path.to_owned() },
+        })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}:{}{}", self.host, self.port, self.base)
+    }
+}
+
+/// Why a request has no whole answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// No connection.
+    Unreachable(String),
+    /// An error status.
+    Status(u16, String),
+    /// The connection ended before the answer did.
+    Broken(String),
+    /// The answer is not what it should be.
+    Malformed(String),
+    /// An error in the middle of a stream.
+    Server(String),
+    Timeout,
+}
+
+impl Trouble {
+    /// What errors are counted by.
+    pub fn kind(&self) -> String {
+        match self {
+            Trouble::Unreachable(_) => "unreachable".to_owned(),
+            Trouble::Status(code, _) => format!("http_{code}"),
+            Trouble::Broken(_) => "broken".to_owned(),
+            Trouble::Malformed(_) => "malformed".to_owned(),
+            Trouble::Server(_) => "server".to_owned(),
+            Trouble::Timeout => "timeout".to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Unreachable(why) => write!(f, "no connection: {why}"),
+            Trouble::Status(code, message) => write!(f, "the server answers {code}: {message}"),
+            Trouble::Broken(why) => write!(f, "the connection ended before the answer: {why}"),
+            Trouble::Malformed(why) => write!(f, "the answer cannot be read: {why}"),
+            Trouble::Server(message) => write!(f, "the server reports: {message}"),
+            Trouble::Timeout => write!(f, "no answer in time"),
+        }
+    }
+}
+
+impl From<Trouble> for CommandError {
+    fn from(trouble: Trouble) -> Self {
+        let kind = match &trouble {
+            Trouble::Unreachable(_) | Trouble::Broken(_) | Trouble::Timeout => Kind::Unavailable,
+            Trouble::Status(401 | 403, _) => Kind::Auth,
+            Trouble::Status(404, _) => Kind::NotFound,
+            Trouble::Status(429 | 503, _) => Kind::Temporary,
+            Trouble::Status(..) | Trouble::Malformed(_) | Trouble::Server(_) => Kind::Failure,
+        };
+        CommandError::new(kind, anyhow::anyhow!("{trouble}"))
+    }
+}
+
+/// An answer with the times of its parts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub text: String,
+    /// When each part with text came, since the request was sent.
+    pub chunks: Vec<Duration>,
+    pub end: Duration,
+    pub finish: Option<String>,
+    pub usage: Option<ChunkUsage>,
+}
+
+/// A server, and connections to it.
+pub struct Client {
+    endpoint: Endpoint,
+    key: Option<String>,
+    timeout: Duration,
+    idle: Mutex<Vec<SendRequest<Body>>>,
+}
+
+impl Client {
+    pub fn new(endpoint: Endpoint, key: Option<String>, timeout: Duration) -> Self {
+        Self { endpoint, key, timeout, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// The models that the server names, and what it calls itself.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub async fn models(&self) -> Result<(Vec<String>, Option<String>), Trouble> {
+        self.in_time(async {
+            let (response, connection) = self.send(Method::GET, "/models", None).await?;
+            let software = response.headers().get(SERVER).and_then(|value| value.to_str().ok());
+            let software = software.map(str::to_owned);
+            let text = self.whole(response).await?;
+            self.put_back(connection);
+            let value: Value =
+                serde_json::from_str(&text).map_err(|error| Trouble::Malformed(error.to_string()))?;
+            let ids = value["data"].as_array().into_iter().flatten();
+            Ok((ids.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect(), software))
+        })
+        .await
+    }
+
+    /// Sends a completion request and hears the stream to its end.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub async fn complete(&self, path: &str, body: &Value) -> Result<Answer, Trouble> {
+        self.in_time(async {
+            let sent = Instant::now();
+            let (response, connection) = self.send(Method::POST, path, Some(body)).await?;
+            let is_stream = response
+                .headers()
+                .get(CONTENT_TYPE)
+                .and_then(|value| value.to_str().ok())
+                .is_some_and(|value| value.starts_with("text/event-stream"));
+            let answer = if is_stream {
+                hear(response.into_body(), sent).await?
+            } else {
+                let text = self.whole(response).await?;
+                let mut answer = Answer::default();
+                take(&mut answer, &text, sent)?;
+                answer.end = sent.elapsed();
+                answer
+            };
+            self.put_back(connection);
+            Ok(answer)
+        })
+        .await
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+        tokio::time::timeout(self.timeout, work).await.unwrap_or(Err(Trouble::Timeout))
+    }
+
+    /// The response's head, its status being a success, and the connection that it comes on.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(Response<Incoming>, SendRequest<Body>), Trouble> {
+        let mut connection = self.connection().await?;
+        let request = self.request(method, path, body)?;
+        let response = connection.send_request(request).await;
+        let response = response.map_err(|error| Trouble::Broken(error.to_string()))?;
+        let status = response.status();
+        if status == StatusCode::OK {
+            return Ok((response, connection));
+        }
+        let text = self.whole(response).await.unwrap_or_default();
+        self.put_back(connection);
+        Err(Trouble::Status(status.as_u16(), sse::error_message(&text)))
+    }
+
+    /// One that is open and has nothing under way: one used before, if the server has left it open, else a new one.
+    async fn connection(&self) -> Result<SendRequest<Body>, Trouble> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+            let Some(mut connection) = idle else { break };
+            if !connection.is_closed() && connection.ready().await.is_ok() {
+                return Ok(connection);
+            }
+        }
+        let unreachable = |error: &dyn std::fmt::Display| Trouble::Unreachable(error.to_string());
+        let host = self.endpoint.host.trim_start_matches('[').trim_end_matches(']');
+        let stream =
+            TcpStream::connect((host, self.endpoint.port)).await.map_err(|error| unreachable(&error))?;
+        let _ = stream.set_nodelay(true); // a delay would be measured, not an error
+        let (sender, connection) =
+            handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
+        tokio::spawn(connection); // its errors come out of the request
+        Ok(sender)
+    }
+
+    fn put_back(&self, connection: SendRequest<Body>) {
+        if !connection.is_closed() {
+            self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(connection);
+        }
+    }
+
+    fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Request<Body>, Trouble> {
+        let Endpoint { host, port, base } = &self.endpoint;
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{base}{path}"))
+            .header(HOST, format!("{host}:{port}"));
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let body = match body {
+            Some(value) => {
+                request = request.header(CONTENT_TYPE, "application/json");
+                Body::from(value.to_string())
+            }
+            None => Body::empty(),
+        };
+        request.body(body).map_err(|error| Trouble::Malformed(error.to_string()))
+    }
+
+    async fn whole(&self, response: Response<Incoming>) -> Result<String, Trouble> {
+        let mut body = response.into_body();
+        let mut bytes = Vec::new();
+        while let Some(part) = next_part(&mut body).await? {
+            bytes.extend_from_slice(&part);
+            if bytes.len() > MAX_BODY_BYTES {
+                return Err(Trouble::Malformed("more than 16 MiB".to_owned()));
+            }
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Trouble> {
+    loop {
+        let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(Trouble::Broken(error.to_string())),
+            // Trailers say nothing of interest.
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(_) => continue,
+            },
+        }
+    }
+}
+
+/// A stream to its end. One that ends without `[DONE]` and without a reason to finish was cut.
+async fn hear(mut body: Incoming, sent: Instant) -> Result<Answer, Trouble> {
+    let mut parser = SseParser::default();
+    let mut answer = Answer::default();
+    let mut is_done = false;
+    while let Some(bytes) = next_part(&mut body).await? {
+        for data in parser.push(&bytes).map_err(Trouble::Malformed)? {
+            if data.trim() == "[DONE]" {
+                is_done = true;
+                answer.end = sent.elapsed();
+            } else {
+                take(&mut answer, &data, sent)?;
+            }
+        }
+    }
+    if !is_done {
+        answer.end = sent.elapsed();
+        if answer.finish.is_none() {
+            return Err(Trouble::Broken("the stream has no end".to_owned()));
+        }
+    }
+    Ok(answer)
+}
+
+fn take(answer: &mut Answer, data: &str, sent: Instant) -> Result<(), Trouble> {
+    let chunk = sse::chunk(data).map_err(Trouble::Malformed)?;
+    if let Some(message) = chunk.error {
+        return Err(Trouble::Server(message));
+    }
+    if !chunk.text.is_empty() {
+        answer.text.push_str(&chunk.text);
+        answer.chunks.push(sent.elapsed());
+    }
+    answer.finish = chunk.finish.or(answer.finish.take());
+    answer.usage = chunk.usage.or(answer.usage);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(Endpoint::parse(text).expect("an endpoint").url(), expected);
+        };
+        check("http://127.0.0.1:8484", "http://127.0.0.1:8484/v1");
+        check("http://localhost/", "http://localhost:80/v1");
+        check("http://[::1]:1/api/v3/", "http://[::1]:1/api/v3");
+        for (wrong, why) in [
+            ("https://127.0.0.1", "https is not supported"),
+            ("127.0.0.1:80", "does not begin with http://"),
+            ("ftp://x", "does not begin with http://"),
+            ("http//", "does not begin with http://"),
+            ("", "not an address"),
+        ] {
+            let error = Endpoint::parse(wrong).unwrap_err();
+            assert_eq!(error.kind, Kind::Usage, "{wrong}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn troubles_have_exit_codes() {
+        let kind = |trouble: Trouble| CommandError::from(trouble).kind;
+        assert_eq!(kind(Trouble::Unreachable("refused".to_owned())), Kind::Unavailable);
+        assert_eq!(kind(Trouble::Status(401, String::new())), Kind::Auth);
+        assert_eq!(kind(Trouble::Status(500, String::new())), Kind::Failure);
+        assert_eq!(Trouble::Status(429, String::new()).kind(), "http_429");
+    }
+}

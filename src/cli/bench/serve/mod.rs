@@ -1,0 +1,473 @@
+//! `llmctl bench serve`: load on an OpenAI-compatible server, and what its users would feel.
+//!
+//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text` makes prompts of a
+//! length, `point` makes figures, `show` prints them, `own` starts llmctl's own server in this process for --self. Nothing
+//! here knows the engine.
+
+pub mod arrivals;
+pub mod client;
+pub mod drive;
+pub mod own;
+pub mod point;
+pub mod show;
+pub mod sse;
+pub mod text;
+pub mod trace;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::runtime::Runtime;
+
+use super::record::{Document, ServerFacts};
+use super::{Outlook, OutputArgs};
+use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
+use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::run::prompt::read_file;
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+use crate::runtime::load::hub::Aliases;
+use arrivals::{Loop, Spacing};
+use client::{Client, Endpoint};
+use drive::{Api, Bounds, Workload, drive};
+use point::{Point, Slo};
+use text::Ruler;
+use trace::Arrival;
+
+/// Measure a server that speaks OpenAI's interface
+///
+/// A sweep over numbers of users (--concurrency) and rates of arrival (--rate), or a recorded trace. Each point is bounded by
+/// --requests and --duration.
+#[derive(Debug, Clone, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+
+    #[command(flatten)]
+    pub load: LoadArgs,
+
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// What the configuration files call models; filled in after the parse.
+    #[arg(skip)]
+    pub aliases: Aliases,
+}
+
+/// Which server.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub struct TargetArgs {
+    /// Address of the server, e.g. http://127.0.0.1:8484; https is not supported
+    #[arg(long, value_name = "URL", conflicts_with = "own", required_unless_present = "own")]
+    pub endpoint: Option<String>,
+
+    /// Start llmctl's own server in this process, on a free port of 127.0.0.1
+    #[arg(long = "self", id = "own")]
+    pub own: bool,
+
+    /// Model to load with --self
+    #[arg(long, short, value_name = "REF")]
+    pub model: Option<String>,
+
+    /// Name of the model in requests (default: the first that the server lists)
+    #[arg(long, value_name = "ID", conflicts_with = "own")]
+    pub served_model: Option<String>,
+
+    /// File with the server's API key; OPENAI_API_KEY holds it too
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Endpoint to ask (default: chat; completions with --self for a model without a chat template)
+    #[arg(long, value_enum, value_name = "API")]
+    pub api: Option<Api>,
+
+    /// Requests that are computed at the same time, with --self (default: the most users)
+    #[arg(long, value_name = "N", hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub parallel: Option<usize>,
+
+    /// Threads to compute with, with --self
+    #[arg(long, short = 't', value_name = "N", hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub threads: Option<usize>,
+
+    /// Context size in tokens, with --self (default: what the conversations need)
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    pub ctx: Option<usize>,
+
+    /// Type of the KV cache, with --self
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub kv_type: Option<KvType>,
+
+    /// Instruction set of the CPU kernels, with --self
+    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
+    pub cpu: Option<CpuSet>,
+}
+
+/// How requests come; lists are separated by commas.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Load")]
+pub struct LoadArgs {
+    /// Closed loop: numbers of users who each wait for their answer (default: 1,4)
+    #[arg(long, short, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    pub concurrency: Vec<usize>,
+
+    /// Open loop: requests per second, whether or not the server keeps up
+    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = positive)]
+    pub rate: Vec<f64>,
+
+    /// How arrivals of an open loop are spaced
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub spacing: Spacing,
+
+    /// Replay a trace: an Azure LLM inference trace (CSV) or a Mooncake trace (JSON Lines)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Replay it this many times as fast
+    #[arg(long, value_name = "X", default_value = "1", value_parser = positive)]
+    pub speed: f64,
+
+    /// Requests of each point, at most
+    #[arg(long, short = 'N', value_name = "N", default_value = "32", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    pub requests: usize,
+
+    /// Send nothing more after this time, e.g. 60s, in each point
+    #[arg(long, value_name = "TIME")]
+    pub duration: Option<Span>,
+
+    /// Give up a request after this time
+    #[arg(long, value_name = "TIME", default_value = "300s", hide_short_help = true)]
+    pub timeout: Span,
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Requests")]
+pub struct WorkloadArgs {
+    /// Tokens of a prompt, about; with --trace, the most
+    #[arg(long, short = 'p', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub n_prompt: Option<usize>,
+
+    /// Tokens of an answer, at most; with --trace, the most of any
+    #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub n_gen: Option<usize>,
+
+    /// Turns of a conversation, each with all that was said before
+    #[arg(long, value_name = "N", default_value = "1", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    pub turns: usize,
+
+    /// Tokens that each further turn adds, about
+    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub turn: usize,
+
+    /// Time a user thinks between two turns (default: none)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub think_time: Option<Span>,
+
+    /// Ask for answers of full length (`ignore_eos`, which llmctl and vLLM know; always with --self)
+    #[arg(long)]
+    pub ignore_eos: bool,
+
+    /// Count requests that keep to these limits in milliseconds as good, e.g. ttft=500,tpot=100,e2e=9000
+    #[arg(long, value_name = "LIMITS")]
+    pub slo: Option<Slo>,
+
+    /// Seed of prompts and arrivals
+    #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
+    pub seed: u64,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl bench serve --self --model ./model.gguf --concurrency 1,2,4 -p 256 -n 64
+  llmctl bench serve --endpoint http://127.0.0.1:8484 --rate 0.5,1,2 --duration 60s --slo ttft=500,tpot=100
+  llmctl bench serve --endpoint http://127.0.0.1:8000 --trace azure.csv --speed 4 -p 1024 -n 128 --requests 200
+  llmctl bench serve --self --model ./model.gguf --concurrency 4 --turns 5 --think-time 2s --save turns.json
+
+Figures:
+  ttft   time to the first token, from when the request was due: in an open loop a client that is late hides nothing
+  itl    time from one part of the stream to the next; `per part` says how many tokens a part has
+  tpot   time per output token, (end - first token) / (tokens - 1), of each request
+  e2e    time to the end of the answer
+  Percentiles come from HDR histograms with three significant digits. Rates count answered requests only, from the first \
+request to the last answer.
+
+Method:
+  Two uncounted requests find out how many tokens the server makes of a word. Prompts are random words that never repeat, \
+except for the blocks that a Mooncake trace names; `cached` is what the server reports all the same.
+  Where the server does not count tokens, each part of the stream counts as one, with a warning.
+
+Exit codes:
+  0    success; failed requests are counted by kind, not fatal
+  1    the server answers with errors only
+  2    usage
+  65   a damaged trace
+  66   trace not found
+  69   server unreachable
+  77   the server wants another API key
+  130  interrupted; what was measured is printed and saved";
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value > 0.0 && value.is_finite() { Ok(value) } else { Err("must be above 0".to_owned()) }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let plan = Plan::new(args)?;
+    let endpoint = args.target.endpoint.as_deref().map(Endpoint::parse).transpose()?;
+    let key = api_key(args)?;
+    let graceful = Graceful::begin();
+    let own = match endpoint {
+        Some(_) => None,
+        None => Some(own::start(
+            &own_model(args),
+            args.target.ctx.unwrap_or(plan.context),
+            plan.users(args),
+            terminal,
+        )?),
+    };
+    let endpoint = match (endpoint, &own) {
+        (Some(endpoint), _) => endpoint,
+        (None, Some(own)) => Endpoint::parse(&own.url())?,
+        (None, None) => return Err(CommandError::usage("no server: give --endpoint URL or --self")),
+    };
+    let runtime = Runtime::new().map_err(|error| CommandError::new(Kind::Failure, error))?;
+    let client = Arc::new(Client::new(endpoint.clone(), key, args.load.timeout.0));
+    let has_template = own.as_ref().is_none_or(|own| own.has_chat_template());
+    let api = args.target.api.unwrap_or(if has_template { Api::Chat } else { Api::Completions });
+    let (work, server) = runtime.block_on(meet(args, &plan, &client, api))?;
+    let mut document = super::new_document();
+    document.server = Some(ServerFacts { endpoint: endpoint.url(), ..server });
+    let sweep = Sweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
+    let ended = sweep.measure(&runtime, &mut document);
+    if let Some(own) = own {
+        own.stop();
+    }
+    let signal = ended?;
+    document.complete = signal.is_none();
+    let outlook = Outlook::new(&args.output, terminal)?;
+    let judged = outlook.conclude(&mut document)?;
+    match signal {
+        Some(signal) => Ok(Exit::Signal(signal)),
+        None => verdict(&document).map(|exit| if exit == Exit::Success { judged } else { exit }),
+    }
+}
+
+/// A server that has answered nothing has not been measured.
+fn verdict(document: &Document) -> Result<Exit, CommandError> {
+    let has_answers = document.points.iter().any(|point| point.turns.iter().any(point::Turn::is_ok));
+    let Some(first) = document.points.iter().flat_map(|point| point.errors.keys()).next() else {
+        return Ok(Exit::Success);
+    };
+    match has_answers {
+        true => Ok(Exit::Success),
+        false => Err(CommandError::new(Kind::Failure, anyhow::anyhow!("no request was answered ({first})"))),
+    }
+}
+
+/// What is to be sent.
+struct Plan {
+    points: Vec<Loop>,
+    trace: Vec<Arrival>,
+    prompt_tokens: usize,
+    output_tokens: usize,
+    /// Tokens of the longest conversation, generously.
+    context: usize,
+}
+
+impl Plan {
+    const PROMPT: usize = 256;
+    const OUTPUT: usize = 64;
+
+    fn new(args: &ServeArgs) -> Result<Self, CommandError> {
+        let (load, workload) = (&args.load, &args.workload);
+        let mut trace = match &load.trace {
+            None => Vec::new(),
+            Some(path) => {
+                let text = read_file(path)?;
+                trace::parse(&text, load.requests)
+                    .map_err(|error| error.context(path.display().to_string()))?
+            }
+        };
+        for arrival in &mut trace {
+            arrival.prompt_tokens = arrival.prompt_tokens.min(workload.n_prompt.unwrap_or(usize::MAX)).max(1);
+            arrival.output_tokens = arrival.output_tokens.min(workload.n_gen.unwrap_or(usize::MAX)).max(1);
+        }
+        let mut points: Vec<Loop> =
+            load.concurrency.iter().map(|&concurrency| Loop::Closed { concurrency }).collect();
+        points.extend(load.rate.iter().map(|&rate| Loop::Open { rate, spacing: load.spacing }));
+        points.extend(load.trace.as_ref().map(|_| Loop::Trace { speed: load.speed }));
+        if points.is_empty() {
+            points = [1, 4].map(|concurrency| Loop::Closed { concurrency }).to_vec();
+        }
+        let prompt_tokens = workload.n_prompt.unwrap_or(Self::PROMPT);
+        let output_tokens = workload.n_gen.unwrap_or(Self::OUTPUT);
+        let longest =
+            trace.iter().map(|arrival| arrival.prompt_tokens + arrival.output_tokens).max().unwrap_or(0);
+        let further = (workload.turns - 1) * (workload.turn + output_tokens);
+        // Words are not tokens, and templates add to each turn.
+        let context = (longest.max(prompt_tokens + output_tokens) + further) * 5 / 4 + 64 * workload.turns;
+        Ok(Self { points, trace, prompt_tokens, output_tokens, context })
+    }
+
+    /// How many an own server computes at the same time.
+    fn users(&self, args: &ServeArgs) -> usize {
+        const OPEN: usize = 8;
+        let of = |point: &Loop| match point {
+            Loop::Closed { concurrency } => *concurrency,
+            Loop::Open { .. } | Loop::Trace { .. } => OPEN,
+        };
+        args.target.parallel.unwrap_or_else(|| self.points.iter().map(of).max().unwrap_or(1))
+    }
+}
+
+fn own_model(args: &ServeArgs) -> ModelArgs {
+    let target = &args.target;
+    ModelArgs {
+        model: target.model.clone(),
+        threads: target.threads,
+        kv_type: target.kv_type,
+        cpu: target.cpu,
+        aliases: args.aliases.clone(),
+        ..ModelArgs::default()
+    }
+}
+
+fn api_key(args: &ServeArgs) -> Result<Option<String>, CommandError> {
+    let key = match &args.target.api_key_file {
+        Some(path) => Some(read_file(path)?),
+        None => std::env::var("OPENAI_API_KEY").ok(),
+    };
+    Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
+}
+
+/// Finds out what the server is and how it counts.
+async fn meet(
+    args: &ServeArgs,
+    plan: &Plan,
+    client: &Client,
+    api: Api,
+) -> Result<(Workload, ServerFacts), CommandError> {
+    let (models, software) = client.models().await?;
+    let Some(model) = args.target.served_model.clone().or_else(|| models.first().cloned()) else {
+        return Err(CommandError::usage("the server lists no model").hint("name one with --served-model"));
+    };
+    let load = &args.workload;
+    let mut work = Workload {
+        api,
+        model: model.clone(),
+        prompt_tokens: plan.prompt_tokens,
+        output_tokens: plan.output_tokens,
+        turns: load.turns,
+        turn_tokens: load.turn,
+        think: load.think_time.map_or(Duration::ZERO, |span| span.0),
+        ignore_eos: load.ignore_eos || args.target.own,
+        ruler: Ruler::default(),
+        seed: load.seed,
+    };
+    let ruler = measure_words(client, &work).await?;
+    let counts_tokens = ruler.is_some();
+    work.ruler = ruler.unwrap_or_default();
+    Ok((work, ServerFacts { model, software, counts_tokens, ..ServerFacts::default() }))
+}
+
+/// Two uncounted requests, which also warm the server up. Nothing where it does not count tokens.
+async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>, CommandError> {
+    const OUTPUT: usize = 4;
+    let long = (work.prompt_tokens / 2).clamp(16, 128);
+    let mut random = super::stats::SplitMix64::new(!work.seed);
+    let mut counted = Vec::new();
+    for words in [8, long] {
+        let said = [text::words(words, &mut random)];
+        let answer = client.complete(work.path(), &work.body(&said, OUTPUT)).await?;
+        counted.extend(answer.usage.map(|usage| (words, usage.prompt_tokens)));
+    }
+    Ok(match counted[..] {
+        [short, long] => Ruler::of(short, long),
+        _ => None,
+    })
+}
+
+/// All points, and what they have in common.
+struct Sweep<'a> {
+    args: &'a ServeArgs,
+    plan: &'a Plan,
+    client: Arc<Client>,
+    work: Arc<Workload>,
+    graceful: &'a Graceful,
+    terminal: &'a Terminal,
+}
+
+impl Sweep<'_> {
+    /// Measures all points. Returns the signal that cut it short, if one did.
+    fn measure(&self, runtime: &Runtime, document: &mut Document) -> Result<Option<u8>, CommandError> {
+        let root = Path::new("/");
+        let before = super::machine::Counters::read(root);
+        let mut signal = None;
+        for &kind in &self.plan.points {
+            signal = self.point(kind, runtime, document)?;
+            if signal.is_some() {
+                break;
+            }
+        }
+        let after = super::machine::Counters::read(root);
+        document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
+        Ok(signal)
+    }
+
+    fn point(
+        &self,
+        kind: Loop,
+        runtime: &Runtime,
+        document: &mut Document,
+    ) -> Result<Option<u8>, CommandError> {
+        let load = &self.args.load;
+        let bounds = Bounds { requests: load.requests, duration: load.duration.map(|span| span.0) };
+        let bar = self.progress(kind, bounds);
+        let interrupted = || self.graceful.received();
+        let watch = |done: usize| bar.set_position(done as u64);
+        let driven = runtime.block_on(drive(
+            &self.client,
+            &self.work,
+            kind,
+            &self.plan.trace,
+            bounds,
+            &interrupted,
+            &watch,
+        ));
+        bar.finish_and_clear();
+        if let Some(server) = &mut document.server {
+            server.counts_tokens &= !driven.uncounted;
+        }
+        if driven.signal.is_none() || !driven.turns.is_empty() {
+            document.points.push(Point::new(kind, driven.turns, driven.seconds, self.args.workload.slo));
+        }
+        if let Some(path) = &self.args.output.save {
+            document.save(path)?;
+        }
+        Ok(driven.signal)
+    }
+
+    fn progress(&self, kind: Loop, bounds: Bounds) -> ProgressBar {
+        let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} requests {elapsed}")
+            .expect("the template is constant and valid");
+        let length = if matches!(kind, Loop::Trace { .. }) { self.plan.trace.len() } else { bounds.requests };
+        let shown = self.terminal.shows_progress();
+        let bar = if shown { ProgressBar::new(length as u64) } else { ProgressBar::hidden() };
+        bar.set_style(style);
+        bar.set_message(kind.name());
+        bar
+    }
+}

@@ -1,0 +1,90 @@
+//! llmctl's own server in this process, for `--self`: real sockets on loopback, gone when the run is.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::load;
+use crate::cli::run::llm::Texts;
+use crate::cli::terminal::Terminal;
+use crate::serve::connection::ConnectionLimits;
+use crate::serve::engine::EngineSlot;
+use crate::serve::front::Front;
+use crate::serve::guard::Policy;
+use crate::serve::listen::{Listener, Server};
+use crate::serve::observe::Observer;
+use crate::serve::{App, ServedModel, Settings};
+
+/// How long requests under way may take when the run ends.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Requests that wait for their turn: a benchmark wants to see them wait, not refused.
+const MAX_WAITING: usize = 4096;
+
+/// A server that listens.
+pub struct OwnServer {
+    server: Server,
+    app: App,
+    has_chat_template: bool,
+}
+
+impl OwnServer {
+    pub fn url(&self) -> String {
+        self.server.address().to_string()
+    }
+
+    pub fn has_chat_template(&self) -> bool {
+        self.has_chat_template
+    }
+
+    /// Ends it; requests that an interrupted run has left are cancelled.
+    pub fn stop(self) {
+        let engine = self.app.engine().ok();
+        self.server.drain(DRAIN_TIMEOUT, || {
+            // Without an engine there is nothing to cancel.
+            let _ = engine.as_ref().map(crate::runtime::EngineHandle::cancel_all);
+        });
+    }
+}
+
+/// Loads the model and serves it on a free port of 127.0.0.1, `parallel` requests at a time.
+///
+/// # Errors
+/// Those of loading; [`Kind::Io`] when there is no port or thread to have.
+pub fn start(
+    model: &ModelArgs,
+    context: usize,
+    parallel: usize,
+    terminal: &Terminal,
+) -> Result<OwnServer, CommandError> {
+    let io = |doing: &'static str| move |error| CommandError::new(Kind::Io, error).context(doing);
+    let listener = Listener::tcp(("127.0.0.1", 0)).map_err(io("listening on 127.0.0.1"))?;
+    let front = Front::new(Policy::default(), Observer::default(), None);
+    let server =
+        Server::start(listener, front, ConnectionLimits::default()).map_err(io("starting the server"))?;
+    let most =
+        crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
+    let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };
+    let sharing = Sharing {
+        max_running: parallel,
+        max_waiting: MAX_WAITING,
+        max_sessions: parallel,
+        session_ttl: None,
+    };
+    let asked =
+        EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
+    let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
+    let has_chat_template = texts.info().has_chat_template;
+    let (info, speech, fingerprint) = texts.into_parts();
+    let model = ServedModel {
+        id: info.name,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        speech,
+        fingerprint,
+        defaults: info.defaults,
+    };
+    let observer = server.front().observer().clone();
+    let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
+    server.open(app.clone());
+    Ok(OwnServer { server, app, has_chat_template })
+}

@@ -1,0 +1,198 @@
+//! Server-sent events (WHATWG HTML, 9.2.6) out of bytes as they come, and what OpenAI-compatible servers put into them.
+//!
+//! Tolerant where servers differ: line ends, a missing space after the colon, comments, fields that are null or absent. Pure.
+
+use serde_json::Value;
+
+/// The longest event that is believed.
+const MAX_EVENT_BYTES: usize = 16 << 20;
+
+/// Splits a stream into the data of its events.
+#[derive(Debug, Default)]
+pub struct SseParser {
+    /// What has not come to a line end.
+    line: Vec<u8>,
+    data: String,
+    has_data: bool,
+    last_was_return: bool,
+}
+
+impl SseParser {
+    /// The events that these bytes complete.
+    ///
+    /// # Errors
+    /// When one is longer than 16 MiB.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, String> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            let is_second_half = byte == b'\n' && self.last_was_return;
+            self.last_was_return = byte == b'\r';
+            match byte {
+                b'\n' if is_second_half => {}
+                b'\n' | b'\r' => events.extend(self.end_line()),
+                _ => self.line.push(byte),
+            }
+            if self.line.len() + self.data.len() > MAX_EVENT_BYTES {
+                return Err("an event is longer than 16 MiB".to_owned());
+            }
+        }
+        Ok(events)
+    }
+
+    fn end_line(&mut self) -> Option<String> {
+        let line = String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned();
+        if line.is_empty() {
+            let data = std::mem::take(&mut self.data);
+            return std::mem::take(&mut self.has_data).then_some(data);
+        }
+        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        if field == "data" {
+            if self.has_data {
+                self.data.push('\n');
+            }
+            self.data.push_str(value.strip_prefix(' ').unwrap_or(value));
+            self.has_data = true;
+        }
+        None
+    }
+}
+
+/// What one event of a completion says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// Text of the answer, of its reasoning, or of a tool call.
+    pub text: String,
+    pub finish: Option<String>,
+    pub usage: Option<ChunkUsage>,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChunkUsage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+    pub cached_tokens: usize,
+}
+
+/// Reads an event's data, of chat or text completions; also a whole response that is not streamed.
+///
+/// # Errors
+/// When it is no JSON object.
+pub fn chunk(data: &str) -> Result<Chunk, String> {
+    let value: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
+    if !value.is_object() {
+        return Err("no JSON object".to_owned());
+    }
+    let choice = &value["choices"][0];
+    let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
+    let mut text = String::new();
+    for part in [&delta["content"], &delta["reasoning_content"], &delta["reasoning"], &choice["text"]] {
+        text.push_str(part.as_str().unwrap_or_default());
+    }
+    for call in delta["tool_calls"].as_array().into_iter().flatten() {
+        for part in [&call["function"]["name"], &call["function"]["arguments"]] {
+            text.push_str(part.as_str().unwrap_or_default());
+        }
+    }
+    Ok(Chunk {
+        text,
+        finish: choice["finish_reason"].as_str().map(str::to_owned),
+        usage: usage(&value["usage"]),
+        error: error(&value["error"]),
+    })
+}
+
+fn usage(value: &Value) -> Option<ChunkUsage> {
+    let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
+    Some(ChunkUsage {
+        prompt_tokens: count(&value["prompt_tokens"])?,
+        completion_tokens: count(&value["completion_tokens"]).unwrap_or(0),
+        cached_tokens: count(&value["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0),
+    })
+}
+
+fn error(value: &Value) -> Option<String> {
+    if value.is_null() {
+        return None;
+    }
+    let message = value["message"].as_str().or_else(|| value.as_str());
+    Some(message.map_or_else(|| value.to_string(), str::to_owned))
+}
+
+/// The message of an error response, in OpenAI's form or another.
+pub fn error_message(body: &str) -> String {
+    let parsed: Value = serde_json::from_str(body).unwrap_or_default();
+    let said =
+        error(&parsed["error"]).or_else(|| error(&parsed["detail"])).or_else(|| error(&parsed["message"]));
+    said.unwrap_or_else(|| body.trim().chars().take(200).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: &str = ": ping\r\n\r\nevent: x\r\ndata: {\"a\":1}\r\n\r\ndata:two\ndata: lines\n\nid: 3\rdata: ü\r\rdata: [DONE]\n\n";
+
+    #[test]
+    fn events_are_the_same_however_the_bytes_are_cut() {
+        for size in 1..STREAM.len() {
+            let mut parser = SseParser::default();
+            let mut events = Vec::new();
+            for part in STREAM.as_bytes().chunks(size) {
+                events.extend(parser.push(part).expect("short events"));
+            }
+            assert_eq!(events, ["{\"a\":1}", "two\nlines", "ü", "[DONE]"], "in parts of {size}");
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut parser = SseParser::default();
+        assert!(parser.push(&vec![b'x'; MAX_EVENT_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn chunks_of_different_servers() {
+        let check = |data: &str, text: &str, finish: Option<&str>| {
+            let chunk = chunk(data).expect("a chunk");
+            assert_eq!((chunk.text.as_str(), chunk.finish.as_deref()), (text, finish), "{data}");
+        };
+        check(
+            r#"{"choices":[{"delta":{"role":"assistant","content":null},"finish_reason":null}]}"#,
+            "",
+            None,
+        );
+        check(r#"{"choices":[{"delta":{"content":"hi"}}]}"#, "hi", None);
+        check(r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, "hm", None);
+        check(r#"{"choices":[{"text":"go","finish_reason":"stop"}]}"#, "go", Some("stop"));
+        check(
+            r#"{"choices":[{"message":{"content":"all"},"finish_reason":"length"}]}"#,
+            "all",
+            Some("length"),
+        );
+        check(
+            r#"{"choices":[{"delta":{"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}}]}"#,
+            "f{}",
+            None,
+        );
+        check(r#"{"choices":[],"usage":null}"#, "", None);
+        let usage = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":8}}}"#;
+        let expected = ChunkUsage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 8 };
+        assert_eq!(chunk(usage).expect("a chunk").usage, Some(expected));
+        let error = r#"{"error":{"message":"too late","code":"x"}}"#;
+        assert_eq!(chunk(error).expect("a chunk").error.as_deref(), Some("too late"));
+        assert!(chunk("not json").is_err() && chunk("[]").is_err());
+    }
+
+    #[test]
+    fn error_bodies_have_a_message_somewhere() {
+        for (body, expected) in [
+            (r#"{"error":{"message":"no"}}"#, "no"),
+            (r#"{"detail":"Not Found"}"#, "Not Found"),
+            (r#"{"message":"why"}"#, "why"),
+            ("<html>", "<html>"),
+        ] {
+            assert_eq!(error_message(body), expected);
+        }
+    }
+}

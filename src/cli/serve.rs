@@ -1,0 +1,571 @@
+//! `llmctl serve`: flags to a running server, and a signal to its end.
+//!
+//! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
+//! answers while the model loads. Keys are read from files and the environment and never from the command line.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
+use super::descriptors;
+use super::error::{CommandError, Exit, Kind};
+use super::load;
+use super::places::Places;
+use super::run::prompt::read_file;
+use super::signal::Graceful;
+use super::terminal::Terminal;
+use crate::runtime::EngineHandle;
+use crate::runtime::session::store::{ModelFingerprint, SessionStore};
+use crate::serve::access::AccessLog;
+use crate::serve::connection::ConnectionLimits;
+use crate::serve::engine::{EngineSlot, Recovery};
+use crate::serve::front::Front;
+use crate::serve::guard::{Hosts, Keys, Policy};
+use crate::serve::listen::{Listener, Server};
+use crate::serve::observe::Observer;
+use crate::serve::{App, ServedModel, Settings};
+use crate::template::{ReasoningFormat, ToolCallFormat};
+
+/// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
+const DEFAULT_PORT: u16 = 8484;
+const DEFAULT_HOST: &str = "127.0.0.1";
+const DEFAULT_PARALLEL: usize = 4;
+const DEFAULT_MAX_WAITING: usize = 64;
+const DEFAULT_MAX_SESSIONS: usize = 256;
+const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+
+/// Descriptors for everything that is no connection: model, sessions, KV, logs.
+const OTHER_DESCRIPTORS: usize = 128;
+
+/// How often loading the model again is tried after the engine was lost, and the first pause between two attempts.
+const RELOAD_ATTEMPTS: u32 = 6;
+const RELOAD_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long the end waits for KV to be saved, and for the access log.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Serve a model over HTTP with OpenAI's interface
+///
+/// Requests of any number of clients run together, named sessions keep what is computed between requests and over
+/// restarts, and are the same that `run --session` uses.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub listen: ListenArgs,
+
+    #[command(flatten)]
+    pub access: AccessArgs,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub capacity: CapacityArgs,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    #[command(flatten)]
+    pub answers: AnswerArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// Where the server is found.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Address")]
+pub struct ListenArgs {
+    /// Address to listen on (default: 127.0.0.1)
+    ///
+    /// An address that others can reach needs an API key, or --insecure-no-auth.
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+
+    /// Port to listen on; 0 takes a free one (default: 8484)
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+
+    /// Listen on a socket in the file system instead, which only its owner may use
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    pub uds: Option<PathBuf>,
+
+    /// Name of the model in requests and answers (default: as it was found)
+    #[arg(long, value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub model_id: Option<String>,
+}
+
+/// Who may use it.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Access")]
+pub struct AccessArgs {
+    /// File of API keys, one a line; # begins a comment. LLMCTL_API_KEY holds one more
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Allow an address that others can reach without any API key
+    #[arg(long, hide_short_help = true)]
+    pub insecure_no_auth: bool,
+
+    /// Let web pages of this origin use the server, e.g. https://chat.example; `*` for all; may be repeated
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',', value_parser = parse_origin)]
+    pub cors_origin: Vec<String>,
+
+    /// Answer to this name in the Host header, beside addresses and localhost; `*` for all; may be repeated
+    ///
+    /// The check keeps web pages from reaching the server through a name of theirs. With API keys it is off
+    /// unless this is given.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_host, hide_short_help = true)]
+    pub allowed_host: Vec<String>,
+}
+
+/// How much at once.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Capacity")]
+pub struct CapacityArgs {
+    /// Requests that are computed at the same time (default: 4)
+    ///
+    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
+    /// as memory allows.
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub parallel: Option<usize>,
+
+    /// Requests that wait for their turn; more get 429 (default: 64)
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub max_waiting: Option<usize>,
+
+    /// Sessions that exist at the same time; more get 429 (default: 256)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
+    pub max_sessions: Option<usize>,
+
+    /// Take a session's memory when it has been idle this long, e.g. 30m (default: when others need it)
+    ///
+    /// What it has said stays, and its KV stays on disk.
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub session_ttl: Option<Span>,
+}
+
+/// How requests are judged and answers read.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Requests")]
+pub struct AnswerArgs {
+    /// Pass over unknown fields of requests instead of refusing them
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Ask the model not to think unless a request does; for templates that know `enable_thinking`
+    #[arg(long, hide_short_help = true)]
+    pub no_think: bool,
+
+    /// How the model writes tool calls (default: as its chat template shows)
+    #[arg(long, value_name = "FORMAT", hide_short_help = true)]
+    pub tool_format: Option<ToolCallFormat>,
+
+    /// How the model marks its reasoning (default: as its chat template shows)
+    #[arg(long, value_name = "FORMAT", hide_short_help = true)]
+    pub reasoning_format: Option<ReasoningFormat>,
+}
+
+/// What is granted to clients, and what is written down.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Limits and logs")]
+pub struct LimitArgs {
+    /// End a request after this time, waiting included (default: none)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub request_timeout: Option<Span>,
+
+    /// When asked to stop, let requests under way go on for this long (default: 30s)
+    #[arg(long, value_name = "TIME")]
+    pub drain_timeout: Option<Span>,
+
+    /// Largest body of a request (default: 16M)
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub max_body: Option<ByteSize>,
+
+    /// Time for the head of a request to arrive (default: 10s)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub header_timeout: Option<Span>,
+
+    /// Time for the body of a request to arrive (default: 60s)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub body_timeout: Option<Span>,
+
+    /// Close connections that are idle, or do not read their answer, for this long (default: 75s)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub idle_timeout: Option<Span>,
+
+    /// Connections at the same time; one more takes the place of an idle one (default: 1024)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
+    pub max_connections: Option<usize>,
+
+    /// Write a JSON line per request to this file (`-` is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub access_log: Option<PathBuf>,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl serve --model ./model.gguf
+  curl http://127.0.0.1:8484/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
+  LLMCTL_API_KEY=$(cat key) llmctl serve --model ./model.gguf --host 0.0.0.0 --parallel 8
+  llmctl serve --model ./model.gguf --uds /run/user/1000/llmctl.sock --access-log -
+
+Endpoints:
+  /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize, /detokenize, /apply-template
+  /health   the process lives; needs no key
+  /ready    a request would be taken: the model is loaded, the engine runs, the server does not stop; needs no key
+  /metrics  for Prometheus; needs a key where there are keys
+
+Start:
+  The address is taken first and the model loaded then; until it is there, requests get 503. `listening on URL` on stderr \
+says that requests are taken.
+
+End:
+  SIGTERM and SIGINT: /ready fails at once, nothing new is taken, requests under way go on for --drain-timeout and are \
+then cancelled, sessions are saved, and the exit code is 0. A second signal ends at once.
+  An engine that fails is brought back by loading the model again; meanwhile requests get 503.
+
+Exit codes:
+  0    stopped by a signal, in good order
+  1    runtime failure, also when the engine failed and could not be brought back
+  2    usage, also an address that others can reach without an API key
+  65   bad input: a damaged model, a file without keys
+  66   model or file not found
+  74   the address cannot be used
+  75   the address is in use, or there is not enough memory
+  78   bad configuration
+  130  interrupted before it was ready, or by a second signal
+  143  terminated before it was ready, or by a second signal
+
+Environment and files:
+  LLMCTL_API_KEY holds an API key. LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_PORT; `llmctl --help` lists the other \
+variables and the files.
+  With -v, or LLMCTL_LOG=llmctl::serve=info, there is a line per turn on stderr: llm_turn_stats ...";
+
+/// An origin as browsers send it: no path, no slash at the end.
+fn parse_origin(text: &str) -> Result<String, String> {
+    let is_origin = text.split_once("://").is_some_and(|(scheme, site)| {
+        let is_scheme =
+            !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+        let is_site =
+            !site.is_empty() && site.bytes().all(|b| b.is_ascii_graphic() && !b"/?#@,".contains(&b));
+        is_scheme && is_site
+    });
+    match text {
+        "*" | "null" => Ok(text.to_owned()),
+        _ if is_origin => Ok(text.to_ascii_lowercase()),
+        _ => Err("not an origin like https://chat.example or http://localhost:3000 (no path)".to_owned()),
+    }
+}
+
+/// A name without a port.
+fn parse_host(text: &str) -> Result<String, String> {
+    let is_name = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    match text {
+        "*" => Ok(text.to_owned()),
+        _ if !text.is_empty() && is_name(text) => Ok(text.trim_end_matches('.').to_ascii_lowercase()),
+        _ => Err("not a name like llm.example (no scheme, no port)".to_owned()),
+    }
+}
+
+/// Why a server stops.
+enum Stop {
+    Signal,
+    EngineLost(String),
+}
+
+/// Runs the subcommand: until a signal, or until the engine is lost for good.
+pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
+    let policy = policy(&args)?;
+    let listener = bind(&args.listen, &args.access, &policy.keys)?;
+    let limits = connection_limits(&args.limits, terminal);
+    let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
+    let front = Front::new(policy, Observer::default(), log.clone());
+    let server = Server::start(listener, front, limits).map_err(io_error("starting the server"))?;
+    terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
+
+    let (stop, stops) = mpsc::channel();
+    let app = load_app(&args, server.front().observer().clone(), stop.clone(), terminal, places)?;
+    let graceful = Graceful::begin();
+    // Whoever waits at the other end is there until the process ends.
+    let tell = move |_| drop(stop.send(Stop::Signal));
+    graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
+    server.open(app.clone());
+    terminal.note(&format!("listening on {}", server.address()));
+    let stopped = stops.recv().unwrap_or(Stop::Signal);
+    finish(server, &app, args.limits.drain_timeout, terminal);
+    let is_logged = log.is_none_or(|log| log.flush(FLUSH_TIMEOUT));
+    if !is_logged {
+        terminal.warn("the last lines of the access log could not be written");
+    }
+    match stopped {
+        Stop::Signal => Ok(Exit::Success),
+        Stop::EngineLost(why) => Err(CommandError::new(Kind::Failure, anyhow::anyhow!(why))),
+    }
+}
+
+/// Requests come to their end, connections and sockets are closed, and what sessions have computed is saved.
+fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal) {
+    let timeout = timeout.map_or(DEFAULT_DRAIN, |span| span.0);
+    terminal.note("stopping: requests under way come to their end");
+    let engine = app.engine().ok();
+    let cancel = || {
+        // Without an engine there is nothing to cancel.
+        let _ = engine.as_ref().map(EngineHandle::cancel_all);
+    };
+    let drained = server.drain(timeout, cancel);
+    match drained.num_cancelled {
+        0 => {}
+        1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
+        many => terminal.warn(&format!("--drain-timeout was over: {many} requests were cancelled")),
+    }
+    let Some(engine) = engine else { return };
+    if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
+        terminal.warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
+    }
+    engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+}
+
+/// Loads the model and all that its requests need.
+fn load_app(
+    args: &ServeArgs,
+    observer: Observer,
+    stop: Sender<Stop>,
+    terminal: &Terminal,
+    places: &Places,
+) -> Result<App, CommandError> {
+    let start = Instant::now();
+    let store = places.sessions().map(SessionStore::new);
+    if store.is_none() {
+        terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
+    }
+    let asked = engine_options(args);
+    let (texts, engine) = load::load(&args.model, asked, terminal)?.into_parts();
+    let (info, speech, fingerprint) = texts.into_parts();
+    if !info.has_chat_template {
+        terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
+    }
+    let recovery = Recovery {
+        rebuild: rebuild(args.model.clone(), asked, fingerprint.clone(), terminal.clone()),
+        build_time: start.elapsed(),
+        pause: RELOAD_PAUSE,
+        max_attempts: RELOAD_ATTEMPTS,
+        gave_up: Box::new(move |why| drop(stop.send(Stop::EngineLost(why)))),
+    };
+    let slot = EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching the engine"))?;
+    let model = ServedModel {
+        id: args.listen.model_id.clone().unwrap_or(info.name),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        speech,
+        fingerprint,
+        defaults: info.defaults,
+    };
+    Ok(App::new(model, slot, store, observer, settings(args)))
+}
+
+/// Loads the model again, if it still is the same.
+fn rebuild(
+    model: ModelArgs,
+    asked: EngineOptions,
+    fingerprint: ModelFingerprint,
+    terminal: Terminal,
+) -> Box<dyn FnMut() -> Result<EngineHandle, String> + Send> {
+    Box::new(move || {
+        let llm = load::load(&model, asked, &terminal).map_err(|error| error.to_string())?;
+        let (texts, engine) = llm.into_parts();
+        match texts.fingerprint().is_same(&fingerprint) {
+            true => Ok(engine),
+            false => Err("the files of the model have changed; start the server anew".to_owned()),
+        }
+    })
+}
+
+fn engine_options(args: &ServeArgs) -> EngineOptions {
+    let capacity = &args.capacity;
+    let sharing = Sharing {
+        max_running: capacity.parallel.unwrap_or(DEFAULT_PARALLEL),
+        max_waiting: capacity.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+        max_sessions: capacity.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
+        session_ttl: capacity.session_ttl.map(|span| span.0),
+    };
+    EngineOptions { sharing, ..args.engine.resolve(true) }
+}
+
+fn settings(args: &ServeArgs) -> Settings {
+    let answers = &args.answers;
+    Settings {
+        lenient: answers.lenient,
+        deadline: args.limits.request_timeout.map(|span| span.0),
+        tool_format: answers.tool_format,
+        reasoning_format: answers.reasoning_format,
+        enable_thinking: answers.no_think.then_some(false),
+    }
+}
+
+fn policy(args: &ServeArgs) -> Result<Policy, CommandError> {
+    let keys = keys(args.access.api_key_file.as_deref())?;
+    let mut names = args.access.allowed_host.clone();
+    // Whoever binds a name means it; with keys, any name will do.
+    names.extend(
+        args.listen.host.as_deref().filter(|_| keys.is_empty()).and_then(|host| parse_host(host).ok()),
+    );
+    let defaults = Policy::default();
+    let max_body = args.limits.max_body.map_or(Ok(defaults.max_body), |size| usize::try_from(size.0));
+    Ok(Policy {
+        keys,
+        hosts: Hosts { names },
+        origins: args.access.cors_origin.clone(),
+        max_body: max_body.unwrap_or(usize::MAX),
+        body_timeout: args.limits.body_timeout.map_or(defaults.body_timeout, |span| span.0),
+    })
+}
+
+/// Those of the file and of the environment.
+fn keys(file: Option<&Path>) -> Result<Keys, CommandError> {
+    let mut keys = Vec::new();
+    if let Some(path) = file {
+        let text = read_file(path)?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        keys.extend(lines.map(str::to_owned));
+        if keys.is_empty() {
+            return Err(CommandError::bad_data(format!("{} holds no API key", path.display())));
+        }
+    }
+    // No flag has this variable, because a key on the command line could be read by every user of the machine.
+    keys.extend(
+        std::env::var("LLMCTL_API_KEY").ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()),
+    );
+    match keys.iter().any(|key| key.bytes().any(|byte| !byte.is_ascii_graphic())) {
+        true => Err(CommandError::bad_data("an API key has characters that no header can carry")),
+        false => Ok(Keys::new(keys)),
+    }
+}
+
+/// Takes the address, so that one in use is an error before anything is loaded.
+fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &Keys) -> Result<Listener, CommandError> {
+    if let Some(path) = &listen.uds {
+        return bind_local(path);
+    }
+    let host = listen.host.as_deref().unwrap_or(DEFAULT_HOST);
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = listen.port.unwrap_or(DEFAULT_PORT);
+    let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
+        Ok(addresses) => addresses.collect(),
+        Err(error) => return Err(CommandError::usage(format!("--host {host}: {error}"))),
+    };
+    let is_reachable = addresses.iter().any(|address| !address.ip().to_canonical().is_loopback());
+    if is_reachable && keys.is_empty() && !access.insecure_no_auth {
+        let hint = "give --api-key-file FILE or LLMCTL_API_KEY, or --insecure-no-auth to let everybody in";
+        let message = format!("--host {host}: others can reach this address, and there is no API key");
+        return Err(CommandError::usage(message).hint(hint));
+    }
+    Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), error))
+}
+
+#[cfg(unix)]
+fn bind_local(path: &Path) -> Result<Listener, CommandError> {
+    Listener::unix(path).map_err(|error| bind_error(&path.display().to_string(), error))
+}
+
+#[cfg(not(unix))]
+fn bind_local(_: &Path) -> Result<Listener, CommandError> {
+    Err(CommandError::usage("--uds: this system has no such sockets"))
+}
+
+fn bind_error(address: &str, error: io::Error) -> CommandError {
+    let (kind, hint) = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            (Kind::Temporary, Some("another server is there; --port takes another port"))
+        }
+        _ => (Kind::Io, None),
+    };
+    let error = CommandError::new(kind, error).context(format!("listening on {address}"));
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+fn connection_limits(args: &LimitArgs, terminal: &Terminal) -> ConnectionLimits {
+    let defaults = ConnectionLimits::default();
+    let asked = args.max_connections.unwrap_or(defaults.max_connections);
+    let room = descriptors::raise_limit().map(|limit| limit.saturating_sub(OTHER_DESCRIPTORS).max(1));
+    let max_connections = room.map_or(asked, |room| asked.min(room));
+    if max_connections < asked {
+        terminal.warn(&format!(
+            "connections limited to {max_connections} by the limit on open files (ulimit -n)"
+        ));
+    }
+    let time = |given: Option<Span>, default| given.map_or(default, |span: Span| span.0);
+    ConnectionLimits {
+        max_connections,
+        header_timeout: time(args.header_timeout, defaults.header_timeout),
+        idle_timeout: time(args.idle_timeout, defaults.idle_timeout),
+    }
+}
+
+fn open_log(path: &Path) -> Result<AccessLog, CommandError> {
+    let out: Box<dyn Write + Send> = if path == Path::new("-") {
+        Box::new(io::stdout())
+    } else {
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // who asks what when is private
+        Box::new(options.open(path).map_err(io_error(&format!("opening {}", path.display())))?)
+    };
+    AccessLog::new(out).map_err(io_error("starting the access log"))
+}
+
+fn io_error(doing: &str) -> impl FnOnce(io::Error) -> CommandError + use<> {
+    let doing = doing.to_owned();
+    |error| CommandError::new(Kind::Io, error).context(doing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_and_hosts_are_those_that_browsers_send() {
+        for origin in ["https://a.example", "http://localhost:3000", "http://[::1]:8", "app://x", "*", "null"]
+        {
+            assert_eq!(parse_origin(origin).as_deref(), Ok(origin));
+        }
+        assert_eq!(parse_origin("HTTPS://A.Example").as_deref(), Ok("https://a.example"));
+        for bad in ["", "a.example", "https://a.example/", "https://a/b", "://a", "https://", "https://a b"] {
+            assert!(parse_origin(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_host("LLM.example.").as_deref(), Ok("llm.example"));
+        assert_eq!(parse_host("*").as_deref(), Ok("*"));
+        for bad in ["", "http://a", "a:80", "a/b", "[::1]"] {
+            assert!(parse_host(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn keys_come_line_by_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        let check = |text: &str| {
+            std::fs::write(&path, text).expect("a file");
+            keys(Some(&path)).map(|keys| format!("{keys:?}")).map_err(|error| error.kind)
+        };
+        assert_eq!(check("# ours\nsk-1\n\n  sk-2  \r\n"), Ok("Keys(2)".to_owned()));
+        assert_eq!(check("\n# none\n"), Err(Kind::BadData));
+        assert_eq!(check("with space\n"), Err(Kind::BadData));
+        assert_eq!(
+            keys(Some(Path::new("/no/such/file"))).map_err(|error| error.kind).err(),
+            Some(Kind::NotFound)
+        );
+    }
+}

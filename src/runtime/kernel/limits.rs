@@ -1,0 +1,171 @@
+//! What the machine can do at most: bytes read from memory and arithmetic operations per second.
+//!
+//! Benchmarks lay their rates beside these, because the same machine differs from minute to minute. A pass does a known
+//! amount of work on all threads of a pool and says how much; who calls it holds the watch.
+
+use std::hint::black_box;
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::pool::Pool;
+
+/// What the buffer of a bandwidth pass should be: more than any cache holds.
+pub const BUFFER_BYTES: usize = 256 << 20;
+
+/// A machine's limits with a number of threads, in units of 10^9 per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MachineLimits {
+    /// Gigabytes read from memory.
+    pub read_gb: f64,
+    /// 8-bit integer operations, a multiplication and an addition being two; nothing where the processor has no
+    /// instruction for them that is known here.
+    pub int8_gop: Option<f64>,
+    /// Operations on f32, counted in the same way.
+    pub f32_gop: Option<f64>,
+}
+
+/// Measures for about `time`: half of it memory, the rest arithmetic. Each figure is a median over passes.
+///
+/// # Errors
+/// When the system does not give the threads.
+pub fn probe(threads: usize, time: Duration) -> io::Result<MachineLimits> {
+    let pool = Pool::new(threads)?;
+    let read_gb = {
+        let buffer = vec![1u64; BUFFER_BYTES / 8];
+        rate(time / 2, || Some(read_pass(&pool, &buffer)))
+    };
+    let int8_gop = rate(time / 4, || int8_pass(&pool));
+    let f32_gop = rate(time / 4, || f32_pass(&pool));
+    Ok(MachineLimits { read_gb: read_gb.unwrap_or(0.0), int8_gop, f32_gop })
+}
+
+/// Work per second in units of 10^9: the median of the passes that `time` has room for, at least three.
+fn rate(time: Duration, pass: impl Fn() -> Option<usize>) -> Option<f64> {
+    let start = Instant::now();
+    let mut rates = Vec::new();
+    while rates.len() < 3 || start.elapsed() < time {
+        let begun = Instant::now();
+        let work = pass()?;
+        rates.push(work as f64 / begun.elapsed().as_secs_f64() / 1e9);
+    }
+    rates.sort_by(f64::total_cmp);
+    Some(rates[rates.len() / 2])
+}
+
+/// Reads the buffer once with all threads. Returns bytes.
+pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
+    let parts = pool.threads() * 8;
+    let part = buffer.len() / parts;
+    pool.for_each(parts, |index| {
+        let mut sums = [0u64; 32];
+        for line in buffer[index * part..][..part].as_chunks::<32>().0 {
+            for (sum, value) in sums.iter_mut().zip(line) {
+                *sum |= value;
+            }
+        }
+        black_box(sums);
+    });
+    parts * part * 8
+}
+
+/// Multiplies and adds 8-bit integers with all threads. Returns operations; nothing where the instruction is missing.
+pub fn int8_pass(pool: &Pool) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512vnni") {
+        const ITERATIONS: usize = 4_000_000;
+        pool.run(&|_| {
+            // SAFETY: the feature was detected.
+            black_box(unsafe { peak::vnni(ITERATIONS) });
+        });
+        return Some(pool.threads() * ITERATIONS * 16 * 128);
+    }
+    let _ = pool;
+    None
+}
+
+/// Multiplies and adds in f32 with all threads. Returns operations; nothing where the instruction is missing.
+pub fn f32_pass(pool: &Pool) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const ITERATIONS: usize = 1_000_000;
+        if is_x86_feature_detected!("avx512f") {
+            pool.run(&|_| {
+                // SAFETY: the feature was detected.
+                black_box(unsafe { peak::fma_512(ITERATIONS) });
+            });
+            return Some(pool.threads() * ITERATIONS * 16 * 32);
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            pool.run(&|_| {
+                // SAFETY: the features were detected.
+                black_box(unsafe { peak::fma_256(ITERATIONS) });
+            });
+            return Some(pool.threads() * ITERATIONS * 12 * 16);
+        }
+    }
+    let _ = pool;
+    None
+}
+
+/// Chains of one instruction, enough of them to hide its latency.
+#[cfg(target_arch = "x86_64")]
+mod peak {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    /// 16 independent chains of `vfmadd231ps`.
+    #[target_feature(enable = "avx512f")]
+    pub fn fma_512(iterations: usize) -> f32 {
+        let mut sums = [_mm512_setzero_ps(); 16];
+        let (a, b) = (_mm512_set1_ps(0.5), _mm512_set1_ps(black_box(0.25)));
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
+            black_box(());
+        }
+        sums.iter().map(|sum| _mm512_reduce_add_ps(*sum)).sum()
+    }
+
+    /// 12 chains in registers of half the size: 16 of them and the factors would not fit.
+    #[target_feature(enable = "avx2,fma")]
+    pub fn fma_256(iterations: usize) -> f32 {
+        let mut sums = [_mm256_setzero_ps(); 12];
+        let (a, b) = (_mm256_set1_ps(0.5), _mm256_set1_ps(black_box(0.25)));
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(a, b, *sum);
+            }
+            black_box(());
+        }
+        sums.iter().map(|sum| _mm256_cvtss_f32(*sum)).sum()
+    }
+
+    /// 16 independent chains of `vpdpbusd`.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn vnni(iterations: usize) -> i32 {
+        let mut sums = [_mm512_setzero_si512(); 16];
+        let (a, b) = (_mm512_set1_epi8(3), _mm512_set1_epi8(black_box(5)));
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+            black_box(());
+        }
+        sums.iter().map(|sum| _mm512_reduce_add_epi32(*sum)).fold(0, i32::wrapping_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_says_how_much_it_did() {
+        let pool = Pool::new(2).expect("threads");
+        let buffer = vec![0; 16 * 32 * 3];
+        assert_eq!(read_pass(&pool, &buffer), buffer.len() * 8);
+        assert_eq!(rate(Duration::ZERO, || None), None);
+        assert!(rate(Duration::ZERO, || Some(1)).is_some_and(|rate| rate > 0.0));
+    }
+}

@@ -1,0 +1,337 @@
+//! What surrounds every request: its id, its line in the access log, its place in the counters, and the envelope around
+//! whatever goes wrong, a panic included.
+//!
+//! Invariants: each request has exactly one line and one count, written when its response has been sent or given up; a log
+//! that cannot be written to holds nobody up, and what it loses is counted. The path is logged without its query.
+
+use std::any::Any;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use serde_json::json;
+
+use super::connection::{Busy, ConnectionInfo};
+use super::error::ApiError;
+use super::front::Front;
+use super::metrics::HttpLabels;
+use super::observe::Observer;
+use crate::template::DateTime;
+
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longer ids of clients are not taken over.
+const MAX_REQUEST_ID: usize = 128;
+/// Longer paths and user agents are cut in the log.
+const MAX_LOGGED: usize = 512;
+/// Longer messages of refusals are cut.
+const MAX_MESSAGE: usize = 4096;
+/// Lines that may wait to be written.
+const LOG_QUEUE: usize = 4096;
+/// What the log says of a client that left before it was answered (nginx's number for it).
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// The `x-request-id` in force: the client's, where it is usable, else a new one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(pub String);
+
+impl RequestId {
+    fn of(headers: &HeaderMap) -> Self {
+        let given = headers.get(&X_REQUEST_ID).and_then(|value| value.to_str().ok());
+        let is_usable = |id: &&str| {
+            (1..=MAX_REQUEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        given.filter(is_usable).map_or_else(Self::new, |id| Self(id.to_owned()))
+    }
+
+    fn new() -> Self {
+        Self(format!("req_{}", uuid::Uuid::new_v4().simple()))
+    }
+}
+
+/// For handlers.
+impl<S: Send + Sync> FromRequestParts<S> for RequestId {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let known = parts.extensions.get::<Self>().cloned();
+        Ok(known.unwrap_or_else(|| Self::of(&parts.headers)))
+    }
+}
+
+/// A JSON line per request, written by one thread.
+#[derive(Clone)]
+pub struct AccessLog {
+    lines: SyncSender<Line>,
+}
+
+enum Line {
+    Request(String),
+    /// Answered when all before it has been written.
+    Flush(mpsc::Sender<()>),
+}
+
+impl AccessLog {
+    /// # Errors
+    /// The system's, when it has no thread to give.
+    pub fn new(out: Box<dyn Write + Send>) -> std::io::Result<Self> {
+        let (lines, inbox) = mpsc::sync_channel(LOG_QUEUE);
+        thread::Builder::new().name("access-log".to_owned()).spawn(move || write_lines(out, &inbox))?;
+        Ok(Self { lines })
+    }
+
+    /// Waits until what was logged so far is written; false when that takes longer.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let (reply, done) = mpsc::channel();
+        self.lines.send(Line::Flush(reply)).is_ok() && done.recv_timeout(timeout).is_ok()
+    }
+}
+
+fn write_lines(mut out: Box<dyn Write + Send>, inbox: &Receiver<Line>) {
+    let mut is_failing = false;
+    for line in inbox {
+        let written = match line {
+            Line::Request(line) => out.write_all(line.as_bytes()).and_then(|()| out.flush()),
+            Line::Flush(reply) => {
+                let _ = reply.send(()); // nobody may be waiting any more
+                continue;
+            }
+        };
+        if let Err(error) = &written
+            && !is_failing
+        {
+            tracing::error!("the access log cannot be written: {error}");
+        }
+        is_failing = written.is_err();
+    }
+}
+
+/// The outermost layer.
+pub async fn observe(State(front): State<Front>, mut request: Request, next: Next) -> Response {
+    let id = RequestId::of(request.headers());
+    request.extensions_mut().insert(id.clone());
+    let mut entry = Entry::new(&front, &request, &id);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = match catch_panic(next.run(request)).await {
+        Ok(response) => response,
+        Err(panic) => {
+            front.observer().metrics().http.panics.inc();
+            tracing::error!("request {}: a bug of the server: {}", id.0, panic_message(&*panic));
+            let message = "the server met a bug while answering this request";
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal_error"), message).into_response()
+        }
+    };
+    let mut response = in_envelope(response, &method, &path).await;
+    add_headers(&front, &id, &mut response);
+    entry.status = response.status().as_u16();
+    let is_head = method == Method::HEAD;
+    response.map(|inner| Body::new(Tracked { inner, entry, has_ended: is_head }))
+}
+
+fn add_headers(front: &Front, id: &RequestId, response: &mut Response) {
+    let status = response.status();
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id.0) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    let says_later = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    if says_later && !headers.contains_key(header::RETRY_AFTER) {
+        let seconds = front.retry_after().as_secs_f64().ceil().max(1.0) as u64;
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+}
+
+/// The response itself, unless it is an error that is not in OpenAI's envelope yet: those of the router and of extractors.
+async fn in_envelope(response: Response, method: &Method, path: &str) -> Response {
+    let status = response.status();
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    let is_json = content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+    if is_json || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let text = to_bytes(body, MAX_MESSAGE).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let (code, message) = match status {
+        StatusCode::NOT_FOUND => ("unknown_url", format!("there is nothing at {method} {}", cut(path))),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            ("method_not_supported", format!("{method} is not possible at {}", cut(path)))
+        }
+        StatusCode::PAYLOAD_TOO_LARGE => ("request_too_large", text.into_owned()),
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported_media_type", text.into_owned()),
+        _ if text.is_empty() => ("error", status.to_string()),
+        _ => ("invalid_request", text.into_owned()),
+    };
+    let mut enveloped = ApiError::new(status, Some(code), message).into_response();
+    let kept = parts.headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
+    let is_of_body = |name: &HeaderName| *name == header::CONTENT_TYPE || *name == header::CONTENT_LENGTH;
+    enveloped.headers_mut().extend(kept.filter(|(name, _)| !is_of_body(name)));
+    enveloped
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_LOGGED)]
+}
+
+/// A panic as a value. Unwind safety: the future is not polled again, and what it shares recovers from poisoned locks.
+async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    let mut future = pin!(future);
+    poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
+/// One request, logged and counted when it is dropped.
+struct Entry {
+    observer: Observer,
+    log: Option<AccessLog>,
+    /// For as long as the request lasts.
+    _busy: Option<Busy>,
+    start: Instant,
+    id: RequestId,
+    peer: String,
+    method: Method,
+    route: String,
+    path: String,
+    user_agent: Option<String>,
+    status: u16,
+    num_bytes: u64,
+    is_complete: bool,
+}
+
+impl Entry {
+    fn new(front: &Front, request: &Request, id: &RequestId) -> Self {
+        let connection = request.extensions().get::<ConnectionInfo>();
+        let matched = request.extensions().get::<MatchedPath>();
+        let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+        let observer = front.observer().clone();
+        observer.metrics().http.in_flight.inc();
+        Self {
+            observer,
+            log: front.access_log().cloned(),
+            _busy: connection.map(ConnectionInfo::begin_request),
+            start: Instant::now(),
+            id: id.clone(),
+            peer: connection.map_or_else(|| "-".to_owned(), ToString::to_string),
+            method: request.method().clone(),
+            route: matched.map_or("none", MatchedPath::as_str).to_owned(),
+            path: cut(request.uri().path()).to_owned(),
+            user_agent: user_agent.map(|agent| cut(agent).to_owned()),
+            status: CLIENT_CLOSED_REQUEST,
+            num_bytes: 0,
+            is_complete: false,
+        }
+    }
+
+    fn line(&self) -> String {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(since_1970.as_secs()).unwrap_or_default();
+        let date = DateTime::from_unix(seconds).strftime("%FT%T");
+        let line = json!({
+            "time": format!("{date}.{:03}Z", since_1970.subsec_millis()),
+            "request_id": self.id.0,
+            "peer": self.peer,
+            "method": self.method.as_str(),
+            "path": self.path,
+            "status": self.status,
+            "bytes": self.num_bytes,
+            "ms": (self.start.elapsed().as_secs_f64() * 1e4).round() / 10.0,
+            "complete": self.is_complete,
+            "user_agent": self.user_agent,
+        });
+        format!("{line}\n")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let http = &self.observer.metrics().http;
+        http.in_flight.dec();
+        // A method is whatever a client makes up; unknown ones share a label.
+        let is_known = |method: &Method| {
+            [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT]
+                .contains(method)
+        };
+        let method = if is_known(&self.method) { self.method.as_str() } else { "other" };
+        let route = std::mem::take(&mut self.route);
+        let labels = HttpLabels { method: method.to_owned(), route, status: self.status };
+        http.requests.get_or_create(&labels).inc();
+        if let Some(log) = &self.log
+            && log.lines.try_send(Line::Request(self.line())).is_err()
+        {
+            http.log_lines_lost.inc();
+        }
+    }
+}
+
+/// A response's body on its way out.
+struct Tracked {
+    inner: Body,
+    entry: Entry,
+    has_ended: bool,
+}
+
+impl HttpBody for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut this.inner).poll_frame(cx)));
+        let polled = polled.unwrap_or_else(|panic| {
+            this.entry.observer.metrics().http.panics.inc();
+            let message = panic_message(&*panic);
+            tracing::error!("request {}: a bug while streaming: {message}", this.entry.id.0);
+            this.inner = Body::empty();
+            Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other("the response broke off")))))
+        });
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.entry.num_bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+            }
+            Poll::Ready(None) => this.has_ended = true,
+            Poll::Ready(Some(Err(_))) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.entry.is_complete = self.has_ended || self.inner.is_end_stream();
+    }
+}

@@ -1,0 +1,136 @@
+//! What comes in besides fields: JSON bodies and names in paths and headers, refused in OpenAI's envelope.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::{Map, Value};
+
+use crate::runtime::session::store::SessionName;
+use crate::serve::error::ApiError;
+
+/// A body that is a JSON object.
+pub struct JsonBody(pub Map<String, Value>);
+
+impl<S: Send + Sync> FromRequest<S> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
+        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
+            let status = rejection.into_response().status();
+            let (code, message) = match status {
+                StatusCode::PAYLOAD_TOO_LARGE => ("request_too_large", "the body is too large"),
+                _ => ("invalid_body", "the body could not be read"),
+            };
+            ApiError::new(status, Some(code), message)
+        })?;
+        let malformed =
+            |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(members)) => Ok(Self(members)),
+            Ok(_) => Err(malformed("the body is not a JSON object".to_owned())),
+            Err(error) => Err(malformed(format!("the body is not JSON: {error}"))),
+        }
+    }
+}
+
+/// Only JSON that says so: a page in a browser may post other types across origins without asking.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = match given {
+        "" => "Content-Type is missing: application/json".to_owned(),
+        _ => format!("Content-Type is {given:?}, not application/json"),
+    };
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message))
+}
+
+/// The session that a path names.
+pub struct InPath(pub SessionName);
+
+impl<S: Send + Sync> FromRequestParts<S> for InPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let name = Path::<String>::from_request_parts(parts, state).await;
+        let Path(name) = name.map_err(|error| invalid_session(&error.to_string()))?;
+        session_name(&name).map(Self)
+    }
+}
+
+/// Headers that name a session, the first that is not empty counts.
+const SESSION_HEADERS: [&str; 4] =
+    ["x-session-id", "x-executorch-session-id", "session_id", "x-session-affinity"];
+
+/// The session that a request belongs to: what the body says, else what the headers do.
+///
+/// # Errors
+/// `invalid_session_id`.
+pub fn session_of(in_body: Option<String>, headers: &HeaderMap) -> Result<Option<SessionName>, ApiError> {
+    if let Some(name) = in_body {
+        return session_name(&name).map(Some);
+    }
+    let given = SESSION_HEADERS.iter().filter_map(|name| headers.get(*name)).find(|value| !value.is_empty());
+    let Some(given) = given else { return Ok(None) };
+    let name = given.to_str().map_err(|_| invalid_session("it holds more than printable ASCII"))?;
+    session_name(name).map(Some)
+}
+
+pub fn session_name(name: &str) -> Result<SessionName, ApiError> {
+    use crate::runtime::Error;
+    SessionName::new(name).map_err(|error| match error {
+        Error::InvalidParameter { message, .. } => invalid_session(&message),
+        other => other.into(),
+    })
+}
+
+fn invalid_session(message: &str) -> ApiError {
+    let message = format!("session_id: {message}");
+    ApiError::new(StatusCode::BAD_REQUEST, Some("invalid_session_id"), message).param("session_id")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_body_names_the_session_before_the_headers_in_their_order() {
+        let mut headers = HeaderMap::new();
+        let name = |body: Option<&str>, headers: &HeaderMap| {
+            let name = session_of(body.map(str::to_owned), headers);
+            name.map(|name| name.map(|name| name.as_str().to_owned())).map_err(|error| error.code)
+        };
+        assert_eq!(name(None, &headers), Ok(None));
+        for (header, expected) in SESSION_HEADERS.iter().rev().zip(["d", "c", "b", "a"]) {
+            headers.insert(*header, HeaderValue::from_static(expected));
+            assert_eq!(name(None, &headers), Ok(Some(expected.to_owned())));
+        }
+        headers.insert("x-session-id", HeaderValue::from_static(""));
+        assert_eq!(name(None, &headers), Ok(Some("b".to_owned())), "an empty header is absent");
+        assert_eq!(name(Some("body"), &headers), Ok(Some("body".to_owned())));
+        for bad in ["", "a b", "a/b", &"x".repeat(129)] {
+            assert_eq!(name(Some(bad), &headers), Err(Some("invalid_session_id")), "{bad:?}");
+        }
+        headers.insert("x-session-id", HeaderValue::from_bytes(b"\xe9").expect("opaque bytes"));
+        assert_eq!(name(None, &headers), Err(Some("invalid_session_id")));
+    }
+
+    #[test]
+    fn only_json_is_taken_for_json() {
+        let check = |given: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            given.map(|given| headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(given)));
+            check_type(&headers).is_ok()
+        };
+        assert!(check(Some("application/json")) && check(Some("Application/JSON; charset=utf-8")));
+        assert!(check(Some("application/vnd.api+json")));
+        assert!(!check(None) && !check(Some("text/plain")) && !check(Some("text/x+json")));
+    }
+}

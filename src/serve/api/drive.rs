@@ -1,0 +1,349 @@
+//! One ask from admission to its end, in a task of its own: the engine's events in, a wire format's updates out.
+//!
+//! Invariants: nobody hears of success before every request of the ask is in the queue or further; a reader that goes
+//! away stops all of them, at the engine's next step, and what a session has heard by then is kept as a cancelled turn;
+//! a turn is on disk, and its session free for the next, before `Finished` says so. Templates, tokenizers and files are
+//! used on blocking threads only. The task outlives its reader by as much as that takes.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use super::conversations::Opened;
+use super::prepare::{Prepared, prepare};
+use super::turn::{Answered, Ask, Delta, InSession, Progress, Running, Totals, Update};
+use super::voice::Voice;
+use crate::runtime::session::conversation::{Answer, PromptedTurn};
+use crate::runtime::{
+    EngineHandle, Error, Event, Finish, Outcome, Request, Sampling, Started, StopHandle, Token,
+};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::observe::TurnRecord;
+
+/// Starts an ask; returns when all its requests are admitted.
+///
+/// # Errors
+/// Whatever refuses it, before any of its requests has said anything.
+pub async fn begin(app: &App, ask: Ask) -> Result<Running, ApiError> {
+    let (updates, inbox) = mpsc::unbounded_channel();
+    let (admitted, admission) = oneshot::channel();
+    tokio::spawn(drive(app.clone(), ask, admitted, updates));
+    let prompts = admission.await.map_err(|_| internal("the request's task ended early"))??;
+    Ok(Running { prompts, updates: inbox })
+}
+
+type Admission = Result<Vec<String>, ApiError>;
+
+async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates: UnboundedSender<Update>) {
+    // Both receivers may be gone: then nobody is left to be told.
+    let mut flight = match Flight::submit(&app, ask).await {
+        Ok(flight) => flight,
+        Err(error) => return drop(admitted.send(Err(retriable(&app, error)))),
+    };
+    if let Err(error) = flight.wait_for_admission(&updates).await {
+        flight.close().await;
+        return drop(admitted.send(Err(retriable(&app, error))));
+    }
+    let _ = admitted.send(Ok(std::mem::take(&mut flight.prompts)));
+    let last = match flight.deliver(&updates).await {
+        Ok(totals) => Update::Ended(totals),
+        Err(error) => Update::Failed(error),
+    };
+    flight.close().await;
+    let _ = updates.send(last);
+}
+
+/// What may go better next time says when.
+pub fn retriable(app: &App, error: ApiError) -> ApiError {
+    let is_temporary = matches!(
+        error.status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
+    );
+    match app.engine() {
+        Ok(engine) if is_temporary && error.retry_after.is_none() => {
+            error.retry_after(app.observer().retry_after(&engine.last_load()))
+        }
+        _ => error,
+    }
+}
+
+/// One answer in the making.
+struct Choice {
+    voice: Voice,
+    started: Option<Started>,
+    started_at: Instant,
+    ids: Vec<u32>,
+    last_token_at: Option<Instant>,
+    inter_token: Vec<Duration>,
+    is_done: bool,
+}
+
+impl Choice {
+    fn new(voice: Voice) -> Self {
+        Self {
+            voice,
+            started: None,
+            started_at: Instant::now(),
+            ids: Vec::new(),
+            last_token_at: None,
+            inter_token: Vec::new(),
+            is_done: false,
+        }
+    }
+
+    fn hear(&mut self, text: &str, tokens: &[Token]) -> Vec<Delta> {
+        for token in tokens {
+            let now = Instant::now();
+            let last = self.last_token_at.replace(now);
+            self.inter_token.extend(last.map(|last| now.saturating_duration_since(last)));
+            self.ids.push(token.id);
+        }
+        self.voice.push(text, tokens.len())
+    }
+
+    fn progress(&self, done: usize, total: usize) -> Progress {
+        let cached = self.started.as_ref().map_or(0, |started| started.reuse.cached_tokens);
+        let computed = done.saturating_sub(cached);
+        let per_token = |elapsed: Duration| elapsed.div_f64(computed as f64).mul_f64((total - done) as f64);
+        let left = (computed > 0).then(|| per_token(self.started_at.elapsed()));
+        Progress::Prompt { done, total, left }
+    }
+}
+
+/// The requests of one ask, while they run.
+struct Flight {
+    app: App,
+    request_id: String,
+    sampling: Sampling,
+    /// Choices of one prompt stand together.
+    num_per_prompt: usize,
+    choices: Vec<Choice>,
+    prompts: Vec<String>,
+    turn: Option<(Opened, PromptedTurn)>,
+    session: Option<InSession>,
+    events: UnboundedReceiver<(usize, Event)>,
+    /// Came before the answer's first byte.
+    backlog: VecDeque<(usize, Event)>,
+    stops: Vec<StopHandle>,
+    totals: Totals,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Flight {
+    /// Hands all requests of the ask to the engine.
+    async fn submit(app: &App, ask: Ask) -> Result<Self, ApiError> {
+        let on_thread = app.clone();
+        let prepared = spawn_blocking(move || prepare(&on_thread, &ask).map(|prepared| (prepared, ask)));
+        let (prepared, ask) = prepared.await.map_err(|_| internal("preparing the prompt failed"))??;
+        let Prepared { engine, prompts, turn, grammar, markup } = prepared;
+        let (sender, events) = mpsc::unbounded_channel();
+        let mut flight = Self {
+            app: app.clone(),
+            request_id: ask.request_id,
+            sampling: ask.sampling,
+            num_per_prompt: ask.num_choices,
+            choices: Vec::new(),
+            prompts: Vec::new(),
+            turn,
+            session: ask.session,
+            events,
+            backlog: VecDeque::new(),
+            stops: Vec::new(),
+            totals: Totals::default(),
+        };
+        for prompt in prompts {
+            for nth in 0..ask.num_choices {
+                let seed = flight.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
+                let request = Request {
+                    prompt: prompt.tokens.clone(),
+                    sampling: Sampling { seed, ..flight.sampling.clone() },
+                    limits: ask.limits.clone(),
+                    logprobs: ask.logprobs,
+                    grammar: grammar.clone(),
+                    markup: markup.clone(),
+                    session: flight.session.as_ref().map(|session| session.name.to_string()),
+                    ..Request::default()
+                };
+                let submitted = flight.submit_one(&engine, request, prompt.ear.voice(), &sender);
+                if let Err(error) = submitted {
+                    flight.close().await;
+                    return Err(error);
+                }
+            }
+            flight.prompts.push(prompt.text);
+        }
+        Ok(flight)
+    }
+
+    fn submit_one(
+        &mut self,
+        engine: &EngineHandle,
+        request: Request,
+        voice: Voice,
+        events: &UnboundedSender<(usize, Event)>,
+    ) -> Result<(), ApiError> {
+        let (index, events) = (self.choices.len(), events.clone());
+        let sink = move |event| match events.send((index, event)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        let stop = engine.submit_to(request, Box::new(sink)).map_err(|error| self.refused(error))?;
+        self.choices.push(Choice::new(voice));
+        self.stops.push(stop);
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.stops.iter().for_each(StopHandle::stop);
+    }
+
+    /// Leaves the session to others; where it was not answered, as it was.
+    async fn close(&mut self) {
+        self.stop();
+        if let Some(turn) = self.turn.take() {
+            let _ = spawn_blocking(move || drop(turn)).await; // a panic there has nothing to tell us
+        }
+    }
+
+    /// What the engine refuses with. That it is gone is news to others as well.
+    fn refused(&self, error: Error) -> ApiError {
+        if matches!(error, Error::EngineGone) {
+            self.app.engine_lost();
+        }
+        error.into()
+    }
+
+    /// The next event; a reader that goes away meanwhile stops the requests, which then come to their ends.
+    async fn next_event(&mut self, updates: &UnboundedSender<Update>) -> Result<(usize, Event), ApiError> {
+        let event = tokio::select! {
+            biased;
+            () = updates.closed(), if !self.is_stopped() => {
+                self.stop();
+                self.events.recv().await
+            }
+            event = self.events.recv() => event,
+        };
+        event.ok_or_else(|| self.refused(Error::EngineGone))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stops.iter().all(StopHandle::is_stopped)
+    }
+
+    /// Waits until each request is in the queue or further.
+    async fn wait_for_admission(&mut self, updates: &UnboundedSender<Update>) -> Result<(), ApiError> {
+        let mut waiting: Vec<usize> = (0..self.choices.len()).collect();
+        while !waiting.is_empty() {
+            let (index, event) = self.next_event(updates).await?;
+            if let Event::Failed(error) = event {
+                return Err(self.refused(error));
+            }
+            waiting.retain(|&other| other != index);
+            self.backlog.push_back((index, event));
+        }
+        Ok(())
+    }
+
+    /// Passes on what the requests say until all have ended.
+    async fn deliver(&mut self, updates: &UnboundedSender<Update>) -> Result<Totals, ApiError> {
+        while !self.choices.iter().all(|choice| choice.is_done) {
+            let (index, event) = match self.backlog.pop_front() {
+                Some(event) => event,
+                None => self.next_event(updates).await?,
+            };
+            let update = match event {
+                Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
+                Event::Started(started) => self.start(index, started),
+                Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
+                Event::Text { text, tokens } => {
+                    let deltas = self.choices[index].hear(&text, &tokens);
+                    Update::Said { choice: index, deltas, tokens }
+                }
+                Event::Done(outcome) => self.finish(index, outcome, updates).await?,
+                Event::Failed(error) => {
+                    self.flush(index, true, updates);
+                    return Err(self.refused(error));
+                }
+            };
+            let _ = updates.send(update); // to nobody, when the reader has gone
+        }
+        Ok(std::mem::take(&mut self.totals))
+    }
+
+    fn start(&mut self, index: usize, started: Started) -> Update {
+        if let Some(session) = &self.session {
+            self.app.conversations().note(&session.name, &started);
+        }
+        let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
+        let choice = &mut self.choices[index];
+        choice.started = Some(started);
+        choice.started_at = Instant::now();
+        Update::Progress(choice.progress(done, total))
+    }
+
+    /// What the text's reader still holds back.
+    fn flush(&mut self, index: usize, is_cut: bool, updates: &UnboundedSender<Update>) {
+        let deltas = self.choices[index].voice.finish(is_cut);
+        if !deltas.is_empty() {
+            let _ = updates.send(Update::Said { choice: index, deltas, tokens: Vec::new() });
+        }
+    }
+
+    async fn finish(
+        &mut self,
+        index: usize,
+        outcome: Outcome,
+        updates: &UnboundedSender<Update>,
+    ) -> Result<Update, ApiError> {
+        let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
+        self.flush(index, is_cut, updates);
+        let choice = &mut self.choices[index];
+        choice.is_done = true;
+        let reuse = choice.started.as_ref().map(|started| started.reuse).unwrap_or_default();
+        let answer = Answered { said: choice.voice.said().clone(), outcome, reuse };
+        self.totals.add(&answer, index % self.num_per_prompt == 0);
+        self.record(index, &answer.outcome);
+        self.save(index, &answer).await?;
+        Ok(Update::Finished { choice: index, answer })
+    }
+
+    fn record(&mut self, index: usize, outcome: &Outcome) {
+        let choice = &mut self.choices[index];
+        self.app.observer().turn(&TurnRecord {
+            request_id: self.request_id.clone(),
+            session: self.session.as_ref().map(|session| session.name.to_string()),
+            started: choice.started.clone(),
+            outcome: outcome.clone(),
+            inter_token: std::mem::take(&mut choice.inter_token),
+        });
+    }
+
+    /// Puts the turn into its conversation, which is free for the next one then.
+    async fn save(&mut self, index: usize, answer: &Answered) -> Result<(), ApiError> {
+        let Some((mut opened, turn)) = self.turn.take() else { return Ok(()) };
+        let answer = Answer {
+            message: answer.said.to_message(),
+            generated: std::mem::take(&mut self.choices[index].ids),
+            outcome: answer.outcome.clone(),
+            sampling: self.sampling.clone(),
+        };
+        let saved = spawn_blocking(move || opened.finish(turn, answer).map(drop)).await;
+        saved.map_err(|_| internal("saving the turn failed"))?.map_err(ApiError::from)
+    }
+}
+
+/// What should not happen.
+pub fn internal(message: &str) -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
+}

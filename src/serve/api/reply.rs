@@ -1,0 +1,106 @@
+//! What the answers of all endpoints have in common: who answers, and what it cost.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::turn::{Answered, Totals};
+use crate::runtime::{Reuse, Timings, Token, Usage};
+use crate::serve::App;
+use crate::serve::wire::answer;
+
+/// What every object of one answer begins with; `created` is one for all of them.
+#[derive(Clone)]
+pub struct Head {
+    app: App,
+    id: String,
+    created: u64,
+}
+
+impl Head {
+    /// `prefix` is that of the id, e.g. `chatcmpl`.
+    pub fn new(app: &App, prefix: &str) -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed();
+        let created = since.map_or(0, |since| since.as_secs());
+        Self { app: app.clone(), id: format!("{prefix}-{}", Uuid::new_v4().simple()), created }
+    }
+
+    /// An object with these choices.
+    pub fn object(&self, kind: &str, choices: Vec<Value>) -> Map<String, Value> {
+        let model = self.app.model();
+        let fingerprint: String = model.fingerprint.fingerprint.chars().take(12).collect();
+        let object = json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": model.id,
+            "system_fingerprint": format!("fp_{fingerprint}"),
+            "choices": choices,
+        });
+        match object {
+            Value::Object(members) => members,
+            _ => unreachable!("written as an object above"),
+        }
+    }
+
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.app.model().speech.token_bytes(id).into_owned()
+    }
+
+    pub fn chat_logprobs(&self, tokens: &[Token]) -> Value {
+        answer::chat_logprobs(tokens, &|id| self.token_bytes(id))
+    }
+
+    pub fn completion_logprobs(&self, tokens: &[Token], offset: &mut usize) -> Value {
+        answer::completion_logprobs(tokens, &|id| self.token_bytes(id), offset)
+    }
+}
+
+/// The id of a tool call.
+pub fn call_id() -> String {
+    let hex = Uuid::new_v4().simple().to_string();
+    format!("call_{}", &hex[..24])
+}
+
+pub fn usage(totals: &Totals) -> Value {
+    let mut usage = answer::usage(&totals.usage);
+    usage["completion_tokens_details"] = json!({"reasoning_tokens": totals.num_reasoning_tokens});
+    usage
+}
+
+/// The times of a whole answer.
+pub fn timings(totals: &Totals) -> Value {
+    timings_json(&totals.timings, &totals.usage, &totals.reuse)
+}
+
+/// The times of one choice.
+pub fn choice_timings(answer: &Answered) -> Value {
+    timings_json(&answer.outcome.timings, &answer.outcome.usage, &answer.reuse)
+}
+
+fn timings_json(timings: &Timings, usage: &Usage, reuse: &Reuse) -> Value {
+    json!({
+        "queue_ms": ms(timings.queue),
+        "ttft_ms": timings.time_to_first_token.map(ms),
+        "prefill_ms": ms(timings.prefill),
+        "prefill_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+        "prefill_tokens_per_second": timings.prefill_rate(usage).map(rounded),
+        "decode_ms": ms(timings.decode),
+        "decode_tokens": usage.completion_tokens,
+        "decode_tokens_per_second": timings.decode_rate(usage).map(rounded),
+        "total_ms": ms(timings.total),
+        "cached_tokens": usage.cached_tokens,
+        "restored_tokens": reuse.restored_tokens,
+        "resume_reason": reuse.reason.name(),
+    })
+}
+
+fn ms(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1000.0)
+}
+
+/// To a thousandth: more is noise, and makes lines long.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}

@@ -1,0 +1,149 @@
+//! An answer as server-sent events: `data:` lines with JSON, comments while nothing is said yet, `[DONE]` last.
+//!
+//! Invariants: every event leaves whole; after an error event comes `[DONE]` and nothing else; dropping the body drops
+//! the answer, which cancels it. Comments keep proxies and clients from giving up, and tell people how far a prompt is.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+
+use super::turn::{Answered, Delta, Progress, Running, Totals, Update};
+use crate::runtime::Token;
+
+/// How often a silent stream is told that it is alive.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// How a wire format writes a stream: each call gives the objects to send.
+pub trait Chunks: Send + 'static {
+    fn opening(&mut self) -> Vec<Value>;
+
+    /// More of a choice. Called for every token, also those that say nothing yet.
+    fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
+
+    fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value>;
+
+    fn ending(&mut self, totals: &Totals) -> Vec<Value>;
+}
+
+/// The response that streams `running`.
+pub fn response(running: Running, chunks: impl Chunks) -> Response {
+    let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
+    silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut feed = Feed {
+        updates: running.updates,
+        chunks,
+        silence,
+        progress: None,
+        ready: VecDeque::new(),
+        is_over: false,
+    };
+    let opening = feed.chunks.opening();
+    feed.push(opening);
+    let events = stream::unfold(feed, |mut feed| async {
+        let bytes = feed.next().await?;
+        Some((Ok::<_, Infallible>(bytes), feed))
+    });
+    let mut response = Response::new(Body::from_stream(events));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would gather events into its buffers.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+struct Feed<C> {
+    updates: UnboundedReceiver<Update>,
+    chunks: C,
+    silence: Interval,
+    progress: Option<Progress>,
+    ready: VecDeque<Bytes>,
+    is_over: bool,
+}
+
+impl<C: Chunks> Feed<C> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                self.silence.reset();
+                return Some(bytes);
+            }
+            if self.is_over {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                update = self.updates.recv() => self.take(update),
+                _ = self.silence.tick() => return Some(comment(self.progress)),
+            }
+        }
+    }
+
+    fn take(&mut self, update: Option<Update>) {
+        let objects = match update {
+            Some(Update::Progress(progress)) => {
+                self.progress = Some(progress);
+                return;
+            }
+            Some(Update::Said { choice, deltas, tokens }) => {
+                self.progress = None;
+                self.chunks.said(choice, deltas, tokens)
+            }
+            Some(Update::Finished { choice, answer }) => self.chunks.finished(choice, &answer),
+            Some(Update::Ended(totals)) => return self.end(|chunks| chunks.ending(&totals)),
+            Some(Update::Failed(error)) => return self.end(|_| vec![error.body()]),
+            // The task that answers is gone without a word: a bug of ours, and no reason to leave the client waiting.
+            None => return self.end(|_| vec![super::drive::internal("the answer ended early").body()]),
+        };
+        self.push(objects);
+    }
+
+    fn end(&mut self, last: impl FnOnce(&mut C) -> Vec<Value>) {
+        let objects = last(&mut self.chunks);
+        self.push(objects);
+        self.ready.push_back(Bytes::from_static(DONE));
+        self.is_over = true;
+    }
+
+    fn push(&mut self, objects: Vec<Value>) {
+        self.ready.extend(objects.iter().map(|object| Bytes::from(format!("data: {object}\n\n"))));
+    }
+}
+
+/// A line that clients pass over.
+fn comment(progress: Option<Progress>) -> Bytes {
+    let text = match progress {
+        None => "keep-alive".to_owned(),
+        Some(Progress::Waiting { position }) => format!("waiting: {position} in the queue"),
+        Some(Progress::Prompt { done, total, left: None }) => format!("prompt: {done} of {total} tokens"),
+        Some(Progress::Prompt { done, total, left: Some(left) }) => {
+            format!("prompt: {done} of {total} tokens, about {:.0} s left", left.as_secs_f64().ceil())
+        }
+    };
+    Bytes::from(format!(": {text}\n\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_say_how_far_it_is() {
+        let check = |progress, expected: &str| assert_eq!(comment(progress), format!(": {expected}\n\n"));
+        check(None, "keep-alive");
+        check(Some(Progress::Waiting { position: 3 }), "waiting: 3 in the queue");
+        check(Some(Progress::Prompt { done: 0, total: 9, left: None }), "prompt: 0 of 9 tokens");
+        let left = Some(Duration::from_millis(1200));
+        check(Some(Progress::Prompt { done: 4, total: 9, left }), "prompt: 4 of 9 tokens, about 2 s left");
+    }
+}

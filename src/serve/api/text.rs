@@ -1,0 +1,124 @@
+//! The model's text side alone: `POST /tokenize`, `/detokenize` and `/apply-template`, in the words of llama.cpp's server
+//! and of vLLM's, which clients of either may send.
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Map, Value, json};
+
+use super::blocking;
+use super::body::JsonBody;
+use super::request::{check_model, conversation, token_ids};
+use crate::runtime::Speech;
+use crate::runtime::text::Encode;
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::wire::{Fields, Problems};
+use crate::template::{Conversation, DateTime};
+
+/// What is to become tokens.
+enum Source {
+    Text { text: String, options: Encode },
+    Chat(Conversation),
+}
+
+/// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
+pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let engine = app.engine()?;
+    let mut with_pieces = false;
+    let source = read(&app, body, |fields| {
+        with_pieces =
+            ["with_pieces", "return_token_strs"].map(|name| fields.flag(name)).contains(&Some(true));
+        source(&app, fields)
+    })?;
+    let pieces_of = app.clone();
+    let tokens = blocking(&app, move |app| encode(&app.model().speech, source)).await?;
+    let count = tokens.len();
+    let tokens: Value = match with_pieces {
+        false => tokens.into(),
+        true => tokens.iter().map(|&id| piece(&pieces_of.model().speech, id)).collect(),
+    };
+    Ok(Json(json!({"tokens": tokens, "count": count, "max_model_len": engine.spec().context_length()})))
+}
+
+fn source(app: &App, fields: &mut Fields<'_>) -> Source {
+    if fields.has("messages") {
+        return Source::Chat(conversation(app, fields));
+    }
+    let from_llama_cpp = fields.text("content");
+    let adds_special = from_llama_cpp.is_none();
+    let asked = ["add_special", "add_special_tokens"].map(|name| fields.flag(name));
+    let add_special = asked.into_iter().flatten().next().unwrap_or(adds_special);
+    let parse_special = fields.flag("parse_special").unwrap_or(true);
+    let text = match from_llama_cpp {
+        Some(text) => text,
+        None if fields.has("prompt") => fields.text("prompt").unwrap_or_default(),
+        None => {
+            fields.wrong("content", "is missing, and so are prompt and messages");
+            String::new()
+        }
+    };
+    Source::Text { text, options: Encode { add_special, parse_special } }
+}
+
+fn encode(speech: &Speech, source: Source) -> Result<Vec<u32>, ApiError> {
+    match source {
+        Source::Text { text, options } => Ok(speech.tokenizer().encode(&text, options)?),
+        Source::Chat(conversation) => Ok(speech.encode(&render(speech, &conversation)?)?),
+    }
+}
+
+fn render(speech: &Speech, conversation: &Conversation) -> Result<String, ApiError> {
+    speech
+        .render(conversation, DateTime::utc_now())
+        .map_err(|error| crate::runtime::Error::from(error).into())
+}
+
+/// The text of a token, or its bytes where they are not whole characters.
+fn piece(speech: &Speech, id: u32) -> Value {
+    let bytes = speech.token_bytes(id);
+    let text = str::from_utf8(&bytes).map(Value::from);
+    json!({"id": id, "piece": text.unwrap_or_else(|_| bytes.to_vec().into())})
+}
+
+pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let vocab_size = app.model().speech.tokenizer().vocab_size();
+    let ids = read(&app, body, |fields| {
+        let ids = fields.take("tokens");
+        let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
+        if ids.is_none() {
+            fields.wrong("tokens", "is not an array of token ids");
+        }
+        let ids = ids.unwrap_or_default();
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            fields.out_of_range("tokens", &format!("hold {id}, but the vocabulary has {vocab_size}"));
+        }
+        ids
+    })?;
+    let text = blocking(&app, move |app| Ok(app.model().speech.tokenizer().decode(&ids, false))).await?;
+    Ok(Json(json!({"content": text, "prompt": text})))
+}
+
+/// The prompt that a chat completion with these messages begins with.
+pub async fn apply_template(
+    State(app): State<App>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let conversation = read(&app, body, |fields| conversation(&app, fields))?;
+    let prompt = blocking(&app, move |app| render(&app.model().speech, &conversation)).await?;
+    Ok(Json(json!({"prompt": prompt})))
+}
+
+/// Reads a body whole.
+fn read<T>(
+    app: &App,
+    body: Map<String, Value>,
+    read: impl FnOnce(&mut Fields<'_>) -> T,
+) -> Result<T, ApiError> {
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let read = read(&mut fields);
+    fields.end();
+    problems.check(model)?;
+    Ok(read)
+}

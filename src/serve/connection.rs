@@ -1,0 +1,405 @@
+//! One connection: how long it may be silent, who it is, and its place among all of them.
+//!
+//! A connection is idle, or a request's head is coming in, or a request is under way. Idle ones are kept while there is room:
+//! when one more comes than there may be, the one that has been idle longest goes. So neither many idle connections nor
+//! slow ones keep others out; only when all are in use is a new one refused.
+//!
+//! Invariants: at most `max_connections` at a time, but for those on their way out; a request under way is never cut short by
+//! a time limit here, unless its client stops reading.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long connections may take over what.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimits {
+    pub max_connections: usize,
+    /// From the first byte of a request's head to its last.
+    pub header_timeout: Duration,
+    /// Between requests, before the first, and while a response is not being read.
+    pub idle_timeout: Duration,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            max_connections: 1024,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+        }
+    }
+}
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    Tcp(SocketAddr),
+    /// A socket in the file system.
+    Local,
+}
+
+/// All connections that are open.
+#[derive(Debug)]
+pub struct Crowd {
+    limits: ConnectionLimits,
+    places: Mutex<Places>,
+    /// Told when the last one goes.
+    emptied: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    num_open: usize,
+    /// The idle ones, by since when.
+    idle: BTreeMap<u64, Arc<Notify>>,
+    /// Counts the times that one became idle.
+    clock: u64,
+}
+
+impl Crowd {
+    pub fn new(limits: ConnectionLimits) -> Arc<Self> {
+        Arc::new(Self { limits, places: Mutex::default(), emptied: Notify::new() })
+    }
+
+    pub fn limits(&self) -> &ConnectionLimits {
+        &self.limits
+    }
+
+    /// A place for one more. The second value says whether an idle one had to go for it.
+    ///
+    /// # Errors
+    /// [`Full`] when all are in use.
+    pub fn enter(self: &Arc<Self>, peer: Peer) -> Result<(Place, bool), Full> {
+        let mut places = self.lock();
+        let makes_room = places.num_open >= self.limits.max_connections;
+        if makes_room {
+            let (_, longest_idle) = places.idle.pop_first().ok_or(Full)?;
+            longest_idle.notify_one();
+        }
+        places.num_open += 1;
+        drop(places);
+        let state =
+            Mutex::new(State { activity: Activity::Idle(Instant::now()), blocked: None, idle_key: 0 });
+        let info = ConnectionInfo(Arc::new(Connection {
+            peer,
+            crowd: Arc::clone(self),
+            state,
+            must_go: Arc::new(Notify::new()),
+        }));
+        info.become_idle();
+        Ok((Place(info), makes_room))
+    }
+
+    pub fn num_open(&self) -> usize {
+        self.lock().num_open
+    }
+
+    pub fn num_busy(&self) -> usize {
+        let places = self.lock();
+        places.num_open - places.idle.len().min(places.num_open)
+    }
+
+    /// Waits until none is open.
+    pub async fn emptied(&self) {
+        loop {
+            let notified = self.emptied.notified();
+            if self.num_open() == 0 {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All places are taken by connections in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// A connection's place, free again when this is dropped.
+#[derive(Debug)]
+pub struct Place(ConnectionInfo);
+
+impl Place {
+    pub fn info(&self) -> &ConnectionInfo {
+        &self.0
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let crowd = &self.0.0.crowd;
+        let idle_key = self.0.state().idle_key;
+        let mut places = crowd.lock();
+        places.idle.remove(&idle_key);
+        places.num_open -= 1;
+        if places.num_open == 0 {
+            crowd.emptied.notify_waiters();
+        }
+    }
+}
+
+/// A connection as its requests know it.
+#[derive(Debug, Clone)]
+pub struct ConnectionInfo(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    peer: Peer,
+    crowd: Arc<Crowd>,
+    state: Mutex<State>,
+    must_go: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct State {
+    activity: Activity,
+    /// Since when the client takes nothing of what is written.
+    blocked: Option<Instant>,
+    idle_key: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Activity {
+    Idle(Instant),
+    /// The head of a request is coming in.
+    Head(Instant),
+    Request,
+}
+
+/// Why a connection has to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overdue {
+    Idle,
+    Header,
+    Unread,
+}
+
+impl Overdue {
+    pub fn reason(self) -> &'static str {
+        match self {
+            Overdue::Idle => "idle",
+            Overdue::Header => "slow_header",
+            Overdue::Unread => "unread_response",
+        }
+    }
+}
+
+impl ConnectionInfo {
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.0.peer, Peer::Tcp(_))
+    }
+
+    /// A request is under way until the value is dropped.
+    pub fn begin_request(&self) -> Busy {
+        let mut state = self.state();
+        state.activity = Activity::Request;
+        self.0.crowd.lock().idle.remove(&state.idle_key);
+        drop(state);
+        Busy(self.clone())
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.state().activity == Activity::Request
+    }
+
+    /// Resolves when the connection is to make room.
+    pub async fn must_go(&self) {
+        self.0.must_go.notified().await;
+    }
+
+    /// When it will have to end if nothing happens, and why.
+    pub fn deadline(&self) -> Option<(Instant, Overdue)> {
+        let limits = self.0.crowd.limits();
+        let state = self.state();
+        let of_activity = match state.activity {
+            Activity::Idle(since) => Some((since + limits.idle_timeout, Overdue::Idle)),
+            Activity::Head(since) => Some((since + limits.header_timeout, Overdue::Header)),
+            Activity::Request => None,
+        };
+        let of_writing = state.blocked.map(|since| (since + limits.idle_timeout, Overdue::Unread));
+        of_activity.into_iter().chain(of_writing).min_by_key(|(at, _)| *at)
+    }
+
+    fn become_idle(&self) {
+        let mut state = self.state();
+        let mut places = self.0.crowd.lock();
+        places.clock += 1;
+        state.idle_key = places.clock;
+        state.activity = Activity::Idle(Instant::now());
+        places.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
+    }
+
+    fn has_read(&self) {
+        let mut state = self.state();
+        if matches!(state.activity, Activity::Idle(_)) {
+            state.activity = Activity::Head(Instant::now());
+        }
+    }
+
+    fn has_written(&self, is_blocked: bool) {
+        let mut state = self.state();
+        state.blocked = if is_blocked { state.blocked.or_else(|| Some(Instant::now())) } else { None };
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for ConnectionInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.peer {
+            Peer::Tcp(address) => address.fmt(f),
+            Peer::Local => f.write_str("unix"),
+        }
+    }
+}
+
+/// Stands for a request under way.
+#[derive(Debug)]
+pub struct Busy(ConnectionInfo);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.become_idle();
+    }
+}
+
+/// A stream that tells its connection what moves.
+#[derive(Debug)]
+pub struct Metered<S> {
+    stream: S,
+    info: ConnectionInfo,
+}
+
+impl<S> Metered<S> {
+    pub fn new(stream: S, info: ConnectionInfo) -> Self {
+        Self { stream, info }
+    }
+
+    fn note_write(&self, polled: &Poll<io::Result<usize>>) {
+        self.info.has_written(polled.is_pending());
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let num_before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > num_before {
+            self.info.has_read();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buffer);
+        self.note_write(&polled);
+        polled
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, buffers);
+        self.note_write(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crowd(max_connections: usize) -> Arc<Crowd> {
+        Crowd::new(ConnectionLimits { max_connections, ..ConnectionLimits::default() })
+    }
+
+    fn enter(crowd: &Arc<Crowd>) -> Result<(Place, bool), Full> {
+        crowd.enter(Peer::Local)
+    }
+
+    #[tokio::test]
+    async fn the_longest_idle_makes_room_and_busy_ones_stay() {
+        let crowd = crowd(3);
+        let [first, second, third] = [(); 3].map(|()| enter(&crowd).expect("room").0);
+        let busy = first.info().begin_request();
+        let again = second.info().begin_request();
+        drop(again); // idle, but later than the third
+        let (fourth, made_room) = enter(&crowd).expect("the third goes");
+        assert!(made_room);
+        third.info().must_go().await;
+        assert_eq!(
+            (crowd.num_open(), crowd.num_busy()),
+            (4, 2),
+            "the third is on its way out, in nobody's way"
+        );
+        drop(third);
+        let _all = [second.info().begin_request(), fourth.info().begin_request()];
+        assert_eq!(enter(&crowd).err(), Some(Full));
+        drop(busy);
+        assert!(enter(&crowd).is_ok_and(|(_, made_room)| made_room));
+        first.info().must_go().await;
+    }
+
+    #[test]
+    fn deadlines_follow_what_moves() {
+        let crowd = crowd(1);
+        let (place, _) = enter(&crowd).expect("room");
+        let info = place.info();
+        let why = |info: &ConnectionInfo| info.deadline().map(|(_, why)| why);
+        assert_eq!(why(info), Some(Overdue::Idle));
+        info.has_read();
+        let of_head = info.deadline();
+        assert_eq!(why(info), Some(Overdue::Header));
+        info.has_read();
+        assert_eq!(info.deadline(), of_head, "drop by drop buys no time");
+        let busy = info.begin_request();
+        assert_eq!(info.deadline(), None, "a request takes as long as it takes");
+        info.has_written(true);
+        let of_writing = info.deadline();
+        assert_eq!(why(info), Some(Overdue::Unread));
+        info.has_written(true);
+        assert_eq!(info.deadline(), of_writing, "since the first time");
+        info.has_written(false);
+        assert_eq!(info.deadline(), None);
+        drop(busy);
+        assert_eq!(why(info), Some(Overdue::Idle));
+        drop(place);
+        assert_eq!((crowd.num_open(), crowd.num_busy()), (0, 0));
+    }
+}

@@ -1,0 +1,492 @@
+//! Sockets: where the server listens, its connections, and its end.
+//!
+//! The only place where async code is started: a runtime of its own with few threads, because all they do is translate. The
+//! caller's thread stays free to load a model and to wait for a signal.
+//!
+//! Invariants: the address is taken before the model is loaded, so that one in use is an error at once; when [`Server::drain`]
+//! returns, nothing listens and nobody is connected any more.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+
+use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
+use super::error::ApiError;
+use super::front::{self, Front};
+use super::observe::Observer;
+use super::{App, api};
+
+/// Threads of the runtime. The work is in the engine's thread; these parse and frame.
+const WORKERS: usize = 2;
+
+/// Bytes of a request's head, and of what is read ahead of a body.
+const MAX_HEAD: usize = 64 << 10;
+
+/// How long to wait when the system has no descriptor to give.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that are told at the same time that there is no place for them; more are just closed.
+const REFUSALS_AT_ONCE: usize = 64;
+
+/// How long a last word to a client may take.
+const LAST_WORD_TIME: Duration = Duration::from_secs(1);
+
+/// How long cancelled streams may take to come to their end.
+const CANCEL_TIME: Duration = Duration::from_secs(5);
+
+/// A socket that is bound, and does not answer yet.
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(std::net::TcpListener),
+    #[cfg(unix)]
+    Unix(unix::Socket),
+}
+
+impl Listener {
+    /// The first address of `host` that can be bound; port 0 lets the system choose.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn tcp(addresses: impl ToSocketAddrs) -> io::Result<Self> {
+        std::net::TcpListener::bind(addresses).map(Listener::Tcp)
+    }
+
+    /// A socket in the file system, for its owner only. One that a process left behind is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` when somebody listens there; `AlreadyExists` when it is something else than a socket; the system's.
+    #[cfg(unix)]
+    pub fn unix(path: &std::path::Path) -> io::Result<Self> {
+        unix::Socket::bind(path).map(Listener::Unix)
+    }
+
+    /// # Errors
+    /// The system's.
+    pub fn address(&self) -> io::Result<Address> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            #[cfg(unix)]
+            Listener::Unix(socket) => Ok(Address::Unix(socket.path().to_owned())),
+        }
+    }
+}
+
+/// Where a server is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(std::path::PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => write!(f, "http://{address}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(unix)]
+mod unix {
+    //! A socket in the file system, gone with its owner.
+
+    use std::fs;
+    use std::io;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::{Path, PathBuf};
+
+    #[derive(Debug)]
+    pub struct Socket {
+        listener: Option<UnixListener>,
+        path: PathBuf,
+    }
+
+    impl Socket {
+        pub fn bind(path: &Path) -> io::Result<Self> {
+            remove_stale(path)?;
+            let listener = UnixListener::bind(path)?;
+            let socket = Self { listener: Some(listener), path: path.to_owned() };
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+            Ok(socket)
+        }
+
+        pub fn path(&self) -> &Path {
+            &self.path
+        }
+
+        /// The listener, once.
+        pub fn take(&mut self) -> io::Result<UnixListener> {
+            self.listener.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        }
+    }
+
+    impl Drop for Socket {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.path); // somebody else may have been quicker
+        }
+    }
+
+    /// Removes what a process has left that did not come to its end.
+    fn remove_stale(path: &Path) -> io::Result<()> {
+        let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+        if !metadata.file_type().is_socket() {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+        }
+        match UnixStream::connect(path) {
+            Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// How far the connections are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open,
+    /// Requests under way come to their end, the rest closes.
+    Draining,
+    Over,
+}
+
+/// A server that runs; dropping it ends it at once.
+pub struct Server {
+    /// Nothing only while it is dropped.
+    runtime: Option<Runtime>,
+    shared: Arc<Shared>,
+    phase: watch::Sender<Phase>,
+    accepting: Option<JoinHandle<()>>,
+    address: Address,
+}
+
+struct Shared {
+    front: Front,
+    /// What requests are answered by now.
+    router: RwLock<Router>,
+    crowd: Arc<Crowd>,
+    refusals: Arc<Semaphore>,
+}
+
+/// How a server came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Requests that were under way when the time was over.
+    pub num_cancelled: usize,
+}
+
+impl Server {
+    /// Answers from now on; what needs a model waits for [`Server::open`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(listener: Listener, front: Front, limits: ConnectionLimits) -> io::Result<Self> {
+        let address = listener.address()?;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(WORKERS).thread_name("http").enable_all().build()?;
+        let (phase, phases) = watch::channel(Phase::Open);
+        let shared = Arc::new(Shared {
+            router: RwLock::new(front::router(&front, Router::new())),
+            front,
+            crowd: Crowd::new(limits),
+            refusals: Arc::new(Semaphore::new(REFUSALS_AT_ONCE)),
+        });
+        let socket = {
+            let _context = runtime.enter();
+            Socket::new(listener)?
+        };
+        let accepting = runtime.spawn(accept(socket, Arc::clone(&shared), phases));
+        Ok(Self { runtime: Some(runtime), shared, phase, accepting: Some(accepting), address })
+    }
+
+    /// The model is there.
+    pub fn open(&self, app: App) {
+        self.open_with(app, api::routes());
+    }
+
+    /// As `open`, with these endpoints in place of the model's own.
+    pub fn open_with(&self, app: App, api: Router<App>) {
+        let api = api.with_state(app.clone());
+        let router = front::router(&self.shared.front, api);
+        *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
+        self.shared.front.open(app);
+    }
+
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub fn front(&self) -> &Front {
+        &self.shared.front
+    }
+
+    /// Takes nothing new and waits for what is under way, at most so long; then `cancel` is to end it, and the rest is cut.
+    pub fn drain(mut self, timeout: Duration, cancel: impl FnOnce()) -> Drained {
+        self.shared.front.drain();
+        self.phase.send_replace(Phase::Draining);
+        let Some(runtime) = &self.runtime else { return Drained { num_cancelled: 0 } };
+        let accepting = self.accepting.take();
+        let crowd = &self.shared.crowd;
+        runtime.block_on(async {
+            if let Some(accepting) = accepting {
+                let _ = accepting.await; // a panic there has closed the listener as well
+            }
+            if tokio::time::timeout(timeout, crowd.emptied()).await.is_ok() {
+                return Drained { num_cancelled: 0 };
+            }
+            let drained = Drained { num_cancelled: crowd.num_busy() };
+            cancel();
+            let _ = tokio::time::timeout(CANCEL_TIME, crowd.emptied()).await;
+            self.phase.send_replace(Phase::Over);
+            let _ = tokio::time::timeout(LAST_WORD_TIME, crowd.emptied()).await;
+            drained
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.phase.send_replace(Phase::Over);
+        if let Some(runtime) = self.runtime.take() {
+            // Not without a limit: a blocking task may wait for an engine that does not answer.
+            runtime.shutdown_timeout(LAST_WORD_TIME);
+        }
+    }
+}
+
+/// A listener on the runtime.
+enum Socket {
+    Tcp(tokio::net::TcpListener),
+    #[cfg(unix)]
+    Unix {
+        listener: tokio::net::UnixListener,
+        _path: unix::Socket,
+    },
+}
+
+impl Socket {
+    fn new(listener: Listener) -> io::Result<Self> {
+        match listener {
+            Listener::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(tokio::net::TcpListener::from_std(listener)?))
+            }
+            #[cfg(unix)]
+            Listener::Unix(mut socket) => {
+                let listener = socket.take()?;
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                Ok(Self::Unix { listener, _path: socket })
+            }
+        }
+    }
+
+    /// Takes one connection and gives it a task.
+    async fn accept(&self, shared: &Arc<Shared>, phases: &watch::Receiver<Phase>) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                let _ = stream.set_nodelay(true); // tokens should not wait for each other
+                shared.take(stream, Peer::Tcp(peer), phases);
+            }
+            #[cfg(unix)]
+            Self::Unix { listener, .. } => {
+                let (stream, _) = listener.accept().await?;
+                shared.take(stream, Peer::Local, phases);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs until the phase changes.
+async fn accept(socket: Socket, shared: Arc<Shared>, phases: watch::Receiver<Phase>) {
+    let mut phase = phases.clone();
+    let mut is_failing = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = phase.changed() => return,
+            accepted = socket.accept(&shared, &phases) => accepted,
+        };
+        if let Err(error) = &accepted {
+            if !is_failing {
+                tracing::error!("no connection can be accepted: {error}");
+            }
+            sleep(ACCEPT_PAUSE).await;
+        }
+        is_failing = accepted.is_err();
+    }
+}
+
+impl Shared {
+    fn take<S>(self: &Arc<Self>, stream: S, peer: Peer, phases: &watch::Receiver<Phase>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let http = &self.front.observer().metrics().http;
+        match self.crowd.enter(peer) {
+            Ok((place, makes_room)) => {
+                if makes_room {
+                    http.closed("made_room");
+                }
+                tokio::spawn(Arc::clone(self).serve(stream, place, phases.clone()));
+            }
+            Err(_) => {
+                http.closed("refused");
+                self.refuse(stream);
+            }
+        }
+    }
+
+    fn refuse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S) {
+        let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
+        let message = "as many connections are in use as may";
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("too_many_connections"), message);
+        let word = last_word(error.retry_after(self.front.retry_after()));
+        tokio::spawn(async move {
+            say(stream, &word).await;
+            drop(permit);
+        });
+    }
+
+    /// One connection, from its first byte to its last.
+    async fn serve<S>(self: Arc<Self>, stream: S, place: Place, mut phases: watch::Receiver<Phase>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        if *phases.borrow_and_update() != Phase::Open {
+            return;
+        }
+        let _open = Counted::new(&self.front);
+        let info = place.info().clone();
+        let service = {
+            let (shared, info) = (Arc::clone(&self), info.clone());
+            service_fn(move |request| answer(Arc::clone(&shared), info.clone(), request))
+        };
+        let stream = TokioIo::new(Metered::new(stream, info.clone()));
+        let mut builder = http1::Builder::new();
+        // The time limits are ours: hyper's knows no difference between idle and slow.
+        builder.timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD);
+        let mut connection = builder.serve_connection(stream, service);
+        let mut timer = pin!(sleep_until(Instant::now()));
+        let mut is_ending = false;
+        let overdue = loop {
+            let moved = until_overdue(&mut connection, &info, timer.as_mut());
+            let must_end = tokio::select! {
+                biased;
+                overdue = moved => break overdue,
+                changed = phases.changed() => changed.is_err() || *phases.borrow() == Phase::Over,
+                () = info.must_go(), if !is_ending => false,
+            };
+            is_ending = true;
+            if must_end || !info.is_busy() {
+                break None;
+            }
+            Pin::new(&mut connection).graceful_shutdown();
+        };
+        if let Some(overdue) = overdue {
+            self.front.observer().metrics().http.closed(overdue.reason());
+            if overdue == Overdue::Header {
+                let message = "the head of the request did not arrive in time";
+                let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message);
+                say(connection.into_parts().io.into_inner(), &last_word(error)).await;
+            }
+        }
+    }
+}
+
+/// Drives a connection until it ends, or until something takes too long.
+async fn until_overdue<C: Future + Unpin>(
+    connection: &mut C,
+    info: &ConnectionInfo,
+    mut timer: Pin<&mut Sleep>,
+) -> Option<Overdue> {
+    poll_fn(|cx| {
+        if Pin::new(&mut *connection).poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        // Only the connection's own progress changes its deadline, so it is enough to look after that.
+        let Some((at, overdue)) = info.deadline() else { return Poll::Pending };
+        if timer.deadline() != at {
+            timer.as_mut().reset(at);
+        }
+        timer.as_mut().poll(cx).map(|()| Some(overdue))
+    })
+    .await
+}
+
+/// Hands a request to whatever answers now.
+async fn answer(
+    shared: Arc<Shared>,
+    info: ConnectionInfo,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    request.extensions_mut().insert(info);
+    let router = shared.router.read().unwrap_or_else(PoisonError::into_inner).clone();
+    TowerToHyperService::new(router).call(request).await
+}
+
+/// An error as the bytes of a whole response, for where hyper is not asked.
+fn last_word(error: ApiError) -> Vec<u8> {
+    let body = error.body().to_string();
+    let retry_after = error
+        .retry_after
+        .map_or_else(String::new, |wait| format!("retry-after: {}\r\n", wait.as_secs_f64().ceil() as u64));
+    let head = format!(
+        "HTTP/1.1 {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{retry_after}connection: close\r\n\r\n",
+        error.status,
+        body.len(),
+    );
+    (head + &body).into_bytes()
+}
+
+/// Writes it and waits for the other side to have read it: to close with data unread would take it back.
+async fn say<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, word: &[u8]) {
+    let said = async {
+        stream.write_all(word).await?;
+        stream.shutdown().await?;
+        let mut rest = [0; 1024];
+        while stream.read(&mut rest).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = timeout(LAST_WORD_TIME, said).await; // the client may be gone
+}
+
+/// An open connection in the metrics.
+struct Counted(Observer);
+
+impl Counted {
+    fn new(front: &Front) -> Self {
+        let observer = front.observer().clone();
+        observer.metrics().http.connections.inc();
+        Self(observer)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.metrics().http.connections.dec();
+    }
+}

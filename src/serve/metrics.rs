@@ -1,0 +1,396 @@
+//! What `/metrics` shows: our own names, and those of vLLM that routers and dashboards read.
+//!
+//! Only counts; says nothing about prompts, answers or who asked. vLLM's names, types and meanings are those of its
+//! `docs/design/metrics.md` and "Production Metrics" pages; the older names that some routers still read are kept beside the new ones.
+
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::observe::TurnRecord;
+use crate::runtime::{EngineLoad, Finish};
+
+/// Content type of [`Format::Text`].
+const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// vLLM's buckets reach from a millisecond to hours; ours are fewer, in the same range.
+const LATENCY_BUCKETS: [f64; 15] =
+    [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0];
+const TOKEN_BUCKETS: [f64; 13] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.0, 5.0];
+
+/// How the numbers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Prometheus' own text format, which every reader knows.
+    Text,
+    /// For those who ask for it.
+    OpenMetrics,
+}
+
+impl Format {
+    /// By an `Accept` header.
+    pub fn accepted(accept: &str) -> Self {
+        if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Text }
+    }
+
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => TEXT_TYPE,
+            Format::OpenMetrics => OPEN_METRICS_TYPE,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HttpLabels {
+    pub method: String,
+    /// The pattern, not the path: ids of sessions are no labels.
+    pub route: String,
+    pub status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FinishLabels {
+    finished_reason: &'static str,
+}
+
+type Level = Gauge<i64, AtomicI64>;
+type Ratio = Gauge<f64, AtomicU64>;
+
+/// All that is counted.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    pub http: HttpMetrics,
+    pub engine: EngineMetrics,
+    turns: TurnMetrics,
+    process: ProcessMetrics,
+}
+
+#[derive(Debug, Default)]
+pub struct HttpMetrics {
+    pub requests: Family<HttpLabels, Counter>,
+    pub in_flight: Level,
+    pub connections: Level,
+    /// Connections that the server ended before the client did, by reason.
+    closed: Family<ReasonLabels, Counter>,
+    pub panics: Counter,
+    pub log_lines_lost: Counter,
+}
+
+impl HttpMetrics {
+    pub fn closed(&self, reason: &'static str) {
+        self.closed.get_or_create(&ReasonLabels { reason }).inc();
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct EngineMetrics {
+    pub ready: Level,
+    restarts: Counter,
+    running: Level,
+    waiting: Level,
+    sessions: Level,
+    kv_capacity: Level,
+    kv_allocated: Level,
+    kv_held: Level,
+    kv_usage: Ratio,
+}
+
+impl EngineMetrics {
+    pub fn set(&self, load: &EngineLoad) {
+        let level = |gauge: &Level, value: usize| {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        let held = load.kv_capacity.saturating_sub(load.kv_free);
+        level(&self.running, load.num_running);
+        level(&self.waiting, load.num_waiting);
+        level(&self.sessions, load.num_sessions);
+        level(&self.kv_capacity, load.kv_capacity);
+        level(&self.kv_allocated, load.kv_allocated);
+        level(&self.kv_held, held);
+        self.kv_usage.set(held as f64 / load.kv_capacity.max(1) as f64);
+    }
+}
+
+#[derive(Debug)]
+struct TurnMetrics {
+    finished: Family<FinishLabels, Counter>,
+    resumed: Family<ReasonLabels, Counter>,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    restored_tokens: Counter,
+    generated_tokens: Counter,
+    first_token: Histogram,
+    inter_token: Histogram,
+    total: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+}
+
+impl TurnMetrics {
+    fn new() -> Self {
+        let latency = || Histogram::new(LATENCY_BUCKETS);
+        Self {
+            finished: Family::default(),
+            resumed: Family::default(),
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            restored_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            first_token: latency(),
+            inter_token: Histogram::new(TOKEN_BUCKETS),
+            total: latency(),
+            queue: latency(),
+            prefill: latency(),
+            decode: latency(),
+        }
+    }
+
+    fn add(&self, record: &TurnRecord) {
+        let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
+        let finished_reason = match record.outcome.finish {
+            Finish::Cancelled => "abort",
+            ref finish => finish.reason(),
+        };
+        self.finished.get_or_create(&FinishLabels { finished_reason }).inc();
+        if let Some(started) = &record.started {
+            self.resumed.get_or_create(&ReasonLabels { reason: started.reuse.reason.name() }).inc();
+            self.restored_tokens.inc_by(started.reuse.restored_tokens as u64);
+        }
+        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
+        self.cached_tokens.inc_by(usage.cached_tokens as u64);
+        self.generated_tokens.inc_by(usage.completion_tokens as u64);
+        let observe = |histogram: &Histogram, time: Duration| histogram.observe(time.as_secs_f64());
+        timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
+        record.inter_token.iter().for_each(|&time| observe(&self.inter_token, time));
+        observe(&self.total, timings.total);
+        observe(&self.queue, timings.queue);
+        observe(&self.prefill, timings.prefill);
+        observe(&self.decode, timings.decode);
+    }
+}
+
+/// Standard names of Prometheus' client libraries.
+#[derive(Debug, Default)]
+struct ProcessMetrics {
+    resident_bytes: Level,
+    open_fds: Level,
+}
+
+impl ProcessMetrics {
+    /// From /proc; where there is none, nothing is claimed.
+    fn read(&self) {
+        if let Some(bytes) = resident_bytes() {
+            self.resident_bytes.set(bytes);
+        }
+        if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
+            // The folder itself is open while it is read.
+            self.open_fds.set(i64::try_from(entries.count()).unwrap_or(i64::MAX).saturating_sub(1));
+        }
+    }
+}
+
+/// `VmRSS` of /proc/self/status, in bytes; see proc_pid_status(5).
+fn resident_bytes() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            registry: Mutex::default(),
+            http: HttpMetrics::default(),
+            engine: EngineMetrics::default(),
+            turns: TurnMetrics::new(),
+            process: ProcessMetrics::default(),
+        };
+        metrics.register_server();
+        metrics
+    }
+}
+
+impl Metrics {
+    pub fn turn(&self, record: &TurnRecord) {
+        self.turns.add(record);
+    }
+
+    /// Begins to show what concerns this model.
+    pub fn register_model(&self, id: &str) {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        // vLLM numbers its engines; there is one here.
+        let labels = [("model_name", id), ("engine", "0")];
+        let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
+        self.register_ours(registry.sub_registry_with_labels(labels.clone().into_iter()));
+        self.register_vllm(registry.sub_registry_with_labels(labels.into_iter()));
+    }
+
+    /// What `/metrics` answers. `load` is the engine's, where there is one; `is_ready` and `num_restarts` as they are now.
+    pub fn encode(
+        &self,
+        format: Format,
+        load: Option<EngineLoad>,
+        is_ready: bool,
+        num_restarts: u64,
+    ) -> String {
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = &self.engine;
+        engine.ready.set(i64::from(is_ready));
+        engine.restarts.inc_by(num_restarts.saturating_sub(engine.restarts.get()));
+        load.iter().for_each(|load| engine.set(load));
+        self.process.read();
+        let mut out = String::new();
+        text::encode(&mut out, &registry).expect("a string takes everything");
+        match format {
+            Format::OpenMetrics => out,
+            Format::Text => to_text(&out),
+        }
+    }
+
+    fn register_server(&self) {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let r = &mut *registry;
+        let (http, process) = (&self.http, &self.process);
+        let version = Info::new(vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
+        r.register("llmctl_build", "Version of llmctl", version);
+        r.register("llmctl_ready", "1 while requests are taken", self.engine.ready.clone());
+        let restarts = self.engine.restarts.clone();
+        r.register("llmctl_engine_restarts", "Times the engine was lost and brought back", restarts);
+        r.register("llmctl_http_requests", "HTTP requests answered", http.requests.clone());
+        r.register("llmctl_http_requests_in_flight", "HTTP requests being answered", http.in_flight.clone());
+        r.register("llmctl_http_connections", "Open connections", http.connections.clone());
+        let closed = http.closed.clone();
+        r.register("llmctl_http_connections_closed", "Connections that the server ended", closed);
+        r.register("llmctl_http_panics", "Requests that ended in a bug of the server", http.panics.clone());
+        let lost = http.log_lines_lost.clone();
+        r.register("llmctl_access_log_lines_lost", "Lines that the access log could not take in time", lost);
+        if cfg!(target_os = "linux") {
+            r.register("process_resident_memory_bytes", "Resident memory", process.resident_bytes.clone());
+            r.register("process_open_fds", "Open file descriptors", process.open_fds.clone());
+        }
+    }
+
+    fn register_ours(&self, r: &mut Registry) {
+        let (engine, turns) = (&self.engine, &self.turns);
+        r.register("llmctl_sessions", "Sessions in the engine", engine.sessions.clone());
+        r.register("llmctl_kv_capacity_bytes", "Most that KV may take", engine.kv_capacity.clone());
+        r.register("llmctl_kv_allocated_bytes", "KV with memory behind it", engine.kv_allocated.clone());
+        r.register("llmctl_kv_held_bytes", "KV that requests and sessions hold", engine.kv_held.clone());
+        let resumed = turns.resumed.clone();
+        r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
+        let restored = turns.restored_tokens.clone();
+        r.register("llmctl_restored_tokens", "Prompt tokens whose KV was read from disk", restored);
+    }
+
+    fn register_vllm(&self, r: &mut Registry) {
+        let (engine, turns) = (&self.engine, &self.turns);
+        r.register("vllm:num_requests_running", "Requests being computed", engine.running.clone());
+        r.register("vllm:num_requests_waiting", "Requests in the queue", engine.waiting.clone());
+        for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
+            r.register(name, "Part of the KV that is held, 0 to 1", engine.kv_usage.clone());
+        }
+        r.register("vllm:prefix_cache_queries", "Prompt tokens looked up", turns.prompt_tokens.clone());
+        r.register("vllm:prefix_cache_hits", "Prompt tokens that were reused", turns.cached_tokens.clone());
+        r.register("vllm:prompt_tokens", "Prompt tokens, reused ones included", turns.prompt_tokens.clone());
+        r.register("vllm:generation_tokens", "Generated tokens", turns.generated_tokens.clone());
+        r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
+        let mut time =
+            |name: &str, help: &str, histogram: &Histogram| r.register(name, help, histogram.clone());
+        time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);
+        for name in ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"] {
+            time(name, "From one token to the next", &turns.inter_token);
+        }
+        time("vllm:e2e_request_latency_seconds", "From submission to the last token", &turns.total);
+        time("vllm:request_queue_time_seconds", "From submission to the start of work", &turns.queue);
+        time("vllm:request_prefill_time_seconds", "Computing the prompt", &turns.prefill);
+        time("vllm:request_decode_time_seconds", "From the first token to the last", &turns.decode);
+    }
+}
+
+/// OpenMetrics as Prometheus' older text format (version 0.0.4): there a counter is called in its comments what it is called
+/// in its samples, an info is a gauge, and nothing marks the end.
+fn to_text(open_metrics: &str) -> String {
+    let mut out = String::with_capacity(open_metrics.len());
+    let mut help = None;
+    for line in open_metrics.lines().filter(|line| *line != "# EOF") {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
+            let (suffix, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                "unknown" => ("", "untyped"),
+                other => ("", other),
+            };
+            let help = help.take().map_or("", |(_, text)| text);
+            out.push_str(&format!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}\n"));
+        } else {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_formats_name_a_metric_alike() {
+        let metrics = Metrics::default();
+        metrics.register_model("m \"1\"");
+        let labels = HttpLabels { method: "GET".into(), route: "/health".into(), status: 200 };
+        metrics.http.requests.get_or_create(&labels).inc();
+        let text = metrics.encode(Format::Text, None, true, 2);
+        for expected in [
+            "# TYPE vllm:num_requests_running gauge\n",
+            "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 0\n",
+            "# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total{",
+            "# TYPE llmctl_engine_restarts_total counter\nllmctl_engine_restarts_total 2\n",
+            "# TYPE llmctl_build_info gauge\nllmctl_build_info{version=",
+            "llmctl_http_requests_total{method=\"GET\",route=\"/health\",status=\"200\"} 1\n",
+            "# TYPE vllm:time_to_first_token_seconds histogram\n",
+            "le=\"+Inf\"",
+        ] {
+            assert!(text.contains(expected), "{expected} in\n{text}");
+        }
+        assert!(!text.contains("EOF"));
+        let open = metrics.encode(Format::OpenMetrics, None, true, 2);
+        assert!(open.contains("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total{"), "{open}");
+        assert!(open.ends_with("# EOF\n") && open.contains("llmctl_engine_restarts_total 2\n"));
+        let samples = |text: &str| {
+            let own = |line: &&str| !line.starts_with('#') && !line.starts_with("process_");
+            text.lines().filter(own).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(&text), samples(&open));
+    }
+
+    #[test]
+    fn the_format_is_chosen_by_accept() {
+        assert_eq!(Format::accepted("*/*"), Format::Text);
+        assert_eq!(Format::accepted(""), Format::Text);
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3";
+        assert_eq!(Format::accepted(prometheus), Format::OpenMetrics);
+    }
+}

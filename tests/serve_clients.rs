@@ -1,0 +1,97 @@
+//! Promise: what people use to talk to OpenAI talks to llmctl. The official Python and Node clients run their checks
+//! (tests/clients/) against the real binary on a loopback port.
+//!
+//! `LLMCTL_TEST_PYTHON` is a python that has `openai`; `LLMCTL_TEST_NODE` a folder with `node_modules/openai`. `.ci/run` installs
+//! both where there is a network; without them the test says that it is skipped.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::cli::Place;
+
+const KEY: &str = "the-clients-key";
+const START_TIME: Duration = Duration::from_secs(120);
+
+fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// `llmctl serve` on a port of its own; killed when dropped.
+struct Served {
+    process: Child,
+    url: String,
+    /// Its folder goes with it.
+    _place: Place,
+}
+
+impl Served {
+    fn start() -> Self {
+        let place = Place::new();
+        let (model, template) =
+            (in_repository("tests/parity/qwen3"), in_repository("tests/clients/template.jinja"));
+        let mut command = place.command(&["serve", "--port", "0", "--parallel", "4", "--model"]);
+        command.arg(model).arg("--chat-template").arg(template).env("LLMCTL_API_KEY", KEY);
+        let mut process =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("llmctl starts");
+        let stderr = BufReader::new(process.stderr.take().expect("piped"));
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let mut said = Vec::new();
+        let url = loop {
+            let line = lines.recv_timeout(START_TIME).unwrap_or_else(|_| panic!("no address in {said:?}"));
+            if let Some((_, address)) = line.split_once("listening on ") {
+                break format!("{}/v1", address.split_whitespace().next().expect("an address"));
+            }
+            said.push(line);
+        };
+        // What it says later is read to its end, so that it never waits for us.
+        std::thread::spawn(move || lines.into_iter().for_each(drop));
+        Self { process, url, _place: place }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a script with the server's address and key; it says `N passed` in its last line.
+fn check(client: &mut Command) {
+    let served = Served::start();
+    let output = client.arg(&served.url).arg(KEY).output().expect("the client starts");
+    let (said, wrong) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let passed = said.lines().last().and_then(|line| line.strip_suffix(" passed")?.parse::<usize>().ok());
+    assert!(output.status.success() && passed.is_some_and(|count| count > 5), "{said}\n{wrong}");
+}
+
+fn given(variable: &str) -> Option<OsString> {
+    let value = std::env::var_os(variable).filter(|value| !value.is_empty());
+    if value.is_none() {
+        eprintln!("skipped: {variable} is not set");
+    }
+    value
+}
+
+#[test]
+fn the_official_python_client_gets_what_it_expects() {
+    let Some(python) = given("LLMCTL_TEST_PYTHON") else { return };
+    check(Command::new(python).arg(in_repository("tests/clients/openai_python.py")));
+}
+
+#[test]
+fn the_official_node_client_gets_what_it_expects() {
+    let Some(folder) = given("LLMCTL_TEST_NODE").map(PathBuf::from) else { return };
+    // Modules are looked for beside the script.
+    let script = folder.join("openai_node.mjs");
+    std::fs::copy(in_repository("tests/clients/openai_node.mjs"), &script)
+        .expect("a script beside its modules");
+    check(Command::new("node").arg(script));
+}

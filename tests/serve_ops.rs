@@ -1,0 +1,325 @@
+//! Promise: whatever clients, operators and the engine do, the server answers in OpenAI's words, keeps out who may not come in,
+//! is not held up by who is slow, says what it does, comes back from the loss of its engine, and ends in good order.
+//!
+//! Real sockets on 127.0.0.1; the engine is a toy except in `binary`.
+
+mod app;
+mod binary;
+mod client;
+mod connections;
+mod engine;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use llmctl::serve::access::AccessLog;
+use llmctl::serve::guard::{Hosts, Keys, Policy};
+use serde_json::Value;
+
+use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
+use client::{ask, connect, get};
+use llmctl::serve::engine::EngineSlot;
+
+fn with_policy(policy: Policy) -> Site {
+    Site::new(Options { policy, ..Options::default() })
+}
+
+#[test]
+fn every_stage_says_what_it_is() {
+    let server = loading(Options::default());
+    let at = address(&server);
+    assert_eq!(get(at, "/health").json()["status"], "ok");
+    get(at, "/ready").check(503, "model_loading");
+    get(at, "/metrics").body.lines().find(|line| *line == "llmctl_ready 0").expect("not ready");
+    ask(at, "POST /echo HTTP/1.1\r\nHost: localhost", "x").check(503, "model_loading");
+    // A connection from before sees the model come.
+    let mut early = connect(at);
+    early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "model_loading");
+    let app = app(EngineSlot::new(counting_engine()), server.front().observer().clone());
+    server.open_with(app.clone(), axum::Router::new());
+    assert_eq!(early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").json()["status"], "ready");
+    app.engine_lost();
+    early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "engine_unavailable");
+    assert_eq!(get(at, "/health").status, 200, "the process lives");
+    server.front().drain();
+    early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "shutting_down");
+    early.send("HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_eq!(early.head().status, 200);
+}
+
+#[test]
+fn every_refusal_is_in_the_envelope() {
+    let policy = Policy { max_body: 1000, body_timeout: Duration::from_millis(200), ..Policy::default() };
+    let at = with_policy(policy);
+    let at = at.address();
+    let post = |head: &str, body: &str| ask(at, &format!("POST {head} HTTP/1.1\r\nHost: localhost"), body);
+    get(at, "/v1/nothing").check(404, "unknown_url");
+    let wrong = get(at, "/echo");
+    assert_eq!(wrong.check(405, "method_not_supported").header("allow"), "POST");
+    assert!(get(at, "/item/1").check(405, "method_not_supported").header("allow").contains("DELETE"));
+    post("/json", "{\"a\": 1}").check(415, "unsupported_media_type");
+    let json = |body: &str| {
+        ask(at, "POST /json HTTP/1.1\r\nHost: h.localhost\r\nContent-Type: application/json", body)
+    };
+    assert_eq!(json("{\"a\": 1}").body, "{\"a\":1}");
+    assert_eq!(json("{\"a\": ").check(400, "invalid_request").status, 400);
+    post("/echo", &"x".repeat(1001)).check(413, "request_too_large");
+    assert_eq!(post("/echo", &"x".repeat(1000)).body, "1000");
+    assert!(get(at, "/busy").check(429, "queue_full").header("retry-after") == "2");
+}
+
+#[test]
+fn a_refused_body_does_not_take_the_refusal_with_it() {
+    let site = with_policy(Policy { max_body: 1000, ..Policy::default() });
+    // Larger than all buffers between here and there: without a reader at the other end, sending would fail.
+    let body = "x".repeat(20 << 20);
+    ask(site.address(), "POST /echo HTTP/1.1\r\nHost: localhost", &body).check(413, "request_too_large");
+    // Chunked, the size is not known beforehand.
+    let mut client = connect(site.address());
+    client.send("POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for _ in 0..400 {
+        client.send(&format!("2710\r\n{}\r\n", "x".repeat(10_000)));
+    }
+    client.send("0\r\n\r\n");
+    client.reply().check(413, "request_too_large");
+    // Who asks first is spared the sending.
+    let mut client = connect(site.address());
+    client.send(
+        "POST /echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n",
+    );
+    client.reply().check(413, "request_too_large");
+}
+
+#[test]
+fn bodies_that_do_not_come_are_not_waited_for() {
+    let policy = Policy { body_timeout: Duration::from_millis(200), ..Policy::default() };
+    let site = with_policy(policy);
+    let mut client = connect(site.address());
+    client.send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc");
+    client.reply().check(408, "request_timeout");
+    assert!(client.is_closed());
+}
+
+#[test]
+fn keys_open_the_door() {
+    let site = with_policy(Policy { keys: Keys::new(["sk-one", "sk-two"]), ..Policy::default() });
+    let at = site.address();
+    let with =
+        |authorization: &str| ask(at, &format!("GET /id HTTP/1.1\r\nHost: localhost{authorization}"), "");
+    for refused in [
+        "",
+        "\r\nAuthorization: Bearer sk-three",
+        "\r\nAuthorization: Bearer sk-on",
+        "\r\nAuthorization: Bearer ",
+        "\r\nAuthorization: Basic sk-one",
+        "\r\nAuthorization: sk-one",
+        "\r\nX-Api-Key: sk-one",
+    ] {
+        let reply = with(refused);
+        assert_eq!(reply.check(401, "invalid_api_key").header("www-authenticate"), "Bearer", "{refused}");
+        assert!(!reply.body.contains("sk-"), "a refusal repeats no key");
+    }
+    assert_eq!(with("\r\nAuthorization: Bearer sk-one").status, 200);
+    assert_eq!(with("\r\nAuthorization: bearer  sk-two").status, 200);
+    assert_eq!(get(at, "/health").status, 200);
+    assert_eq!(get(at, "/ready").status, 200);
+    get(at, "/metrics").check(401, "invalid_api_key");
+    get(at, "/nothing").check(401, "invalid_api_key");
+    // A page has no key, whatever name it found this server by.
+    let evil = "GET /id HTTP/1.1\r\nHost: evil.example\r\nAuthorization: Bearer sk-one";
+    assert_eq!(ask(at, evil, "").status, 200);
+}
+
+#[test]
+fn foreign_names_and_pages_are_turned_away() {
+    let hosts = Hosts { names: vec!["llm.example".to_owned()] };
+    let site = with_policy(Policy { hosts, ..Policy::default() });
+    let at = site.address();
+    let as_host = |host: &str| ask(at, &format!("GET /id HTTP/1.1{host}"), "");
+    let fine = [
+        "127.0.0.1:1",
+        "localhost",
+        "LOCALHOST.:80",
+        "[::1]:8484",
+        "192.0.2.7",
+        "a.localhost",
+        "LLM.Example:80",
+    ];
+    for host in fine {
+        assert_eq!(as_host(&format!("\r\nHost: {host}")).status, 200, "{host}");
+    }
+    for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "x.llm.example"] {
+        as_host(&format!("\r\nHost: {host}:8484")).check(403, "host_not_allowed");
+    }
+    as_host("").check(400, "invalid_value");
+    as_host("\r\nHost: localhost\r\nHost: evil.example").check(400, "invalid_value");
+    as_host("\r\nHost: a b").check(400, "invalid_value");
+    // The target's own host wins over the header.
+    ask(at, "GET http://evil.example/id HTTP/1.1\r\nHost: localhost", "").check(403, "host_not_allowed");
+    assert_eq!(connect(at).ask("GET /id HTTP/1.0", "").status, 200, "no browser speaks HTTP/1.0");
+    let delete = |origin: &str| {
+        ask(at, &format!("DELETE /item/1 HTTP/1.1\r\nHost: localhost:8\r\nOrigin: {origin}"), "")
+    };
+    assert_eq!(delete("http://localhost:8").body, "gone", "a page served from here");
+    for origin in ["https://evil.example", "null", "http://localhost:9", "http://localhost"] {
+        delete(origin).check(403, "origin_not_allowed");
+    }
+}
+
+#[test]
+fn pages_of_listed_origins_may_ask() {
+    let site = with_policy(Policy { origins: vec!["https://chat.example".to_owned()], ..Policy::default() });
+    let preflight = |origin: &str| {
+        let head = format!(
+            "OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: POST\r\n\
+             Access-Control-Request-Headers: authorization,x-session-id"
+        );
+        ask(site.address(), &head, "")
+    };
+    let allowed = preflight("https://chat.example");
+    assert_eq!(allowed.status, 200);
+    assert_eq!(allowed.header("access-control-allow-origin"), "https://chat.example");
+    assert_eq!(allowed.header("access-control-allow-headers"), "authorization,x-session-id");
+    assert_eq!(preflight("https://evil.example").header("access-control-allow-origin"), "");
+    let head = "POST /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example";
+    let reply = ask(site.address(), head, "four");
+    assert_eq!(
+        (reply.body.as_str(), reply.header("access-control-allow-origin")),
+        ("4", "https://chat.example")
+    );
+    assert!(reply.header("access-control-expose-headers").contains("x-request-id"));
+    let closed = Site::new(Options::default());
+    let head = "OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\nAccess-Control-Request-Method: POST";
+    assert_eq!(ask(closed.address(), head, "").header("access-control-allow-origin"), "");
+}
+
+#[test]
+fn requests_have_ids() {
+    let site = Site::new(Options::default());
+    let with = |id: &str| ask(site.address(), &format!("GET /id HTTP/1.1\r\nHost: localhost{id}"), "");
+    let given = with("\r\nX-Request-Id: abc-123");
+    assert_eq!((given.body.as_str(), given.header("x-request-id")), ("abc-123", "abc-123"));
+    let long = format!("\r\nX-Request-Id: {}", "x".repeat(129));
+    for unusable in ["", &long, "\r\nX-Request-Id: two words", "\r\nX-Request-Id: "] {
+        let reply = with(unusable);
+        assert!(reply.body.starts_with("req_") && reply.body.len() == 36, "{reply:?}");
+        assert_eq!(reply.header("x-request-id"), reply.body);
+    }
+    assert_ne!(with("").body, with("").body);
+}
+
+#[test]
+fn a_bug_costs_its_request_and_no_more() {
+    let site = Site::new(Options::default());
+    let mut client = connect(site.address());
+    client.ask("GET /panic HTTP/1.1\r\nHost: localhost", "").check(500, "internal_error");
+    assert_eq!(client.ask("GET /id HTTP/1.1\r\nHost: localhost", "").status, 200, "the connection is fine");
+    let mut client = connect(site.address());
+    client.send("GET /panic-later HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_eq!(client.head().status, 200);
+    assert_eq!(client.chunk().as_deref(), Some("begun "));
+    assert!(client.is_closed(), "no end is made up");
+    assert_eq!(site.metric("llmctl_http_panics_total"), 2.0);
+    assert_eq!(get(site.address(), "/ready").status, 200);
+}
+
+/// A log in memory.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn every_request_is_a_line() {
+    let memory = Memory::default();
+    let log = AccessLog::new(Box::new(memory.clone())).expect("a thread");
+    let (engine, gate) = gated_engine();
+    let options = Options { log: Some(log.clone()), ..Options::default() };
+    let site = Site::with(options, EngineSlot::new(engine));
+    let at = site.address();
+    ask(
+        at,
+        "POST /echo?key=secret HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: one\r\nUser-Agent: test\"",
+        "abc",
+    );
+    ask(at, "GET /nothing HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: two", "").check(404, "unknown_url");
+    let mut left = connect(at);
+    left.send("POST /turn HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: three\r\nContent-Length: 1\r\n\r\n1");
+    assert_eq!(left.head().status, 200);
+    drop(left);
+    drop(gate);
+    app::eventually("the third request ends", || site.metric("llmctl_http_requests_in_flight") == 1.0);
+    assert!(log.flush(Duration::from_secs(60)));
+    let text = String::from_utf8(memory.0.lock().expect("no panic").clone()).expect("UTF-8");
+    assert!(!text.contains("secret"), "{text}");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |id: &str| {
+        lines.iter().find(|line| line["request_id"] == id).unwrap_or_else(|| panic!("{id}: {text}"))
+    };
+    let one = of("one");
+    assert_eq!(
+        (&one["method"], &one["path"], &one["status"]),
+        (&"POST".into(), &"/echo".into(), &200.into())
+    );
+    assert_eq!((&one["bytes"], &one["complete"]), (&1.into(), &true.into()));
+    assert!(one["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{one}");
+    assert!(one["ms"].as_f64().is_some() && one["time"].as_str().is_some_and(|time| time.ends_with('Z')));
+    assert_eq!((&of("two")["status"], &of("two")["complete"]), (&404.into(), &true.into()));
+    assert_eq!(of("three")["complete"], false, "its client went away");
+}
+
+#[test]
+fn what_is_done_is_counted() {
+    let site = Site::new(Options::default());
+    let at = site.address();
+    for _ in 0..2 {
+        let reply = ask(at, "POST /turn HTTP/1.1\r\nHost: localhost", "10");
+        assert!(reply.body.starts_with("11 12 ") && reply.body.ends_with("done stop"), "{reply:?}");
+    }
+    assert_eq!(ask(at, "DELETE /item/a HTTP/1.1\r\nHost: localhost", "").status, 200);
+    assert_eq!(ask(at, "DELETE /item/b HTTP/1.1\r\nHost: localhost", "").status, 200);
+    ask(at, "BREW /pot HTTP/1.1\r\nHost: localhost", "");
+    let head = format!("GET /metrics HTTP/1.1\r\nHost: {at}");
+    let text = ask(at, &head, "");
+    assert!(text.header("content-type").starts_with("text/plain; version=0.0.4"));
+    let model = "{model_name=\"toy\",engine=\"0\"}";
+    for (name, value) in [
+        (format!("vllm:num_requests_running{model}"), 0.0),
+        (format!("vllm:num_requests_waiting{model}"), 0.0),
+        (format!("vllm:kv_cache_usage_perc{model}"), 0.0),
+        (format!("vllm:prompt_tokens_total{model}"), 2.0),
+        (format!("vllm:prefix_cache_queries_total{model}"), 2.0),
+        (format!("vllm:prefix_cache_hits_total{model}"), 0.0),
+        (format!("vllm:generation_tokens_total{model}"), 104.0),
+        (
+            "vllm:request_success_total{model_name=\"toy\",engine=\"0\",finished_reason=\"stop\"}".to_owned(),
+            2.0,
+        ),
+        (format!("vllm:time_to_first_token_seconds_count{model}"), 2.0),
+        (format!("vllm:inter_token_latency_seconds_count{model}"), 2.0),
+        (format!("vllm:e2e_request_latency_seconds_count{model}"), 2.0),
+        ("llmctl_turns_started_total{model_name=\"toy\",engine=\"0\",reason=\"new\"}".to_owned(), 2.0),
+        ("llmctl_http_requests_total{method=\"DELETE\",route=\"/item/{id}\",status=\"200\"}".to_owned(), 2.0),
+        ("llmctl_http_requests_total{method=\"other\",route=\"none\",status=\"404\"}".to_owned(), 1.0),
+        ("llmctl_ready".to_owned(), 1.0),
+    ] {
+        assert_eq!(app::metric(&text.body, &name), value, "{name} in {}", text.body);
+    }
+    if cfg!(target_os = "linux") {
+        assert!(app::metric(&text.body, "process_resident_memory_bytes") > 1e6);
+        assert!(app::metric(&text.body, "process_open_fds") > 3.0);
+    }
+    let open = ask(at, &format!("{head}\r\nAccept: application/openmetrics-text; version=1.0.0"), "");
+    assert!(open.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(open.body.ends_with("# EOF\n"));
+}

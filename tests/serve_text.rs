@@ -1,0 +1,213 @@
+//! Promise: `/v1/completions`, `/v1/models` and the endpoints of the text side have the shapes that clients know, and no
+//! parameter is passed over.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::common::server::{Build, FREE, MODEL, Server, lines, redacted};
+
+fn server() -> Server {
+    Build::answers(&[("Once upon", " a time, there was."), ("Roses are", " red.")]).start()
+}
+
+async fn complete(server: &Server, body: Value) -> Value {
+    server.post("/v1/completions", body).await.ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_goes_on() {
+    let server = server();
+    let reply = complete(&server, json!({"model": MODEL, "prompt": "Once upon", "max_tokens": 100})).await;
+    insta::assert_snapshot!("completion", format!("{:#}", redacted(&reply)));
+    let echoed = complete(&server, json!({"prompt": "Once upon", "max_tokens": 100, "echo": true})).await;
+    assert_eq!(echoed["choices"][0]["text"], "Once upon a time, there was.");
+    let ids = server.tokenizer.encode_chat("Once upon").expect("encodes");
+    let by_ids = complete(&server, json!({"prompt": ids, "max_tokens": 100})).await;
+    assert_eq!(by_ids["choices"], reply["choices"]);
+    let cut = complete(&server, json!({"prompt": "unknown", "logit_bias": {ids[0].to_string(): 100}})).await;
+    assert_eq!(cut["usage"]["completion_tokens"], 16, "OpenAI's default");
+    assert_eq!(cut["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_as_it_goes_on() {
+    let server = server();
+    let body = json!({
+        "prompt": "Roses are", "stream": true, "stream_options": {"include_usage": true}, "echo": true,
+    });
+    insta::assert_snapshot!("completion_stream", lines(&server.post("/v1/completions", body).await.events()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_prompts_with_several_choices() {
+    let server = server();
+    let ids = server.tokenizer.encode_chat("Roses are").expect("encodes");
+    for prompts in [
+        json!(["Once upon", "Roses are"]),
+        json!([server.tokenizer.encode_chat("Once upon").expect("encodes"), ids]),
+    ] {
+        let body = json!({"prompt": prompts, "n": 2, "best_of": 2, "max_tokens": 100, "echo": true});
+        let reply = complete(&server, body).await;
+        let texts: Vec<&str> = reply["choices"]
+            .as_array()
+            .expect("choices")
+            .iter()
+            .map(|choice| choice["text"].as_str().expect("text"))
+            .collect();
+        let [once, roses] = ["Once upon a time, there was.", "Roses are red."];
+        assert_eq!(texts, [once, once, roses, roses]);
+    }
+    let one = complete(&server, json!({"prompt": "Once upon", "max_tokens": 100})).await;
+    let three = complete(&server, json!({"prompt": "Once upon", "max_tokens": 100, "n": 3})).await;
+    assert_eq!(one["usage"]["prompt_tokens"], three["usage"]["prompt_tokens"]);
+    let events = server
+        .post(
+            "/v1/completions",
+            json!({"prompt": ["Once upon", "Roses are"], "stream": true, "max_tokens": 100}),
+        )
+        .await
+        .events();
+    for (index, expected) in [" a time, there was.", " red."].iter().enumerate() {
+        let of = events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
+        let text: String = of.map(|choice| choice["text"].as_str().expect("text")).collect();
+        assert_eq!(&text, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_of_a_text() {
+    let server = server();
+    let body = |stream: bool| json!({"prompt": "Roses are", "logprobs": 2, "stream": stream});
+    let reply = complete(&server, body(false)).await;
+    let logprobs = &reply["choices"][0]["logprobs"];
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().expect("tokens").iter().map(|t| t.as_str().expect("text")).collect();
+    assert_eq!(tokens.concat(), " red.");
+    let mut offset = 0;
+    for (index, token) in tokens.iter().enumerate() {
+        assert_eq!(logprobs["text_offset"][index], offset);
+        assert!(logprobs["top_logprobs"][index].as_object().expect("alternatives").contains_key(*token));
+        assert!(logprobs["token_logprobs"][index].as_f64().expect("a number") <= 0.0);
+        offset += token.chars().count();
+    }
+    let events = server.post("/v1/completions", body(true)).await.events();
+    let offsets =
+        events.iter().filter_map(|event| event["choices"][0]["logprobs"]["text_offset"].as_array()).flatten();
+    assert_eq!(&offsets.cloned().collect::<Value>(), &logprobs["text_offset"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_completion_refuses() {
+    let server = server();
+    for (name, value, status, code) in [
+        ("prompt", json!(null), 422, "invalid_value"),
+        ("prompt", json!(5), 422, "invalid_value"),
+        ("prompt", json!([]), 400, "invalid_value"),
+        ("prompt", json!(["a", 5]), 422, "invalid_value"),
+        ("prompt", json!([[1], ["a"]]), 422, "invalid_value"),
+        ("prompt", json!([-1]), 422, "invalid_value"),
+        ("prompt", json!([99_999_999]), 400, "invalid_value"),
+        ("prompt", json!(vec!["a"; 129]), 400, "invalid_value"),
+        ("suffix", json!("end"), 400, "unsupported_parameter"),
+        ("best_of", json!(2), 400, "unsupported_parameter"),
+        ("messages", json!([]), 400, "unsupported_parameter"),
+        ("session_id", json!("s"), 400, "unsupported_parameter"),
+        ("tools", json!([]), 400, "unsupported_parameter"),
+    ] {
+        let mut body = json!({"prompt": "Roses are"});
+        body[name] = value.clone();
+        let reply = server.post("/v1/completions", body).await;
+        assert_eq!(reply.error(), (status, code.to_owned(), name.to_owned()), "{value}: {}", reply.text);
+    }
+    let reply = server.post("/v1/completions", json!({"prompt": "x", "echo": true, "logprobs": 1})).await;
+    assert_eq!(reply.error().2, "logprobs");
+    let empty = server.post("/v1/completions", json!({"prompt": []})).await;
+    assert_eq!(empty.error().0, 400);
+    for fine in [json!({"suffix": null}), json!({"suffix": ""}), json!({"best_of": 1})] {
+        let mut body = json!({"prompt": "Roses are"});
+        body.as_object_mut().expect("an object").extend(fine.as_object().expect("an object").clone());
+        assert_eq!(server.post("/v1/completions", body).await.status, StatusCode::OK);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_of_a_text_have_a_seed_each() {
+    let server = Build::default().start();
+    let prompt = format!("<|im_start|>user\n{FREE}<|im_end|>\n<|im_start|>assistant\n");
+    let body = |n: usize, seed: u64| json!({"prompt": prompt, "temperature": 1.5, "n": n, "seed": seed, "max_tokens": 9});
+    let both = complete(&server, body(2, 40)).await;
+    let second = complete(&server, body(1, 41)).await;
+    assert_eq!(both["choices"][1]["text"], second["choices"][0]["text"]);
+    assert_ne!(both["choices"][0]["text"], second["choices"][0]["text"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_model_by_its_name() {
+    let server = server();
+    let list = server.get("/v1/models").await.ok();
+    assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!(MODEL)));
+    let model = server.get("/v1/models/org/toy").await.ok();
+    assert_eq!(model, list["data"][0], "ids may contain slashes");
+    assert_eq!((&model["object"], &model["created"]), (&json!("model"), &json!(1_700_000_000)));
+    assert_eq!(model["max_model_len"], 4096);
+    assert_eq!(
+        server.get("/v1/models/gpt-4").await.error(),
+        (404, "model_not_found".to_owned(), "model".to_owned())
+    );
+    let reply = server.post("/v1/completions", json!({"model": "gpt-4", "prompt": "x"})).await;
+    assert_eq!(reply.error().1, "model_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_to_tokens_and_back() {
+    let server = server();
+    let text = "Grüße <|im_start|> \u{1F600}";
+    let ids = server.tokenizer.encode_chat_rest(text).expect("encodes");
+    let tokens = server.post("/tokenize", json!({"content": text})).await.ok();
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!(ids), &json!(ids.len())));
+    assert_eq!(tokens["max_model_len"], 4096);
+    let back = server.post("/detokenize", json!({"tokens": ids})).await.ok();
+    assert_eq!((&back["content"], &back["prompt"]), (&json!(text), &json!(text)));
+    let pieces = server.post("/tokenize", json!({"content": "\u{1F600}a", "with_pieces": true})).await.ok();
+    let mut bytes = Vec::new();
+    for piece in pieces["tokens"].as_array().expect("pieces") {
+        match &piece["piece"] {
+            Value::String(text) => bytes.extend(text.bytes()),
+            list => bytes
+                .extend(list.as_array().expect("bytes").iter().map(|b| b.as_u64().expect("a byte") as u8)),
+        }
+    }
+    assert_eq!(bytes, "\u{1F600}a".as_bytes());
+    let plain = server.post("/tokenize", json!({"content": "hi"})).await.ok();
+    let special = server.post("/tokenize", json!({"content": "hi", "add_special": true})).await.ok();
+    let vllm = server.post("/tokenize", json!({"prompt": "hi"})).await.ok();
+    assert_eq!(vllm["tokens"], special["tokens"]);
+    let bare = server.post("/tokenize", json!({"prompt": "hi", "add_special_tokens": false})).await.ok();
+    assert_eq!(bare["tokens"], plain["tokens"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_to_its_prompt() {
+    let server = server();
+    let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
+    let prompt = server.post("/apply-template", json!({"messages": messages})).await.ok();
+    let text = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(prompt, json!({"prompt": text}));
+    let tokens = server.post("/tokenize", json!({"messages": messages})).await.ok();
+    let chat = server.post("/v1/chat/completions", json!({"messages": messages, "max_tokens": 1})).await.ok();
+    assert_eq!(tokens["count"], chat["usage"]["prompt_tokens"]);
+    for (path, body, param) in [
+        ("/tokenize", json!({}), "content"),
+        ("/tokenize", json!({"content": "x", "strange": 1}), "strange"),
+        ("/detokenize", json!({"tokens": "x"}), "tokens"),
+        ("/detokenize", json!({"tokens": [99_999_999]}), "tokens"),
+        ("/apply-template", json!({}), "messages"),
+        (
+            "/apply-template",
+            json!({"messages": messages, "add_generation_prompt": false}),
+            "add_generation_prompt",
+        ),
+    ] {
+        assert_eq!(server.post(path, body).await.error().2, param, "{path}");
+    }
+}
