@@ -269,7 +269,8 @@ impl Progress {
         }
         let left = match done.checked_sub(cached).filter(|computed| *computed > 0) {
             Some(computed) => Some(elapsed.mul_f64((total - done) as f64 / computed as f64)),
-            None => estimate.map(|whole| whole.mul_f64((total - cached) as f64 / total as f64).saturating_sub(elapsed)),
+            None => estimate
+                .map(|whole| whole.mul_f64((total - cached) as f64 / total as f64).saturating_sub(elapsed)),
         };
         let left = left.map_or(String::new(), |left| format!(", about {} left", spoken(left)));
         format!("prompt {} of {} tokens{left}", grouped(done), grouped(total))

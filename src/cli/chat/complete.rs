@@ -66,11 +66,10 @@ impl Helper {
             Argument::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
             Argument::Path => paths(argument, start),
             Argument::Model => {
-                let (at, mut found) = words(&mut self.catalog.models.iter().map(String::as_str));
-                if at == start {
-                    found.extend(paths(argument, start).1);
-                }
-                (at, found)
+                let names = words(&mut self.catalog.models.iter().map(String::as_str));
+                let files = paths(argument, start);
+                // A name and a path may begin at different places: of `org/m` and `./m` only one has candidates.
+                if names.1.is_empty() { files } else { names }
             }
             Argument::Export => match argument.split_once(' ') {
                 None => words(&mut command::EXPORT_FORMATS.iter().copied()),

@@ -3,6 +3,8 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
+use serde_json::{Map, Value};
+
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
 use super::grouped;
@@ -13,8 +15,6 @@ use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, generate};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
-use serde_json::{Map, Value};
-
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
 use crate::runtime::{Error, Finish, Outcome, Request, Sampling, Started, Usage};
 use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCall};
@@ -71,9 +71,7 @@ impl Chat<'_> {
         };
         let text = super::actions::with_attachments(&self.attached, text);
         let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
-        let next = self.answer(Asked { kept, added, ..Asked::default() })?;
-        self.attached.clear();
-        Ok(next)
+        self.answer(Asked { kept, added, ..Asked::default() })
     }
 
     /// Answers, runs what tools the answer calls, and answers again.
@@ -209,8 +207,11 @@ impl Chat<'_> {
         let message = message_of(&parts);
         let answer = conversation::Answer { message, generated, outcome: outcome.clone(), sampling };
         let is_kept = self.dialogue.finish(turn, answer)? == Finished::Kept;
-        if let (Keeping::Saved { is_fresh, .. }, true) = (&mut self.keeping, is_kept) {
-            *is_fresh = false;
+        if is_kept {
+            self.attached.clear();
+            if let Keeping::Saved { is_fresh, .. } = &mut self.keeping {
+                *is_fresh = false;
+            }
         }
         let terminal = self.terminal;
         match (&outcome.finish, is_kept) {

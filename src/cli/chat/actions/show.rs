@@ -180,7 +180,9 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::Mismatch => "they differ from the first token, or the model cannot go back",
         ReuseReason::Dirty => "a step failed before, and what it left was thrown away",
         ReuseReason::Evicted => "the memory was needed for something else",
-        ReuseReason::PrefixCache => "another conversation had computed the same beginning, in whole pages",
+        ReuseReason::PrefixCache => {
+            "the same beginning had been computed before, here or elsewhere, in whole pages"
+        }
         ReuseReason::Restored => "what another process had computed was read from disk, in whole pages",
     }
 }
