@@ -42,6 +42,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "machine",
     "memory",
     "model",
+    "private_files",
     "request",
     "session::conversation",
     "session::store",
@@ -85,6 +86,7 @@ const NOISE: [&str; 11] = [
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/descriptors.rs", "the limit on open files"),
     ("src/cli/signal.rs", "signal handlers"),
+    ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
 ];

@@ -8,7 +8,7 @@ use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, Product, Span,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, Product, Span, Store, StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
@@ -19,8 +19,8 @@ use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
 use crate::common::golden::{
-    FAMILIES, Fed, GoldenPrompt, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
-    parity_folder, parity_gguf, worst_difference,
+    Fed, GoldenPrompt, RECURRENT, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
+    parity_folder, parity_gguf, without_states, worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -52,7 +52,7 @@ fn load_candle(path: &Path, dtype: Option<Dtype>) -> Box<dyn Model> {
 
 #[test]
 fn candle_reproduces_the_reference_in_any_chunks() {
-    for family in FAMILIES {
+    for family in without_states() {
         let folder = parity_folder().join(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let mut line = format!("{family:<13}");
@@ -72,7 +72,7 @@ fn candle_reproduces_the_reference_in_any_chunks() {
 /// lies in consecutive pages.
 #[test]
 fn candle_keeps_the_sequences_of_a_batch_apart() {
-    for family in FAMILIES {
+    for family in without_states() {
         let folder = parity_folder().join(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let prompts = golden_prompts(&folder);
@@ -81,6 +81,15 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
             let worst = worst_difference(prompt, &logits);
             assert!(worst <= LOGITS, "{family} {}: {worst:e}", prompt.name);
         }
+    }
+}
+
+#[test]
+fn candle_refuses_recurrent_layers_and_says_where_they_run() {
+    for family in RECURRENT {
+        let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
+        let error = load_model(&parity_folder().join(family), &options).err().expect("refused").to_string();
+        assert!(error.contains("recurrent") && error.contains("CPU"), "{family}: {error}");
     }
 }
 
@@ -156,7 +165,7 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
 fn candle_reads_gguf_as_the_cpu_backend_does() {
     let mut seen = Vec::new();
     for (family, dtype) in
-        FAMILIES.iter().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
+        without_states().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
     {
         let Some(path) = parity_gguf(&format!("{family}-{dtype}.gguf")) else { continue };
         seen.push(dtype);
@@ -238,6 +247,15 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
         out
     }
 
+    fn backend_ones(&self, rows: usize, cols: usize) -> B::Buffer {
+        let bytes: Vec<u8> = (0..cols).flat_map(|_| 1f32.to_le_bytes()).collect();
+        let table = HostTensor::new(Dtype::F32, vec![1, cols], bytes.into()).unwrap();
+        let table = self.backend.weight(&table).unwrap();
+        let mut out = self.backend.buffer();
+        self.backend.embed(&table, &vec![0; rows], 1.0, &mut out).unwrap();
+        out
+    }
+
     fn record(&mut self, what: impl Into<String>, tolerance: f32, result: &B::Buffer) {
         let mut values = Vec::new();
         self.backend.read(&mut result.clone(), &mut values).unwrap();
@@ -292,7 +310,10 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             self.backend.rope(&mut x, head_dim, &angles).unwrap();
             self.record(format!("rope {} of {head_dim}", 2 * half), FLOAT, &x);
         }
-        for activation in [Activation::Silu, Activation::GeluTanh] {
+        let clamped = Activation::ClampedSwish { alpha: 1.7, limit: 3.0 };
+        for activation in
+            [Activation::None, Activation::Silu, Activation::GeluTanh, Activation::Sigmoid, clamped]
+        {
             let (mut gate, up) = (self.rows(4, 96, 12.0), self.rows(4, 96, 2.0));
             self.backend.gated(activation, &mut gate, &up).unwrap();
             self.record(format!("gated {activation:?}"), FLOAT, &gate);
@@ -302,6 +323,17 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             self.backend.add_scaled(&mut x, &y, scale).unwrap();
             self.record(format!("add_scaled {scale}"), FLOAT, &x);
         }
+        let mut x = self.rows(6, 32, 1.0);
+        self.backend.scale(&mut x, 0.3).unwrap();
+        self.record("scale", FLOAT, &x);
+        let (y, weights) = (self.rows(3, 32, 1.0), self.random(3));
+        self.backend.add_rows(&mut x, &y, &[5, 0, 2], &weights).unwrap();
+        self.record("add_rows", FLOAT, &x);
+        self.backend.select_columns(&x, 3..19, &mut out).unwrap();
+        self.record("select_columns", FLOAT, &out);
+        self.backend.zeros(2, 5, &mut out).unwrap();
+        self.backend.add_scaled(&mut out, &self.backend_ones(2, 5), 2.0).unwrap();
+        self.record("zeros", 0.0, &out);
         let x = self.rows(6, 32, 1.0);
         self.backend.select_rows(&x, &[5, 0, 5], &mut out).unwrap();
         self.record("select_rows", 0.0, &out);
@@ -321,9 +353,9 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             vec![span(0..1, 67, &[9, 10, 11])],
         ];
         let shape = KvShape { num_kv_heads: 2, head_dim: 8 };
-        let layer = |shape| LayerKv { shape, group: 0 };
-        let layers = vec![layer(KvShape { num_kv_heads: 1, head_dim: 4 }), layer(shape)];
-        let (num_heads, layout) = (6, KvLayout { layers, num_groups: 1 });
+        let store = |shape| Store { shape: StoreShape::Rows(shape), group: 0 };
+        let stores = vec![store(KvShape { num_kv_heads: 1, head_dim: 4 }), store(shape)];
+        let (num_heads, layout) = (6, KvLayout { stores, num_groups: 1 });
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]
             {
@@ -335,7 +367,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                     self.backend.store_kv(&mut kv, 1, &k, &v, spans).unwrap();
                     let rule = ScoreRule { scale: 0.5, softcap };
                     let sinks = window.map(|_| self.vector(num_heads));
-                    let spec = AttentionSpec { layer: 1, num_heads, rule, window, sinks: sinks.as_ref() };
+                    let spec = AttentionSpec { store: 1, num_heads, rule, window, sinks: sinks.as_ref() };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
                     let name = kv_type.name();

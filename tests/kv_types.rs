@@ -7,12 +7,15 @@ use llmctl::runtime::load::LoadOptions;
 use llmctl::runtime::model::{Batch, Model, Row};
 
 use crate::common::golden::{
-    FAMILIES, Fed, exact, feed, golden_prompts, load_model, page_pool, parity_folder,
+    FAMILIES, Fed, WITH_EXPERTS, exact, feed, golden_prompts, load_model, page_pool, parity_folder,
 };
 
 /// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring. With
 /// rows of 8 to 32 random values these models are harder on rounding than trained ones.
 const TOLERANCE: [(KvType, f64); 2] = [(KvType::F16, 5e-3), (KvType::Q8_0, 5e-2)];
+
+/// As [`TOLERANCE`], where tokens may go to other experts.
+const TOLERANCE_EXPERTS: [(KvType, f64); 2] = [(KvType::F16, 5e-2), (KvType::Q8_0, 2e-1)];
 
 fn with(kv_type: KvType) -> LoadOptions {
     LoadOptions { kv_type, ..exact() }
@@ -34,7 +37,8 @@ fn rounded_kv_stays_close_to_exact() {
     for family in FAMILIES {
         let folder = parity_folder().join(family);
         let mut exact = load_model(&folder, &with(KvType::F32)).expect("loads").model;
-        for (kv_type, tolerance) in TOLERANCE {
+        let tolerance = if WITH_EXPERTS.contains(&family) { TOLERANCE_EXPERTS } else { TOLERANCE };
+        for (kv_type, tolerance) in tolerance {
             let mut rounded = load_model(&folder, &with(kv_type)).expect("loads").model;
             for prompt in golden_prompts(&folder) {
                 let expected = Fed::new(&mut *exact).feed(&prompt.tokens, usize::MAX);

@@ -4,6 +4,7 @@ mod common;
 
 mod architecture;
 mod candle_backend;
+mod chat;
 mod cli;
 mod config;
 mod conversation;
@@ -13,6 +14,7 @@ mod engine_models;
 mod engine_queue;
 mod engine_thread;
 mod fingerprint;
+mod gpt_oss_files;
 mod grammar;
 mod grammar_engine;
 mod hub;

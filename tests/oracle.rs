@@ -55,6 +55,15 @@ const DEVIATIONS: &[Deviation] = &[
     deviates("mistral", "long", 4.434, ONE_TOO_MANY),
 ];
 
+/// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
+/// logits.
+const WITHOUT: [&str; 8] =
+    ["gemma4", "gemma4-e", "gemma4-moe", "gpt-oss", "lfm2", "qwen3-moe", "qwen3.5", "qwen3.5-moe"];
+
+fn families() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().filter(|family| !WITHOUT.contains(family))
+}
+
 /// Families whose fault can be made good from outside.
 const REPAIRABLE: [&str; 2] = ["granite", "mistral"];
 
@@ -64,7 +73,7 @@ type Oracle = Box<dyn FnMut(&Tensor) -> Result<Tensor>>;
 #[test]
 fn candle_transformers_agrees_or_is_known_not_to() {
     let (mut agreed, mut wrong) = (Vec::new(), Vec::new());
-    for family in FAMILIES {
+    for family in families() {
         let folder = parity_folder().join(family);
         let mut oracle = oracle(&folder, false).unwrap();
         for (prompt, distances) in distances(&mut oracle, &mut *load(&folder), &golden_prompts(&folder)) {
@@ -88,7 +97,7 @@ fn candle_transformers_agrees_or_is_known_not_to() {
     }
     assert!(wrong.is_empty(), "not as the table says:\n{}", wrong.join("\n"));
     agreed.dedup();
-    assert_eq!(agreed, FAMILIES.into_iter().filter(|family| *family != "granite").collect::<Vec<_>>());
+    assert_eq!(agreed, families().filter(|family| *family != "granite").collect::<Vec<_>>());
 }
 
 /// With the fault named in the table made good from outside, the oracle agrees on every prompt: the reason is the right one,

@@ -2,7 +2,7 @@
 
 use llmctl::runtime::backend::cpu::{Cpu, CpuBuffer, CpuKv};
 use llmctl::runtime::backend::{
-    AttentionSpec, Backend, KvLayout, KvShape, KvType, LayerKv, PAGE_TOKENS, ScoreRule, Span,
+    AttentionSpec, Backend, KvLayout, KvShape, KvType, PAGE_TOKENS, ScoreRule, Span, Store, StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::tensor::HostTensor;
@@ -43,7 +43,10 @@ impl Subject {
     pub fn new(cpu: &Cpu, kv_type: KvType) -> Subject {
         let layer_bytes = 2 * SHAPE.num_kv_heads * DEPTH * kv_type.row_bytes(SHAPE.head_dim);
         let layers = SWEEP_BYTES.div_ceil(layer_bytes);
-        let layout = KvLayout { layers: vec![LayerKv { shape: SHAPE, group: 0 }; layers], num_groups: 1 };
+        let layout = KvLayout {
+            stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }; layers],
+            num_groups: 1,
+        };
         let mut kv = cpu.kv(&layout, kv_type).expect("a type of the CPU's");
         let bytes = layout.page_bytes(0, kv_type);
         // Numbers below 1 in every type.
@@ -62,7 +65,7 @@ impl Subject {
         seconds(|| {
             for layer in 0..layers {
                 let rule = ScoreRule { scale: 0.09, softcap: None };
-                let spec = AttentionSpec { layer, num_heads: HEADS, rule, window: None, sinks: None };
+                let spec = AttentionSpec { store: layer, num_heads: HEADS, rule, window: None, sinks: None };
                 cpu.attend(&self.kv, &spec, &q, &spans, &mut out).expect("attention");
             }
         })

@@ -395,6 +395,11 @@ impl LoadedLlm {
         (self.texts, self.handle)
     }
 
+    /// The engine's thread.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.handle
+    }
+
     /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 pub mod args;
 pub mod batch;
 pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
@@ -23,6 +24,7 @@ pub mod serve;
 pub mod sessions;
 pub mod signal;
 pub mod terminal;
+pub mod tty;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -60,6 +62,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
+    Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
@@ -75,6 +78,7 @@ const LONG_HELP: &str = "\
 Examples:
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --prompt commit-message
+  llmctl chat --model ./model.gguf
   llmctl serve --model ./model.gguf
 
 Exit codes:
@@ -103,7 +107,8 @@ Environment:
 Files:
   $XDG_CONFIG_HOME/llmctl/config.toml    your defaults
   ./llmctl.toml                          a project's defaults, before yours
-  $XDG_DATA_HOME/llmctl/sessions/        saved conversations";
+  $XDG_DATA_HOME/llmctl/sessions/        saved conversations
+  $XDG_STATE_HOME/llmctl/history         what was typed in chat";
 
 /// The whole program: `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
@@ -151,6 +156,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             serve::run(*args, terminal, places)
+        }
+        Command::Chat(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            chat::run(*args, terminal, places)
         }
         Command::Bench(mut args) => {
             config.check()?;

@@ -57,7 +57,7 @@ pub enum SessionsCommand {
 }
 
 /// Removes what the conversation has left in the cache: it holds the tokens in clear.
-fn forget_kv(tokens: &[u32], places: &Places) -> Result<usize, CommandError> {
+pub(super) fn forget_kv(tokens: &[u32], places: &Places) -> Result<usize, CommandError> {
     let Some(root) = places.kv() else { return Ok(0) };
     disk::forget(&root, tokens).map_err(|error| {
         CommandError::new(Kind::Io, anyhow::anyhow!("{}: {error}", root.display()))
@@ -150,7 +150,7 @@ pub fn explain(error: Error) -> CommandError {
     CommandError::from(error).hint(hint)
 }
 
-fn parse(name: &str) -> Result<SessionName, CommandError> {
+pub(super) fn parse(name: &str) -> Result<SessionName, CommandError> {
     SessionName::new(name).map_err(|error| match error {
         Error::InvalidParameter { message, .. } => CommandError::usage(format!("{name:?}: {message}")),
         other => other.into(),
@@ -158,7 +158,7 @@ fn parse(name: &str) -> Result<SessionName, CommandError> {
 }
 
 /// As [`explain`], and which session was probably meant.
-fn not_found(error: Error, store: &SessionStore) -> CommandError {
+pub(super) fn not_found(error: Error, store: &SessionStore) -> CommandError {
     let Error::SessionNotFound(name) = &error else { return explain(error) };
     let listed = store.list().unwrap_or_default();
     let hint = match nearest(name, listed.iter().map(|listed| listed.name.as_str())) {
@@ -168,7 +168,7 @@ fn not_found(error: Error, store: &SessionStore) -> CommandError {
     CommandError::from(error).hint(hint)
 }
 
-fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
+pub(super) fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
     let mut listed = store.list()?;
     let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
     listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
@@ -217,7 +217,7 @@ fn summary_json(listed: &Listed) -> Value {
     }
 }
 
-fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
+pub(super) fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
     let mut facts = vec![
         ["session".to_owned(), name.to_string()],
@@ -260,7 +260,7 @@ fn turn_text(number: usize, saved: &SavedTurn) -> String {
 }
 
 /// A message for people: its reasoning and calls are named, its text is as it is.
-fn message_text(message: &Message) -> String {
+pub(super) fn message_text(message: &Message) -> String {
     let reasoning = message.reasoning.as_ref().map(|text| format!("(reasoning) {text}"));
     let content = match &message.content {
         Some(Content::Text(text)) => Some(text.clone()),
@@ -285,7 +285,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
 }
 
 /// OpenAI's message object; absent fields stay absent.
-fn message_json(message: &Message) -> Value {
+pub(super) fn message_json(message: &Message) -> Value {
     let content = match &message.content {
         None => Value::Null,
         Some(Content::Text(text)) => Value::String(text.clone()),
@@ -331,7 +331,7 @@ fn utc(ms: u64) -> String {
 }
 
 /// How long ago, in its largest whole unit.
-fn age(ms: u64) -> String {
+pub(super) fn age(ms: u64) -> String {
     let seconds = ms / 1000;
     let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];
     let unit = units.iter().find(|(_, length)| seconds >= *length);

@@ -1,18 +1,26 @@
 //! SIGINT and SIGTERM: the only owner of both in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
-//! in a shell. Inside, the first is noted for the loop to see and the second ends the process. A signal that was
-//! ignored when llmctl started (nohup, a script's background job) stays ignored. Knows nothing of what is stopped.
+//! in a shell. Inside, the first is noted for the loop to see and the second ends the process; in a conversation no
+//! SIGINT does. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
+//! terminal's modes are put back before the process ends. Knows nothing of what is stopped.
 
 #[cfg(unix)]
 use std::io::Read;
 #[cfg(unix)]
 use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering};
 #[cfg(unix)]
 use std::thread;
 
-static GRACEFUL: AtomicBool = AtomicBool::new(false);
+use super::tty;
+
+/// One of those below.
+static MANNER: AtomicU8 = AtomicU8::new(ABRUPT);
+const ABRUPT: u8 = 0;
+const GRACEFUL: u8 = 1;
+const PATIENT: u8 = 2;
+const AT_PROMPT: u8 = 3;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 /// The end of a pipe that the first signal is written into, for those who wait for one; negative without any.
@@ -27,8 +35,26 @@ pub struct Graceful(());
 
 impl Graceful {
     pub fn begin() -> Self {
-        GRACEFUL.store(true, Ordering::SeqCst);
+        MANNER.store(GRACEFUL, Ordering::SeqCst);
         Self(())
+    }
+
+    /// For a conversation: no number of SIGINTs ends the process, because Ctrl-C is meant for what is going on. What is
+    /// going on is said by the two calls below.
+    pub fn begin_conversation() -> Self {
+        Self(())
+    }
+
+    /// Something is done that a signal can stop; earlier signals are forgotten.
+    pub fn work(&self) {
+        RECEIVED.store(0, Ordering::SeqCst);
+        MANNER.store(PATIENT, Ordering::SeqCst);
+    }
+
+    /// Nothing is done, and a signal ends the process at once; but with a line editor SIGINT is its while it reads, and
+    /// nobody's around it.
+    pub fn wait(&self, has_editor: bool) {
+        MANNER.store(if has_editor { AT_PROMPT } else { ABRUPT }, Ordering::SeqCst);
     }
 
     /// The signal that asks to stop, if one came.
@@ -70,7 +96,7 @@ fn received() -> Option<u8> {
 
 impl Drop for Graceful {
     fn drop(&mut self) {
-        GRACEFUL.store(false, Ordering::SeqCst);
+        MANNER.store(ABRUPT, Ordering::SeqCst);
     }
 }
 
@@ -103,11 +129,23 @@ pub fn install() {}
 #[cfg(unix)]
 extern "C" fn on_signal(number: libc::c_int) {
     let now = now_ms();
-    let is_graceful = GRACEFUL.load(Ordering::SeqCst);
-    if is_graceful && RECEIVED.swap(number, Ordering::SeqCst) == 0 {
+    let manner = MANNER.load(Ordering::SeqCst);
+    if manner == AT_PROMPT && number == libc::SIGINT {
+        return;
+    }
+    if manner == PATIENT && number == libc::SIGINT {
+        // A SIGTERM that is waiting to be seen is not replaced.
+        let _ = RECEIVED.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
+        return;
+    }
+    let is_abrupt = manner == ABRUPT || manner == AT_PROMPT;
+    let earlier = if is_abrupt { 0 } else { RECEIVED.swap(number, Ordering::SeqCst) };
+    let is_first = earlier == 0 || (manner == PATIENT && earlier == libc::SIGINT);
+    if !is_abrupt && is_first {
         RECEIVED_AT_MS.store(now, Ordering::SeqCst);
         wake();
-    } else if !is_graceful || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+    } else if is_abrupt || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
+        tty::restore();
         // SAFETY: `_exit` is async-signal-safe and does not return.
         unsafe { libc::_exit(128 + number) }
     }

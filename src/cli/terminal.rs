@@ -12,6 +12,7 @@ use super::output::visible;
 /// stderr, and how much to say there.
 #[derive(Debug, Clone)]
 pub struct Terminal {
+    when: ColorWhen,
     color: bool,
     is_terminal: bool,
     verbose: u8,
@@ -22,7 +23,7 @@ impl Terminal {
     pub fn new(when: ColorWhen, verbose: u8, quiet: bool) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
         let color = colors_wanted(when, is_terminal, |name| std::env::var(name).ok());
-        Self { color, is_terminal, verbose, quiet }
+        Self { when, color, is_terminal, verbose, quiet }
     }
 
     /// The log of the engine: LLMCTL_LOG, else what -v asks for.
@@ -43,6 +44,33 @@ impl Terminal {
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(self.color);
         // Fails only when a log is already set up, as in tests.
         let _ = log.with_writer(std::io::stderr).compact().try_init();
+    }
+
+    /// Whether text on stdout may carry colours.
+    pub fn colors_output(&self) -> bool {
+        colors_wanted(self.when, std::io::stdout().is_terminal(), |name| std::env::var(name).ok())
+    }
+
+    /// Whether notices may carry colours.
+    pub fn colors_notices(&self) -> bool {
+        self.color
+    }
+
+    /// A line that the next one takes the place of; nothing where progress may not be drawn. At most `text` is shown, never
+    /// more than a line of the terminal, and an empty one only clears.
+    pub fn status(&self, text: &str) {
+        if self.shows_progress() {
+            let text = fitting(&visible(text), self.columns().saturating_sub(1));
+            let mut stream = std::io::stderr();
+            let _ = write!(stream, "\r\x1b[K{text}").and_then(|()| stream.flush());
+        }
+    }
+
+    /// How wide the terminal is; 100 without one.
+    pub fn columns(&self) -> usize {
+        let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+        let found = if self.is_terminal { size() } else { None };
+        found.map_or(100, |(columns, _)| usize::from(columns))
     }
 
     /// Whether progress may be drawn.
@@ -97,6 +125,16 @@ impl Terminal {
     }
 }
 
+/// As much of the text as fits so many columns.
+fn fitting(text: &str, columns: usize) -> String {
+    let mut width = 0;
+    let fits = |c: &char| {
+        width += unicode_width::UnicodeWidthChar::width(*c).unwrap_or(0);
+        width <= columns
+    };
+    text.chars().take_while(fits).collect()
+}
+
 /// Whether a stream gets colours: the flag, else NO_COLOR, CLICOLOR_FORCE, TERM, CLICOLOR, in this order, else
 /// whether it is a terminal (<https://no-color.org>, <https://bixense.com/clicolors>).
 pub fn colors_wanted(when: ColorWhen, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
@@ -115,6 +153,14 @@ pub fn colors_wanted(when: ColorWhen, is_terminal: bool, variable: impl Fn(&str)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_status_never_wraps() {
+        assert_eq!(fitting("prompt 1", 20), "prompt 1");
+        assert_eq!(fitting("prompt 1", 4), "prom");
+        assert_eq!(fitting("\u{65e5}\u{672c}", 3), "\u{65e5}", "half a wide character is none");
+        assert_eq!(fitting("x", 0), "");
+    }
 
     #[test]
     fn colours_follow_flag_variables_and_stream() {

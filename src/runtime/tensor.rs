@@ -137,6 +137,13 @@ impl HostTensor {
         (self.shape.iter().rev().skip(1).product(), cols)
     }
 
+    /// Part `index` of the outermost dimension, sharing the bytes. Panics when there is no such part.
+    pub fn slice_outer(&self, index: usize) -> HostTensor {
+        let shape = self.shape[1..].to_vec();
+        let len = self.bytes.len() / self.shape[0];
+        HostTensor { dtype: self.dtype, shape, bytes: self.bytes.slice(index * len, len) }
+    }
+
     /// Rows `start..end` of a matrix, sharing the bytes. Panics when out of range or not a matrix.
     pub fn slice_rows(&self, start: usize, end: usize) -> HostTensor {
         let (rows, cols) = self.rows_cols();

@@ -30,11 +30,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
-use super::App;
 use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
 use super::error::ApiError;
 use super::front::{self, Front};
 use super::observe::Observer;
+use super::{App, api};
 
 /// Threads of the runtime. The work is in the engine's thread; these parse and frame.
 const WORKERS: usize = 2;
@@ -222,7 +222,7 @@ impl Server {
 
     /// The model is there.
     pub fn open(&self, app: App) {
-        self.open_with(app, Router::new());
+        self.open_with(app, api::routes());
     }
 
     /// As `open`, with these endpoints in place of the model's own.

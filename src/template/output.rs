@@ -414,7 +414,8 @@ impl Marked {
         let held = std::mem::take(&mut self.held);
         // A marker that is whole and was waiting for a longer one leaves nothing to show; so does one that was cut.
         let is_whole = self.markers().any(|marker| marker == held);
-        if !is_whole && !(is_cut && held.len() > 1) {
+        let is_markup = is_whole || (is_cut && held.len() > 1);
+        if !is_markup {
             held.chars().for_each(|c| self.emit(c, sink));
         }
         if !self.has_markup && matches!(self.state, State::Text) {

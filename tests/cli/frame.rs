@@ -24,15 +24,6 @@ fn help_and_version_go_to_stdout_and_no_command_is_a_usage_error() {
 }
 
 #[test]
-fn subcommands_that_do_not_work_yet_are_not_offered() {
-    let help = llmctl(&["--help"]).stdout;
-    for absent in ["chat"] {
-        assert!(!help.contains(&format!("\n  {absent} ")), "{absent} is listed");
-        llmctl(&[absent]).check(2, "unrecognized subcommand");
-    }
-}
-
-#[test]
 fn typos_get_suggestions() {
     llmctl(&["rnu", "hi"]).check(2, "similar subcommand exists: 'run'");
     llmctl(&["run", "--temprature", "1", "hi"]).check(2, "similar argument exists: '--temperature'");

@@ -13,10 +13,15 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 /// The checkpoints whose families run natively, by folder.
-pub const FAMILIES: [&str; 11] = [
+pub const FAMILIES: [&str; 19] = [
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-e",
+    "gemma4-moe",
+    "gpt-oss",
     "granite",
+    "lfm2",
     "llama",
     "llama-untied",
     "mistral",
@@ -24,8 +29,22 @@ pub const FAMILIES: [&str; 11] = [
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
+    "qwen3.5",
+    "qwen3.5-moe",
     "smollm3",
 ];
+
+/// Those of which some layers keep a state: for the CPU only, and sequences go back only to where a state was left.
+pub const RECURRENT: [&str; 3] = ["lfm2", "qwen3.5", "qwen3.5-moe"];
+
+/// Those with experts: where a router is undecided, a rounding sends a token elsewhere.
+pub const WITH_EXPERTS: [&str; 4] = ["gemma4-moe", "gpt-oss", "qwen3-moe", "qwen3.5-moe"];
+
+/// Those that candle's devices run.
+pub fn without_states() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().filter(|family| !RECURRENT.contains(family))
+}
 
 /// One prompt with what the reference computed.
 pub struct GoldenPrompt {

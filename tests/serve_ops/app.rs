@@ -137,7 +137,10 @@ async fn panic_at_once() -> &'static str {
 
 async fn panic_later() -> Response {
     let first = futures_util::stream::once(async { Ok::<_, Infallible>("begun ") });
-    let rest = futures_util::stream::once(async { panic!("a stream's bug") });
+    let rest = futures_util::stream::once(async {
+        tokio::task::yield_now().await; // what was said before is on its way
+        panic!("a stream's bug")
+    });
     Body::from_stream(futures_util::StreamExt::chain(first, rest)).into_response()
 }
 

@@ -3,10 +3,11 @@
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ExitStatus, Stdio};
-use std::time::Duration;
+
+use serde_json::json;
 
 use super::app::{eventually, metric};
-use super::client::{ask, get};
+use super::client::{Reply, ask, connect, get};
 use crate::cli::{Place, Ran, read_line};
 use crate::common::golden::parity_folder;
 
@@ -179,20 +180,90 @@ fn ten_thousand_idle_connections_do_no_harm() {
 #[cfg(unix)]
 #[test]
 fn health_is_answered_while_the_model_loads() {
-    // A model that takes its time: a pipe that nobody writes to, in place of a file.
+    // A model that takes its time: a pipe that nobody writes to, in place of its tokenizer.
     let place = Place::new();
-    let status =
-        std::process::Command::new("mkfifo").arg(place.path("m.gguf")).status().expect("mkfifo runs");
-    assert!(status.success());
+    std::fs::create_dir(place.path("m")).expect("a folder");
+    for entry in std::fs::read_dir(model()).expect("a model") {
+        let entry = entry.expect("a file");
+        if entry.file_name() != "tokenizer.json" {
+            std::fs::copy(entry.path(), place.path("m").join(entry.file_name())).expect("a copy");
+        }
+    }
+    let pipe = place.path("m/tokenizer.json");
+    assert!(std::process::Command::new("mkfifo").arg(pipe).status().expect("mkfifo runs").success());
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = free.local_addr().expect("an address");
     drop(free);
     let port = address.port().to_string();
-    let mut command = place.command(&["serve", "--model", "./m.gguf", "--port", &port]);
+    let mut command = place.command(&["serve", "--model", "./m", "--port", &port]);
     let mut child = command.stderr(Stdio::null()).spawn().expect("llmctl starts");
-    eventually("it listens", || TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok());
+    eventually("it listens", || TcpStream::connect(address).is_ok());
     assert_eq!(get(address, "/health").status, 200);
     get(address, "/ready").check(503, "model_loading");
+    get(address, "/v1/models").check(503, "model_loading");
     signal(&child, libc::SIGTERM);
     assert_eq!(child.wait().expect("it ends").code(), Some(143), "nothing was under way");
+}
+
+fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Reply {
+    let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
+    ask(address, &head, &body.to_string())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_cuts_no_stream() {
+    const NUM_STREAMS: usize = 20;
+    let serving = start(Place::new(), &["--parallel", "1"]);
+    let at = serving.address;
+    let body = json!({"prompt": "Once", "max_tokens": 300, "stream": true}).to_string();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nHost: {at}\r\nContent-Type: application/json");
+    let mut streams: Vec<_> = (0..NUM_STREAMS).map(|_| connect(at)).collect();
+    for stream in &mut streams {
+        stream.send(&format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    }
+    eventually("all are taken", || {
+        let text = get(at, "/metrics").body;
+        let name = "llmctl_http_requests_total{method=\"POST\",route=\"/v1/completions\",status=\"200\"}";
+        let num_taken = metric(&text, "llmctl_http_requests_in_flight") - 1.0 + metric(&text, name);
+        num_taken >= NUM_STREAMS as f64
+    });
+    signal(&serving.child, libc::SIGTERM);
+    for mut stream in streams {
+        let reply = stream.reply();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        assert!(reply.body.ends_with("data: [DONE]\n\n"), "{reply:?}");
+        assert!(!reply.body.contains("\"error\"") && !reply.body.contains("cancelled"), "{reply:?}");
+    }
+    let (status, said) = serving.end();
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(!said.contains("warning"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_conversation_goes_on_warm_after_a_restart() {
+    let place = Place::new();
+    place.write("t.jinja", "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]");
+    let first = start(place, &["--chat-template", "t.jinja"]);
+    let question =
+        json!({"role": "user", "content": "Tell me about the sea and the ships that sail on it. ".repeat(3)});
+    let turn = |at: SocketAddr, messages: serde_json::Value| {
+        let body = json!({"messages": messages, "session_id": "trip", "max_tokens": 8});
+        let reply = post(at, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()
+    };
+    let answer = turn(first.address, json!([question]));
+    signal(&first.child, libc::SIGTERM);
+    let mut child = first.child;
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    let second = start(first.place, &["--chat-template", "t.jinja"]);
+    let next = json!({"role": "user", "content": "And the moon?"});
+    let said = &answer["choices"][0]["message"];
+    let more = turn(second.address, json!([question, said, next]));
+    assert_eq!(more["timings"]["resume_reason"], "restored", "{more}");
+    assert!(more["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() >= Some(32), "{more}");
+    signal(&second.child, libc::SIGTERM);
+    assert_eq!(second.end().0.code(), Some(0));
 }

@@ -25,6 +25,14 @@ pub trait Sink {
     }
 
     fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError>;
+
+    /// Called while nothing comes, a few times a second or more.
+    fn waiting(&mut self) {}
+
+    /// Whether the answer has to end here, as if it had been cancelled.
+    fn is_enough(&self) -> bool {
+        false
+    }
 }
 
 /// What was said on the way to a sink.
@@ -63,6 +71,14 @@ impl Sink for Heard<'_> {
         self.said.ids.extend(tokens.iter().map(|token| token.id));
         self.sink.text(text, tokens)
     }
+
+    fn waiting(&mut self) {
+        self.sink.waiting();
+    }
+
+    fn is_enough(&self) -> bool {
+        self.sink.is_enough()
+    }
 }
 
 impl Said {
@@ -99,13 +115,20 @@ pub fn generate(
     sink: &mut dyn Sink,
 ) -> Result<Ending, CommandError> {
     let mut events = llm.submit(request)?;
-    let mut signal = None;
+    let (mut signal, mut has_enough) = (None, false);
     loop {
         if signal.is_none() && graceful.received().is_some() {
             signal = graceful.received();
             events.cancel();
         }
-        let Some(event) = events.next(POLL)? else { continue };
+        if !has_enough && sink.is_enough() {
+            has_enough = true;
+            events.cancel();
+        }
+        let Some(event) = events.next(POLL)? else {
+            sink.waiting();
+            continue;
+        };
         let fed = match event {
             Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
             Event::Started(started) => sink.started(&started),

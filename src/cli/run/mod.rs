@@ -313,7 +313,7 @@ fn check(args: &RunArgs) -> Result<(), CommandError> {
 }
 
 /// The engine speaks of parameters, the command line of flags.
-fn flag_error(error: Error) -> CommandError {
+pub(super) fn flag_error(error: Error) -> CommandError {
     match error {
         Error::InvalidParameter { name, message } => {
             CommandError::usage(format!("--{}: {message}", name.replace('_', "-")))

@@ -26,42 +26,105 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
-/// Which layers' KV lies in which pages. Layers that keep their rows equally long form a group; a page holds
-/// [`PAGE_TOKENS`] tokens' rows of all layers of one group.
+/// What is kept in which pages. What is kept equally long forms a group; a page holds [`PAGE_TOKENS`] tokens' rows, or one
+/// state, of all stores of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvLayout {
-    pub layers: Vec<LayerKv>,
+    pub stores: Vec<Store>,
     pub num_groups: usize,
 }
 
-/// One layer's KV.
+/// What one layer keeps, or one of the things it keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerKv {
-    pub shape: KvShape,
+pub struct Store {
+    pub shape: StoreShape,
     pub group: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreShape {
+    /// Keys and values of each token.
+    Rows(KvShape),
+    /// So many values, f32 whatever the type of KV, that stand for all tokens so far.
+    State(usize),
+}
+
+impl StoreShape {
+    /// Bytes in a page.
+    pub fn bytes(self, kv_type: KvType) -> usize {
+        match self {
+            StoreShape::Rows(KvShape { num_kv_heads, head_dim }) => {
+                2 * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
+            }
+            StoreShape::State(len) => len * size_of::<f32>(),
+        }
+    }
 }
 
 impl KvLayout {
     /// Bytes of a page of `group`.
     pub fn page_bytes(&self, group: usize, kv_type: KvType) -> usize {
-        let of_layer = |layer: &LayerKv| {
-            let KvShape { num_kv_heads, head_dim } = layer.shape;
-            2 * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
-        };
-        self.layers.iter().filter(|layer| layer.group == group).map(of_layer).sum()
+        let stores = self.stores.iter().filter(|store| store.group == group);
+        stores.map(|store| store.shape.bytes(kv_type)).sum()
     }
 }
 
 /// One attention layer's part of a step; `V` is the backend's vector.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSpec<'a, V> {
-    pub layer: usize,
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
     pub num_heads: usize,
     pub rule: ScoreRule,
     /// Sees at most this many tokens, itself included.
     pub window: Option<usize>,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
+}
+
+/// A causal convolution over each channel by itself; `V` is the backend's vector. Its state is the inputs of the last
+/// `taps - 1` tokens, the oldest first; before the first token of a sequence they are 0.
+#[derive(Debug, Clone, Copy)]
+pub struct ConvSpec<'a, V> {
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
+    /// `[taps, channels]`, the oldest tap first.
+    pub kernel: &'a V,
+    /// Whether the result passes SiLU.
+    pub silu: bool,
+}
+
+/// The heads of a gated delta net. Consecutive value heads share a key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+impl DeltaShape {
+    /// Queries, keys and values of a row.
+    pub fn conv_width(self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Values of all heads' states.
+    pub fn state_len(self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+}
+
+/// One gated delta net's part of a step; `V` is the backend's vector. Its state is `[value_heads, key_dim, value_dim]`, 0 before
+/// the first token of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaSpec<'a, V> {
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
+    pub shape: DeltaShape,
+    /// `[value_heads]`: a state keeps `exp(-exp(decay_log) * softplus(decay + decay_bias))` of itself at each token.
+    pub decay_log: &'a V,
+    pub decay_bias: &'a V,
 }
 
 /// Consecutive rows of a step that belong to one sequence.
@@ -71,7 +134,8 @@ pub struct Span {
     pub rows: Range<usize>,
     /// Position of the first of them; the rest follow without gaps.
     pub start: usize,
-    /// The sequence's pages in the group at hand, in token order; [`NO_PAGE`] where they are out of sight.
+    /// The sequence's pages in the group at hand, in token order; [`NO_PAGE`] where they are out of sight. In a group of
+    /// states the one page.
     pub pages: Vec<PageId>,
 }
 
@@ -92,7 +156,7 @@ pub struct Product<'a, B: Backend + ?Sized> {
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
-    type Buffer: Send;
+    type Buffer: Default + Send;
     /// A matrix `[out, in]` in its stored type.
     type Weight: Send;
     /// A vector in f32.
@@ -148,11 +212,11 @@ pub trait Backend: Send + 'static {
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
-    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages of the layer's group.
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages of the store's group.
     fn store_kv(
         &self,
         kv: &mut Self::Kv,
-        layer: usize,
+        store: usize,
         k: &Self::Buffer,
         v: &Self::Buffer,
         spans: &[Span],
@@ -180,14 +244,49 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// `out = convolution(x)`, from and to the states of the sequences.
+    fn convolve(
+        &self,
+        kv: &mut Self::Kv,
+        spec: &ConvSpec<'_, Self::Vector>,
+        x: &Self::Buffer,
+        spans: &[Span],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The gated delta rule, from and to the states of the sequences: `[qkv, rate, decay]` are
+    /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`. Queries and
+    /// keys are normalised first; the rate passes a sigmoid.
+    fn delta_rule(
+        &self,
+        kv: &mut Self::Kv,
+        spec: &DeltaSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 3],
+        spans: &[Span],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;
 
     /// `x += scale * y`.
     fn add_scaled(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32) -> Result<()>;
 
+    /// `x *= scale`.
+    fn scale(&self, x: &mut Self::Buffer, scale: f32) -> Result<()>;
+
+    /// `out = x[.., columns]`.
+    fn select_columns(&self, x: &Self::Buffer, columns: Range<usize>, out: &mut Self::Buffer) -> Result<()>;
+
     /// `out[i] = x[rows[i]]`.
     fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
+
+    /// `out = 0`, `[rows, width]`.
+    fn zeros(&self, rows: usize, width: usize, out: &mut Self::Buffer) -> Result<()>;
+
+    /// `x[rows[i]] += weights[i] * y[i]`; no row is named twice.
+    fn add_rows(&self, x: &mut Self::Buffer, y: &Self::Buffer, rows: &[usize], weights: &[f32])
+    -> Result<()>;
 
     /// Moves activations to the host, row-major; what `out` held is gone, and `x` must be written before it is used again.
     /// A backend that keeps activations on the host may swap the two, so handing back the memory of the last call is cheapest.

@@ -124,7 +124,7 @@ impl GrammarCompiler {
         let spawned = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES).spawn(body);
         spawned.map_err(|error| GrammarError::Failed(format!("no thread to compile in: {error}")))?;
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(compiled) => compiled.map_err(|error| schema::name_what_is_there(error, source)),
+            Ok(compiled) => compiled.map_err(|error| schema::in_words_of(source, error)),
             Err(RecvTimeoutError::Timeout) => Err(out_of_time()),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(GrammarError::Failed("the compiling thread died".to_owned()))

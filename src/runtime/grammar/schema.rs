@@ -161,13 +161,18 @@ fn unsupported(keyword: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Unsupported { keyword: keyword.to_owned(), message: message.into() }
 }
 
-/// The library speaks of `min/maxProperties`; only one of them may be in the schema.
-pub fn name_what_is_there(error: GrammarError, source: &GrammarSource) -> GrammarError {
+/// Says it in the words of the source: the library speaks of `min/maxProperties` where only one may be there, and of a
+/// regular expression as the Lark grammar that it makes of it.
+pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError {
     match (error, source) {
         (GrammarError::Unsupported { keyword, message }, GrammarSource::JsonSchema(schema))
             if keyword == "minProperties" && !any(schema, &|value| value.get(&keyword).is_some()) =>
         {
             unsupported("maxProperties", message)
+        }
+        (GrammarError::Invalid(message), GrammarSource::Regex(_)) => {
+            let reason = message.lines().find_map(|line| line.strip_prefix("error: "));
+            GrammarError::Invalid(format!("no regular expression: {}", reason.unwrap_or(&message)))
         }
         (error, _) => error,
     }
@@ -192,7 +197,15 @@ const LIMITS: [&str; 7] =
 /// What the library's refusal means. It has no kinds of errors, only words; those that are not known here are taken to
 /// mean that the source is wrong.
 pub fn explain(error: &impl Display) -> GrammarError {
-    let message = error.to_string();
+    let message = error.to_string().trim_end().to_owned();
+    if message.starts_with("panic: ") {
+        let first = message.lines().next().unwrap_or_default();
+        // Symbols have numbers of 16 bits.
+        return match first.contains("symbols.len()") {
+            true => GrammarError::TooComplex("more than 65,000 symbols".to_owned()),
+            false => GrammarError::Failed(first.to_owned()),
+        };
+    }
     if let Some(list) = message.strip_prefix("Unimplemented keys: ") {
         let list = list.lines().next().unwrap_or(list);
         let keywords: Vec<String> = serde_json::from_str(list).unwrap_or_default();
@@ -275,5 +288,16 @@ mod tests {
             GrammarError::TooComplex(_)
         ));
         assert!(matches!(explained("Unsatisfiable schema: x"), GrammarError::Invalid(_)));
+        assert_eq!(
+            explained("panic: index out of bounds\n<backtrace>\n0: x"),
+            GrammarError::Failed("panic: index out of bounds".to_owned())
+        );
+        let regex = GrammarSource::Regex("(".to_owned());
+        let message =
+            "at 1(8): invalid regex \"(\" (in regex): regex parse error:\n    (\nerror: unclosed group\n";
+        assert_eq!(
+            in_words_of(&regex, explained(message)),
+            GrammarError::Invalid("no regular expression: unclosed group".to_owned())
+        );
     }
 }

@@ -120,7 +120,8 @@ impl GrammarState {
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                     GrammarError::TooComplex(message)
                 }
-                _ => GrammarError::Failed(message),
+                // Of a panic, the library adds its backtrace.
+                _ => GrammarError::Failed(message.lines().next().unwrap_or_default().to_owned()),
             }
         })
     }

@@ -19,6 +19,8 @@ pub enum Dtype {
     Q4K,
     Q5K,
     Q6K,
+    /// 4-bit floats (E2M1) with a power of two for each 32 (OCP Microscaling Formats 1.0), in ggml's order.
+    Mxfp4,
 }
 
 impl Dtype {
@@ -26,7 +28,7 @@ impl Dtype {
     pub const fn block_len(self) -> usize {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 1,
-            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Mxfp4 => 32,
             Dtype::Q2K | Dtype::Q3K | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => 256,
         }
     }
@@ -46,6 +48,7 @@ impl Dtype {
             Dtype::Q4K => 144,
             Dtype::Q5K => 176,
             Dtype::Q6K => 210,
+            Dtype::Mxfp4 => 17,
         }
     }
 
@@ -79,6 +82,7 @@ impl Dtype {
             Dtype::Q4K => "q4_k",
             Dtype::Q5K => "q5_k",
             Dtype::Q6K => "q6_k",
+            Dtype::Mxfp4 => "mxfp4",
         }
     }
 }

@@ -5,11 +5,19 @@
 use super::isa::dispatch;
 
 /// The gate's activation in `down(act(gate(x)) * up(x))`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
+    /// The gate as it is.
+    None,
     Silu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
+    Sigmoid,
+    /// gpt-oss: the gate is at most `limit` and passes x sigmoid(alpha x), the other side is within `limit` and 1 larger.
+    ClampedSwish {
+        alpha: f32,
+        limit: f32,
+    },
 }
 
 /// e^x to about 1 ulp; denormal below -87.3, 0 below -104, infinity above 88.7.
@@ -78,6 +86,48 @@ fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn sigmoid_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = sigmoid(*gate) * up;
+    }
+}
+
+#[inline(always)]
+fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let kept = if *gate > limit { limit } else { *gate }; // not `min`, which drops what is no number
+        *gate = kept / (1.0 + exp(-alpha * kept)) * (up.clamp(-limit, limit) + 1.0);
+    }
+}
+
+#[inline(always)]
+fn mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate *= up;
+    }
+}
+
+#[inline(always)]
+fn mul_add_body(a: &[f32], b: &[f32], sum: &mut [f32]) {
+    for ((a, b), sum) in a.iter().zip(b).zip(sum) {
+        *sum = a.mul_add(*b, *sum);
+    }
+}
+
+#[inline(always)]
+fn silu_body(x: &mut [f32]) {
+    for x in x {
+        *x = silu(*x);
+    }
+}
+
 #[inline(always)]
 pub(super) fn softcap_body(x: &mut [f32], cap: f32) {
     for x in x {
@@ -99,6 +149,26 @@ dispatch! {
 dispatch! {
     /// GeGLU: `gate = gelu_tanh(gate) * up`.
     pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
+}
+dispatch! {
+    /// `gate = sigmoid(gate) * up`.
+    pub fn sigmoid_mul(gate: &mut [f32], up: &[f32]) = sigmoid_mul_body
+}
+dispatch! {
+    /// `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
+    pub fn clamped_swish_mul(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = clamped_swish_mul_body
+}
+dispatch! {
+    /// `gate = gate * up`.
+    pub fn mul(gate: &mut [f32], up: &[f32]) = mul_body
+}
+dispatch! {
+    /// `sum = sum + a * b`, rounded once.
+    pub fn mul_add(a: &[f32], b: &[f32], sum: &mut [f32]) = mul_add_body
+}
+dispatch! {
+    /// `x = silu(x)`.
+    pub fn silu_all(x: &mut [f32]) = silu_body
 }
 dispatch! {
     /// `x = cap * tanh(x / cap)`.
@@ -146,8 +216,17 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 4] =
-            [silu_mul, gelu_mul, |isa, x, _| softcap(isa, x, 30.0), |isa, x, _| exp_minus(isa, x, 1.5)];
+        let kernels: [Kernel; 9] = [
+            sigmoid_mul,
+            |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
+            |isa, x, up| mul_add(isa, up, up, x),
+            silu_mul,
+            gelu_mul,
+            mul,
+            |isa, x, _| silu_all(isa, x),
+            |isa, x, _| softcap(isa, x, 30.0),
+            |isa, x, _| exp_minus(isa, x, 1.5),
+        ];
         for kernel in kernels {
             let mut expected = x.clone();
             kernel(Isa::Scalar, &mut expected, &up);
@@ -164,6 +243,10 @@ mod tests {
         let mut gate = [1.0, -2.0];
         silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0]);
         assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
+        let mut gate = [3.0, -2.0, f32::NAN];
+        clamped_swish_mul(Isa::Scalar, &mut gate, &[1.0, -9.0, 1.0], 0.5, 2.0);
+        assert!((gate[0] - 2.0 * 0.731_058_6 * 2.0).abs() < 1e-5, "{gate:?}");
+        assert!((gate[1] + 2.0 * 0.268_941_4 * -1.0).abs() < 1e-5 && gate[2].is_nan(), "{gate:?}");
         let mut gate = [1.0, -2.0];
         gelu_mul(Isa::Scalar, &mut gate, &[1.0, 1.0]);
         assert!((gate[0] - 0.841_192).abs() < 1e-5 && (gate[1] + 0.045_402_3).abs() < 1e-5);

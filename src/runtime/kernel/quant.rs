@@ -30,6 +30,7 @@ pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         Dtype::Q4K => blocks(bytes, out, q4_k),
         Dtype::Q5K => blocks(bytes, out, q5_k),
         Dtype::Q6K => blocks(bytes, out, q6_k),
+        Dtype::Mxfp4 => blocks(bytes, out, mxfp4),
     }
 }
 
@@ -248,6 +249,25 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
+/// Twice the values of 4-bit floats, which are sign, two bits of exponent and one of mantissa.
+pub const MXFP4_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// What [`MXFP4_CODES`] are multiplied with: half of the power of two whose biased exponent is given.
+pub fn mxfp4_scale(exponent: u8) -> f32 {
+    2f64.powi(i32::from(exponent) - 128) as f32
+}
+
+/// Exponent, 16 bytes: value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
+#[inline(always)]
+fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
+    let scale = mxfp4_scale(block[0]);
+    let (low, high) = out.split_at_mut(16);
+    for ((low, high), &q) in low.iter_mut().zip(high).zip(&block[1..]) {
+        *low = f32::from(MXFP4_CODES[usize::from(q & 15)]) * scale;
+        *high = f32::from(MXFP4_CODES[usize::from(q >> 4)]) * scale;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
@@ -326,6 +346,26 @@ mod tests {
         let bits = [f16::INFINITY, f16::NAN, f16::NEG_ZERO].map(|half| half.to_le_bytes()).concat();
         dequantize_row(Dtype::F16, &bits, &mut out);
         assert!(out[0] == f32::INFINITY && out[1].is_nan() && out[2].to_bits() == (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn mxfp4_has_the_values_of_its_specification() {
+        // Exponent 127 is 1; codes 0 to 15 in the low nibbles, and in the high ones the same backwards.
+        let mut block = vec![127];
+        block.extend((0..16u8).map(|code| code | (15 - code) << 4));
+        let mut out = [f32::NAN; 32];
+        dequantize_row(Dtype::Mxfp4, &block, &mut out);
+        let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        for (code, value) in positive.into_iter().enumerate() {
+            assert_eq!(
+                [out[code], out[code + 8], out[31 - code], out[23 - code]],
+                [value, -value, value, -value]
+            );
+        }
+        block[0] = 120;
+        dequantize_row(Dtype::Mxfp4, &block, &mut out);
+        assert_eq!(out[7], 6.0 / 128.0);
+        assert_eq!((mxfp4_scale(0), mxfp4_scale(254)), (f32::from_bits(1 << 21), 2f32.powi(126)));
     }
 
     #[test]

@@ -301,6 +301,7 @@ fn dtype(kind: u32) -> Option<Dtype> {
         13 => Dtype::Q5K,
         14 => Dtype::Q6K,
         30 => Dtype::Bf16,
+        39 => Dtype::Mxfp4,
         _ => return None,
     })
 }
@@ -326,7 +327,6 @@ fn kind_name(kind: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         40 => "NVFP4",
         41 => "Q1_0",
         42 => "Q2_0",

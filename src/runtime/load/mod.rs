@@ -254,8 +254,12 @@ fn demand(
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
         let bytes = super::tensor::byte_len(dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        // The kernels' own layout is up to a sixteenth larger than the file's.
-        let packing = if dtype.is_quantized() { bytes / 16 } else { 0 };
+        // The kernels' own layout is up to a sixteenth larger than the file's; MXFP4 becomes five bits with two bytes of scale.
+        let packing = match dtype {
+            Dtype::Mxfp4 => bytes * 5 / 17,
+            _ if dtype.is_quantized() => bytes / 16,
+            _ => 0,
+        };
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
@@ -274,14 +278,11 @@ fn demand(
 /// What attention holds of each token it sees while it computes a layer: our kernels one partial result per head for each
 /// run of pages, candle's a key and a value in f32.
 fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
-    let heads = config.layers.iter().map(|layer| {
-        let attention = &layer.attention;
-        match device {
-            Device::Cpu { .. } => {
-                (4 * attention.num_heads * partial_len(attention.head_dim)).div_ceil(RUN_TOKENS)
-            }
-            Device::Candle(_) => 2 * 4 * attention.num_kv_heads * attention.head_dim,
+    let heads = config.attentions().map(|attention| match device {
+        Device::Cpu { .. } => {
+            (4 * attention.num_heads * partial_len(attention.head_dim)).div_ceil(RUN_TOKENS)
         }
+        Device::Candle(_) => 2 * 4 * attention.num_kv_heads * attention.head_dim,
     });
     heads.max().unwrap_or(0) as u64
 }
@@ -290,13 +291,8 @@ fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
 /// a few rows of logits.
 fn activation_bytes(config: &DecoderConfig) -> u64 {
     const ROWS: usize = 512;
-    let widest = config.layers.iter().map(|layer| {
-        let attention = &layer.attention;
-        6 * config.hidden_size
-            + 3 * layer.mlp.intermediate_size
-            + 3 * attention.num_heads * attention.head_dim
-    });
-    (4 * (ROWS * widest.max().unwrap_or(0) + 8 * config.vocab_size)) as u64
+    let widest = config.layers.iter().map(|layer| layer.mixer_width() + layer.feed_forward.width()).max();
+    (4 * (ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + 8 * config.vocab_size)) as u64
 }
 
 /// What a tensor of this shape is for; only a file's token tables are that tall.
@@ -308,6 +304,8 @@ fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
 /// proportion to their size, so they get Q6_K (llama.cpp does the same in its 4-bit mixes).
 fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
     match (options.quantize, options.dtype, matrix) {
+        // A router that is rounded sends tokens elsewhere, and is small.
+        (_, _, Matrix::Gate) => Dtype::F32,
         (Some(Dtype::Q4_0 | Dtype::Q4K), _, Matrix::Vocabulary) => Dtype::Q6K,
         (Some(quantized), _, _) => quantized,
         (None, Some(float), _) if !stored.is_quantized() || float == Dtype::F32 => float,
@@ -328,7 +326,7 @@ fn decoder(
         let wanted = target(options, matrix, tensor.dtype);
         let converted = quantize::convert(name, &tensor, wanted)?;
         let asked = options.quantize.or(options.dtype).unwrap_or(converted.dtype);
-        if converted.dtype != asked {
+        if converted.dtype != asked && matrix != Matrix::Gate {
             *kept.borrow_mut().entry((converted.dtype.name(), asked.name())).or_default() += 1;
         }
         Ok(converted)

@@ -4,6 +4,7 @@
 //! the header against the file's length with its own overflow-safe arithmetic, and the index against the shards.
 //! The format does not promise alignment: a tensor that starts at an odd address is copied when it is asked for (see
 //! [`HostTensor::new`]), all others stay in the map. Knows nothing of architectures or of tensor names.
+//! Weights in MXFP4 (gpt-oss) are two tensors of bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`.
 //! Format: <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
 
 use std::borrow::Cow;
@@ -174,25 +175,80 @@ impl Safetensors {
     }
 }
 
+const MXFP4_BLOCKS: &str = "_blocks";
+const MXFP4_SCALES: &str = "_scales";
+
+impl Safetensors {
+    fn entry(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).map(|&index| &self.tensors[index])
+    }
+
+    fn bytes(&self, entry: &Entry) -> Bytes {
+        self.shards[entry.shard].bytes.slice(entry.start, entry.len)
+    }
+
+    /// The two tensors that a matrix in MXFP4 is stored as: blocks `[.., blocks, 16]` of two values a byte, and scales
+    /// `[.., blocks]`.
+    fn mxfp4(&self, name: &str) -> Option<[&Entry; 2]> {
+        let [blocks, scales] = [MXFP4_BLOCKS, MXFP4_SCALES].map(|part| self.entry(&format!("{name}{part}")));
+        let pair = [blocks?, scales?];
+        let [blocks, scales] = pair;
+        let fits = blocks.shape.split_last() == Some((&16, &scales.shape[..])) && !scales.shape.is_empty();
+        (fits && pair.iter().all(|entry| entry.dtype == FileDtype::U8)).then_some(pair)
+    }
+
+    /// The shape of what [`Self::mxfp4`] is, in values.
+    fn mxfp4_shape(scales: &Entry) -> Option<Vec<usize>> {
+        let mut shape = scales.shape.clone();
+        let cols = shape.last_mut()?;
+        *cols = cols.checked_mul(Dtype::Mxfp4.block_len())?;
+        Some(shape)
+    }
+
+    /// In ggml's order: a block's scale, then bytes of which the low nibbles are its first half.
+    fn mxfp4_tensor(&self, [blocks, scales]: [&Entry; 2]) -> Result<HostTensor, String> {
+        let shape = Self::mxfp4_shape(scales).ok_or("is larger than any memory")?;
+        let (blocks, scales) = (self.bytes(blocks), self.bytes(scales));
+        let mut bytes = Vec::with_capacity(blocks.len() + scales.len());
+        for (block, &scale) in blocks.as_chunks::<16>().0.iter().zip(&*scales) {
+            bytes.push(scale);
+            let value = |at: usize| block[at / 2] >> (at % 2 * 4) & 15;
+            bytes.extend((0..16).map(|at| value(at) | value(at + 16) << 4));
+        }
+        HostTensor::new(Dtype::Mxfp4, shape, bytes.into())
+    }
+}
+
 impl TensorSource for Safetensors {
     fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
-        let Some(&index) = self.by_name.get(name) else { return Ok(None) };
+        let Some(&index) = self.by_name.get(name) else {
+            let tensor = self.mxfp4(name).map(|pair| self.mxfp4_tensor(pair)).transpose();
+            return tensor.map_err(|message| LoadError::Tensor { tensor: name.into(), message });
+        };
         let entry = &self.tensors[index];
         let error = |message| LoadError::Tensor { tensor: name.into(), message };
         let dtype = dtype(entry.dtype).ok_or_else(|| {
             error(format!("is of type {}, which is not supported (F32, F16, BF16 are)", entry.dtype))
         })?;
-        let bytes = self.shards[entry.shard].bytes.slice(entry.start, entry.len);
-        HostTensor::new(dtype, entry.shape.clone(), bytes).map(Some).map_err(error)
+        HostTensor::new(dtype, entry.shape.clone(), self.bytes(entry)).map(Some).map_err(error)
     }
 
     fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)> {
-        let entry = &self.tensors[*self.by_name.get(name)?];
-        Some((entry.shape.clone(), dtype(entry.dtype)?))
+        match self.entry(name) {
+            Some(entry) => Some((entry.shape.clone(), dtype(entry.dtype)?)),
+            None => Some((Self::mxfp4_shape(self.mxfp4(name)?[1])?, Dtype::Mxfp4)),
+        }
     }
 
     fn names(&self) -> Vec<Cow<'_, str>> {
-        self.tensors.iter().map(|entry| Cow::Borrowed(&*entry.name)).collect()
+        let shown = |entry: &Entry| -> String {
+            let whole = entry.name.strip_suffix(MXFP4_BLOCKS).filter(|name| self.mxfp4(name).is_some());
+            whole.unwrap_or(&entry.name).to_owned()
+        };
+        let is_scales = |entry: &&Entry| {
+            entry.name.strip_suffix(MXFP4_SCALES).is_some_and(|name| self.mxfp4(name).is_some())
+        };
+        self.tensors.iter().filter(|entry| !is_scales(entry)).map(|entry| Cow::Owned(shown(entry))).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads nothing else.
 
-pub use crate::runtime::backend::Activation;
+pub use crate::runtime::backend::{Activation, DeltaShape};
 
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,13 +22,41 @@ pub struct DecoderConfig {
     pub logit_scale: f32,
     /// `cap * tanh(logits / cap)`.
     pub final_softcap: Option<f32>,
+    pub per_layer_inputs: Option<PerLayerInputs>,
+}
+
+/// A second embedding of each token, of which each layer reads a part of its own (Gemma 4 E).
+#[derive(Debug, Clone, PartialEq)]
+pub struct PerLayerInputs {
+    /// Values for one layer.
+    pub size: usize,
+    /// Of the gate through which a layer reads them.
+    pub activation: Activation,
+}
+
+impl DecoderConfig {
+    /// The attention of those layers that attend.
+    pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+        })
+    }
+
+    /// As [`Self::attentions`], with the layers' indices.
+    pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
+        self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
+            MixerConfig::Attention(attention) => Some((index, attention)),
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+        })
+    }
 }
 
 /// One layer: a mixer and a feed-forward part, each between norms, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerConfig {
-    pub attention: AttentionConfig,
-    pub mlp: MlpConfig,
+    pub mixer: MixerConfig,
+    pub feed_forward: FeedForwardConfig,
     pub norm_eps: f32,
     /// Norm before the mixer and before the feed-forward part (absent in OLMo 2).
     pub pre_norms: bool,
@@ -36,6 +64,27 @@ pub struct LayerConfig {
     pub post_norms: bool,
     /// Multiplies what is added to the residual stream (Granite).
     pub residual_scale: f32,
+    /// Whether the file has a number that multiplies the residual stream after the layer (Gemma 4).
+    pub has_output_scale: bool,
+}
+
+impl LayerConfig {
+    /// Values of a row in the widest of its mixer's buffers.
+    pub fn mixer_width(&self) -> usize {
+        match &self.mixer {
+            MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
+            MixerConfig::ShortConv(_) => 0,
+            MixerConfig::DeltaNet(net) => net.shape.conv_width(),
+        }
+    }
+}
+
+/// How a layer's tokens learn of those before them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MixerConfig {
+    Attention(AttentionConfig),
+    ShortConv(ShortConvConfig),
+    DeltaNet(DeltaNetConfig),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +101,25 @@ pub struct AttentionConfig {
     /// Index into [`DecoderConfig::ropes`]; `None` for layers without positions.
     pub rope: Option<usize>,
     pub qk_norm: QkNorm,
+    pub kv: KvSource,
+    /// Whether each head's value is normalised, without weights (Gemma 4).
+    pub value_norm: bool,
+    /// Whether heads have learned scores that take part in the softmax without a value (gpt-oss).
+    pub has_sinks: bool,
+    /// Whether each head's output is multiplied by the sigmoid of a projection that lies beside the head's query (Qwen 3.5).
+    pub has_output_gate: bool,
+}
+
+/// Where an attention layer's keys and values come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSource {
+    /// Projections of its own.
+    Own,
+    /// As `Own`, but where the file has no projection for values, keys before their norm serve, normalised without weights
+    /// (Gemma 4's global layers).
+    OwnOrKeys,
+    /// The rows of that layer, which comes before it (Gemma 4 E).
+    Layer(usize),
 }
 
 /// Whether q and k are normalised before the rotary embedding, and over what.
@@ -64,10 +132,68 @@ pub enum QkNorm {
     Whole,
 }
 
+/// `out(c * convolution(b * x))` with three projections b, c and x of the layer's input (LFM2); causal, and each channel by
+/// itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShortConvConfig {
+    /// Tokens that a convolution sees, its own included.
+    pub kernel: usize,
+}
+
+/// A gated delta net (Qwen 3.5).
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeltaNetConfig {
+    pub shape: DeltaShape,
+    /// Tokens that the convolution before it sees, its own included.
+    pub kernel: usize,
+}
+
+/// At least one of the two; of both, the sum.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FeedForwardConfig {
+    /// What every token passes.
+    pub dense: Option<MlpConfig>,
+    pub experts: Option<ExpertsConfig>,
+    /// Whether what `dense` gives is multiplied by the sigmoid of a product with its input (Qwen's shared expert).
+    pub gates_dense: bool,
+}
+
+impl FeedForwardConfig {
+    /// Values of a row within it: each row passes all experts that it uses in turn.
+    pub fn width(&self) -> usize {
+        let dense = self.dense.iter().map(|mlp| mlp.intermediate_size);
+        dense.chain(self.experts.iter().map(|experts| experts.mlp.intermediate_size)).max().unwrap_or(0)
+    }
+}
+
+/// `down(activation(gate(x)) * up(x))`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpConfig {
     pub intermediate_size: usize,
     pub activation: Activation,
+}
+
+/// Networks of which a token passes those that its router scores highest; their results are weighted and added.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertsConfig {
+    pub count: usize,
+    /// Of them, for each token.
+    pub used: usize,
+    /// What each of them is.
+    pub mlp: MlpConfig,
+    pub weights: ExpertWeights,
+    /// Gemma 4: experts and router each read the residual stream through a norm of their own, what the experts and the dense
+    /// part give is normalised before it is added, and the file has a number for each expert that multiplies its weights.
+    pub has_norms: bool,
+}
+
+/// How much of each expert a token gets: the softmax of its router's scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertWeights {
+    /// Over all experts: the weights of those used sum to less than 1.
+    OfAll,
+    /// Over those used.
+    OfUsed,
 }
 
 /// Rotary positions: pairs are (i, i + dim/2) of the first `dim` values of a head.
@@ -125,33 +251,67 @@ pub struct Naming {
     pub norm_offset: f32,
     /// q and k rows are stored with rotary pairs side by side (llama.cpp's converter, llama and its relatives).
     pub interleaved_qk: bool,
-    /// Hugging Face's names of the norms around mixer and feed-forward part.
     pub norms: NormNames,
+    pub parts: PartNames,
+    /// Rows of gate and up take turns in the experts' stacked tensors, and all of these are `[expert, in, out]` but for those
+    /// in MXFP4 (gpt-oss in Hugging Face's form).
+    pub alternating_experts: bool,
 }
 
-/// Hugging Face's names of a layer's norms; GGUF's are the same for all families.
+/// Hugging Face's and GGUF's name of a tensor within its layer, or of what its parts begin with.
+pub type Names = [&'static str; 2];
+
+/// Names of norms, without `.weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NormNames {
-    pub pre_mixer: &'static str,
-    pub post_mixer: &'static str,
-    pub pre_mlp: &'static str,
-    pub post_mlp: &'static str,
+    pub pre_mixer: Names,
+    pub post_mixer: Names,
+    pub pre_mlp: Names,
+    pub post_mlp: Names,
+    /// Of q and k.
+    pub qk: [Names; 2],
+    /// Before the output matrix.
+    pub last: Names,
 }
 
 impl NormNames {
     /// Two norms per layer, each before its part.
     pub const LLAMA: NormNames = NormNames {
-        pre_mixer: "input_layernorm.weight",
-        post_mixer: "",
-        pre_mlp: "post_attention_layernorm.weight",
-        post_mlp: "",
+        pre_mixer: ["input_layernorm", "attn_norm"],
+        post_mixer: ["", ""],
+        pre_mlp: ["post_attention_layernorm", "ffn_norm"],
+        post_mlp: ["", ""],
+        qk: [["self_attn.q_norm", "attn_q_norm"], ["self_attn.k_norm", "attn_k_norm"]],
+        last: ["norm", "output_norm"],
     };
 
     /// Four norms per layer, or the two that come after (OLMo 2).
     pub const SANDWICH: NormNames = NormNames {
-        pre_mixer: "input_layernorm.weight",
-        post_mixer: "post_attention_layernorm.weight",
-        pre_mlp: "pre_feedforward_layernorm.weight",
-        post_mlp: "post_feedforward_layernorm.weight",
+        post_mixer: ["post_attention_layernorm", "post_attention_norm"],
+        pre_mlp: ["pre_feedforward_layernorm", "ffn_norm"],
+        post_mlp: ["post_feedforward_layernorm", "post_ffw_norm"],
+        ..NormNames::LLAMA
+    };
+}
+
+/// Names of the projections that not all families call alike, without `.weight` and `.bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartNames {
+    pub attention_output: Names,
+    /// Gate, up and down.
+    pub mlp: [Names; 3],
+    pub router: Names,
+    pub dense_gate: Names,
+    /// The experts of a layer. Hugging Face's form is a folder of modules or of tensors for all of them.
+    pub experts: Names,
+}
+
+impl PartNames {
+    pub const LLAMA: PartNames = PartNames {
+        attention_output: ["self_attn.o_proj", "attn_output"],
+        mlp: [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]],
+        router: ["mlp.gate", "ffn_gate_inp"],
+        dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
+        experts: ["mlp.experts", "ffn"],
     };
 }

@@ -3,7 +3,7 @@
 //! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here, against the
 //! description, so that the decoder never meets a wrong one.
 
-use super::config::Naming;
+use super::config::{Names, Naming};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, quant};
 use crate::runtime::tensor::{HostTensor, TensorSource};
@@ -65,7 +65,7 @@ impl<'a> WeightFile<'a> {
         if self.naming.gguf { gguf.to_owned() } else { format!("{}{hf}", self.prefix) }
     }
 
-    fn layer_name(&self, layer: usize, hf: &str, gguf: &str) -> String {
+    fn layer_name(&self, layer: usize, [hf, gguf]: [&str; 2]) -> String {
         if self.naming.gguf {
             format!("blk.{layer}.{gguf}")
         } else {
@@ -108,13 +108,12 @@ impl<'a> WeightFile<'a> {
     }
 
     pub fn final_norm(&self, hidden: usize) -> Result<Vec<f32>, LoadError> {
-        let name = self.global_name("norm.weight", "output_norm.weight");
-        self.norm(&name, hidden)
+        self.global_norm(self.naming.norms.last, hidden)
     }
 
     /// A layer's norm weights in f32, with Gemma's offset of 1 added where the file stores them without.
-    pub fn layer_norm(&self, layer: usize, hf: &str, gguf: &str, len: usize) -> Result<Vec<f32>, LoadError> {
-        self.norm(&self.layer_name(layer, hf, gguf), len)
+    pub fn layer_norm(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+        self.norm(&format!("{}.weight", self.layer_name(layer, names)), len)
     }
 
     fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
@@ -130,10 +129,10 @@ impl<'a> WeightFile<'a> {
     pub fn linear(
         &self,
         layer: usize,
-        [hf, gguf]: [&str; 2],
+        names: [&str; 2],
         [rows, cols]: [usize; 2],
     ) -> Result<Linear, LoadError> {
-        let name = self.layer_name(layer, hf, gguf);
+        let name = self.layer_name(layer, names);
         self.optional_linear(&name, [rows, cols])?.ok_or_else(|| missing(&format!("{name}.weight")))
     }
 
@@ -141,6 +140,27 @@ impl<'a> WeightFile<'a> {
         let Some(weight) = self.find(&format!("{name}.weight"), &[rows, cols])? else { return Ok(None) };
         let bias = self.find(&format!("{name}.bias"), &[rows])?.map(|bias| to_f32(&bias));
         Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
+    }
+
+    pub fn has_linear(&self, layer: usize, names: Names) -> bool {
+        self.source.describe(&format!("{}.weight", self.layer_name(layer, names))).is_some()
+    }
+
+    /// Values of a layer's small tensor as they are, by its whole name.
+    pub fn values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+        let name = self.layer_name(layer, names);
+        Ok(to_f32(&self.find(&name, &[len])?.ok_or_else(|| missing(&name))?))
+    }
+
+    /// A matrix outside the layers.
+    pub fn global_linear(&self, [hf, gguf]: Names, shape: [usize; 2]) -> Result<Linear, LoadError> {
+        let name = self.global_name(hf, gguf);
+        self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
+    }
+
+    /// A norm outside the layers.
+    pub fn global_norm(&self, [hf, gguf]: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+        self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
     }
 
     /// Projections stored one by one, or together as consecutive rows of one matrix (Phi-3).
@@ -152,24 +172,145 @@ impl<'a> WeightFile<'a> {
         rows: [usize; N],
         cols: usize,
     ) -> Result<[Linear; N], LoadError> {
-        let fused_name = self.layer_name(layer, fused[0], fused[1]);
-        let total = rows.iter().sum();
         // GGUF calls Phi-3's fused gate and up by the name of up alone: the separate gate decides.
-        let first = self.layer_name(layer, separate[0][0], separate[0][1]);
-        if self.source.describe(&format!("{first}.weight")).is_none()
-            && let Some(whole) = self.optional_linear(&fused_name, [total, cols])?
-        {
-            let mut start = 0;
-            return Ok(rows.map(|count| {
-                start += count;
-                whole.slice_rows(start - count, start)
-            }));
+        let [first, together] = [separate[0], fused].map(|names| self.layer_name(layer, names));
+        let has = |name: &str| self.source.describe(&format!("{name}.weight")).is_some();
+        if !has(&first) && has(&together) {
+            return self.stacked(layer, fused, rows, cols);
         }
         let mut parts = Vec::with_capacity(N);
         for (names, rows) in separate.into_iter().zip(rows) {
             parts.push(self.linear(layer, names, [rows, cols])?);
         }
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("N parts were pushed")))
+    }
+
+    /// Projections stored as consecutive rows of one matrix.
+    pub fn stacked<const N: usize>(
+        &self,
+        layer: usize,
+        names: [&str; 2],
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Linear; N], LoadError> {
+        let whole = self.linear(layer, names, [rows.iter().sum(), cols])?;
+        let mut start = 0;
+        Ok(rows.map(|count| {
+            start += count;
+            whole.slice_rows(start - count, start)
+        }))
+    }
+
+    /// The kernel of a convolution over each channel by itself, `[taps, channels]`, the oldest tap first. Files have it by
+    /// channel.
+    pub fn conv(
+        &self,
+        layer: usize,
+        names: [&str; 2],
+        [channels, taps]: [usize; 2],
+    ) -> Result<Vec<f32>, LoadError> {
+        let name = format!("{}.weight", self.layer_name(layer, names));
+        let shape: &[usize] = if self.naming.gguf { &[channels, taps] } else { &[channels, 1, taps] };
+        let by_channel = to_f32(&self.find(&name, shape)?.ok_or_else(|| missing(&name))?);
+        Ok((0..taps * channels).map(|at| by_channel[at % channels * taps + at / channels]).collect())
+    }
+
+    /// Gate, up and down of each of `count` experts, which are modules of their own or stacked in one tensor for all; gate and
+    /// up may be stacked again.
+    pub fn experts(
+        &self,
+        layer: usize,
+        names: Names,
+        count: usize,
+        [inner, hidden]: [usize; 2],
+    ) -> Result<Vec<[Linear; 3]>, LoadError> {
+        let name = self.layer_name(layer, names);
+        if self.naming.alternating_experts {
+            return self.alternating_experts(&name, count, [inner, hidden]);
+        }
+        let (part, ending) = if self.naming.gguf {
+            (["_gate_exps", "_up_exps", "_down_exps", "_gate_up_exps"], ".weight")
+        } else {
+            (["", "", ".down_proj", ".gate_up_proj"], "")
+        };
+        let [gate, up, down, both] = part.map(|part| format!("{name}{part}{ending}"));
+        if self.source.describe(&both).is_some() {
+            let both = self.stack(&both, [count, 2 * inner, hidden])?;
+            let down = self.stack(&down, [count, hidden, inner])?;
+            let expert = |(both, down): (Linear, Linear)| {
+                [both.slice_rows(0, inner), both.slice_rows(inner, 2 * inner), down]
+            };
+            return Ok(both.into_iter().zip(down).map(expert).collect());
+        }
+        if self.naming.gguf {
+            let gates = self.stack(&gate, [count, inner, hidden])?;
+            let ups = self.stack(&up, [count, inner, hidden])?;
+            let downs = self.stack(&down, [count, hidden, inner])?;
+            let parts = gates.into_iter().zip(ups).zip(downs);
+            return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
+        }
+        let module = |expert: usize, part: &str, shape: [usize; 2]| {
+            let name = format!("{name}.{expert}.{part}");
+            self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
+        };
+        let expert = |expert| {
+            Ok([
+                module(expert, "gate_proj", [inner, hidden])?,
+                module(expert, "up_proj", [inner, hidden])?,
+                module(expert, "down_proj", [hidden, inner])?,
+            ])
+        };
+        (0..count).map(expert).collect()
+    }
+
+    /// As [`Self::experts`], in the form of [`Naming::alternating_experts`].
+    fn alternating_experts(
+        &self,
+        name: &str,
+        count: usize,
+        [inner, hidden]: [usize; 2],
+    ) -> Result<Vec<[Linear; 3]>, LoadError> {
+        let stack = |part: &str, rows: usize, cols: usize| {
+            let name = format!("{name}.{part}");
+            let is_transposed = self.source.describe(&name).is_some_and(|(_, dtype)| !dtype.is_quantized());
+            let stored = if is_transposed { [count, cols, rows] } else { [count, rows, cols] };
+            let matrices = self.stack(&name, stored)?.into_iter();
+            let turned = matrices.map(|linear| if is_transposed { linear.transposed() } else { linear });
+            self.with_biases(turned.collect(), &format!("{name}_bias"), rows)
+        };
+        let both = stack("gate_up_proj", 2 * inner, hidden)?;
+        let down = stack("down_proj", hidden, inner)?;
+        let pair = |(both, down): (Linear, Linear)| {
+            let [gate, up] = [0, 1].map(|first| both.gather_rows((first..2 * inner).step_by(2)));
+            [gate, up, down]
+        };
+        Ok(both.into_iter().zip(down).map(pair).collect())
+    }
+
+    /// The matrices of a tensor `[count, rows, cols]`, with their biases where a tensor of the same name has some.
+    fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
+        let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
+        let matrix = |index| Linear { name: name.to_owned(), weight: all.slice_outer(index), bias: None };
+        let matrices = (0..count).map(matrix).collect();
+        match name.strip_suffix(".weight") {
+            Some(stem) => self.with_biases(matrices, &format!("{stem}.bias"), rows),
+            None => Ok(matrices),
+        }
+    }
+
+    /// The matrices with the rows of `name`, `[matrices, rows]`, as biases, if the file has it.
+    fn with_biases(
+        &self,
+        mut matrices: Vec<Linear>,
+        name: &str,
+        rows: usize,
+    ) -> Result<Vec<Linear>, LoadError> {
+        if let Some(all) = self.find(name, &[matrices.len(), rows])? {
+            for (linear, bias) in matrices.iter_mut().zip(to_f32(&all).chunks_exact(rows)) {
+                linear.bias = Some(bias.to_vec());
+            }
+        }
+        Ok(matrices)
     }
 
     /// Rotary divisors that not every GGUF has.
@@ -198,22 +339,43 @@ impl Linear {
     /// llama.cpp's converter stores q and k of the llama family so that rotary pairs are (2i, 2i+1); undoing it lets every
     /// family use one rotation, and makes GGUF and safetensors of one model the same matrix.
     pub fn deinterleave(self, head_dim: usize) -> Linear {
-        let (rows, cols) = self.weight.rows_cols();
-        let row_bytes =
-            self.weight.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+        let (rows, _) = self.weight.rows_cols();
         let source_row = |row: usize| {
             let (head, within) = (row / head_dim, row % head_dim);
             let (part, pair) = (within / (head_dim / 2), within % (head_dim / 2));
             head * head_dim + 2 * pair + part
         };
-        let mut bytes = Vec::with_capacity(rows * row_bytes);
-        for row in 0..rows {
-            let at = source_row(row) * row_bytes;
-            bytes.extend_from_slice(&self.weight.bytes[at..at + row_bytes]);
+        self.gather_rows((0..rows).map(source_row))
+    }
+
+    /// Some of the rows, in the order given.
+    pub fn gather_rows(&self, rows: impl Iterator<Item = usize> + Clone) -> Linear {
+        let (_, cols) = self.weight.rows_cols();
+        let row_bytes =
+            self.weight.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+        let mut bytes = Vec::with_capacity(rows.size_hint().0 * row_bytes);
+        for row in rows.clone() {
+            bytes.extend_from_slice(&self.weight.bytes[row * row_bytes..(row + 1) * row_bytes]);
         }
-        let weight = HostTensor { dtype: self.weight.dtype, shape: self.weight.shape, bytes: bytes.into() };
-        let bias = self.bias.map(|bias| (0..rows).map(|row| bias[source_row(row)]).collect());
-        Linear { name: self.name, weight, bias }
+        let shape = vec![bytes.len() / row_bytes, cols];
+        let weight = HostTensor { dtype: self.weight.dtype, shape, bytes: bytes.into() };
+        let bias = self.bias.as_ref().map(|bias| rows.map(|row| bias[row]).collect());
+        Linear { name: self.name.clone(), weight, bias }
+    }
+
+    /// `[in, out]` as `[out, in]`. Panics for blocks of values.
+    fn transposed(&self) -> Linear {
+        let (rows, cols) = self.weight.rows_cols();
+        assert!(!self.weight.dtype.is_quantized(), "blocks of values lie along rows");
+        let size = self.weight.dtype.block_bytes();
+        let mut bytes = Vec::with_capacity(self.weight.bytes.len());
+        for column in 0..cols {
+            for row in 0..rows {
+                bytes.extend_from_slice(&self.weight.bytes[(row * cols + column) * size..][..size]);
+            }
+        }
+        let weight = HostTensor { dtype: self.weight.dtype, shape: vec![cols, rows], bytes: bytes.into() };
+        Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
     }
 }
 

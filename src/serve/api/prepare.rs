@@ -87,7 +87,9 @@ fn prepare_chat(
             shaped(app.grammars(&engine), ask.shape.as_ref(), thought.as_deref())?
         }
     };
-    let markup = dialect.markup().into_iter().filter_map(|mark| special(&model.speech, mark)).collect();
+    // Also that of calls which nobody asked for: then it is text like any other.
+    let markup = app.dialect().markup();
+    let markup = markup.into_iter().filter_map(|mark| special(&model.speech, mark)).collect();
     let ear = Ear::new(dialect, ask.tools.heard(), turn.tail(), ask.is_streamed);
     let prompt = PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), ear };
     let turn = session.map(|opened| (opened, turn));

@@ -12,10 +12,10 @@ use super::{AttentionSpec, KvShape, Span};
 
 /// Attention of all rows of `q`, `[rows, num_heads * head_dim]`.
 pub fn attend(kv: &CandleKv, spec: &AttentionSpec<'_, Tensor>, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
-    let KvShape { num_kv_heads, head_dim } = kv.shape(spec.layer);
+    let KvShape { num_kv_heads, head_dim } = kv.shape(spec.store);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
-    let groups = kv.step(spec.layer, spans).reads(kv.device(), shape)?;
-    let stores = kv.stores(spec.layer)?;
+    let groups = kv.step(spec.store, spans).reads(kv.device(), shape)?;
+    let stores = kv.stores(spec.store)?;
     let parts = groups.iter().map(|group| attend_group(stores, spec, shape, q, group));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     match parts.as_slice() {

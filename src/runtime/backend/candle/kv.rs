@@ -11,10 +11,13 @@ use half::f16;
 
 use super::step::StepIndex;
 use super::{KvLayout, KvShape, KvType, Span};
-use crate::runtime::backend::{LayerKv, PAGE_TOKENS, PageId};
+use crate::runtime::backend::{PAGE_TOKENS, PageId, StoreShape};
 
 /// Pages that storage grows by at least.
 const MIN_GROWTH: usize = 8;
+
+/// Why a model with recurrent layers is not loaded.
+pub const NO_STATES: &str = "models with recurrent layers run on the CPU only";
 
 /// Keys and values of all layers, and where the present step finds them.
 #[derive(Debug)]
@@ -39,15 +42,18 @@ impl CandleKv {
     /// Storage of a type that candle has tensors of.
     ///
     /// # Errors
-    /// For block-quantised rows.
+    /// For block-quantised rows, and for states.
     pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Result<Self> {
         let dtype = match kv_type {
             KvType::F32 => DType::F32,
             KvType::F16 => DType::F16,
             KvType::Q8_0 => candle_core::bail!("KV of type q8_0 is for the CPU only; a GPU keeps f16 or f32"),
         };
-        let layer = |&LayerKv { shape, group }: &LayerKv| Layer { shape, group, stores: None };
-        let layers = layout.layers.iter().map(layer).collect();
+        let mut layers = Vec::with_capacity(layout.stores.len());
+        for store in &layout.stores {
+            let StoreShape::Rows(shape) = store.shape else { candle_core::bail!("{NO_STATES}") };
+            layers.push(Layer { shape, group: store.group, stores: None });
+        }
         let steps = (0..layout.num_groups).map(|_| RefCell::default()).collect();
         Ok(Self { device: device.clone(), dtype, layers, steps })
     }

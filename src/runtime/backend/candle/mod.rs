@@ -12,9 +12,13 @@ mod ops;
 mod step;
 mod weight;
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor};
 
-use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, PageId, Span};
+use super::{
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, Span,
+};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
@@ -182,12 +186,12 @@ impl Backend for Candle {
     fn store_kv(
         &self,
         kv: &mut CandleKv,
-        layer: usize,
+        store: usize,
         k: &CandleBuffer,
         v: &CandleBuffer,
         spans: &[Span],
     ) -> Result<()> {
-        let stored = k.get().and_then(|k| kv.write(layer, [k, v.get()?], spans));
+        let stored = k.get().and_then(|k| kv.write(store, [k, v.get()?], spans));
         stored.map_err(backend_error)
     }
 
@@ -217,6 +221,30 @@ impl Backend for Candle {
         out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
     }
 
+    /// [`CandleKv::new`] refuses models with states, so this is never reached.
+    fn convolve(
+        &self,
+        _: &mut CandleKv,
+        _: &ConvSpec<'_, Tensor>,
+        _: &CandleBuffer,
+        _: &[Span],
+        _: &mut CandleBuffer,
+    ) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
+    /// As [`Self::convolve`].
+    fn delta_rule(
+        &self,
+        _: &mut CandleKv,
+        _: &DeltaSpec<'_, Tensor>,
+        _: [&CandleBuffer; 3],
+        _: &[Span],
+        _: &mut CandleBuffer,
+    ) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {
         let product = gate.get().and_then(|gate| ops::gated(activation, gate, up.get()?));
         gate.fill(product)
@@ -227,9 +255,36 @@ impl Backend for Candle {
         x.fill(sum)
     }
 
+    fn scale(&self, x: &mut CandleBuffer, scale: f32) -> Result<()> {
+        let scaled = x.get().and_then(|x| ops::scaled(x, scale));
+        x.fill(scaled)
+    }
+
+    fn select_columns(&self, x: &CandleBuffer, columns: Range<usize>, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(x.get().and_then(|x| x.narrow(1, columns.start, columns.len())?.contiguous()))
+    }
+
     fn select_rows(&self, x: &CandleBuffer, rows: &[usize], out: &mut CandleBuffer) -> Result<()> {
         let rows = self.row_numbers(rows.iter().copied());
         out.fill(x.get().and_then(|x| x.index_select(&rows?, 0)))
+    }
+
+    fn zeros(&self, rows: usize, width: usize, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(Tensor::zeros((rows, width), candle_core::DType::F32, &self.device))
+    }
+
+    fn add_rows(
+        &self,
+        x: &mut CandleBuffer,
+        y: &CandleBuffer,
+        rows: &[usize],
+        weights: &[f32],
+    ) -> Result<()> {
+        let sum = x.get().and_then(|x| {
+            let weights = Tensor::new(weights, &self.device)?.unsqueeze(1)?;
+            x.index_add(&self.row_numbers(rows.iter().copied())?, &y.get()?.broadcast_mul(&weights)?, 0)
+        });
+        x.fill(sum)
     }
 
     fn read(&self, x: &mut CandleBuffer, out: &mut Vec<f32>) -> Result<()> {

@@ -39,8 +39,17 @@ pub fn rope(x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor) -> Result<T
 
 /// `activation(gate) * up`.
 pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    if let Activation::ClampedSwish { alpha, limit } = activation {
+        let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+        let gate = gate.minimum(limit)?;
+        let swish = (&gate * ops::sigmoid(&(&gate * alpha)?)?)?;
+        return swish * (up.clamp(-limit, limit)? + 1.0)?;
+    }
     let gate = match activation {
+        Activation::None => gate.clone(),
+        Activation::Sigmoid => ops::sigmoid(gate)?,
         Activation::Silu => ops::silu(gate)?,
+        Activation::ClampedSwish { .. } => unreachable!("returned above"),
         Activation::GeluTanh => gate.gelu()?, // candle's plain name is the tanh form; the exact one is gelu_erf
     };
     gate * up

@@ -5,9 +5,10 @@
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Result, Tensor};
+use half::bf16;
 
 use crate::runtime::error::LoadError;
-use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::{Dtype, dequantize_row};
 use crate::runtime::tensor::{HostTensor, byte_len};
 
 /// A matrix `[out, in]`.
@@ -45,6 +46,8 @@ fn kind(dtype: Dtype) -> Kind {
         Dtype::Q4K => Kind::Blocks(GgmlDType::Q4K),
         Dtype::Q5K => Kind::Blocks(GgmlDType::Q5K),
         Dtype::Q6K => Kind::Blocks(GgmlDType::Q6K),
+        // candle has no such blocks; their values are exact in bf16, of which `upload` makes them.
+        Dtype::Mxfp4 => Kind::Floats(DType::BF16),
     }
 }
 
@@ -64,6 +67,14 @@ impl CandleWeight {
         if wanted != tensor.bytes.len() {
             return Err(refused(format!("takes {wanted} bytes, not {}", tensor.bytes.len())));
         }
+        let widened;
+        let tensor = match tensor.dtype {
+            Dtype::Mxfp4 => {
+                widened = to_bf16(tensor);
+                &widened
+            }
+            _ => tensor,
+        };
         let form = match kind(tensor.dtype) {
             Kind::Floats(dtype) => floats(tensor, dtype, device, halves).map(Form::Floats),
             Kind::Blocks(dtype) => blocks(tensor, dtype, device).map(Form::Blocks),
@@ -96,6 +107,13 @@ impl CandleWeight {
             Form::Blocks(weight) => x.apply_op1_no_bwd(weight),
         }
     }
+}
+
+fn to_bf16(tensor: &HostTensor) -> HostTensor {
+    let mut values = vec![0.0; tensor.shape.iter().product()];
+    dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
+    let bytes: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+    HostTensor { dtype: Dtype::Bf16, shape: tensor.shape.clone(), bytes: bytes.into() }
 }
 
 fn floats(tensor: &HostTensor, dtype: DType, device: &Device, halves: bool) -> Result<Tensor> {

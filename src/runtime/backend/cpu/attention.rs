@@ -141,7 +141,7 @@ impl Cpu {
         spans: &[Span],
         out: &mut CpuBuffer,
     ) {
-        let shape = kv.shape(spec.layer);
+        let shape = kv.shape(spec.store);
         let job = Job { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
         let scratch = &mut *self.scratch.borrow_mut();
         let (plan, isa) = (&mut scratch.attention, self.isa);
@@ -165,7 +165,7 @@ fn run_task(isa: Isa, job: &Job<'_>, blocks: &[RowBlock], task: &Task, slot: &mu
     let queries = job.queries(block, task.kv_head);
     let span = &job.spans[block.span];
     let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
-    let page = |number: usize| job.kv.head_pages(job.spec.layer, kv_heads.clone(), span.pages[number]);
+    let page = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
     let len = block.kv_heads * queries.rows * queries.heads * partial_len(queries.head_dim);
     SCRATCH.with_borrow_mut(|scratch| {
         attention::attend(isa, &queries, task.runs.clone(), &page, scratch, &mut slot[..len]);

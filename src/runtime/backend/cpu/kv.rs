@@ -1,12 +1,12 @@
-//! Pages of keys and values in memory of their own.
+//! Pages of keys and values, and of states, in memory of their own.
 //!
-//! A page holds, layer by layer of its group, keys and then values, each `[kv_head]` blocks as
-//! [`attention::write_row`] lays them. Its memory is made when it is first written and stays for the page's next owner, unless
+//! A page holds, store by store of its group, keys and then values, each `[kv_head]` blocks as [`attention::write_row`] lays
+//! them, or the f32 values of a state. Its memory is made when it is first written and stays for the page's next owner, unless
 //! the page is freed.
 
 use std::ops::Range;
 
-use crate::runtime::backend::{KvLayout, KvShape, KvType, LayerKv, PAGE_TOKENS, PageId, Span};
+use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, Span, StoreShape};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, Part};
 use crate::runtime::kernel::memory::Memory;
@@ -14,7 +14,7 @@ use crate::runtime::kernel::memory::Memory;
 /// Pages by group.
 pub struct CpuKv {
     kv_type: KvType,
-    layers: Vec<LayerPlace>,
+    stores: Vec<StorePlace>,
     groups: Vec<GroupKv>,
 }
 
@@ -26,33 +26,52 @@ struct GroupKv {
     pages: Vec<Option<Memory>>,
 }
 
-/// Where a layer's keys begin in a page of its group; its values follow.
+/// Where a store begins in a page of its group; a layer's values follow its keys.
 #[derive(Debug, Clone, Copy)]
-struct LayerPlace {
+struct StorePlace {
     group: usize,
     offset: usize,
-    shape: KvShape,
+    shape: StoreShape,
 }
 
 impl CpuKv {
     pub fn new(layout: &KvLayout, kv_type: KvType) -> CpuKv {
         let mut groups: Vec<_> = (0..layout.num_groups).map(|_| GroupKv::default()).collect();
-        let place = |&LayerKv { shape, group }: &LayerKv| {
-            let page_bytes = &mut groups[group].page_bytes;
-            let place = LayerPlace { group, offset: *page_bytes, shape };
-            *page_bytes += 2 * shape.num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(shape.head_dim);
-            place
-        };
-        let layers = layout.layers.iter().map(place).collect();
-        CpuKv { kv_type, layers, groups }
+        let mut stores = Vec::with_capacity(layout.stores.len());
+        for store in &layout.stores {
+            let page_bytes = &mut groups[store.group].page_bytes;
+            stores.push(StorePlace { group: store.group, offset: *page_bytes, shape: store.shape });
+            *page_bytes += store.shape.bytes(kv_type);
+        }
+        CpuKv { kv_type, stores, groups }
     }
 
     pub fn kv_type(&self) -> KvType {
         self.kv_type
     }
 
-    pub fn shape(&self, layer: usize) -> KvShape {
-        self.layers[layer].shape
+    /// The shape of a store that holds rows, and where it lies.
+    fn rows(&self, store: usize) -> (StorePlace, KvShape) {
+        match self.stores[store] {
+            place @ StorePlace { shape: StoreShape::Rows(shape), .. } => (place, shape),
+            StorePlace { shape: StoreShape::State(_), .. } => unreachable!("store {store} holds a state"),
+        }
+    }
+
+    pub fn shape(&self, store: usize) -> KvShape {
+        self.rows(store).1
+    }
+
+    /// A sequence's state, as the step that begins at `span.start` finds it and is to leave it.
+    pub fn state_mut(&mut self, store: usize, span: &Span) -> Result<&mut [f32]> {
+        let StorePlace { group, offset, shape } = self.stores[store];
+        let (len, first) = (shape.bytes(self.kv_type), span.start == 0);
+        let bytes = &mut self.page_mut(group, span.pages[0])?[offset..offset + len];
+        let state: &mut [f32] = bytemuck::cast_slice_mut(bytes); // pages are aligned, and states lie in pages of their own
+        if first {
+            state.fill(0.0);
+        }
+        Ok(state)
     }
 
     /// The page's bytes, to be written.
@@ -110,8 +129,8 @@ impl CpuKv {
     }
 
     /// Writes rows of keys or values, `[rows of the step][num_kv_heads * head_dim]`, at their places.
-    pub fn write(&mut self, layer: usize, part: Part, rows: &[f32], spans: &[Span]) -> Result<()> {
-        let LayerPlace { group, offset, shape: KvShape { num_kv_heads, head_dim } } = self.layers[layer];
+    pub fn write(&mut self, store: usize, part: Part, rows: &[f32], spans: &[Span]) -> Result<()> {
+        let (StorePlace { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         let kv_type = self.kv_type;
         let (width, block_bytes) = (num_kv_heads * head_dim, PAGE_TOKENS * kv_type.row_bytes(head_dim));
         let start = offset + if part == Part::Keys { 0 } else { num_kv_heads * block_bytes };
@@ -137,8 +156,8 @@ impl CpuKv {
     }
 
     /// Some heads' keys and values in a page that has been written.
-    pub fn head_pages(&self, layer: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
-        let LayerPlace { group, offset, shape: KvShape { num_kv_heads, head_dim } } = self.layers[layer];
+    pub fn head_pages(&self, store: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
+        let (StorePlace { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
         let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
         let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];

@@ -6,12 +6,16 @@
 
 mod attention;
 mod kv;
+mod recurrent;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 pub use kv::CpuKv;
 
-use super::{Activation, AttentionSpec, Backend, KvLayout, KvType, PageId, Product, Span};
+use super::{
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, Span,
+};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
@@ -212,6 +216,13 @@ impl Backend for Cpu {
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         let (rows, cols) = tensor.rows_cols();
         let (dtype, shape, bytes) = (tensor.dtype, [rows, cols], &tensor.bytes[..]);
+        let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
+        if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
+            return Err(LoadError::Tensor {
+                tensor: format!("{} {:?}", dtype.name(), tensor.shape),
+                message: "has values beyond 2^18, which no weight is".to_owned(),
+            });
+        }
         let packed = match dtype {
             Dtype::F32 => Ok(None),
             Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.pool)
@@ -333,13 +344,13 @@ impl Backend for Cpu {
     fn store_kv(
         &self,
         kv: &mut CpuKv,
-        layer: usize,
+        store: usize,
         k: &CpuBuffer,
         v: &CpuBuffer,
         spans: &[Span],
     ) -> Result<()> {
-        kv.write(layer, Part::Keys, &k.values, spans)?;
-        kv.write(layer, Part::Values, &v.values, spans)
+        kv.write(store, Part::Keys, &k.values, spans)?;
+        kv.write(store, Part::Values, &v.values, spans)
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
@@ -371,10 +382,39 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn convolve(
+        &self,
+        kv: &mut CpuKv,
+        spec: &ConvSpec<'_, Vec<f32>>,
+        x: &CpuBuffer,
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(x.num_rows(), x.width);
+        self.convolve_rows(kv, spec, x, spans, out)
+    }
+
+    fn delta_rule(
+        &self,
+        kv: &mut CpuKv,
+        spec: &DeltaSpec<'_, Vec<f32>>,
+        inputs: [&CpuBuffer; 3],
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(inputs[0].num_rows(), spec.shape.value_heads * spec.shape.value_dim);
+        self.delta_rows(kv, spec, inputs, spans, out)
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
         let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
         self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
+            Activation::None => math::mul(isa, gate, up.row(row)),
             Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
+            Activation::Sigmoid => math::sigmoid_mul(isa, gate, up.row(row)),
+            Activation::ClampedSwish { alpha, limit } => {
+                math::clamped_swish_mul(isa, gate, up.row(row), alpha, limit);
+            }
             Activation::GeluTanh => math::gelu_mul(isa, gate, up.row(row)),
         });
         Ok(())
@@ -385,10 +425,37 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale(&self, x: &mut CpuBuffer, scale: f32) -> Result<()> {
+        x.values.iter_mut().for_each(|value| *value *= scale);
+        Ok(())
+    }
+
+    fn select_columns(&self, x: &CpuBuffer, columns: Range<usize>, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(x.num_rows(), columns.len());
+        for (row, out) in out.values.chunks_exact_mut(columns.len()).enumerate() {
+            out.copy_from_slice(&x.row(row)[columns.clone()]);
+        }
+        Ok(())
+    }
+
     fn select_rows(&self, x: &CpuBuffer, rows: &[usize], out: &mut CpuBuffer) -> Result<()> {
         out.resize(rows.len(), x.width);
         for (out, &row) in out.values.chunks_exact_mut(x.width).zip(rows) {
             out.copy_from_slice(x.row(row));
+        }
+        Ok(())
+    }
+
+    fn zeros(&self, rows: usize, width: usize, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(rows, width);
+        out.values.fill(0.0);
+        Ok(())
+    }
+
+    fn add_rows(&self, x: &mut CpuBuffer, y: &CpuBuffer, rows: &[usize], weights: &[f32]) -> Result<()> {
+        let width = x.width;
+        for (index, (&row, &weight)) in rows.iter().zip(weights).enumerate() {
+            dot::axpy(self.isa, weight, y.row(index), &mut x.values[row * width..][..width]);
         }
         Ok(())
     }

@@ -14,7 +14,10 @@
 //! Source of the file formats: ggml's `ggml-common.h` (structs block_q4_0 ... block_q6_K) and the layouts that its
 //! `dequantize_row_*` functions define.
 
+use half::f16;
+
 use crate::runtime::kernel::Dtype;
+use crate::runtime::kernel::quant::{MXFP4_CODES, mxfp4_scale};
 
 /// Rows of a tile and of a packed panel.
 pub const ROWS: usize = 16;
@@ -149,6 +152,7 @@ macro_rules! with_format {
             Dtype::Q4K => arm!(Q4K),
             Dtype::Q5K => arm!(Q5K),
             Dtype::Q6K => arm!(Q6K),
+            Dtype::Mxfp4 => arm!(Mxfp4),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => $other,
         }
     }};
@@ -322,9 +326,22 @@ format!(Q2K, Q2K, 2 + 0 bits, zero 0, Super16Min, |block, row| {
     row.min = negated(u16_at(block, 82));
 });
 
+// Twice a 4-bit float is a whole number within 12, so five bits hold it and no kernel needs a table. A scale below f16's
+// range becomes 0: the values it belongs to are below 2^-20.
+format!(Mxfp4, Mxfp4, 4 + 1 bits, zero 16, Block, |block, row| {
+    row.d = f16::from_f32(mxfp4_scale(block[0])).to_bits();
+    read_nibbles(&block[1..], &mut row.codes);
+    for code in &mut row.codes[..BLOCK] {
+        *code = (16 + MXFP4_CODES[usize::from(*code)]) as u8;
+    }
+});
+
+/// The largest exponent of an MXFP4 block whose scale f16 can hold.
+pub const MAX_MXFP4_EXPONENT: u8 = 128 + 15;
+
 /// The quantised types, for tests.
 #[cfg(test)]
-pub const ALL: [Dtype; 10] = [
+pub const ALL: [Dtype; 11] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
     Dtype::Q5_0,
@@ -335,6 +352,7 @@ pub const ALL: [Dtype; 10] = [
     Dtype::Q4K,
     Dtype::Q5K,
     Dtype::Q6K,
+    Dtype::Mxfp4,
 ];
 
 #[cfg(test)]
@@ -347,7 +365,8 @@ mod tests {
             let (unit, tiles) = with_format!(dtype, F => (F::UNIT_BYTES, F::TILES), unreachable!());
             assert_eq!(unit % 64, 0, "{dtype:?}");
             let file = dtype.row_bytes(tiles * BLOCK).unwrap() * ROWS;
-            assert!(unit >= file && unit * 100 <= file * 106, "{dtype:?}: {unit} for {file}");
+            let most = if dtype == Dtype::Mxfp4 { 130 } else { 106 }; // a fifth bit, and two bytes of scale
+            assert!(unit >= file && unit * 100 <= file * most, "{dtype:?}: {unit} for {file}");
         }
     }
 }

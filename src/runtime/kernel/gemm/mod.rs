@@ -31,6 +31,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use activation::Activations;
+pub use format::MAX_MXFP4_EXPONENT;
 use format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS, with_format};
 pub use pack::Packed;
 

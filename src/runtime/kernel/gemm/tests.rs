@@ -34,10 +34,14 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
         Dtype::Q2K => &[80, 82],
         Dtype::Q3K => &[108],
         Dtype::Q6K => &[208],
+        Dtype::Mxfp4 => &[],
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("quantised types only"),
     };
     let mut bytes: Vec<u8> = (0..dtype.row_bytes(values).unwrap()).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        if dtype == Dtype::Mxfp4 {
+            block[0] = 119 + random.below(4) as u8;
+        }
         for &at in scales {
             let scale = (random.next() % 1000) as f32 / 50_000.0 - 0.008;
             block[at..at + 2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());

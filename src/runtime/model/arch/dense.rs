@@ -1,16 +1,19 @@
 //! What all Llama-shaped decoders share, read under either format's keys.
 
+use serde_json::Value;
+
 use super::Description;
 use super::facts::Facts;
 use super::rope::{partial_factor, rope};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
-    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, Naming, NormNames, QkNorm,
+    Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, KvSource, LayerConfig, MixerConfig,
+    MlpConfig, Naming, NormNames, PartNames, QkNorm,
 };
 
 /// Bounds beyond which a number in a file is a lie; generous against the largest published models.
 const MAX_LAYERS: usize = 1 << 12;
-const MAX_WIDTH: usize = 1 << 22;
+pub const MAX_WIDTH: usize = 1 << 22;
 const MAX_VOCAB: usize = 1 << 26;
 
 /// Hugging Face keys that a config may leave out, with the values its family's class gives them.
@@ -25,6 +28,11 @@ pub struct Defaults {
     pub norm_eps: f32,
     pub activation: Activation,
     pub tied: Option<bool>,
+    /// Whether the family describes experts itself; a file of another that has some is refused.
+    pub experts: bool,
+    pub intermediate_size: Option<usize>,
+    /// The part of a head that turns.
+    pub rotated: f32,
 }
 
 impl Default for Defaults {
@@ -39,6 +47,9 @@ impl Default for Defaults {
             norm_eps: 1e-6,
             activation: Activation::Silu,
             tied: None,
+            experts: false,
+            intermediate_size: None,
+            rotated: 1.0,
         }
     }
 }
@@ -49,13 +60,25 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         (None, Some(default)) => Ok(default),
         _ => facts.size(key, MAX_WIDTH),
     };
-    refuse_experts(facts)?;
+    // Where layers differ, GGUF has a list; the family gives each layer its own.
+    let widest = |key: &'static str, default: Option<usize>, num_layers: usize| match facts.value(key) {
+        Some(Value::Array(_)) => {
+            let counts = facts.counts(key, num_layers)?.unwrap_or_default();
+            let most = counts.into_iter().max().filter(|most| (1..=MAX_WIDTH).contains(most));
+            most.ok_or_else(|| facts.error(key, format!("has no count between 1 and {MAX_WIDTH}")))
+        }
+        _ => width(key, default),
+    };
+    if !defaults.experts {
+        refuse_experts(facts)?;
+    }
     let hidden_size = width(facts.pick("hidden_size", "embedding_length"), None)?;
     let num_layers = facts.size(facts.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
     let heads_key = facts.pick("num_attention_heads", "attention.head_count");
     let num_heads = width(heads_key, defaults.num_heads)?;
     let kv_heads_key = facts.pick("num_key_value_heads", "attention.head_count_kv");
-    let num_kv_heads = width(kv_heads_key, Some(defaults.num_kv_heads.unwrap_or(num_heads)))?;
+    let default_kv_heads = Some(defaults.num_kv_heads.unwrap_or(num_heads));
+    let num_kv_heads = widest(kv_heads_key, default_kv_heads, num_layers)?;
     if !num_heads.is_multiple_of(num_kv_heads) {
         let message = format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
         return Err(facts.error(kv_heads_key, message));
@@ -65,10 +88,11 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         (None, Some(default)) => default,
         _ => facts.size("vocab_size", MAX_VOCAB)?,
     };
-    let rotated = rotated_dim(facts, head_dim)?;
+    let rotated = rotated_dim(facts, head_dim, defaults.rotated)?;
     let norm_eps = norm_eps(facts, defaults)?;
+    let inner_key = facts.pick("intermediate_size", "feed_forward_length");
     let layer = LayerConfig {
-        attention: AttentionConfig {
+        mixer: MixerConfig::Attention(AttentionConfig {
             num_heads,
             num_kv_heads,
             head_dim,
@@ -77,11 +101,20 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
             softcap: None,
             rope: Some(0),
             qk_norm: QkNorm::None,
+            kv: KvSource::Own,
+            value_norm: false,
+            has_sinks: false,
+            has_output_gate: false,
+        }),
+        feed_forward: FeedForwardConfig {
+            dense: Some(MlpConfig {
+                intermediate_size: widest(inner_key, defaults.intermediate_size, num_layers)?,
+                activation: activation(facts, defaults.activation)?,
+            }),
+            experts: None,
+            gates_dense: false,
         },
-        mlp: MlpConfig {
-            intermediate_size: width(facts.pick("intermediate_size", "feed_forward_length"), None)?,
-            activation: activation(facts, defaults.activation)?,
-        },
+        has_output_scale: false,
         norm_eps,
         pre_norms: true,
         post_norms: false,
@@ -98,6 +131,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         final_norm_eps: norm_eps,
         logit_scale: 1.0,
         final_softcap: None,
+        per_layer_inputs: None,
     };
     let naming = Naming {
         gguf: facts.is_gguf(),
@@ -105,6 +139,8 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         norm_offset: 0.0,
         interleaved_qk: false,
         norms: NormNames::LLAMA,
+        parts: PartNames::LLAMA,
+        alternating_experts: false,
     };
     Ok(Description { config, naming })
 }
@@ -146,7 +182,7 @@ fn head_dim(facts: &Facts, derived: usize, defaults: Defaults) -> Result<usize, 
     Ok(dim)
 }
 
-fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
+fn rotated_dim(facts: &Facts, head_dim: usize, default: f32) -> Result<usize, LoadError> {
     let key = facts.pick("partial_rotary_factor", "rope.dimension_count");
     let dim = if facts.is_gguf() {
         facts.count(key)?.unwrap_or(head_dim)
@@ -155,7 +191,7 @@ fn rotated_dim(facts: &Facts, head_dim: usize) -> Result<usize, LoadError> {
             Some(value) => {
                 value.as_f64().ok_or_else(|| facts.error("rope_parameters", "partial_rotary_factor"))?
             }
-            None => facts.number(key)?.unwrap_or(1.0).into(),
+            None => facts.number(key)?.unwrap_or(default).into(),
         };
         (head_dim as f64 * factor) as usize
     };
@@ -183,9 +219,9 @@ impl Description {
     /// Gives a window to the layers for which `slides` holds. One of 0, in which a token would not see itself, is none.
     pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {
         let window = window.filter(|&window| window > 0);
-        for (index, layer) in self.config.layers.iter_mut().enumerate() {
+        for (index, attention) in self.config.attentions_mut() {
             if slides(index) {
-                layer.attention.window = window;
+                attention.window = window;
             }
         }
     }

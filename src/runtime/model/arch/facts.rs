@@ -85,6 +85,19 @@ impl Facts {
         }
     }
 
+    /// A count for each of `num_layers` layers: a list, or one number for all; `None` when the file does not say.
+    pub fn counts(&self, key: &str, num_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
+        let Some(Value::Array(list)) = self.value(key) else {
+            return Ok(self.count(key)?.map(|count| vec![count; num_layers]));
+        };
+        let counts: Option<Vec<usize>> =
+            list.iter().map(|value| value.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize)).collect();
+        match counts.filter(|counts| counts.len() == num_layers) {
+            Some(counts) => Ok(Some(counts)),
+            None => Err(self.error(key, format!("is not a list of counts for {num_layers} layers"))),
+        }
+    }
+
     /// A count within `1..=max`.
     pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
         let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;
@@ -118,15 +131,20 @@ impl Facts {
 
     /// Which layers have a sliding window: `layer_types`, if the file lists them.
     pub fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+        self.layers_of_kind(num_layers, "sliding_attention")
+    }
+
+    /// Which layers are of `kind` and not `full_attention`: `layer_types`, if the file lists them.
+    pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
         const KEY: &str = "layer_types";
         let Some(value) = self.value(KEY) else { return Ok(None) };
         let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
         let kinds = kinds.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))?;
-        let sliding = kinds.iter().map(|kind| match kind.as_str() {
-            Some("sliding_attention") => Ok(true),
+        let is_of_kind = kinds.iter().map(|of_layer| match of_layer.as_str() {
+            Some(name) if name == kind => Ok(true),
             Some("full_attention") => Ok(false),
-            _ => Err(self.error(KEY, format!("{kind} is not a known kind of layer"))),
+            _ => Err(self.error(KEY, format!("{of_layer} is not a known kind of layer"))),
         });
-        sliding.collect::<Result<_, _>>().map(Some)
+        is_of_kind.collect::<Result<_, _>>().map(Some)
     }
 }

@@ -4,7 +4,7 @@
 use super::dense::{Defaults, dense};
 use super::{Description, Facts, Family};
 use crate::runtime::error::LoadError;
-use crate::runtime::model::config::{Activation, NormNames};
+use crate::runtime::model::config::{Activation, AttentionConfig, NormNames};
 
 pub const FAMILY: Family =
     Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], describe };
@@ -39,8 +39,8 @@ fn default_caps(description: &mut Description, facts: &Facts) {
         description.config.final_softcap = Some(30.0);
     }
     if facts.is_absent("attn_logit_softcapping") {
-        for layer in &mut description.config.layers {
-            layer.attention.softcap = Some(50.0);
+        for (_, attention) in description.config.attentions_mut() {
+            attention.softcap = Some(50.0);
         }
     }
 }
@@ -56,17 +56,18 @@ pub fn shared_with_gemma3(
     config.final_softcap = facts.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
     let softcap = facts.number("attn_logit_softcapping")?.filter(|cap| *cap > 0.0);
     let query_scalar = if facts.is_gguf() {
-        let head = &config.layers[0].attention;
         let is_27b = config.layers.len() == layers_27b;
-        (if is_27b { config.hidden_size / head.num_heads } else { head.head_dim }) as f32
+        let derived =
+            |head: &AttentionConfig| if is_27b { config.hidden_size / head.num_heads } else { head.head_dim };
+        config.attentions().next().map_or(0, derived) as f32
     } else {
         facts.number("query_pre_attn_scalar")?.unwrap_or(256.0)
     };
-    for layer in &mut config.layers {
-        layer.attention.scale = 1.0 / query_scalar.sqrt();
-        layer.attention.softcap = softcap;
-        layer.post_norms = true;
+    for (_, attention) in config.attentions_mut() {
+        attention.scale = 1.0 / query_scalar.sqrt();
+        attention.softcap = softcap;
     }
+    config.layers.iter_mut().for_each(|layer| layer.post_norms = true);
     description.naming.norms = NormNames::SANDWICH;
     description.naming.norm_offset = if facts.is_gguf() { 0.0 } else { 1.0 };
     Ok(())

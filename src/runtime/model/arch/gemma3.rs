@@ -46,9 +46,9 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         |layer: usize| listed.as_ref().map_or(!(layer + 1).is_multiple_of(pattern), |sliding| sliding[layer]);
     let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
     description.slide(Some(window), slides);
-    for (index, layer) in description.config.layers.iter_mut().enumerate() {
-        layer.attention.qk_norm = QkNorm::PerHead;
-        layer.attention.rope = Some(usize::from(slides(index)));
+    for (index, attention) in description.config.attentions_mut() {
+        attention.qk_norm = QkNorm::PerHead;
+        attention.rope = Some(usize::from(slides(index)));
     }
     Ok(description)
 }

@@ -22,12 +22,12 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
     config.logit_scale = 1.0 / divisor;
     let score = facts.number(facts.pick("attention_multiplier", "attention.scale"))?;
     let residual = multiplier(facts.pick("residual_multiplier", "residual_scale"))?;
-    for layer in &mut config.layers {
-        layer.residual_scale = residual;
+    config.layers.iter_mut().for_each(|layer| layer.residual_scale = residual);
+    for (_, attention) in config.attentions_mut() {
         // Absent from GGUF means the usual scale; absent from config.json means 1, as its class has it.
-        layer.attention.scale = match score {
+        attention.scale = match score {
             Some(score) => score,
-            None if facts.is_gguf() => layer.attention.scale,
+            None if facts.is_gguf() => attention.scale,
             None => 1.0,
         };
     }

@@ -1,21 +1,27 @@
 //! Families as facts: from config.json or GGUF metadata to a [`Description`] that the decoder runs.
 //!
-//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. Most start from [`dense`], which
-//! reads what all Llama-shaped decoders share, and change the fields in which they differ.
+//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
+//! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
 mod dense;
+mod experts;
 mod facts;
 mod rope;
 
 mod gemma2;
 mod gemma3;
+mod gemma4;
+mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod mistral;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_moe;
 mod smollm3;
 
 pub use facts::{Facts, Format};
@@ -45,13 +51,19 @@ pub struct Family {
 pub const FAMILIES: &[Family] = &[
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma4::FAMILY,
+    gpt_oss::FAMILY,
     granite::FAMILY,
+    lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_5::FAMILY,
+    qwen3_5::MOE_FAMILY,
+    qwen3_moe::FAMILY,
     smollm3::FAMILY,
 ];
 
@@ -127,7 +139,7 @@ mod tests {
         let nested =
             json!({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 9}});
         let config = description(nested).expect("nested").config;
-        assert_eq!((config.hidden_size, config.layers[0].attention.num_heads), (64, 8));
+        assert_eq!((config.hidden_size, config.attentions().next().map(|a| a.num_heads)), (64, Some(8)));
     }
 
     #[test]

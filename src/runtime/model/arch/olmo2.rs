@@ -18,8 +18,10 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         return Err(facts.error(WINDOW, "OLMo 3 is not supported"));
     }
     description.naming.norms = NormNames::SANDWICH;
+    for (_, attention) in description.config.attentions_mut() {
+        attention.qk_norm = QkNorm::Whole;
+    }
     for layer in &mut description.config.layers {
-        layer.attention.qk_norm = QkNorm::Whole;
         layer.pre_norms = false;
         layer.post_norms = true;
     }

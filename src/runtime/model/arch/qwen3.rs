@@ -13,8 +13,8 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
     let defaults = Defaults { head_dim: (!facts.is_gguf()).then_some(128), ..Defaults::default() };
     let mut description = dense("qwen3", facts, defaults)?;
     qwen2::slide_upper_layers(&mut description, facts)?;
-    for layer in &mut description.config.layers {
-        layer.attention.qk_norm = QkNorm::PerHead;
+    for (_, attention) in description.config.attentions_mut() {
+        attention.qk_norm = QkNorm::PerHead;
     }
     Ok(description)
 }

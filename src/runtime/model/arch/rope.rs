@@ -73,7 +73,7 @@ fn hugging_face(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Re
         Some(theta) => theta,
         None => facts.number("rope_theta")?.unwrap_or(default_theta),
     };
-    Ok(RopeConfig { dim, theta, scaling: parameters.scaling()? })
+    Ok(RopeConfig { dim, theta, scaling: parameters.scaling(dim)? })
 }
 
 /// One JSON object of rotary parameters.
@@ -120,7 +120,7 @@ impl Parameters<'_> {
         numbers.ok_or_else(|| self.error(format!("{key} is not a list of numbers")))
     }
 
-    fn scaling(&self) -> Result<RopeScaling, LoadError> {
+    fn scaling(&self, dim: usize) -> Result<RopeScaling, LoadError> {
         let name = self.get("rope_type").or_else(|| self.get("type")).and_then(Value::as_str);
         match name.unwrap_or("default") {
             "default" => Ok(RopeScaling::None),
@@ -132,6 +132,7 @@ impl Parameters<'_> {
                 original_context: self.original_context()?,
             }),
             "yarn" => self.yarn(),
+            "proportional" => self.proportional(dim),
             "longrope" | "su" => self.long_rope(),
             other => Err(self.error(format!("rope type {other:?} is not supported"))),
         }
@@ -149,6 +150,16 @@ impl Parameters<'_> {
             attention_factor: self.number("attention_factor")?,
             truncate: self.get("truncate").and_then(Value::as_bool).unwrap_or(true),
         })
+    }
+
+    /// Frequencies are those of whole heads, but only the first pairs turn (Gemma 4; transformers
+    /// `_compute_proportional_rope_parameters`).
+    fn proportional(&self, dim: usize) -> Result<RopeScaling, LoadError> {
+        let part = self.number("partial_rotary_factor")?.unwrap_or(1.0);
+        let factor = self.number("factor")?.unwrap_or(1.0);
+        let turning = (f64::from(part) * dim as f64 / 2.0) as usize;
+        let divisor = |pair| if pair < turning { factor } else { f32::INFINITY };
+        Ok(RopeScaling::Divisors((0..dim / 2).map(divisor).collect()))
     }
 
     fn long_rope(&self) -> Result<RopeScaling, LoadError> {

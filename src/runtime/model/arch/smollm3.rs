@@ -20,9 +20,9 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         Some(0) => return Err(facts.error("no_rope_layer_interval", "0 is not a period of layers")),
         given => given.unwrap_or(NO_ROPE_INTERVAL),
     };
-    for (index, layer) in description.config.layers.iter_mut().enumerate() {
+    for (index, attention) in description.config.attentions_mut() {
         let has_rope = listed.as_ref().map_or(!(index + 1).is_multiple_of(interval), |listed| listed[index]);
-        layer.attention.rope = has_rope.then_some(0);
+        attention.rope = has_rope.then_some(0);
     }
     slide(&mut description, facts)?;
     Ok(description)
@@ -36,7 +36,7 @@ fn slide(description: &mut Description, facts: &Facts) -> Result<(), LoadError> 
     let window = facts.count("sliding_window")?.filter(|window| *window > 0);
     let listed = facts.sliding_layers(description.config.layers.len())?;
     let without_rope: Vec<bool> =
-        description.config.layers.iter().map(|layer| layer.attention.rope.is_none()).collect();
+        description.config.attentions().map(|attention| attention.rope.is_none()).collect();
     let sliding = listed.unwrap_or(without_rope);
     description.slide(window, |layer| sliding[layer]);
     Ok(())

@@ -1,0 +1,189 @@
+//! Commands that bring files in, and the conversation out.
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Done;
+use crate::cli::chat::command::{EXPORT_FORMATS, Next};
+use crate::cli::chat::talk::Chat;
+use crate::cli::chat::turn::text;
+use crate::cli::chat::{expand_home, grouped};
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::run::llm::Texts;
+use crate::cli::run::prompt::read_file;
+use crate::cli::sessions as shared;
+use crate::runtime::private_files::private_file;
+use crate::runtime::session::store::{SavedSession, SessionName};
+use crate::template::Role;
+
+/// Terminals drop clipboard sequences that are longer than about this.
+const MAX_CLIPBOARD: usize = 74_000;
+
+/// A file that goes with the next message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    pub name: String,
+    pub text: String,
+}
+
+/// The message behind the files, each named and fenced.
+pub fn with_attachments(attached: &[Attachment], message: String) -> String {
+    let fenced = |Attachment { name, text }: &Attachment| {
+        // A fence longer than any in the file.
+        let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+        let fence = "`".repeat(longest.max(2) + 1);
+        let end = if text.ends_with('\n') { "" } else { "\n" };
+        format!("{name}:\n{fence}\n{text}{end}{fence}\n\n")
+    };
+    attached.iter().map(fenced).collect::<String>() + &message
+}
+
+pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
+    if argument.is_empty() {
+        return Err(CommandError::usage("/file PATH"));
+    }
+    let path = expand_home(argument);
+    let text = read_file(&path)?;
+    let name = path.file_name().map_or(argument.to_owned(), |name| name.to_string_lossy().into_owned());
+    let count = chat.llm().encode(&text)?.len();
+    chat.terminal.report(&format!("{name}, {} tokens, goes with the next message", grouped(count)));
+    chat.attached.push(Attachment { name, text });
+    Ok(Next::Prompt)
+}
+
+pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
+    let usage = || CommandError::usage("/export md|json|jsonl PATH");
+    let (format, path) = argument.split_once(char::is_whitespace).ok_or_else(usage)?;
+    if !EXPORT_FORMATS.contains(&format) {
+        return Err(CommandError::usage(format!("{format:?} is no format")).hint("md, json or jsonl"));
+    }
+    let path = expand_home(path.trim());
+    let saved = chat.dialogue.saved();
+    let text = match format {
+        "md" => markdown(saved),
+        "json" => whole(chat.name(), saved)?,
+        _ => saved.messages().map(|message| format!("{}\n", shared::message_json(message))).collect(),
+    };
+    if path.exists() && !may_replace(chat, &path)? {
+        chat.terminal.report("nothing is written");
+        return Ok(Next::Prompt);
+    }
+    // What is said here is private, as the session is.
+    let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
+    chat.terminal.report(&format!("{} turns are in {}", chat.dialogue.saved().turns.len(), path.display()));
+    Ok(Next::Prompt)
+}
+
+fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
+    match chat
+        .input
+        .ask(&format!("{} is there already; replace it? y(es), n(o): ", path.display()))?
+        .as_deref()
+    {
+        None => {
+            let error = anyhow::anyhow!("{} is there already", path.display());
+            Err(CommandError::new(Kind::Io, error).hint("take another name, or remove it first"))
+        }
+        answer => Ok(matches!(answer, Some("y" | "yes"))),
+    }
+}
+
+fn markdown(saved: &SavedSession) -> String {
+    let section = |message: &crate::template::Message| {
+        let title = match &message.role {
+            Role::User => "You",
+            Role::Assistant => "Assistant",
+            other => other.as_str(),
+        };
+        format!("## {title}\n\n{}\n", shared::message_text(message).trim_end())
+    };
+    let model = format!("# Conversation with {}\n", saved.model.name);
+    std::iter::once(model).chain(saved.messages().map(section)).collect::<Vec<_>>().join("\n")
+}
+
+/// The same object as `llmctl sessions show --output json`.
+fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, CommandError> {
+    let unnamed = SessionName::new("unsaved")?;
+    let (_, mut object) = shared::show(name.unwrap_or(&unnamed), saved);
+    if name.is_none() {
+        object["name"] = serde_json::Value::Null;
+    }
+    Ok(format!("{object:#}\n"))
+}
+
+/// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
+pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
+    let Some(answer) = chat.dialogue.messages().filter(|message| message.role == Role::Assistant).last()
+    else {
+        return Err(CommandError::usage("there is no answer yet"));
+    };
+    let wanted = match argument {
+        "" => text(answer),
+        "code" => last_code(text(answer))
+            .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
+        other => return Err(CommandError::usage(format!("/copy [code], not {other:?}"))),
+    };
+    if !std::io::stderr().is_terminal() {
+        return Err(CommandError::usage("there is no terminal whose clipboard could be used"));
+    }
+    let encoded = STANDARD.encode(wanted);
+    if encoded.len() > MAX_CLIPBOARD {
+        return Err(CommandError::usage("the answer is too long for a terminal's clipboard")
+            .hint("/export writes it to a file"));
+    }
+    let mut stream = std::io::stderr();
+    let _ = write!(stream, "\x1b]52;c;{encoded}\x07").and_then(|()| stream.flush());
+    let count = wanted.chars().count();
+    chat.terminal.report(&format!("{} characters are sent to the terminal's clipboard", grouped(count)));
+    Ok(Next::Prompt)
+}
+
+/// What stands in the last fenced block.
+fn last_code(answer: &str) -> Option<&str> {
+    let (mut open, mut last): (Option<(&str, usize)>, Option<&str>) = (None, None);
+    let mut at = 0;
+    for line in answer.split_inclusive('\n') {
+        let trimmed = line.trim();
+        let marks = trimmed.len() - trimmed.trim_start_matches(['`', '~']).len();
+        let fence = &trimmed[..marks];
+        match open {
+            None if marks >= 3 => open = Some((fence, at + line.len())),
+            Some((begun, begin)) if fence.starts_with(begun) && trimmed.len() == marks => {
+                last = Some(&answer[begin..at]);
+                open = None;
+            }
+            _ => {}
+        }
+        at += line.len();
+    }
+    // A block that was cut is code all the same.
+    open.map(|(_, begin)| &answer[begin.min(answer.len())..]).or(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_and_fenced_whatever_is_in_them() {
+        let attached = |text: &str| [Attachment { name: "a.md".to_owned(), text: text.to_owned() }];
+        assert_eq!(with_attachments(&attached("x\n"), "why?".to_owned()), "a.md:\n```\nx\n```\n\nwhy?");
+        let fenced = with_attachments(&attached("```\nx\n```"), "why?".to_owned());
+        assert_eq!(fenced, "a.md:\n````\n```\nx\n```\n````\n\nwhy?");
+        assert_eq!(with_attachments(&[], "why?".to_owned()), "why?");
+    }
+
+    #[test]
+    fn the_last_block_of_code_is_found() {
+        assert_eq!(last_code("a\n```rust\nlet x;\n```\nb\n~~~\ny\n~~~\n"), Some("y\n"));
+        assert_eq!(last_code("````\n```\n````"), Some("```\n"));
+        assert_eq!(last_code("```\ncut"), Some("cut"));
+        assert_eq!(last_code("none `x`"), None);
+    }
+}

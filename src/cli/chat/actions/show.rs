@@ -1,0 +1,186 @@
+//! Commands that show: the conversation, what stands behind it, and what the last answer cost.
+
+use super::{Done, no_argument};
+use crate::cli::chat::command::Next;
+use crate::cli::chat::grouped;
+use crate::cli::chat::room::opening;
+use crate::cli::chat::talk::{Chat, Keeping};
+use crate::cli::chat::turn::{Asked, LastTurn};
+use crate::cli::error::{CommandError, nearest};
+use crate::cli::report::columns;
+use crate::cli::run::llm::Texts;
+use crate::cli::run::report;
+use crate::cli::sessions as shared;
+use crate::runtime::{Explanation, ReuseReason, Started};
+
+const SUBJECTS: [&str; 5] = ["config", "model", "template", "prompt", "thinking"];
+
+pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
+    let text = match argument {
+        "" => conversation(chat),
+        "config" => config(chat),
+        "model" => model(chat),
+        "template" => chat.llm().texts().speech().template_source().unwrap_or_default().to_owned(),
+        "prompt" => prompt(chat)?,
+        "thinking" => thinking(chat)?,
+        other => {
+            let error = CommandError::usage(format!("there is nothing called {other:?} to show"));
+            return Err(error.hint(match nearest(other, SUBJECTS) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("there is {}", SUBJECTS.join(", ")),
+            }));
+        }
+    };
+    chat.terminal.report(text.trim_end());
+    Ok(Next::Prompt)
+}
+
+fn conversation(chat: &Chat<'_>) -> String {
+    let saved = chat.dialogue.saved();
+    if saved.turns.is_empty() {
+        let system = chat.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
+        return format!("{system}there is no turn yet");
+    }
+    let lines = saved
+        .messages()
+        .map(|message| format!("[{}] {}", message.role.as_str(), shared::message_text(message)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn config(chat: &Chat<'_>) -> String {
+    let mut rows = chat.settings.table(&chat.sampling());
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    rows.push(row("thinking", chat.think.spoken()));
+    rows.push(row("json", chat.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
+    let tools = chat.toolbox.as_ref();
+    rows.push(row("tools", tools.map_or("off".to_owned(), |tools| tools.path.display().to_string())));
+    let session = match &chat.keeping {
+        Keeping::Nowhere => "not saved".to_owned(),
+        Keeping::Planned => "begins with the first message".to_owned(),
+        Keeping::Saved { name, .. } => name.to_string(),
+    };
+    rows.push(row("session", session));
+    let places = chat.places;
+    let folder =
+        |path: Option<std::path::PathBuf>| path.map_or("none".to_owned(), |path| places.shorten(&path));
+    rows.push(row("sessions in", folder(places.sessions())));
+    rows.push(row("history in", folder(places.state.as_ref().map(|state| state.join("history")))));
+    columns(&rows)
+}
+
+fn model(chat: &Chat<'_>) -> String {
+    let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
+    let dialect = chat.dialect();
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    columns(&[
+        row("model", info.name.clone()),
+        row("context", format!("{} tokens", grouped(info.context_tokens))),
+        row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
+        row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
+        row("loaded in", crate::cli::chat::spoken(info.load_time)),
+        row("reasoning", dialect.reasoning.map_or("none", |format| format.name()).to_owned()),
+        row("tool calls", dialect.tool_calls.map_or("none", |format| format.name()).to_owned()),
+        row("fingerprint", chat.model().fingerprint),
+    ])
+}
+
+/// The conversation as the model got it last, up to the last answer.
+fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
+    let turns = &chat.dialogue.saved().turns;
+    let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
+    let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
+    let turn = chat.prompted(&Asked { kept: turns.len() - 1, added, ..Asked::default() })?;
+    let text = turn.text(chat.llm().texts().speech());
+    Ok(format!("{text}\n({} tokens)", grouped(turn.tokens().len())))
+}
+
+fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
+    let last = chat.dialogue.saved().turns.last().and_then(|saved| saved.turn.messages.last());
+    let reasoning = last.and_then(|message| message.reasoning.clone());
+    reasoning.ok_or_else(|| CommandError::usage("the last answer came without thinking"))
+}
+
+pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
+    no_argument("context", argument)?;
+    let saved = chat.dialogue.saved();
+    let (used, size) = (saved.num_tokens(), chat.context());
+    let mut rows = Vec::new();
+    let mut before = 0;
+    for (at, saved) in saved.turns.iter().enumerate() {
+        let turn = &saved.turn;
+        let answer = turn.generated.len();
+        let question = turn.num_tokens().saturating_sub(before + answer);
+        before = turn.num_tokens();
+        rows.push(vec![
+            format!("turn {}", at + 1),
+            format!("{} + {}", grouped(question), grouped(answer)),
+            opening(saved),
+        ]);
+    }
+    let percent = 100 * used / size.max(1);
+    let filled = (30 * used / size.max(1)).min(30);
+    let bar = format!("[{}{}]", "#".repeat(filled), ".".repeat(30 - filled));
+    let total = format!("{bar} {} of {} tokens ({percent}%)", grouped(used), grouped(size));
+    chat.terminal.report(&format!("{}{total}", columns(&rows)));
+    Ok(Next::Prompt)
+}
+
+pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
+    no_argument("stats", argument)?;
+    let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.last else {
+        return Err(CommandError::usage("there is no answer yet"));
+    };
+    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm()));
+    Ok(Next::Prompt)
+}
+
+pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
+    no_argument("why", argument)?;
+    let Some(started) = chat.last.as_ref().and_then(|last| last.started.as_ref()) else {
+        return Err(CommandError::usage("nothing has been asked yet"));
+    };
+    chat.terminal.report(&explained(started, chat));
+    Ok(Next::Prompt)
+}
+
+/// Why as much of a prompt was reused as was.
+fn explained(started: &Started, chat: &Chat<'_>) -> String {
+    let Started { prompt_tokens, reuse, difference, .. } = started;
+    let (cached, restored) = (reuse.cached_tokens, reuse.restored_tokens);
+    let from_disk =
+        if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
+    let mut text = format!(
+        "{} of {} prompt tokens were reused{from_disk}; {} were computed\n{}: {}",
+        grouped(cached),
+        grouped(*prompt_tokens),
+        grouped(prompt_tokens - cached),
+        reuse.reason.name(),
+        meaning(reuse.reason)
+    );
+    if let Some(difference) = difference {
+        let Explanation { position, before, session, prompt } = difference.explain(chat.llm().vocabulary());
+        let side =
+            |text: &str| if text.is_empty() { "ends".to_owned() } else { format!("goes on with \"{text}\"") };
+        text.push_str(&format!(
+            "\nthe first {} tokens are the same, up to \"{before}\"\n  the session {}\n  the prompt {}",
+            grouped(position),
+            side(&session),
+            side(&prompt)
+        ));
+    }
+    text
+}
+
+fn meaning(reason: ReuseReason) -> &'static str {
+    match reason {
+        ReuseReason::New => "nothing was known of this conversation, in memory or on disk",
+        ReuseReason::ExactPrefix => "the prompt goes on where the conversation ended",
+        ReuseReason::Equal => "the prompt is what the conversation held; its last token is computed again",
+        ReuseReason::PartialPrefix => "the conversation and the prompt begin alike and then part",
+        ReuseReason::Mismatch => "they differ from the first token, or the model cannot go back",
+        ReuseReason::Dirty => "a step failed before, and what it left was thrown away",
+        ReuseReason::Evicted => "the memory was needed for something else",
+        ReuseReason::PrefixCache => "another conversation had computed the same beginning, in whole pages",
+        ReuseReason::Restored => "what another process had computed was read from disk, in whole pages",
+    }
+}

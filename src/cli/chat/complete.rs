@@ -1,0 +1,236 @@
+//! What the line editor knows while a line is typed: completions, hints, whether a message is finished, colours.
+//!
+//! Reads the command table and a [`Catalog`] of names; the file system only for paths. Changes nothing.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::rc::Rc;
+
+use rustyline::Context;
+use rustyline::completion::{Completer, Pair};
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+
+use super::command::{self, Argument, Command};
+use super::input::is_unfinished;
+
+/// Names that can be completed, as they are when a line begins.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    pub sessions: Rc<[String]>,
+    pub models: Rc<[String]>,
+}
+
+/// The editor's helper.
+pub struct Helper {
+    catalog: Catalog,
+    /// Nothing is completed, hinted or held back: a plain question.
+    is_silent: bool,
+}
+
+impl Helper {
+    pub fn new(catalog: Catalog) -> Self {
+        Self { catalog, is_silent: false }
+    }
+
+    pub fn silent() -> Self {
+        Self { catalog: Catalog::default(), is_silent: true }
+    }
+
+    /// Where the word under the cursor begins, and what it can become.
+    fn candidates(&self, line: &str, pos: usize) -> (usize, Vec<Pair>) {
+        let before = &line[..pos];
+        if self.is_silent || !before.starts_with('/') {
+            return (pos, Vec::new());
+        }
+        let Some((word, argument)) = before.split_once(' ') else {
+            let names =
+                command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(&before[1..]));
+            let pair = |name: &str| Pair { display: format!("/{name}"), replacement: format!("/{name} ") };
+            return (0, names.map(pair).collect());
+        };
+        let Some(command) = command::find(word) else { return (pos, Vec::new()) };
+        let start = pos - argument.len();
+        let words = |words: &mut dyn Iterator<Item = &str>| {
+            let last = start + argument.rfind(' ').map_or(0, |at| at + 1);
+            let typed = &line[last..pos];
+            let pair = |word: &str| Pair { display: word.to_owned(), replacement: word.to_owned() };
+            (last, words.filter(|word| word.starts_with(typed)).map(pair).collect())
+        };
+        match command.argument {
+            Argument::None | Argument::Text => (pos, Vec::new()),
+            Argument::Words(list) => words(&mut list.iter().copied()),
+            Argument::Command => words(&mut command::TABLE.iter().map(|command| command.name)),
+            Argument::Setting => words(&mut super::settings::KEYS.iter().copied()),
+            Argument::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
+            Argument::Path => paths(argument, start),
+            Argument::Model => {
+                let (at, mut found) = words(&mut self.catalog.models.iter().map(String::as_str));
+                if at == start {
+                    found.extend(paths(argument, start).1);
+                }
+                (at, found)
+            }
+            Argument::Export => match argument.split_once(' ') {
+                None => words(&mut command::EXPORT_FORMATS.iter().copied()),
+                Some((format, path)) => paths(path, start + format.len() + 1),
+            },
+        }
+    }
+}
+
+/// Files and folders that the path may become; `~` is home.
+fn paths(typed: &str, start: usize) -> (usize, Vec<Pair>) {
+    let (folder, prefix) = typed.rsplit_once('/').map_or(("", typed), |(folder, rest)| (folder, rest));
+    let at = start + typed.len() - prefix.len();
+    let place = match (folder, typed.starts_with('/')) {
+        ("", true) => "/".into(),
+        ("", false) => ".".into(),
+        (folder, _) => super::expand_home(folder),
+    };
+    let mut found: Vec<Pair> = std::fs::read_dir(Path::new(&place))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let is_wanted = name.starts_with(prefix) && (!name.starts_with('.') || prefix.starts_with('.'));
+            let end = if entry.path().is_dir() { "/" } else { "" };
+            is_wanted.then(|| Pair { display: format!("{name}{end}"), replacement: format!("{name}{end}") })
+        })
+        .collect();
+    found.sort_by(|a, b| a.display.cmp(&b.display));
+    (at, found)
+}
+
+impl Completer for Helper {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        Ok(self.candidates(line, pos))
+    }
+}
+
+/// The rest of a command's name, or what it takes.
+impl Hinter for Helper {
+    type Hint = Hint;
+
+    fn hint(&self, line: &str, pos: usize, _: &Context<'_>) -> Option<Hint> {
+        if self.is_silent || pos < line.len() {
+            return None;
+        }
+        let typed = line.strip_prefix('/')?;
+        if let Some(command) = command::find(line.trim_end()) {
+            let takes = command.takes.filter(|_| !typed.trim_end().contains(' '))?;
+            let gap = if typed.ends_with(' ') { "" } else { " " };
+            return Some(Hint { display: format!("{gap}{takes}"), completion: None });
+        }
+        let mut found = command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(typed));
+        let rest = found.next().filter(|_| !typed.is_empty())?.strip_prefix(typed)?.to_owned();
+        Some(Hint { display: rest.clone(), completion: Some(rest) })
+    }
+}
+
+pub struct Hint {
+    display: String,
+    completion: Option<String>,
+}
+
+impl rustyline::hint::Hint for Hint {
+    fn display(&self) -> &str {
+        &self.display
+    }
+
+    fn completion(&self) -> Option<&str> {
+        self.completion.as_deref()
+    }
+}
+
+impl Highlighter for Helper {
+    fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, default: bool) -> Cow<'b, str> {
+        if default { format!("\x1b[1;36m{prompt}\x1b[0m").into() } else { prompt.into() }
+    }
+
+    fn highlight_hint<'h>(&self, hint: &'h str) -> Cow<'h, str> {
+        format!("\x1b[2m{hint}\x1b[0m").into()
+    }
+}
+
+impl Validator for Helper {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        let is_open = !self.is_silent && is_unfinished(context.input());
+        Ok(if is_open { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+    }
+}
+
+impl rustyline::Helper for Helper {}
+
+#[cfg(test)]
+mod tests {
+    use rustyline::hint::Hint as _;
+    use rustyline::history::MemHistory;
+
+    use super::*;
+
+    fn helper() -> Helper {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Helper::new(Catalog { sessions: names(&["trip", "work"]), models: names(&["org/model"]) })
+    }
+
+    fn completed(line: &str) -> Vec<String> {
+        let (start, found) = helper().candidates(line, line.len());
+        found.into_iter().map(|pair| format!("{}{}", &line[..start], pair.replacement)).collect()
+    }
+
+    #[test]
+    fn every_command_completes_by_each_of_its_names() {
+        for name in command::TABLE.iter().flat_map(Command::names) {
+            let typed = format!("/{name}");
+            assert!(completed(&typed).contains(&format!("/{name} ")), "{typed}");
+        }
+        assert_eq!(completed("/expo"), ["/export "]);
+        assert!(completed("hello").is_empty() && completed("").is_empty());
+    }
+
+    #[test]
+    fn arguments_complete_by_their_kind() {
+        assert_eq!(completed("/load t"), ["/load trip"]);
+        assert_eq!(completed("/rename trip w"), ["/rename trip work"]);
+        assert_eq!(completed("/model org"), ["/model org/model"]);
+        assert_eq!(completed("/think o"), ["/think on", "/think off"]);
+        assert_eq!(completed("/set temp"), ["/set temperature"]);
+        assert_eq!(completed("/help expo"), ["/help export"]);
+        assert_eq!(completed("/export jsonl"), ["/export jsonl"]);
+        assert!(completed("/nothing x").is_empty() && completed("/stats x").is_empty());
+    }
+
+    #[test]
+    fn paths_complete_where_they_are_wanted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("notes")).expect("a folder");
+        for name in ["note.md", ".hidden"] {
+            std::fs::write(folder.path().join(name), "").expect("a file");
+        }
+        let path = folder.path().display();
+        let both = [format!("/file {path}/note.md"), format!("/file {path}/notes/")];
+        assert_eq!(completed(&format!("/file {path}/no")), both);
+        assert_eq!(completed(&format!("/file {path}/.h")), [format!("/file {path}/.hidden")]);
+        assert_eq!(completed(&format!("/export md {path}/notes")), [format!("/export md {path}/notes/")]);
+        assert_eq!(completed(&format!("/model {path}/note.")), [format!("/model {path}/note.md")]);
+    }
+
+    #[test]
+    fn hints_say_the_rest_of_a_name_and_what_it_takes() {
+        let history = MemHistory::new();
+        let hint = |line: &str| helper().hint(line, line.len(), &Context::new(&history));
+        assert_eq!(
+            hint("/exp").and_then(|hint| hint.completion().map(str::to_owned)),
+            Some("ort".to_owned())
+        );
+        let takes = hint("/undo").expect("a hint");
+        assert_eq!((takes.display(), takes.completion()), (" [N]", None));
+        assert!(hint("/").is_none() && hint("hello").is_none() && hint("/undo 2").is_none());
+        assert!(helper().hint("/exp", 1, &Context::new(&history)).is_none(), "in the middle of a line");
+    }
+}

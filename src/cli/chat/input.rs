@@ -1,0 +1,387 @@
+//! Where chat's lines come from: an editor on a terminal, or the lines of a pipe.
+//!
+//! A message may have several lines: a fence of ``` or `"""` keeps it open until it is closed, Alt-Enter and Ctrl-J
+//! break a line, a paste comes in whole, and Ctrl-X Ctrl-E opens it in $EDITOR. While the editor reads, SIGINT is
+//! rustyline's (as the key Ctrl-C, because the terminal is raw, or as a signal from elsewhere); at all other times it is
+//! `cli/signal.rs`'s. Knows no command's meaning: what completes is the helper's.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{
+    Behavior, Cmd, ColorMode, CompletionType, ConditionalEventHandler, Config, Editor, Event, EventContext,
+    EventHandler, KeyCode, KeyEvent, Modifiers, RepeatCount,
+};
+
+use super::complete::{Catalog, Helper};
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::terminal::Terminal;
+use crate::runtime::private_files::{private_file, private_folder};
+
+/// Entries kept in the history file.
+const MAX_HISTORY: usize = 2000;
+
+/// Bytes of one message from a pipe.
+const MAX_MESSAGE_BYTES: u64 = 64 << 20;
+
+/// What came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line {
+    Text(String),
+    /// Ctrl-C, and whether there was nothing on the line.
+    Interrupted {
+        was_empty: bool,
+    },
+    End,
+}
+
+/// The source of lines.
+pub enum Input {
+    Terminal(Box<LineEditor>),
+    Pipe,
+}
+
+/// A terminal's line editor with its history.
+pub struct LineEditor {
+    editor: Editor<Helper, FileHistory>,
+    history: Option<PathBuf>,
+    keys: Arc<Keys>,
+}
+
+/// What the keys that are ours have done since the last line.
+#[derive(Debug, Default)]
+struct Keys {
+    /// The line that is to be opened in the editor.
+    to_edit: Mutex<Option<String>>,
+    was_empty: Mutex<Option<bool>>,
+}
+
+/// A key of ours: leaves its note, and ends the line as an interruption.
+struct Key {
+    keys: Arc<Keys>,
+    opens_editor: bool,
+}
+
+impl ConditionalEventHandler for Key {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        if self.opens_editor {
+            *locked(&self.keys.to_edit) = Some(context.line().to_owned());
+        } else {
+            *locked(&self.keys.was_empty) = Some(context.line().is_empty());
+        }
+        Some(Cmd::Interrupt)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Input {
+    /// The terminal on stdin, else its lines.
+    ///
+    /// # Errors
+    /// The terminal cannot be driven.
+    pub fn open(terminal: &Terminal, state: Option<&Path>) -> Result<Self, CommandError> {
+        if !io::stdin().is_terminal() {
+            return Ok(Input::Pipe);
+        }
+        // Where stdout goes to a file, the prompt must not: then it is drawn on the controlling terminal.
+        let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
+        let colors = if terminal.colors_notices() { ColorMode::Forced } else { ColorMode::Disabled };
+        let config = Config::builder()
+            .max_history_size(MAX_HISTORY)
+            .and_then(|builder| builder.history_ignore_dups(true))
+            .map_err(failed)?
+            .history_ignore_space(true)
+            .completion_type(CompletionType::List)
+            .completion_show_all_if_ambiguous(true)
+            .color_mode(colors)
+            .behavior(behavior)
+            .bracketed_paste(true)
+            .build();
+        let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
+        let keys = Arc::new(Keys::default());
+        bind(&mut editor, &keys);
+        let history = state.and_then(|folder| history_file(folder, terminal));
+        if let Some(path) = &history
+            && let Err(error) = editor.load_history(path)
+        {
+            terminal.warn(&format!("{}: the history cannot be read: {error}", path.display()));
+        }
+        Ok(Input::Terminal(Box::new(LineEditor { editor, history, keys })))
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Input::Terminal(_))
+    }
+
+    /// The next message or command. `initial` stands on the line already, where there is one to be edited.
+    ///
+    /// # Errors
+    /// `Io` when stdin cannot be read; `BadData` when a pipe brings no text.
+    pub fn read(
+        &mut self,
+        prompt: &str,
+        initial: &str,
+        catalog: &Catalog,
+        terminal: &Terminal,
+    ) -> Result<Line, CommandError> {
+        match self {
+            Input::Pipe => read_pipe(&mut io::stdin().lock()),
+            Input::Terminal(editor) => editor.read(prompt, initial, catalog, terminal),
+        }
+    }
+
+    /// One line without history, completion and fences: the answer to a question. `None` where nobody can be asked.
+    ///
+    /// # Errors
+    /// `Io` when stdin cannot be read.
+    pub fn ask(&mut self, question: &str) -> Result<Option<String>, CommandError> {
+        let Input::Terminal(line) = self else { return Ok(None) };
+        let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, Helper::silent()));
+        let read = line.editor.readline(question);
+        line.editor.set_helper(helper);
+        line.keys.clear();
+        match read {
+            Ok(answer) => Ok(Some(answer.trim().to_owned())),
+            Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(Some(String::new())),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Keeps what was typed; failing to is no harm.
+    pub fn remember(&mut self, entry: &str) {
+        if let Input::Terminal(line) = self {
+            let _ = line.editor.add_history_entry(entry);
+            if let Some(path) = &line.history {
+                let _ = line.editor.append_history(path);
+            }
+        }
+    }
+}
+
+impl Keys {
+    fn clear(&self) {
+        *locked(&self.to_edit) = None;
+        *locked(&self.was_empty) = None;
+    }
+}
+
+fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<Keys>) {
+    let own = |opens_editor| EventHandler::Conditional(Box::new(Key { keys: keys.clone(), opens_editor }));
+    for key in [KeyEvent(KeyCode::Enter, Modifiers::ALT), KeyEvent::ctrl('J'), KeyEvent::alt('\r')] {
+        editor.bind_sequence(key, Cmd::Newline);
+    }
+    editor.bind_sequence(KeyEvent::ctrl('C'), own(false));
+    editor.bind_sequence(Event::KeySeq(vec![KeyEvent::ctrl('X'), KeyEvent::ctrl('E')]), own(true));
+}
+
+/// The history file, made for its owner only.
+fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
+    let path = folder.join("history");
+    let made = private_folder(folder, true)
+        .and_then(|()| private_file(OpenOptions::new().append(true).create(true), &path));
+    match made {
+        Ok(_) => Some(path),
+        Err(error) => {
+            terminal.warn(&format!("{}: no history is kept: {error}", path.display()));
+            None
+        }
+    }
+}
+
+fn failed(error: ReadlineError) -> CommandError {
+    CommandError::new(Kind::Io, anyhow::anyhow!("{error}")).context("reading the terminal")
+}
+
+impl LineEditor {
+    fn read(
+        &mut self,
+        prompt: &str,
+        initial: &str,
+        catalog: &Catalog,
+        terminal: &Terminal,
+    ) -> Result<Line, CommandError> {
+        self.editor.set_helper(Some(Helper::new(catalog.clone())));
+        let mut text = initial.to_owned();
+        loop {
+            self.keys.clear();
+            match self.editor.readline_with_initial(prompt, (&text, "")) {
+                Ok(line) => return Ok(Line::Text(line)),
+                Err(ReadlineError::Eof) => return Ok(Line::End),
+                Err(ReadlineError::Interrupted) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            let Some(line) = locked(&self.keys.to_edit).take() else {
+                let was_empty = locked(&self.keys.was_empty).unwrap_or(false);
+                return Ok(Line::Interrupted { was_empty });
+            };
+            text = match edit(&line) {
+                Ok(edited) => edited,
+                Err(error) => {
+                    terminal.error(&error);
+                    line
+                }
+            };
+        }
+    }
+}
+
+/// Lets the user change a text in $VISUAL or $EDITOR.
+///
+/// # Errors
+/// `Failure` when the editor does not start or says that it failed; `Io` for the file between the two.
+pub fn edit(text: &str) -> Result<String, CommandError> {
+    let set = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+    let editor = set("VISUAL").or_else(|| set("EDITOR")).unwrap_or_else(|| "vi".to_owned());
+    let draft = Draft::new(text)?;
+    // $EDITOR may hold arguments; as in git, the shell takes it apart.
+    let status = std::process::Command::new("sh")
+        .args(["-c", &format!("{editor} \"$1\""), "sh"])
+        .arg(&draft.path)
+        .status()
+        .map_err(|error| CommandError::new(Kind::Failure, error).context(editor.clone()))?;
+    if !status.success() {
+        let error = anyhow::anyhow!("{editor} ended with {status}; the text is as it was");
+        return Err(CommandError::new(Kind::Failure, error));
+    }
+    let edited = std::fs::read_to_string(&draft.path)
+        .map_err(|error| CommandError::new(Kind::Io, error).context("reading what was edited"))?;
+    Ok(edited.strip_suffix('\n').unwrap_or(&edited).to_owned())
+}
+
+/// A file for an editor, private and gone afterwards.
+struct Draft {
+    path: PathBuf,
+}
+
+impl Draft {
+    fn new(text: &str) -> Result<Self, CommandError> {
+        let io_error = |error: io::Error| CommandError::new(Kind::Io, error).context("writing a draft");
+        let now = crate::runtime::session::store::now_ms();
+        let name = format!("llmctl-{}-{now}.md", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut file =
+            private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(io_error)?;
+        let draft = Self { path };
+        file.write_all(text.as_bytes()).map_err(io_error)?;
+        Ok(draft)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The next message of a pipe: a line, or more while a fence is open. Empty lines are passed over.
+fn read_pipe(stream: &mut dyn BufRead) -> Result<Line, CommandError> {
+    let mut message = String::new();
+    loop {
+        let mut bytes = Vec::new();
+        let read = stream.take(MAX_MESSAGE_BYTES + 1).read_until(b'\n', &mut bytes);
+        let count =
+            read.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
+        if count as u64 > MAX_MESSAGE_BYTES || message.len() as u64 > MAX_MESSAGE_BYTES {
+            return Err(CommandError::bad_data("standard input: a message of more than 64 MiB"));
+        }
+        if count == 0 {
+            return Ok(if message.is_empty() { Line::End } else { Line::Text(message) });
+        }
+        let line = std::str::from_utf8(&bytes)
+            .map_err(|_| CommandError::bad_data("standard input: not UTF-8 text"))?
+            .trim_end_matches(['\n', '\r']);
+        if message.is_empty() && line.trim().is_empty() {
+            continue;
+        }
+        message.push_str(line);
+        if !is_unfinished(&message) {
+            return Ok(Line::Text(message));
+        }
+        message.push('\n');
+    }
+}
+
+/// Whether a fence is still open: a line that begins with ```, or a `"""` that the message begins with.
+pub fn is_unfinished(text: &str) -> bool {
+    if let Some(rest) = text.trim_start().strip_prefix(QUOTES) {
+        return !rest.contains(QUOTES);
+    }
+    let mut open: Option<&str> = None;
+    for line in text.split('\n') {
+        let line = line.trim_start();
+        let fence = &line[..line.len() - line.trim_start_matches('`').len()];
+        match open {
+            None if fence.len() >= 3 && !line[fence.len()..].contains('`') => open = Some(fence),
+            Some(begun) if fence.len() >= begun.len() && line[fence.len()..].trim().is_empty() => open = None,
+            _ => {}
+        }
+    }
+    open.is_some()
+}
+
+const QUOTES: &str = "\"\"\"";
+
+/// The message without the `"""` around it; fences of ``` are part of what is said.
+pub fn unquoted(text: &str) -> &str {
+    let trimmed = text.trim();
+    let inner =
+        trimmed.strip_prefix(QUOTES).map(|rest| rest.split_once(QUOTES).map_or(rest, |(inner, _)| inner));
+    inner.map_or(text, |inner| inner.trim_matches('\n'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fences_keep_a_message_open() {
+        for open in ["```", "```rust\nfn", "a\n```\nb", "\"\"\"", "\"\"\"a\nb", "````\n```", "  ```\nx\n``"] {
+            assert!(is_unfinished(open), "{open:?}");
+        }
+        for whole in [
+            "",
+            "a",
+            "`x`",
+            "```x```",
+            "```\na\n```",
+            "\"\"\"a\"\"\"",
+            "say \"\"\"",
+            "````\n```\n````",
+            "a ``` b",
+        ] {
+            assert!(!is_unfinished(whole), "{whole:?}");
+        }
+    }
+
+    #[test]
+    fn quotes_around_a_message_are_not_part_of_it() {
+        assert_eq!(unquoted("\"\"\"\na\n\nb\n\"\"\""), "a\n\nb");
+        assert_eq!(unquoted("\"\"\"a\"\"\""), "a");
+        assert_eq!(unquoted("say \"\"\"a\"\"\""), "say \"\"\"a\"\"\"");
+        assert_eq!(unquoted("```\na\n```"), "```\na\n```");
+    }
+
+    #[test]
+    fn a_pipe_is_read_message_by_message() {
+        let mut pipe = io::Cursor::new("one\n\n  \ntwo\r\n```\na\n\nb\n```\n\"\"\"x\ny\"\"\"\nlast");
+        let mut messages = Vec::new();
+        loop {
+            match read_pipe(&mut pipe).expect("text") {
+                Line::Text(text) => messages.push(text),
+                Line::End => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(messages, ["one", "two", "```\na\n\nb\n```", "\"\"\"x\ny\"\"\"", "last"]);
+        let open = read_pipe(&mut io::Cursor::new("```\nnever closed")).expect("text");
+        assert_eq!(open, Line::Text("```\nnever closed\n".to_owned()), "the end of input closes all fences");
+        assert_eq!(read_pipe(&mut io::Cursor::new([0xff, b'\n'])).unwrap_err().kind, Kind::BadData);
+    }
+}

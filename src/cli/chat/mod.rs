@@ -1,0 +1,298 @@
+//! `llmctl chat`: a conversation in the terminal, saved after every turn and warm when it goes on.
+//!
+//! `talk` is the state of a chat and where it is kept, `turn` one answer from the prompt to the disk, `room` what happens
+//! when the context is full; `command` is the table of what can be typed behind a slash, `actions` what it does; `input` and
+//! `complete` are the line editor, `answer` and `render` what is written. stdout gets answers and nothing else; all other
+//! words go to stderr.
+
+mod actions;
+mod answer;
+mod command;
+mod complete;
+mod input;
+mod pace;
+mod render;
+mod room;
+mod settings;
+mod talk;
+mod think;
+mod tools;
+mod turn;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::error::{CommandError, Exit};
+use super::places::Places;
+use super::run::prompt::read_file;
+use super::terminal::Terminal;
+use super::tty::{self, Silence};
+use command::Next;
+use input::Line;
+use talk::Chat;
+
+/// Talk with a model, in sessions that survive a restart
+///
+/// Every finished turn is saved without asking, with its KV, so that a conversation goes on warm. `/help` in the chat lists its
+/// commands. What is piped in is answered line by line.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub session: SessionArgs,
+
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+
+    #[command(flatten)]
+    pub screen: ScreenArgs,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Which conversation.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Session")]
+pub struct SessionArgs {
+    /// Go on with the saved session NAME, or begin it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["continue", "new", "ephemeral"])]
+    pub session: Option<String>,
+
+    /// Go on with the session that was used last
+    #[arg(long = "continue", short = 'c', conflicts_with_all = ["new", "ephemeral"])]
+    pub r#continue: bool,
+
+    /// Begin a session, named after the time (the default)
+    #[arg(long, conflicts_with = "ephemeral")]
+    pub new: bool,
+
+    /// Save nothing, unless /save is given
+    #[arg(long, alias = "no-save")]
+    pub ephemeral: bool,
+}
+
+/// What is said first.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// System prompt of a new session
+    #[arg(long, short, value_name = "TEXT", conflicts_with = "system_file")]
+    pub system: Option<String>,
+
+    /// Read the system prompt from a file
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub system_file: Option<PathBuf>,
+
+    /// Say this file's text as the first message
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+
+    /// Run these commands, declared in TOML, when the model calls them and you agree (as /tools)
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+
+    /// Whether the model thinks before it answers, and whether you see it: on, off, hide or a budget in tokens (as /think)
+    #[arg(long, value_name = "HOW")]
+    pub think: Option<String>,
+}
+
+/// What it looks like.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Screen")]
+pub struct ScreenArgs {
+    /// Answers as they are written, without colours for Markdown and code
+    #[arg(long)]
+    pub plain: bool,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl chat --model ./model.gguf
+  llmctl chat --session trip --system \"Be brief.\"
+  llmctl chat -c
+  llmctl chat --prompt-file notes.md --tools tools.toml
+  printf 'My name is Ada.\\nWhat is my name?\\n' | llmctl chat --ephemeral
+
+Typing:
+  Enter sends. Alt-Enter and Ctrl-J break a line, and so does Enter while ``` or \"\"\" is open; what is pasted comes in \
+whole.
+  Ctrl-X Ctrl-E opens the message in $VISUAL or $EDITOR. Tab completes, Ctrl-R searches the history, Ctrl-D leaves.
+  Ctrl-C stops an answer and keeps what was said; at the prompt it clears the line, twice on an empty one it leaves.
+  A line that begins with / is a command; `/help` lists them. A blank before the / makes it a message.
+
+Session:
+  A turn is on disk before the prompt comes back; whatever happens then, finished turns stay. `llmctl run --session NAME` and \
+`llmctl sessions` see the same sessions.
+  A session that goes on finds its KV on disk and computes only what is missing; /why says what was, and why.
+
+Context:
+  The prompt shows how much of the context is used. At 80% there is a warning; when a message does not fit, chat asks \
+whether to drop the oldest turns, to compact them into a summary, or to stop. Where nobody can be asked, it is an error.
+
+Standard input:
+  From a pipe or a file each line is a message, or several while a fence is open; commands work too. stdout gets the \
+answers alone. An error ends the chat with its exit code.
+
+Tools:
+  [[tool]]
+  name = \"weather\"
+  description = \"The weather in a city\"
+  argv = [\"./weather.sh\", \"{city}\"]    # no shell; {city} is the argument, and all arguments are JSON on stdin
+  timeout = 30                            # seconds
+  [tool.parameters]                       # JSON Schema
+  type = \"object\"
+  properties = { city = { type = \"string\" } }
+  required = [\"city\"]
+
+Exit codes:
+  0    success, also when the reader of stdout went away
+  1    runtime failure
+  2    usage
+  65   bad input: a damaged model or session, a message that does not fit the context where nobody can be asked
+  66   model or session not found
+  70   internal bug
+  74   input or output failed, e.g. the disk is full
+  75   not enough memory, or the session is in use
+  78   bad configuration
+  130  interrupted while loading or reading a pipe
+  143  terminated
+
+Environment and files:
+  LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.
+  VISUAL, EDITOR    the editor of Ctrl-X Ctrl-E and /edit
+  $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank is not kept";
+
+/// Runs the subcommand.
+pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
+    tty::remember();
+    let opening = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let silence = Silence::begin();
+    let mut chat = Chat::begin(args, terminal, places)?;
+    drop(silence);
+    let ended = converse(&mut chat, opening);
+    chat.end();
+    ended
+}
+
+/// Reads and answers until there is nothing more to read.
+fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, CommandError> {
+    let mut next = match opening {
+        Some(text) => guarded(chat, |chat| chat.say(text))?,
+        None => Next::Prompt,
+    };
+    let mut is_leaving = false;
+    loop {
+        let initial = match next {
+            Next::Leave(exit) => return Ok(exit),
+            Next::Edit(text) => text,
+            Next::Prompt => String::new(),
+        };
+        chat.graceful.wait(chat.is_interactive());
+        let line = chat.read(&initial)?;
+        let was_leaving = std::mem::take(&mut is_leaving);
+        next = match line {
+            Line::End => Next::Leave(Exit::Success),
+            Line::Interrupted { was_empty: true } if was_leaving => Next::Leave(Exit::Success),
+            Line::Interrupted { was_empty } => {
+                is_leaving = was_empty;
+                if was_empty {
+                    chat.terminal.note("Ctrl-C once more leaves, as Ctrl-D does");
+                }
+                chat.forget_edit();
+                Next::Prompt
+            }
+            Line::Text(text) => guarded(chat, |chat| chat.take(&text))?,
+        };
+    }
+}
+
+/// One thing to do, during which SIGINT stops it and nothing else. On a terminal an error is said and the chat goes on.
+fn guarded<'a>(
+    chat: &mut Chat<'a>,
+    work: impl FnOnce(&mut Chat<'a>) -> Result<Next, CommandError>,
+) -> Result<Next, CommandError> {
+    chat.graceful.work();
+    let silence = Silence::begin();
+    let done = work(chat);
+    drop(silence);
+    let terminated = chat.graceful.received().filter(|number| i32::from(*number) == SIGTERM);
+    if let Some(number) = terminated {
+        return Ok(Next::Leave(Exit::Signal(number)));
+    }
+    match done {
+        Err(error) if chat.is_interactive() && !chat.is_lost(&error) => {
+            chat.terminal.error(&error);
+            Ok(Next::Prompt)
+        }
+        done => done,
+    }
+}
+
+/// The same number on all systems that have it.
+const SIGTERM: i32 = 15;
+
+/// `~/x` below the home folder.
+fn expand_home(path: &str) -> PathBuf {
+    let home = || Places::from_environment().home;
+    match path.strip_prefix('~') {
+        Some("") => home().unwrap_or_else(|| path.into()),
+        Some(rest) if rest.starts_with('/') => {
+            home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
+        }
+        _ => path.into(),
+    }
+}
+
+/// `3812` as `3,812`.
+fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.
+fn spoken(time: std::time::Duration) -> String {
+    let seconds = time.as_secs_f64();
+    match seconds {
+        _ if seconds < 9.95 => format!("{seconds:.1} s"),
+        _ if seconds < 119.5 => format!("{seconds:.0} s"),
+        _ => format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_for_people() {
+        for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(count), text);
+        }
+        for (ms, text) in
+            [(0, "0.0 s"), (240, "0.2 s"), (9_949, "9.9 s"), (54_000, "54 s"), (200_000, "3 min 20 s")]
+        {
+            assert_eq!(spoken(Duration::from_millis(ms)), text);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Markdown as it streams: markers stay, what they mark is styled.
+//!
+//! A line begins undecided and is held back until its first characters tell what it is (a heading, a list, a fence); in it
+//! only a run of marker characters is held back, until the character behind it says whether it opens or closes. An
+//! emphasis that is never closed ends with its line. The rules are those of CommonMark as far as they can be applied
+//! without knowing the rest of the paragraph (<https://spec.commonmark.org/0.31.2/>).
+
+use super::code::Code;
+use super::style::{Style, Styled};
+
+const HEADING: Style = Style { bold: true, ..Style::PLAIN };
+const MARKER: Style = Style::colored(36);
+const SPAN: Style = Style::colored(36);
+
+/// One answer.
+pub struct Markdown {
+    out: Styled,
+    place: Place,
+    /// Characters that are not decided yet: of a line's beginning, or a run of markers.
+    held: String,
+    line: Line,
+    code: Option<Fence>,
+}
+
+enum Place {
+    /// Where a line begins, or goes on after `>`.
+    Start,
+    Text,
+    /// Behind an opening fence, which has so many marks.
+    Info {
+        mark: char,
+        count: usize,
+        info: String,
+    },
+    /// In a line of code.
+    Code,
+}
+
+/// A block of code that is open.
+struct Fence {
+    mark: char,
+    count: usize,
+    code: Code,
+}
+
+/// What of a line's text is in force.
+#[derive(Default)]
+struct Line {
+    base: Style,
+    strong: bool,
+    emphasis: bool,
+    strike: bool,
+    /// Backticks that opened a span of code; 0 outside.
+    span: usize,
+    escaped: bool,
+    previous: Option<char>,
+}
+
+impl Line {
+    fn style(&self) -> Style {
+        if self.span > 0 {
+            return Style { bold: self.base.bold, ..SPAN };
+        }
+        Style {
+            bold: self.base.bold || self.strong,
+            italic: self.base.italic || self.emphasis,
+            strike: self.strike,
+            ..self.base
+        }
+    }
+}
+
+/// What a line turns out to be.
+#[derive(Debug, PartialEq, Eq)]
+enum Block {
+    Text,
+    Heading,
+    Quote,
+    Item,
+    Fence { mark: char, count: usize },
+}
+
+impl Default for Markdown {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Markdown {
+    pub fn new() -> Self {
+        let (out, held, line) = Default::default();
+        Self { out, place: Place::Start, held, line, code: None }
+    }
+
+    /// Takes the next text, split anywhere, and gives what can be printed.
+    pub fn push(&mut self, text: &str) -> String {
+        text.chars().for_each(|c| self.take(c));
+        self.out.take()
+    }
+
+    /// The rest, with all attributes off.
+    pub fn finish(&mut self) -> String {
+        match &self.place {
+            Place::Start if self.closes_code() => {
+                self.out.push(&std::mem::take(&mut self.held), Style::DIM);
+                self.code = None;
+            }
+            Place::Start if self.code.is_some() => self.begin_code(),
+            Place::Start => self.begin_text(),
+            Place::Text => self.resolve(None),
+            Place::Info { .. } | Place::Code => {}
+        }
+        if let Some(fence) = &mut self.code {
+            fence.code.finish(&mut self.out);
+        }
+        self.resolve(None);
+        self.out.reset();
+        self.out.take()
+    }
+
+    fn take(&mut self, c: char) {
+        match &mut self.place {
+            Place::Start => {
+                self.held.push(c);
+                if self.code.is_some() { self.decide_code() } else { self.decide() }
+            }
+            Place::Text => self.take_text(c),
+            Place::Code => self.take_code(c),
+            Place::Info { mark, info, .. } => {
+                // Backticks may not follow in the line: it was a span of code.
+                let is_span = *mark == '`' && c == '`';
+                info.push(c);
+                self.out.push_char(c, Style::DIM);
+                if c == '\n' || is_span {
+                    self.end_info(is_span);
+                }
+            }
+        }
+    }
+
+    fn end_info(&mut self, is_span: bool) {
+        let place = std::mem::replace(&mut self.place, if is_span { Place::Text } else { Place::Start });
+        if let (Place::Info { mark, count, info }, false) = (place, is_span) {
+            self.code = Some(Fence { mark, count, code: Code::new(info.trim()) });
+        }
+    }
+
+    fn decide(&mut self) {
+        let Some(block) = block(&self.held) else { return };
+        let held = std::mem::take(&mut self.held);
+        let indent = held.len() - held.trim_start_matches(' ').len();
+        match block {
+            Block::Text => {
+                self.held = held;
+                self.begin_text();
+            }
+            Block::Heading => {
+                self.line.base = HEADING;
+                self.place = Place::Text;
+                held.chars().for_each(|c| self.take_text(c));
+            }
+            Block::Quote => {
+                self.out.push(&held, Style::DIM);
+                self.line.base.italic = true;
+            }
+            Block::Item => {
+                // The last character is the blank behind the marker.
+                self.out.push(&held, MARKER);
+                self.line.previous = Some(' ');
+                self.place = Place::Text;
+            }
+            Block::Fence { mark, count } => {
+                let begins = indent + count * mark.len_utf8();
+                self.out.push(&held[..begins], Style::DIM);
+                self.place = Place::Info { mark, count, info: String::new() };
+                held[begins..].chars().for_each(|c| self.take(c));
+            }
+        }
+    }
+
+    fn begin_text(&mut self) {
+        self.place = Place::Text;
+        let held = std::mem::take(&mut self.held);
+        held.chars().for_each(|c| self.take_text(c));
+    }
+
+    fn take_text(&mut self, c: char) {
+        if self.held.chars().next().is_some_and(|mark| mark != c) {
+            self.resolve(Some(c));
+        }
+        let is_mark = match self.line.span {
+            0 => matches!(c, '*' | '_' | '`' | '~') && !self.line.escaped,
+            _ => c == '`',
+        };
+        if is_mark {
+            self.held.push(c);
+            return;
+        }
+        if c == '\n' {
+            self.out.push_char(c, Style::PLAIN);
+            self.line = Line::default();
+            self.place = Place::Start;
+            return;
+        }
+        self.line.escaped = c == '\\' && !self.line.escaped && self.line.span == 0;
+        self.out.push_char(c, self.line.style());
+        self.line.previous = Some(c);
+    }
+
+    /// Prints a run of markers: with what it opens or closes, now that it is known what follows.
+    fn resolve(&mut self, next: Option<char>) {
+        let run = std::mem::take(&mut self.held);
+        let Some(mark) = run.chars().next() else { return };
+        let (count, line) = (run.len(), &mut self.line);
+        let blank = |c: Option<char>| c.is_none_or(char::is_whitespace);
+        let word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+        let can_open = !blank(next) && !word(line.previous);
+        let can_close = !blank(line.previous) && !(mark == '_' && word(next));
+        let (opens, closes): (fn(&mut Line, usize), fn(&mut Line)) = match mark {
+            '`' => (|line, count| line.span = count, |line| line.span = 0),
+            '~' => (|line, _| line.strike = true, |line| line.strike = false),
+            _ => (
+                |line, count| {
+                    line.strong |= count >= 2;
+                    line.emphasis |= count != 2;
+                },
+                |_| {},
+            ),
+        };
+        let (is_open, is_right) = match mark {
+            '`' => (line.span > 0, line.span == 0 || line.span == count),
+            '~' => (line.strike, count == 2),
+            _ => (if count == 2 { line.strong } else { line.emphasis }, true),
+        };
+        if is_right && is_open && (mark == '`' || can_close) {
+            self.out.push(&run, line.style());
+            closes(line);
+            if matches!(mark, '*' | '_') {
+                line.strong &= count == 1;
+                line.emphasis &= count == 2;
+            }
+        } else {
+            // A strong text may begin inside a word, as it often does in text without blanks.
+            let is_inside = mark == '*' && count >= 2 && !blank(next);
+            if is_right && !is_open && (mark == '`' || can_open || is_inside) {
+                opens(line, count);
+            }
+            self.out.push(&run, line.style());
+        }
+        self.line.previous = Some(mark);
+    }
+
+    /// Whether the line, if it ends here, closes the block of code.
+    fn closes_code(&self) -> bool {
+        let Some(fence) = &self.code else { return false };
+        let marks = self.held.trim();
+        marks.len() >= fence.count && marks.chars().all(|c| c == fence.mark)
+    }
+
+    /// In a block of code: whether the line closes it.
+    fn decide_code(&mut self) {
+        let Some(fence) = &self.code else { return };
+        let body = self.held.trim_start_matches(' ');
+        let count = body.chars().take_while(|c| *c == fence.mark).count();
+        let rest = &body[count * fence.mark.len_utf8()..];
+        let may_close = rest.is_empty() || (count >= fence.count && rest.trim().is_empty());
+        if !may_close {
+            self.begin_code();
+        } else if rest.ends_with('\n') {
+            self.out.push(&self.held, Style::DIM);
+            self.held.clear();
+            self.code = None;
+        }
+    }
+
+    fn begin_code(&mut self) {
+        self.place = Place::Code;
+        let held = std::mem::take(&mut self.held);
+        held.chars().for_each(|c| self.take_code(c));
+    }
+
+    fn take_code(&mut self, c: char) {
+        if let Some(fence) = &mut self.code {
+            fence.code.push(c, &mut self.out);
+        }
+        if c == '\n' {
+            self.place = Place::Start;
+        }
+    }
+}
+
+/// What the line is, when its beginning tells.
+fn block(line: &str) -> Option<Block> {
+    let body = line.trim_start_matches(' ');
+    let first = body.chars().next()?;
+    let count = body.chars().take_while(|c| *c == first).count();
+    let after = |bytes: usize| body[bytes..].chars().next();
+    let blank = |c: char| c == ' ' || c == '\t';
+    match first {
+        '#' if count <= 6 => after(count).map(|c| if c == ' ' { Block::Heading } else { Block::Text }),
+        '`' | '~' => after(count).map(|_| match count >= 3 {
+            true => Block::Fence { mark: first, count },
+            false => Block::Text,
+        }),
+        '>' => Some(Block::Quote),
+        '-' | '+' | '*' => after(1).map(|c| if blank(c) { Block::Item } else { Block::Text }),
+        '0'..='9' => {
+            let digits = body.bytes().take_while(u8::is_ascii_digit).count();
+            if digits > 9 {
+                return Some(Block::Text);
+            }
+            match after(digits)? {
+                '.' | ')' => after(digits + 1).map(|c| if blank(c) { Block::Item } else { Block::Text }),
+                _ => Some(Block::Text),
+            }
+        }
+        _ => Some(Block::Text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rendered(text: &str) -> String {
+        let mut markdown = Markdown::new();
+        markdown.push(text) + &markdown.finish()
+    }
+
+    fn plain(text: &str) -> String {
+        let mut kept = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("\x1b[") {
+            kept.push_str(before);
+            rest = after.split_once('m').map_or("", |(_, rest)| rest);
+        }
+        kept + rest
+    }
+
+    #[test]
+    fn what_is_marked_is_styled_and_the_marks_stay() {
+        for (text, expected) in [
+            ("plain", "plain"),
+            ("a **b** c", "a \x1b[1m**b**\x1b[0m c"),
+            ("a *b* c", "a \x1b[3m*b*\x1b[0m c"),
+            ("***a***", "\x1b[1;3m***a***\x1b[0m"),
+            ("a __b__ _c_", "a \x1b[1m__b__\x1b[0m \x1b[3m_c_\x1b[0m"),
+            ("~~a~~", "\x1b[9m~~a~~\x1b[0m"),
+            ("use `a*b*` now", "use \x1b[36m`a*b*`\x1b[0m now"),
+            ("``a ` b`` c", "\x1b[36m``a ` b``\x1b[0m c"),
+            ("# A *b*\nc", "\x1b[1m# A \x1b[0m\x1b[1;3m*b*\x1b[0m\nc"),
+            ("- a\n  * b", "\x1b[36m- \x1b[0ma\n\x1b[36m  * \x1b[0mb"),
+            ("12. a", "\x1b[36m12. \x1b[0ma"),
+            ("> a", "\x1b[2m>\x1b[0m\x1b[3m a\x1b[0m"),
+            ("**open\nnext", "\x1b[1m**open\x1b[0m\nnext"),
+        ] {
+            assert_eq!(rendered(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_looks_like_markup_and_is_none_stays_plain() {
+        for text in [
+            "2 * 3 * 4",
+            "snake_case_name",
+            "a\\*b\\*",
+            "#hash",
+            "-5",
+            "3.14 is pi",
+            "1234567890. x",
+            "----",
+            "a ~ b",
+            "f(**",
+            "**",
+            "*",
+            "_",
+            "a b*",
+            "- ",
+        ] {
+            assert_eq!(plain(&rendered(text)), text);
+        }
+        for text in ["2 * 3 * 4", "snake_case_name", "a\\*b\\*", "#hash", "-5", "3.14 is pi", "a ~ b"] {
+            assert_eq!(rendered(text), text);
+        }
+    }
+
+    #[test]
+    fn code_is_coloured_between_its_fences_only() {
+        let text = "x\n```rust\nlet a = 1; // *n*\n``\n```\n*b*";
+        let out = rendered(text);
+        assert_eq!(plain(&out), text);
+        assert!(out.contains("\x1b[2m```rust\n"), "{out:?}");
+        assert!(out.contains("\x1b[2m// *n*"), "{out:?}");
+        assert!(out.ends_with("\x1b[2m```\n\x1b[0m\x1b[3m*b*\x1b[0m"), "{out:?}");
+        let inline = rendered("```x``` y");
+        assert_eq!(plain(&inline), "```x``` y");
+        assert!(plain(&rendered("~~~\n```\n~~~\n# a")).ends_with("# a"));
+        assert!(
+            rendered("~~~\n```\n~~~\n# a").ends_with("\x1b[1m# a\x1b[0m"),
+            "only its own fence closes a block"
+        );
+    }
+
+    #[test]
+    fn held_back_is_only_what_is_undecided() {
+        let mut markdown = Markdown::new();
+        assert_eq!(markdown.push("Hello wor"), "Hello wor");
+        assert_eq!(markdown.push("ld *"), "ld ");
+        assert_eq!(markdown.push("a"), "\x1b[3m*a");
+    }
+
+    #[test]
+    fn a_terminal_is_never_controlled() {
+        let hostile = "\x1b]0;t\x07 **\x1b[2J** `\x1b[H`\n```c\n\x1b[5m\n```\n";
+        let out = rendered(hostile);
+        assert_eq!(plain(&out), crate::cli::output::visible(hostile));
+    }
+
+    proptest! {
+        #[test]
+        fn splitting_the_stream_changes_no_byte(
+            text in "([*_`~#>a-c \n\\\\é日]|```rust\n|```\n|let x = \"s\"; // c\n|fn f\\(\\) \\{\\}\n|\\*\\*|- |1\\. |🙂){0,60}",
+            seed in any::<u64>(),
+        ) {
+            let whole = rendered(&text);
+            let mut markdown = Markdown::new();
+            let (mut parts, mut piece, mut random) = (String::new(), String::new(), seed);
+            for c in text.chars() {
+                piece.push(c);
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                if random >> 62 == 0 {
+                    parts.push_str(&markdown.push(&piece));
+                    piece.clear();
+                }
+            }
+            parts.push_str(&markdown.push(&piece));
+            parts.push_str(&markdown.finish());
+            prop_assert_eq!(&parts, &whole);
+            prop_assert_eq!(plain(&whole), text);
+        }
+    }
+}

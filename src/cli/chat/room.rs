@@ -1,0 +1,326 @@
+//! Room in the context: the warning before it ends, the question when it has, and the two ways to make some.
+//!
+//! Nothing is cut silently: what is dropped is named, and before a saved conversation loses turns a copy of the whole is
+//! left as another session. Where nobody can be asked, a message that does not fit is an error.
+
+use std::sync::Arc;
+
+use super::grouped;
+use super::talk::{Chat, Keeping};
+use super::turn::{self, Asked};
+use crate::cli::error::CommandError;
+use crate::cli::output::OutputError;
+use crate::cli::run::answer::{Ending, Heard, Sink, generate};
+use crate::cli::terminal::Terminal;
+use crate::runtime::session::conversation::{Answer, PromptedTurn};
+use crate::runtime::session::store::SavedTurn;
+use crate::runtime::{Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
+use crate::template::{Conversation, Message, parse_answer};
+
+/// Share of the context at which there is a warning.
+const WARN_PERCENT: usize = 80;
+
+/// Least tokens left for an answer, unless the context is small.
+const ROOM: usize = 256;
+
+/// Most tokens of a summary, unless the context is small.
+const SUMMARY: usize = 512;
+
+const SUMMARY_QUESTION: &str = "Summarise our conversation so far for yourself: you will go on with the summary in place of \
+the conversation. Keep names, numbers, decisions, open questions and what I asked of you. Write nothing else.";
+
+/// What the summary answers in the conversation that goes on.
+const SUMMARY_TITLE: &str = "Summarise our conversation so far.";
+
+/// What the user wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    Drop,
+    Compact,
+    Stop,
+}
+
+impl Chat<'_> {
+    /// Says once that the context is nearly full.
+    pub fn warn_of_context(&mut self) {
+        let (used, size) = (self.dialogue.saved().num_tokens(), self.context());
+        let is_near = used * 100 >= size * WARN_PERCENT;
+        if is_near && !self.has_warned {
+            self.terminal.warn(&format!(
+                "{}% of the context is used ({} of {} tokens): /compact summarises, /context shows what fills it",
+                used * 100 / size,
+                grouped(used),
+                grouped(size)
+            ));
+        }
+        self.has_warned = is_near;
+    }
+
+    /// The prompt of what is asked, once it fits; nothing when the user would rather stop.
+    pub fn fit(&mut self, asked: Asked) -> Result<Option<(PromptedTurn, Asked)>, CommandError> {
+        let mut asked = asked;
+        loop {
+            let turn = self.prompted(&asked)?;
+            let needed = turn.tokens().len() + asked.begun.len();
+            let size = self.context();
+            let has_room = needed + self.room() <= size;
+            let is_last_resort = asked.kept == 0 || !self.is_interactive();
+            if has_room || (is_last_resort && needed < size) {
+                return Ok(Some((turn, asked)));
+            }
+            if is_last_resort {
+                return Err(self.too_long(needed));
+            }
+            let oldest = self.oldest(asked.kept, needed);
+            match self.ask_for_room(needed, oldest)? {
+                Choice::Drop => self.drop_oldest(oldest, &mut asked)?,
+                Choice::Compact => self.compact_before(&mut asked)?,
+                Choice::Stop => {
+                    self.terminal.note("(not sent; the message is in the history)");
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Tokens that an answer should at least have.
+    fn room(&self) -> usize {
+        let most = self.settings.limits().max_tokens.unwrap_or(ROOM);
+        ROOM.min(self.context() / 8).min(most).max(1)
+    }
+
+    /// How many of the first turns have to go, so that a quarter of the context becomes free, or what is missing.
+    fn oldest(&self, kept: usize, needed: usize) -> usize {
+        let missing = (needed + self.room()).saturating_sub(self.context()).max(self.context() / 4);
+        let turns = &self.dialogue.saved().turns[..kept];
+        let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
+        turns.iter().position(frees).map_or(kept, |at| at + 1)
+    }
+
+    fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
+        let questions: Vec<String> = self.dialogue.saved().turns[..oldest]
+            .iter()
+            .map(|saved| format!("    {}", opening(saved)))
+            .collect();
+        self.terminal.report(&format!(
+            "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
+             drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: the message is not sent",
+            grouped(needed),
+            grouped(self.context()),
+            if oldest == 1 { "turn".to_owned() } else { format!("{oldest} turns") },
+            questions.join("\n")
+        ));
+        loop {
+            let choice = match self.input.ask("d, c or s? ")?.as_deref() {
+                Some("d" | "drop") => Choice::Drop,
+                Some("c" | "compact") => Choice::Compact,
+                None | Some("" | "s" | "stop") => Choice::Stop,
+                Some(_) => continue,
+            };
+            return Ok(choice);
+        }
+    }
+
+    /// Forgets the first turns of the conversation.
+    fn drop_oldest(&mut self, count: usize, asked: &mut Asked) -> Result<(), CommandError> {
+        self.leave_copy()?;
+        let system = self.dialogue.saved().system().map(str::to_owned);
+        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        asked.kept = rest.len();
+        match (rest.is_empty(), system) {
+            (true, Some(system)) => asked.added.insert(0, Message::system(system)),
+            (true, None) => {}
+            (false, system) => self.replay(system, None, &rest)?,
+        }
+        Ok(())
+    }
+
+    /// `/compact`: all but the last turn becomes a summary.
+    pub fn compact(&mut self) -> Result<(), CommandError> {
+        let kept = self.dialogue.saved().turns.len();
+        if kept < 2 {
+            return Err(CommandError::usage("there is nothing to compact yet"));
+        }
+        let before = self.dialogue.saved().num_tokens();
+        let mut asked = Asked { kept, ..Asked::default() };
+        self.compact_before(&mut asked)?;
+        let after = self.dialogue.saved().num_tokens();
+        self.terminal.report(&format!("{} tokens are now {}", grouped(before), grouped(after)));
+        Ok(())
+    }
+
+    fn compact_before(&mut self, asked: &mut Asked) -> Result<(), CommandError> {
+        let summary_tokens = SUMMARY.min(self.context() / 4).max(1);
+        let (count, turn) = self.summary_prompt(asked.kept, summary_tokens)?;
+        let summary = self.summarise(&turn, summary_tokens)?;
+        self.leave_copy()?;
+        let system = self.dialogue.saved().system().map(str::to_owned);
+        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        self.replay(system, Some(&summary), &rest)?;
+        asked.kept = rest.len() + 1;
+        let turns = if count == 1 { "1 turn is".to_owned() } else { format!("{count} turns are") };
+        self.terminal.note(&format!("{turns} now a summary of {} tokens", grouped(summary.generated.len())));
+        Ok(())
+    }
+
+    /// The question for a summary of as many turns as fit with it; the last one is left as it is where there are others and
+    /// it is short.
+    fn summary_prompt(
+        &self,
+        kept: usize,
+        summary_tokens: usize,
+    ) -> Result<(usize, PromptedTurn), CommandError> {
+        let turns = &self.dialogue.saved().turns[..kept];
+        let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
+        let is_short = match lengths[..] {
+            [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
+            _ => false,
+        };
+        let most = if is_short { kept - 1 } else { kept };
+        let mut needed = 0;
+        for count in (1..=most).rev() {
+            let added = vec![Message::user(SUMMARY_QUESTION)];
+            let turn = self.prompted(&Asked { kept: count, added, ..Asked::default() })?;
+            needed = turn.tokens().len();
+            let is_summary =
+                count == 1 && turn::question(&turns[0].turn.messages).map(turn::text) == Some(SUMMARY_TITLE);
+            if is_summary {
+                let error = CommandError::usage(
+                    "the older turns are a summary already, and the last one leaves no room",
+                );
+                return Err(error.hint("drop the oldest turns, or take the last one back with /undo"));
+            }
+            if needed + summary_tokens <= self.context() {
+                return Ok((count, turn));
+            }
+        }
+        Err(self.too_long(needed))
+    }
+
+    fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<Answer, CommandError> {
+        let sampling = Sampling::default();
+        let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
+        let prompt = turn.tokens().to_vec();
+        let markup = self.markup();
+        let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
+        let mut quiet = Quiet { terminal: self.terminal, count: 0 };
+        let mut heard = Heard::new(&mut quiet);
+        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
+        let said = heard.said;
+        self.terminal.status("");
+        let outcome = match ending? {
+            Ending::Done { outcome, .. } => outcome,
+            Ending::ReaderGone { .. } => said.cut_off(),
+        };
+        if outcome.finish == Finish::Cancelled || said.ids.is_empty() {
+            return Err(CommandError::usage("there is no summary; the conversation is as it was"));
+        }
+        let is_cut = outcome.finish == Finish::MaxTokens;
+        let parsed = parse_answer(&self.dialect(), &[], &self.tail(turn), &said.text, is_cut);
+        let message = Message::assistant(parsed.content.trim());
+        Ok(Answer { message, generated: said.ids, outcome, sampling })
+    }
+
+    /// Makes the conversation a summary, if there is one, and these turns.
+    fn replay(
+        &mut self,
+        system: Option<String>,
+        summary: Option<&Answer>,
+        turns: &[Arc<SavedTurn>],
+    ) -> Result<(), CommandError> {
+        let mut messages: Vec<Message> = system.into_iter().map(Message::system).collect();
+        if let Some(summary) = summary {
+            messages.push(Message::user(SUMMARY_TITLE));
+            // The text goes back into prompts, not the ids: they answered another prompt, perhaps after reasoning.
+            let generated = self.ids_of(&summary.message)?;
+            self.replay_turn(&mut messages, Answer { generated, ..summary.clone() })?;
+        }
+        for saved in turns {
+            let turn = &saved.turn;
+            let [added @ .., message] = turn.messages.as_slice() else { continue };
+            let is_system = |message: &&Message| message.role != crate::template::Role::System;
+            messages.extend(added.iter().filter(is_system).cloned());
+            let generated = match saved.model.is_same(&self.model()) {
+                true => turn.generated.clone(),
+                false => self.ids_of(message)?,
+            };
+            let usage = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: generated.len() };
+            let seed = turn.sampling.seed.unwrap_or_default();
+            let outcome = Outcome { finish: turn.finish.clone(), usage, timings: Timings::default(), seed };
+            let sampling = turn.sampling.clone();
+            self.replay_turn(
+                &mut messages,
+                Answer { message: message.clone(), generated, outcome, sampling },
+            )?;
+        }
+        self.last = None;
+        Ok(())
+    }
+
+    fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
+        let speech = self.llm().texts().speech();
+        let kwargs = self.template_variables()?;
+        let tools = self.tool_definitions();
+        let conversation =
+            Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
+        let turn = self.dialogue.prompt(speech, conversation)?;
+        let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
+        let message = answer.message.clone();
+        self.dialogue.finish(turn, Answer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
+        messages.push(message);
+        Ok(())
+    }
+
+    fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
+        Ok(self.llm().texts().speech().encode_rest(turn::text(message))?)
+    }
+
+    /// Leaves the whole conversation as another session, before it loses turns.
+    fn leave_copy(&self) -> Result<(), CommandError> {
+        let Keeping::Saved { name, .. } = &self.keeping else { return Ok(()) };
+        let copy = self.free_name(&format!("{name}-whole"))?;
+        drop(self.store()?.fork(name, &copy, None)?);
+        self.terminal.note(&format!("the whole conversation stays as session {copy}"));
+        Ok(())
+    }
+}
+
+/// How a turn began: its question, shortened.
+pub fn opening(saved: &SavedTurn) -> String {
+    let question = turn::question(&saved.turn.messages).map(turn::text).unwrap_or_default();
+    shortened(question, 60)
+}
+
+/// The beginning of a text on one line, in quotes.
+pub fn shortened(text: &str, most: usize) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(most) {
+        Some((end, _)) => format!("\u{201c}{}\u{2026}\u{201d}", &words[..end]),
+        None => format!("\u{201c}{words}\u{201d}"),
+    }
+}
+
+/// Counts, and shows that something goes on.
+struct Quiet<'a> {
+    terminal: &'a Terminal,
+    count: usize,
+}
+
+impl Sink for Quiet<'_> {
+    fn text(&mut self, _: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.count += tokens.len();
+        self.terminal.status(&format!("compacting, {} tokens", grouped(self.count)));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_questions_are_shortened_at_a_character() {
+        assert_eq!(shortened("a\n b", 60), "\u{201c}a b\u{201d}");
+        assert_eq!(shortened("日本語です", 3), "\u{201c}日本語\u{2026}\u{201d}");
+    }
+}

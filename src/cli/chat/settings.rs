@@ -1,0 +1,178 @@
+//! What `/set` changes: the flags for sampling and limits, by their names, while the chat goes on.
+//!
+//! A value is parsed and checked by the same code as the flag; what is refused changes nothing.
+
+use clap::Parser;
+
+use crate::cli::args::{LimitArgs, SamplingArgs};
+use crate::cli::error::CommandError;
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::{Error, Overflow, Sampling};
+
+/// What can be set.
+pub const KEYS: &[&str] = &[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "max_tokens",
+    "stop",
+    "ignore_eos",
+];
+
+/// The flags in force.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+pub struct Settings {
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+impl Settings {
+    /// Sets `key`; `default` takes the value back.
+    ///
+    /// # Errors
+    /// A usage error: there is no such key, or the value is refused.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), CommandError> {
+        let key = key.replace('-', "_");
+        if !KEYS.contains(&key.as_str()) {
+            let error = CommandError::usage(format!("there is nothing called {key:?} to set"));
+            let near = crate::cli::error::nearest(&key, KEYS.iter().copied());
+            return Err(error.hint(match near {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("there is {}", KEYS.join(", ")),
+            }));
+        }
+        let mut changed = self.clone();
+        match (key.as_str(), value) {
+            (_, "default") => changed.unset(&key),
+            ("ignore_eos", "on" | "true") => changed.limits.ignore_eos = true,
+            ("ignore_eos", "off" | "false") => changed.limits.ignore_eos = false,
+            ("ignore_eos", _) => return Err(CommandError::usage("ignore_eos is on or off")),
+            _ => {
+                let flag = format!("--{}={value}", key.replace('_', "-"));
+                changed.try_update_from([flag]).map_err(|error| refusal(&key, &error))?;
+            }
+        }
+        let (sampling, _) = changed.sampling.resolve(&GenerationDefaults::default());
+        sampling.validate(usize::MAX).map_err(|error| match error {
+            Error::InvalidParameter { name, message } => CommandError::usage(format!("{name}: {message}")),
+            other => other.into(),
+        })?;
+        *self = changed;
+        Ok(())
+    }
+
+    fn unset(&mut self, key: &str) {
+        let Settings { sampling, limits } = self;
+        match key {
+            "temperature" => sampling.temperature = None,
+            "top_k" => sampling.top_k = None,
+            "top_p" => sampling.top_p = None,
+            "min_p" => sampling.min_p = None,
+            "repetition_penalty" => sampling.repetition_penalty = None,
+            "presence_penalty" => sampling.presence_penalty = None,
+            "frequency_penalty" => sampling.frequency_penalty = None,
+            "logit_bias" => sampling.logit_bias.clear(),
+            "seed" => sampling.seed = None,
+            "max_tokens" => limits.max_tokens = None,
+            "stop" => limits.stop.clear(),
+            _ => limits.ignore_eos = false,
+        }
+    }
+
+    /// All values in force, one a line.
+    pub fn table(&self, sampling: &Sampling) -> Vec<Vec<String>> {
+        let limits = self.limits.resolve();
+        let or = |value: Option<String>, otherwise: &str| value.unwrap_or_else(|| otherwise.to_owned());
+        let bias: Vec<_> = sampling.logit_bias.iter().map(|(id, bias)| format!("{id}={bias}")).collect();
+        let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+        let rows = [
+            ("temperature", sampling.temperature.to_string()),
+            ("top_k", or(sampling.top_k.map(|k| k.to_string()), "all")),
+            ("top_p", sampling.top_p.to_string()),
+            ("min_p", sampling.min_p.to_string()),
+            ("repetition_penalty", sampling.repetition_penalty.to_string()),
+            ("presence_penalty", sampling.presence_penalty.to_string()),
+            ("frequency_penalty", sampling.frequency_penalty.to_string()),
+            ("logit_bias", list(&bias)),
+            ("seed", or(sampling.seed.map(|seed| seed.to_string()), "drawn for each answer")),
+            ("max_tokens", or(limits.max_tokens.map(|count| count.to_string()), "to the end of the context")),
+            ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
+            ("ignore_eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
+        ];
+        rows.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect()
+    }
+
+    /// What is left of the context is taken, and reaching its end is said: chat asks before a conversation gets that far.
+    pub fn limits(&self) -> crate::runtime::Limits {
+        crate::runtime::Limits { overflow: Overflow::Clamp, ..self.limits.resolve() }
+    }
+}
+
+/// clap's message without its usage lines, which speak of flags.
+fn refusal(key: &str, error: &clap::Error) -> CommandError {
+    let text = error.to_string();
+    let reason = text
+        .lines()
+        .next()
+        .and_then(|line| line.rsplit_once(": "))
+        .map_or("is refused", |(_, reason)| reason);
+    CommandError::usage(format!("{key}: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_can_be_set_and_taken_back() {
+        for key in KEYS {
+            let value = match *key {
+                "seed" | "max_tokens" | "top_k" => "7",
+                "logit_bias" => "5=1",
+                "stop" => "END",
+                "ignore_eos" => "on",
+                _ => "0.5",
+            };
+            let mut settings = Settings::default();
+            let table = |settings: &Settings| {
+                settings.table(&settings.sampling.resolve(&GenerationDefaults::default()).0)
+            };
+            let before = table(&settings);
+            settings.set(key, value).expect(key);
+            let changed = table(&settings);
+            let differing: Vec<_> =
+                before.iter().zip(&changed).filter(|(a, b)| a != b).map(|(a, _)| &a[0]).collect();
+            assert_eq!(differing, [key]);
+            settings.set(key, "default").expect(key);
+            assert_eq!(table(&settings), before, "{key}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_changes_nothing_and_says_why() {
+        let mut settings = Settings::default();
+        let mut check = |key: &str, value: &str, message: &str| {
+            let error = settings.set(key, value).expect_err(key);
+            let said = format!("{error} {}", error.hint_text().unwrap_or_default());
+            assert!(said.contains(message), "{said}");
+        };
+        check("temperature", "3", "3 is not in [0, 2]");
+        check("temperature", "warm", "temperature: invalid float literal");
+        check("top_k", "0", "`all` keeps all tokens");
+        check("temprature", "1", "did you mean temperature?");
+        check("ignore_eos", "maybe", "on or off");
+        check("max_tokens", "0", "0 is not in 1..");
+        assert_eq!(settings.sampling.temperature, None);
+        settings.set("top-p", "0.9").expect("dashes are fine");
+    }
+}

@@ -1,0 +1,152 @@
+//! Layers that keep a state: how their rows are cut into tasks. Rows of a sequence follow each other, channels and heads are
+//! independent.
+
+use super::kv::CpuKv;
+use super::{Cpu, CpuBuffer};
+use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, Span};
+use crate::runtime::error::Result;
+use crate::runtime::kernel::{Isa, delta, dot, math};
+
+impl Cpu {
+    /// Causal convolution over each channel; every output is the sum of its taps, the oldest first.
+    pub(super) fn convolve_rows(
+        &self,
+        kv: &mut CpuKv,
+        spec: &ConvSpec<'_, Vec<f32>>,
+        x: &CpuBuffer,
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let (width, taps) = (x.width, spec.kernel.len() / x.width);
+        let scratch = &mut *self.scratch.borrow_mut();
+        for span in spans {
+            let state = kv.state_mut(spec.store, span)?;
+            // The inputs of the tokens before the step, then the step's own.
+            let seen = &mut scratch.reordered;
+            seen.clear();
+            seen.extend_from_slice(state);
+            seen.extend_from_slice(&x.values[span.rows.start * width..span.rows.end * width]);
+            state.copy_from_slice(&seen[seen.len() - state.len()..]);
+            let (isa, work) = (self.isa, span.rows.len() * spec.kernel.len());
+            let out = &mut out.values[span.rows.start * width..span.rows.end * width];
+            self.for_chunks(out, width, work, |row, out| {
+                out.fill(0.0);
+                let seen = seen[row * width..].chunks_exact(width);
+                for (kernel, seen) in spec.kernel.chunks_exact(width).zip(seen).take(taps) {
+                    math::mul_add(isa, kernel, seen, out);
+                }
+                if spec.silu {
+                    math::silu_all(isa, out);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// The gated delta rule, a task for each head of each span.
+    pub(super) fn delta_rows(
+        &self,
+        kv: &mut CpuKv,
+        spec: &DeltaSpec<'_, Vec<f32>>,
+        [qkv, rate, decay]: [&CpuBuffer; 3],
+        spans: &[Span],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
+        let scratch = &mut *self.scratch.borrow_mut();
+        for span in spans {
+            let state = kv.state_mut(spec.store, span)?;
+            let by_head = &mut scratch.reordered;
+            by_head.resize(value_heads * span.rows.len() * value_dim, 0.0);
+            let states = state.chunks_exact_mut(key_dim * value_dim);
+            let outs = by_head.chunks_exact_mut(span.rows.len() * value_dim);
+            let mut heads: Vec<_> = states.zip(outs).collect();
+            let inputs = HeadInputs { isa: self.isa, spec, qkv, rate, decay, span };
+            self.pool.chunks_mut(&mut heads, 1, |head, task| {
+                let (state, out) = &mut task[0];
+                inputs.run(head, state, out);
+            });
+            for (row, out) in
+                span.rows.clone().zip(out.values[span.rows.start * out.width..].chunks_exact_mut(out.width))
+            {
+                let row = row - span.rows.start;
+                for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
+                    let first = (head * span.rows.len() + row) * value_dim;
+                    out.copy_from_slice(&by_head[first..first + value_dim]);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the heads of a span share.
+struct HeadInputs<'a> {
+    isa: Isa,
+    spec: &'a DeltaSpec<'a, Vec<f32>>,
+    qkv: &'a CpuBuffer,
+    rate: &'a CpuBuffer,
+    decay: &'a CpuBuffer,
+    span: &'a Span,
+}
+
+impl HeadInputs<'_> {
+    /// One head's rows, `[rows, value_dim]` into `out`.
+    fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = self.spec.shape;
+        let key_head = head / (value_heads / key_heads);
+        let fading = f64::from(self.spec.decay_log[head]).exp();
+        let (mut query, mut key, mut error) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
+        for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)) {
+            let qkv = self.qkv.row(row);
+            let keys = key_heads * key_dim;
+            normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], &mut query);
+            normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], &mut key);
+            query.iter_mut().for_each(|value| *value *= 1.0 / (key_dim as f32).sqrt());
+            let token = delta::Token {
+                key: &key,
+                query: &query,
+                value: &qkv[2 * keys + head * value_dim..][..value_dim],
+                decay: kept(fading, self.decay.row(row)[head] + self.spec.decay_bias[head]),
+                rate: math::sigmoid(self.rate.row(row)[head]),
+            };
+            delta::step(self.isa, state, token, &mut error, out);
+        }
+    }
+}
+
+/// `x / sqrt(sum(x^2) + eps)`; the constant is the reference's.
+fn normalize(isa: Isa, x: &[f32], out: &mut [f32]) {
+    let factor = 1.0 / (dot::dot(isa, x, x) + 1e-6).sqrt();
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = x * factor;
+    }
+}
+
+/// `exp(-fading * softplus(x))`, in f64 and so exact to f32 whatever the system's library.
+fn kept(fading: f64, x: f32) -> f32 {
+    let x = f64::from(x);
+    let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
+    (-fading * softplus).exp() as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_less_the_larger_its_input() {
+        assert!((kept(1.0, 0.0) - 0.5).abs() < 1e-7, "softplus(0) is ln 2");
+        assert!((kept(2.0, 30.0) - (-60f32).exp()).abs() < 1e-30);
+        assert_eq!(kept(1.0, -200.0), 1.0);
+    }
+
+    #[test]
+    fn normalised_rows_have_length_one_and_zeros_stay() {
+        let mut out = [9.0; 2];
+        normalize(Isa::Scalar, &[30.0, 40.0], &mut out);
+        assert!((out[0] - 0.6).abs() < 1e-6 && (out[1] - 0.8).abs() < 1e-6);
+        normalize(Isa::Scalar, &[0.0; 2], &mut out);
+        assert_eq!(out, [0.0; 2]);
+    }
+}

@@ -1,0 +1,104 @@
+//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024): a head's state maps keys to values, fades, and is corrected by what
+//! it gets wrong of each token's value.
+//!
+//! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut. Every element of
+//! the state has one order of operations, and outputs are sums over keys in ascending order.
+
+use super::isa::{Isa, dispatch};
+
+/// One token of one head: normalised key and query `[key_dim]`, value `[value_dim]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Token<'a> {
+    pub key: &'a [f32],
+    pub query: &'a [f32],
+    pub value: &'a [f32],
+    /// What the state keeps, 0 to 1.
+    pub decay: f32,
+    /// How much of the error is corrected, 0 to 1.
+    pub rate: f32,
+}
+
+#[inline(always)]
+fn fade_body(state: &mut [f32], decay: f32, key: &[f32], recalled: &mut [f32]) {
+    recalled.fill(0.0);
+    for (state, key) in state.chunks_exact_mut(recalled.len()).zip(key) {
+        for (state, recalled) in state.iter_mut().zip(recalled.iter_mut()) {
+            *state *= decay;
+            *recalled = key.mul_add(*state, *recalled);
+        }
+    }
+}
+
+#[inline(always)]
+fn correct_body(state: &mut [f32], key: &[f32], query: &[f32], error: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for ((state, key), query) in state.chunks_exact_mut(out.len()).zip(key).zip(query) {
+        for ((state, error), out) in state.iter_mut().zip(error).zip(out.iter_mut()) {
+            *state = key.mul_add(*error, *state);
+            *out = query.mul_add(*state, *out);
+        }
+    }
+}
+
+dispatch! {
+    /// `state *= decay`, and `recalled = key . state`.
+    fn fade(state: &mut [f32], decay: f32, key: &[f32], recalled: &mut [f32]) = fade_body
+}
+dispatch! {
+    /// `state += key x error`, and `out = query . state`.
+    fn correct(state: &mut [f32], key: &[f32], query: &[f32], error: &[f32], out: &mut [f32]) = correct_body
+}
+
+/// Takes a token into a head's `state`, `[key_dim, value_dim]`; `out` is what its query finds there, `[value_dim]`. `error` is
+/// memory of as many values.
+pub fn step(isa: Isa, state: &mut [f32], token: Token<'_>, error: &mut [f32], out: &mut [f32]) {
+    fade(isa, state, token.decay, token.key, error);
+    for (error, value) in error.iter_mut().zip(token.value) {
+        *error = (value - *error) * token.rate;
+    }
+    correct(isa, state, token.key, token.query, error, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::available;
+    use super::*;
+
+    #[test]
+    fn a_state_recalls_what_it_was_told_and_forgets_what_is_replaced() {
+        let (mut state, mut error, mut out) = ([0.0; 6], [0.0; 3], [0.0; 3]);
+        let mut tell = |key: &[f32], query: &[f32], value: &[f32], decay, rate| {
+            let token = Token { key, query, value, decay, rate };
+            step(Isa::Scalar, &mut state, token, &mut error, &mut out);
+            out
+        };
+        assert_eq!(tell(&[1.0, 0.0], &[1.0, 0.0], &[1.0, 2.0, 3.0], 1.0, 1.0), [1.0, 2.0, 3.0]);
+        assert_eq!(tell(&[0.0, 1.0], &[1.0, 1.0], &[4.0, 4.0, 4.0], 1.0, 0.5), [3.0, 4.0, 5.0]);
+        assert_eq!(
+            tell(&[1.0, 0.0], &[1.0, 0.0], &[7.0, 7.0, 7.0], 1.0, 1.0),
+            [7.0; 3],
+            "replaced, not added"
+        );
+        assert_eq!(tell(&[1.0, 0.0], &[0.0, 1.0], &[0.0; 3], 0.5, 0.0), [1.0; 3], "half of 2 is left");
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let noise = |seed: usize, len: usize| -> Vec<f32> {
+            (0..len).map(|i| ((i * 37 + seed * 101) % 211) as f32 / 97.0 - 1.0).collect()
+        };
+        for (keys, values) in [(16, 16), (5, 33), (128, 64)] {
+            let (key, query, value) = (noise(1, keys), noise(2, keys), noise(3, values));
+            let token = Token { key: &key, query: &query, value: &value, decay: 0.9, rate: 0.3 };
+            let run = |isa| {
+                let mut state = noise(4, keys * values);
+                let (mut error, mut out) = (vec![0.0; values], vec![0.0; values]);
+                step(isa, &mut state, token, &mut error, &mut out);
+                state.into_iter().chain(out).map(f32::to_bits).collect::<Vec<_>>()
+            };
+            for isa in available() {
+                assert_eq!(run(isa), run(Isa::Scalar), "{isa:?}");
+            }
+        }
+    }
+}

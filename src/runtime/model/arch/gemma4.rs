@@ -1,0 +1,217 @@
+//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly rotated, norms
+//! of q, k and v, a number that multiplies each layer's output. 31B: keys serve as values on global layers. E2B and E4B:
+//! per-layer inputs, and last layers that read the rows of earlier ones and have wider feed-forward parts. 26B-A4B: experts
+//! beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's converter for GGUF's keys.
+
+use serde_json::Value;
+
+use super::dense::{Defaults, MAX_WIDTH, dense};
+use super::experts::{Keys, experts};
+use super::rope::rope;
+use super::{Description, Facts, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{
+    Activation, AttentionConfig, ExpertWeights, KvSource, NormNames, PartNames, PerLayerInputs, QkNorm,
+    RopeConfig, RopeScaling,
+};
+
+pub const FAMILY: Family =
+    Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], describe };
+
+/// Every sixth layer is global unless the file says otherwise.
+const PATTERN: usize = 6;
+
+/// Indices of the rotary tables.
+const GLOBAL: usize = 0;
+const LOCAL: usize = 1;
+
+const PARTS: PartNames =
+    PartNames { router: ["router.proj", "ffn_gate_inp"], experts: ["experts", "ffn"], ..PartNames::LLAMA };
+
+fn describe(facts: &Facts) -> Result<Description, LoadError> {
+    let defaults = Defaults {
+        num_heads: Some(8),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        vocab_size: Some(262_144),
+        context_length: 131_072,
+        rope_theta: 1e6,
+        activation: Activation::GeluTanh,
+        tied: Some(true),
+        experts: true,
+        ..Defaults::default()
+    };
+    let mut description = dense("gemma4", facts, defaults)?;
+    if facts.string("use_bidirectional_attention")?.as_deref() == Some("all") {
+        return Err(
+            facts.error("use_bidirectional_attention", "tokens that see later ones are not supported")
+        );
+    }
+    (description.naming.norms, description.naming.parts) = (NormNames::SANDWICH, PARTS);
+    let config = &mut description.config;
+    config.embedding_scale = (config.hidden_size as f32).sqrt();
+    config.final_softcap = facts.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    for layer in &mut config.layers {
+        (layer.post_norms, layer.has_output_scale) = (true, true);
+    }
+    let slides = sliding_layers(facts, config.layers.len())?;
+    describe_heads(&mut description, facts, &slides)?;
+    share_rows(&mut description, facts, &slides)?;
+    describe_experts(&mut description, facts)?;
+    describe_per_layer_inputs(&mut description, facts, defaults.activation)?;
+    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
+    description.slide(Some(window), |layer| slides[layer]);
+    Ok(description)
+}
+
+fn sliding_layers(facts: &Facts, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
+    if !facts.is_gguf() {
+        let mut listed = facts.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
+        listed[num_layers - 1] = false; // whatever is listed, as the class has it
+        return Ok(listed);
+    }
+    match facts.value(KEY) {
+        None => Ok(by_period(PATTERN)),
+        Some(Value::Array(list)) => {
+            let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+            let listed = listed.filter(|listed| listed.len() == num_layers);
+            listed.ok_or_else(|| facts.error(KEY, format!("is not a list of {num_layers} layers")))
+        }
+        Some(_) => facts.size(KEY, num_layers).map(by_period),
+    }
+}
+
+/// Local and global layers have heads of different numbers and widths, and rotary tables of their own.
+fn describe_heads(description: &mut Description, facts: &Facts, slides: &[bool]) -> Result<(), LoadError> {
+    let config = &mut description.config;
+    let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
+    let head_dim = |key: &'static str, default| match facts.count(key)? {
+        None => Ok(default),
+        Some(dim) if dim > 0 && dim <= MAX_WIDTH && dim.is_multiple_of(2) => Ok(dim),
+        Some(dim) => Err(facts.error(key, format!("{dim} is not a possible head size"))),
+    };
+    // The description was made with the one of the two that both formats have.
+    let (local_dim, global_dim) = match facts.is_gguf() {
+        true => (head_dim("attention.key_length_swa", first.0)?, first.0),
+        false => (first.0, head_dim("global_head_dim", 512)?),
+    };
+    config.ropes = vec![
+        rope(facts, "full_attention", global_dim, 1e6)?,
+        match facts.is_gguf() {
+            false => rope(facts, "sliding_attention", local_dim, 1e4)?,
+            true => RopeConfig {
+                dim: local_dim,
+                theta: facts.number("rope.freq_base_swa")?.unwrap_or(1e4),
+                scaling: RopeScaling::None,
+            },
+        },
+    ];
+    let reuses_keys = facts.is_gguf() || facts.flag("attention_k_eq_v")? == Some(true);
+    let kv_heads = kv_heads(facts, slides, first.1, reuses_keys)?;
+    for (index, attention) in config.attentions_mut() {
+        let is_local = slides[index];
+        *attention = AttentionConfig {
+            num_kv_heads: kv_heads[index],
+            head_dim: if is_local { local_dim } else { global_dim },
+            scale: 1.0,
+            rope: Some(if is_local { LOCAL } else { GLOBAL }),
+            qk_norm: QkNorm::PerHead,
+            kv: if reuses_keys && !is_local { KvSource::OwnOrKeys } else { KvSource::Own },
+            value_norm: true,
+            ..attention.clone()
+        };
+    }
+    Ok(())
+}
+
+fn kv_heads(
+    facts: &Facts,
+    slides: &[bool],
+    of_all: usize,
+    reuses_keys: bool,
+) -> Result<Vec<usize>, LoadError> {
+    let num_heads = facts.count(facts.pick("num_attention_heads", "attention.head_count"))?.unwrap_or(8);
+    let key = facts.pick("num_global_key_value_heads", "attention.head_count_kv");
+    let counts = if facts.is_gguf() {
+        facts.counts(key, slides.len())?.unwrap_or_else(|| vec![of_all; slides.len()])
+    } else {
+        let global = facts.count(key)?.filter(|_| reuses_keys).unwrap_or(of_all);
+        slides.iter().map(|is_local| if *is_local { of_all } else { global }).collect()
+    };
+    match counts.iter().find(|count| **count == 0 || !num_heads.is_multiple_of(**count)) {
+        Some(count) => Err(facts.error(key, format!("{num_heads} query heads cannot share {count} evenly"))),
+        None => Ok(counts),
+    }
+}
+
+/// The last layers read the rows of the last layer before them that is of their kind.
+fn share_rows(description: &mut Description, facts: &Facts, slides: &[bool]) -> Result<(), LoadError> {
+    let key = facts.pick("num_kv_shared_layers", "attention.shared_kv_layers");
+    let num_layers = slides.len();
+    let shared = facts.count(key)?.unwrap_or(0);
+    let first_shared = num_layers.checked_sub(shared).filter(|first| *first > 0);
+    let first_shared = first_shared
+        .ok_or_else(|| facts.error(key, format!("{shared} of {num_layers} layers leaves none with rows")))?;
+    for (index, attention) in description.config.attentions_mut() {
+        if index >= first_shared {
+            let owner = slides[..first_shared].iter().rposition(|is_local| *is_local == slides[index]);
+            let owner =
+                owner.ok_or_else(|| facts.error(key, format!("no layer has rows for layer {index}")))?;
+            attention.kv = KvSource::Layer(owner);
+        }
+    }
+    let is_wide = facts.flag("use_double_wide_mlp")? == Some(true);
+    let listed = facts.is_gguf().then(|| facts.counts("feed_forward_length", num_layers)).transpose()?;
+    for (index, layer) in description.config.layers.iter_mut().enumerate() {
+        let Some(dense) = &mut layer.feed_forward.dense else { continue };
+        match listed.as_ref().and_then(Option::as_ref) {
+            Some(listed) if listed[index] == 0 => {
+                return Err(facts.error("feed_forward_length", format!("layer {index} has none")));
+            }
+            Some(listed) => dense.intermediate_size = listed[index],
+            None if is_wide && index >= first_shared => dense.intermediate_size *= 2,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn describe_experts(description: &mut Description, facts: &Facts) -> Result<(), LoadError> {
+    const KEYS: Keys =
+        Keys { count: "num_experts", used: "top_k_experts", intermediate_size: "moe_intermediate_size" };
+    let has_experts = match facts.is_gguf() {
+        true => facts.count("expert_count")?.is_some_and(|count| count > 0),
+        false => facts.flag("enable_moe_block")? == Some(true),
+    };
+    for layer in description.config.layers.iter_mut().filter(|_| has_experts) {
+        if let Some(dense) = &layer.feed_forward.dense {
+            let mut experts = experts(facts, &KEYS, dense, ExpertWeights::OfUsed)?;
+            experts.has_norms = true;
+            layer.feed_forward.experts = Some(experts);
+        }
+    }
+    Ok(())
+}
+
+fn describe_per_layer_inputs(
+    description: &mut Description,
+    facts: &Facts,
+    default: Activation,
+) -> Result<(), LoadError> {
+    let key = facts.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
+    // The class has them unless told otherwise.
+    let size = facts.count(key)?.unwrap_or(if facts.is_gguf() { 0 } else { 256 });
+    if size > MAX_WIDTH {
+        return Err(facts.error(key, format!("{size} is more than {MAX_WIDTH}")));
+    }
+    let rows = facts.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
+    if size > 0 && !facts.is_gguf() && rows != description.config.vocab_size {
+        return Err(facts.error("vocab_size_per_layer_input", "differs from vocab_size"));
+    }
+    let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
+    let activation = activation.map_or(default, |dense| dense.activation);
+    description.config.per_layer_inputs = (size > 0).then_some(PerLayerInputs { size, activation });
+    Ok(())
+}

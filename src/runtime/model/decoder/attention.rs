@@ -1,0 +1,197 @@
+//! Attention of one layer: projections, norms of q, k and v, rotary positions, and the rows it keeps.
+
+use super::StorePlace;
+use super::layer::{Context, Projection, Work};
+use super::load::Loader;
+use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
+use crate::runtime::error::{LoadError, Result};
+use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
+
+pub struct Attention<B: Backend> {
+    facts: AttentionConfig,
+    eps: f32,
+    store: StorePlace,
+    q: Projection<B>,
+    q_norm: Option<B::Vector>,
+    output_gate: Option<Projection<B>>,
+    /// Nothing where the rows are another layer's.
+    kv: Option<KeysAndValues<B>>,
+    sinks: Option<B::Vector>,
+    output: Projection<B>,
+}
+
+struct KeysAndValues<B: Backend> {
+    k: Projection<B>,
+    /// Nothing where the keys serve.
+    v: Option<Projection<B>>,
+    k_norm: Option<B::Vector>,
+    /// Ones.
+    v_norm: Option<B::Vector>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        facts: &AttentionConfig,
+        eps: f32,
+        store: StorePlace,
+    ) -> Result<Self, LoadError> {
+        let (file, layer, norms) = (loader.file, loader.layer, &loader.naming.norms);
+        let q_width = facts.num_heads * facts.head_dim;
+        let [q_len, _] = normed_lens(facts);
+        let Projections { q, output_gate, kv } = load_projections(loader, facts)?;
+        let output = file.linear(layer, loader.naming.parts.attention_output, [loader.hidden, q_width])?;
+        let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], facts.num_heads);
+        let sinks = facts.has_sinks.then_some(()).map(sinks).transpose()?;
+        Ok(Self {
+            facts: facts.clone(),
+            eps,
+            store,
+            q,
+            output_gate,
+            q_norm: q_len.map(|len| loader.norm(norms.qk[0], len)).transpose()?,
+            kv,
+            sinks: sinks.map(|sinks| loader.backend.vector(sinks)).transpose()?,
+            output: loader.projection(output)?,
+        })
+    }
+
+    /// What the layer's tokens take from those that they see, into `out`.
+    pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        let (backend, facts) = (context.backend, &self.facts);
+        self.project(backend, input, context.work)?;
+        let Context { step, kv, work, .. } = context;
+        let Work { q, k, v, mixed, gate, .. } = &mut **work;
+        let spans = &step.spans[self.store.group];
+        if let Some(rope) = facts.rope {
+            backend.rope(q, facts.head_dim, &step.angles[rope])?;
+        }
+        if self.kv.is_some() {
+            if let Some(rope) = facts.rope {
+                backend.rope(k, facts.head_dim, &step.angles[rope])?;
+            }
+            backend.store_kv(kv, self.store.index, k, v, spans)?;
+        }
+        let spec = AttentionSpec {
+            store: self.store.index,
+            num_heads: facts.num_heads,
+            rule: ScoreRule { scale: facts.scale, softcap: facts.softcap },
+            window: facts.window,
+            sinks: self.sinks.as_ref(),
+        };
+        backend.attend(kv, &spec, q, spans, mixed)?;
+        if let Some(output_gate) = &self.output_gate {
+            output_gate.apply(backend, input, gate)?;
+            backend.gated(Activation::Sigmoid, gate, mixed)?;
+            std::mem::swap(gate, mixed);
+        }
+        self.output.apply(backend, mixed, out)
+    }
+
+    /// q, k and v, normalised where the family does so.
+    fn project(&self, backend: &B, input: &B::Buffer, work: &mut Work<B>) -> Result<()> {
+        let Work { q, k, v, mixed, .. } = work;
+        match &self.kv {
+            None => self.q.apply(backend, input, q)?,
+            Some(KeysAndValues { k: to_k, v: None, .. }) => {
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])?;
+            }
+            Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])?;
+            }
+        }
+        self.normalize(backend, self.q_norm.as_ref(), q, mixed)?;
+        if let Some(kv) = &self.kv {
+            match (&kv.v, &kv.v_norm) {
+                (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
+                (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
+            }
+            self.normalize(backend, kv.k_norm.as_ref(), k, mixed)?;
+        }
+        Ok(())
+    }
+
+    fn normalize(
+        &self,
+        backend: &B,
+        norm: Option<&B::Vector>,
+        x: &mut B::Buffer,
+        space: &mut B::Buffer,
+    ) -> Result<()> {
+        if let Some(norm) = norm {
+            backend.rms_norm(x, norm, self.eps, space)?;
+            std::mem::swap(x, space);
+        }
+        Ok(())
+    }
+}
+
+struct Projections<B: Backend> {
+    q: Projection<B>,
+    output_gate: Option<Projection<B>>,
+    kv: Option<KeysAndValues<B>>,
+}
+
+fn load_projections<B: Backend>(
+    loader: &Loader<'_, B>,
+    facts: &AttentionConfig,
+) -> Result<Projections<B>, LoadError> {
+    const SEPARATE: [[&str; 2]; 3] =
+        [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
+    let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
+    // A head's output gate lies beside its query.
+    let per_head = if facts.has_output_gate { 2 } else { 1 };
+    let q_width = per_head * facts.num_heads * facts.head_dim;
+    let kv_width = facts.num_kv_heads * facts.head_dim;
+    let [q_name, k_name, v_name] = SEPARATE;
+    let (q, k, v) = match facts.kv {
+        KvSource::Layer(_) => {
+            let q = file.linear(layer, q_name, [q_width, hidden])?;
+            return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
+        }
+        KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
+            let q = file.linear(layer, q_name, [q_width, hidden])?;
+            (q, file.linear(layer, k_name, [kv_width, hidden])?, None)
+        }
+        KvSource::Own | KvSource::OwnOrKeys => {
+            let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
+            let [q, k, v] = file.linears(layer, SEPARATE, fused, rows, hidden)?;
+            (q, k, Some(v))
+        }
+    };
+    let (q, k) = match loader.naming.interleaved_qk {
+        true => (q.deinterleave(facts.head_dim), k.deinterleave(facts.head_dim)),
+        false => (q, k),
+    };
+    let (q, output_gate) = match facts.has_output_gate {
+        true => {
+            let [q, gate] = [0, 1].map(|part| {
+                let head_rows =
+                    move |head| (2 * head + part) * facts.head_dim..(2 * head + part + 1) * facts.head_dim;
+                q.gather_rows((0..facts.num_heads).flat_map(head_rows))
+            });
+            (q, Some(loader.projection(gate)?))
+        }
+        false => (q, None),
+    };
+    let [_, k_len] = normed_lens(facts);
+    let ones = |_| loader.backend.vector(vec![1.0; facts.head_dim]);
+    let kv = KeysAndValues {
+        k: loader.projection(k)?,
+        k_norm: k_len.map(|len| loader.norm(loader.naming.norms.qk[1], len)).transpose()?,
+        v_norm: (facts.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
+        v: v.map(|v| loader.projection(v)).transpose()?,
+    };
+    Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
+}
+
+/// Over how many values q and k are normalised, if they are.
+fn normed_lens(facts: &AttentionConfig) -> [Option<usize>; 2] {
+    match facts.qk_norm {
+        QkNorm::None => [None; 2],
+        QkNorm::PerHead => [Some(facts.head_dim); 2],
+        QkNorm::Whole => [facts.num_heads, facts.num_kv_heads].map(|heads| Some(heads * facts.head_dim)),
+    }
+}

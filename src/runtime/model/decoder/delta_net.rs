@@ -1,0 +1,81 @@
+//! Gated delta net (Qwen 3.5): a short convolution over queries, keys and values, a recurrent state for each head, and a gated
+//! norm of what the heads find. Source: transformers `Qwen3_5GatedDeltaNet`.
+
+use super::StorePlace;
+use super::layer::{Context, Projection, Work};
+use super::load::Loader;
+use crate::runtime::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
+use crate::runtime::error::{LoadError, Result};
+use crate::runtime::model::config::DeltaNetConfig;
+
+pub struct DeltaNet<B: Backend> {
+    shape: DeltaShape,
+    eps: f32,
+    /// Of the convolution; the heads' states are in the one after it.
+    store: StorePlace,
+    qkv: Projection<B>,
+    gate: Projection<B>,
+    rate: Projection<B>,
+    decay: Projection<B>,
+    kernel: B::Vector,
+    decay_log: B::Vector,
+    decay_bias: B::Vector,
+    norm: B::Vector,
+    output: Projection<B>,
+}
+
+impl<B: Backend> DeltaNet<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        facts: &DeltaNetConfig,
+        eps: f32,
+        store: StorePlace,
+    ) -> Result<Self, LoadError> {
+        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, facts.shape);
+        let matrix = |name, rows, cols| file.linear(layer, [name, name], [rows, cols]);
+        let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
+        let values = |name, len| loader.backend.vector(file.values(layer, [name, name], len)?);
+        let conv = ["linear_attn.conv1d"; 2];
+        Ok(Self {
+            shape,
+            eps,
+            store,
+            qkv: loader.projection(matrix("linear_attn.in_proj_qkv", shape.conv_width(), hidden)?)?,
+            gate: loader.projection(matrix("linear_attn.in_proj_z", inner, hidden)?)?,
+            rate: loader.gate(matrix("linear_attn.in_proj_b", heads, hidden)?)?,
+            decay: loader.gate(matrix("linear_attn.in_proj_a", heads, hidden)?)?,
+            kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), facts.kernel])?)?,
+            decay_log: values("linear_attn.A_log", heads)?,
+            decay_bias: values("linear_attn.dt_bias", heads)?,
+            norm: values("linear_attn.norm.weight", shape.value_dim)?,
+            output: loader.projection(matrix("linear_attn.out_proj", hidden, inner)?)?,
+        })
+    }
+
+    pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        let Context { backend, step, kv, work, .. } = context;
+        let Work { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
+        let spans = &step.spans[self.store.group];
+        let onto = [
+            (&self.qkv, &mut *qkv),
+            (&self.gate, &mut *gate),
+            (&self.rate, &mut *rate),
+            (&self.decay, &mut *decay),
+        ];
+        backend.matmul_each(input, &mut onto.map(|(projection, out)| projection.onto(out)))?;
+        let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, silu: true };
+        backend.convolve(kv, &conv, qkv, spans, mixed)?;
+        let spec = DeltaSpec {
+            store: self.store.index + 1,
+            shape: self.shape,
+            decay_log: &self.decay_log,
+            decay_bias: &self.decay_bias,
+        };
+        backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
+        backend.rms_norm(up, &self.norm, self.eps, mixed)?;
+        backend.gated(Activation::Silu, gate, mixed)?;
+        self.output.apply(backend, gate, out)
+    }
+}

@@ -1,0 +1,185 @@
+//! One layer: how its parts follow each other, and the buffers they share.
+
+use super::attention::Attention;
+use super::delta_net::DeltaNet;
+use super::feed_forward::{FeedForward, Routing};
+use super::load::Loader;
+use super::per_layer::LayerInput;
+use super::short_conv::ShortConv;
+use super::{Step, StorePlace};
+use crate::runtime::backend::{Backend, Product};
+use crate::runtime::error::{LoadError, Result};
+use crate::runtime::model::config::{LayerConfig, MixerConfig, PerLayerInputs};
+
+const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
+
+/// A product with a matrix, and what is added to it.
+pub struct Projection<B: Backend> {
+    pub weight: B::Weight,
+    pub bias: Option<B::Vector>,
+}
+
+impl<B: Backend> Projection<B> {
+    pub fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
+        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+    }
+
+    pub fn apply(&self, backend: &B, x: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        backend.matmul(x, &self.weight, self.bias.as_ref(), out)
+    }
+}
+
+/// What a part computes with: the step at hand, and memory that it may use as it likes.
+pub struct Context<'a, B: Backend> {
+    pub backend: &'a B,
+    pub step: &'a Step<B>,
+    pub kv: &'a mut B::Kv,
+    /// Of all layers, in families that have them.
+    pub per_layer: Option<&'a B::Buffer>,
+    pub work: &'a mut Work<B>,
+}
+
+/// Buffers of a part, kept from layer to layer and from step to step.
+pub struct Work<B: Backend> {
+    pub q: B::Buffer,
+    pub k: B::Buffer,
+    pub v: B::Buffer,
+    pub mixed: B::Buffer,
+    pub gate: B::Buffer,
+    pub up: B::Buffer,
+    /// Rows on their way to one expert, and what it makes of them.
+    pub sent: B::Buffer,
+    pub returned: B::Buffer,
+    pub scores: B::Buffer,
+    pub routing: Routing,
+}
+
+impl<B: Backend> Work<B> {
+    pub fn new(backend: &B) -> Self {
+        let buffer = || backend.buffer();
+        Self {
+            q: buffer(),
+            k: buffer(),
+            v: buffer(),
+            mixed: buffer(),
+            gate: buffer(),
+            up: buffer(),
+            sent: buffer(),
+            returned: buffer(),
+            scores: buffer(),
+            routing: Routing::default(),
+        }
+    }
+}
+
+/// What runs through the layers.
+pub struct Stream<B: Backend> {
+    pub residual: B::Buffer,
+    pub normed: B::Buffer,
+    /// What a part adds to the residual stream.
+    pub added: B::Buffer,
+}
+
+impl<B: Backend> Stream<B> {
+    pub fn new(backend: &B) -> Self {
+        Self { residual: backend.buffer(), normed: backend.buffer(), added: backend.buffer() }
+    }
+}
+
+pub struct Layer<B: Backend> {
+    eps: f32,
+    residual_scale: f32,
+    pre_mixer: Option<B::Vector>,
+    post_mixer: Option<B::Vector>,
+    pre_mlp: Option<B::Vector>,
+    post_mlp: Option<B::Vector>,
+    mixer: Mixer<B>,
+    feed_forward: FeedForward<B>,
+    input: Option<LayerInput<B>>,
+    output_scale: f32,
+}
+
+enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    ShortConv(ShortConv<B>),
+    DeltaNet(DeltaNet<B>),
+}
+
+impl<B: Backend> Layer<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        facts: &LayerConfig,
+        per_layer: Option<&PerLayerInputs>,
+        store: StorePlace,
+    ) -> Result<Self, LoadError> {
+        let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
+        let names = &loader.naming.norms;
+        Ok(Self {
+            eps: facts.norm_eps,
+            residual_scale: facts.residual_scale,
+            pre_mixer: norm(facts.pre_norms, names.pre_mixer)?,
+            post_mixer: norm(facts.post_norms, names.post_mixer)?,
+            pre_mlp: norm(facts.pre_norms, names.pre_mlp)?,
+            post_mlp: norm(facts.post_norms, names.post_mlp)?,
+            mixer: match &facts.mixer {
+                MixerConfig::Attention(attention) => {
+                    Mixer::Attention(Attention::load(loader, attention, facts.norm_eps, store)?)
+                }
+                MixerConfig::DeltaNet(net) => {
+                    Mixer::DeltaNet(DeltaNet::load(loader, net, facts.norm_eps, store)?)
+                }
+                MixerConfig::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(loader, conv, store)?),
+            },
+            feed_forward: FeedForward::load(loader, &facts.feed_forward, facts.norm_eps)?,
+            input: per_layer.map(|input| LayerInput::load(loader, input, facts.norm_eps)).transpose()?,
+            output_scale: match facts.has_output_scale {
+                true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
+                false => 1.0,
+            },
+        })
+    }
+
+    pub fn apply(&self, context: &mut Context<'_, B>, stream: &mut Stream<B>) -> Result<()> {
+        let (backend, eps) = (context.backend, self.eps);
+        let Stream { residual, normed: space, added } = stream;
+        let input = normed(backend, self.pre_mixer.as_ref(), eps, residual, space)?;
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.apply(context, input, added)?,
+            Mixer::DeltaNet(net) => net.apply(context, input, added)?,
+            Mixer::ShortConv(conv) => conv.apply(context, input, added)?,
+        }
+        let result = normed(backend, self.post_mixer.as_ref(), eps, added, space)?;
+        backend.add_scaled(residual, result, self.residual_scale)?;
+
+        let input = normed(backend, self.pre_mlp.as_ref(), eps, residual, space)?;
+        self.feed_forward.apply(context, input, residual, added)?;
+        let result = normed(backend, self.post_mlp.as_ref(), eps, added, space)?;
+        backend.add_scaled(residual, result, self.residual_scale)?;
+        if let (Some(input), Some(inputs)) = (&self.input, context.per_layer) {
+            input.apply(backend, inputs, residual, context.work)?;
+        }
+        match self.output_scale {
+            1.0 => Ok(()),
+            scale => backend.scale(residual, scale),
+        }
+    }
+}
+
+/// `x` normalised into `out`, or `x` itself where the family has no norm here.
+fn normed<'a, B: Backend>(
+    backend: &B,
+    weight: Option<&B::Vector>,
+    eps: f32,
+    x: &'a B::Buffer,
+    out: &'a mut B::Buffer,
+) -> Result<&'a B::Buffer> {
+    match weight {
+        None => Ok(x),
+        Some(weight) => {
+            backend.rms_norm(x, weight, eps, out)?;
+            Ok(out)
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The one decoder: every family runs through this code, driven by [`DecoderConfig`]. `layer` is one layer, and each kind of
+//! mixer and feed-forward part has a file.
+//!
+//! KV comes in from outside and is addressed by page tables, so rewinding, sharing and batching are the caller's to
+//! decide. A row's result depends on its own sequence only.
+
+mod attention;
+mod delta_net;
+mod feed_forward;
+mod layer;
+mod load;
+mod per_layer;
+mod short_conv;
+
+use layer::{Context, Layer, Stream, Work};
+use load::Loader;
+use per_layer::PerLayer;
+
+use super::config::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling,
+};
+use super::rope::Rope;
+use super::weights::{Linear, WeightFile};
+use super::{Batch, Logits, Model, ModelSpec};
+use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, Span, Store, StoreShape};
+use crate::runtime::error::{Error, LoadError, Result};
+use crate::runtime::kernel::{isa, math};
+use crate::runtime::kv::{Keep, PAGE_TOKENS, Place, StateGroup};
+use crate::runtime::tensor::{HostTensor, TensorSource};
+
+/// What a decoder is built from, besides the backend.
+pub struct Parts<'a> {
+    pub config: DecoderConfig,
+    pub naming: Naming,
+    pub source: &'a dyn TensorSource,
+    /// The most tokens a sequence may hold; decides LongRoPE's divisors.
+    pub context_length: usize,
+    pub kv_type: KvType,
+    /// Converts a matrix to the type it is to be kept in.
+    pub convert: Convert<'a>,
+    /// Told after each layer: layers done, of how many.
+    pub progress: &'a mut dyn FnMut(usize, usize),
+}
+
+/// Told a matrix's name and what it is for, gives it back in the type it is to be kept in.
+pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+
+/// What a matrix is for: some are more sensitive to rounding than others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Embedding table or output matrix, `[vocab, hidden]`.
+    Vocabulary,
+    /// A projection within a layer.
+    Projection,
+    /// Few rows that decide much: a router of experts, the rates of a recurrent state.
+    Gate,
+}
+
+/// Weights on a backend, and the KV they write.
+pub struct Decoder<B: Backend> {
+    backend: B,
+    config: DecoderConfig,
+    spec: ModelSpec,
+    ropes: Vec<Rope>,
+    embedding: B::Weight,
+    head: Option<B::Weight>,
+    final_norm: B::Vector,
+    per_layer: Option<PerLayer<B>>,
+    layers: Vec<Layer<B>>,
+    kv: B::Kv,
+    stream: Stream<B>,
+    work: Work<B>,
+    step: Step<B>,
+    /// On the backend. Of its own, because growing another buffer to the vocabulary would write zeros into it at every step.
+    head_out: B::Buffer,
+    /// Memory for the next step's logits.
+    logits: Vec<f32>,
+}
+
+/// Where a layer keeps what it keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StorePlace {
+    /// Index into [`KvLayout::stores`].
+    index: usize,
+    group: usize,
+}
+
+/// What all layers of a step share; kept for its memory.
+struct Step<B: Backend> {
+    /// By group.
+    spans: Vec<Vec<Span>>,
+    /// By rope.
+    angles: Vec<B::Angles>,
+    positions: Vec<usize>,
+    tokens: Vec<u32>,
+    /// Rows that want logits.
+    wanted: Vec<usize>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl<B: Backend> Step<B> {
+    fn new(num_groups: usize, num_ropes: usize) -> Self {
+        Self {
+            spans: vec![Vec::new(); num_groups],
+            angles: std::iter::repeat_with(B::Angles::default).take(num_ropes).collect(),
+            positions: Vec::new(),
+            tokens: Vec::new(),
+            wanted: Vec::new(),
+            cos: Vec::new(),
+            sin: Vec::new(),
+        }
+    }
+
+    /// Takes on another batch.
+    fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
+        let Self { spans, angles, positions, tokens, wanted, cos, sin } = self;
+        positions.clear();
+        positions.extend(batch.rows.iter().map(|row| row.position));
+        tokens.clear();
+        tokens.extend(batch.rows.iter().map(|row| row.token));
+        wanted.clear();
+        wanted.extend((0..batch.rows.len()).filter(|&index| batch.rows[index].wants_logits));
+        for (rope, angles) in ropes.iter().zip(angles) {
+            rope.angles(positions, cos, sin);
+            backend.angles(cos, sin, positions.len(), angles)?;
+        }
+        spans.iter_mut().enumerate().try_for_each(|(group, spans)| find_spans(batch, group, spans))
+    }
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Reads all weights.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(backend: B, parts: Parts<'_>) -> Result<Self, LoadError> {
+        let Parts { mut config, naming, source, context_length, kv_type, convert, progress } = parts;
+        let file = WeightFile::new(source, &naming)?;
+        if naming.gguf {
+            apply_divisors(&mut config, &file)?;
+        }
+        file.check_layers(config.layers.len())?;
+        let (layout, _, places) = kv_layout(&config);
+        let kv = backend.kv(&layout, kv_type)?;
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
+        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
+        // Without a head of its own the model multiplies with the embedding table: one copy serves both.
+        let (embedding, head) = match file.head(vocab, hidden)? {
+            Some(head) => (backend.table(&embedding)?, Some(backend.weight(&vocabulary(head)?)?)),
+            None => (backend.weight(&embedding)?, None),
+        };
+        let final_norm = backend.vector(file.final_norm(hidden)?)?;
+        let per_layer = |facts| PerLayer::load(&backend, &file, convert, &config, facts);
+        let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (layer, (facts, place)) in config.layers.iter().zip(places).enumerate() {
+            let loader = Loader { backend: &backend, file: &file, naming: &naming, convert, hidden, layer };
+            layers.push(Layer::load(&loader, facts, config.per_layer_inputs.as_ref(), place)?);
+            progress(layer + 1, config.layers.len());
+        }
+        let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
+        let spec = ModelSpec {
+            architecture: config.architecture.to_owned(),
+            vocab_size: vocab,
+            context_length,
+            groups: state_groups(&config, kv_type),
+            can_rewind: true,
+        };
+        let (stream, work) = (Stream::new(&backend), Work::new(&backend));
+        let step = Step::new(spec.groups.len(), ropes.len());
+        let (head_out, logits) = (backend.buffer(), Vec::new());
+        Ok(Self {
+            backend,
+            config,
+            spec,
+            ropes,
+            embedding,
+            head,
+            final_norm,
+            per_layer,
+            layers,
+            kv,
+            stream,
+            work,
+            step,
+            head_out,
+            logits,
+        })
+    }
+
+    /// Logits of the rows that want them.
+    fn logits(&mut self) -> Result<Logits> {
+        let vocab_size = self.config.vocab_size;
+        let mut values = std::mem::take(&mut self.logits);
+        if self.step.wanted.is_empty() {
+            values.clear();
+            return Ok(Logits { values, vocab_size });
+        }
+        let Self { backend, config, head_out, .. } = self;
+        let Stream { residual, normed, added } = &mut self.stream;
+        backend.select_rows(residual, &self.step.wanted, added)?;
+        backend.rms_norm(added, &self.final_norm, config.final_norm_eps, normed)?;
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        backend.matmul(normed, head, None, head_out)?;
+        backend.read(head_out, &mut values)?;
+        if config.logit_scale != 1.0 {
+            values.iter_mut().for_each(|value| *value *= config.logit_scale);
+        }
+        if let Some(cap) = config.final_softcap {
+            math::softcap(isa::isa(), &mut values, cap);
+        }
+        Ok(Logits { values, vocab_size })
+    }
+}
+
+impl<B: Backend> Model for Decoder<B> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+        self.step.turn_to(&self.backend, &self.ropes, batch)?;
+        let Self { backend, config, step, kv, stream, work, per_layer, .. } = self;
+        backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
+        if let Some(per_layer) = per_layer {
+            per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
+        }
+        let per_layer = per_layer.as_ref().map(PerLayer::inputs);
+        let mut context = Context { backend, step, kv, per_layer, work };
+        self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))?;
+        self.logits()
+    }
+
+    fn reuse(&mut self, logits: Logits) {
+        self.logits = logits.values;
+    }
+
+    fn copy_page(&mut self, from: Place, to: Place) -> Result<()> {
+        self.backend.copy_page(&mut self.kv, from.group, from.page, to.page)
+    }
+
+    fn free_page(&mut self, place: Place) {
+        self.backend.free_page(&mut self.kv, place.group, place.page);
+    }
+
+    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
+        self.backend.export_page(&self.kv, place.group, place.page, out)
+    }
+
+    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
+        self.backend.import_page(&mut self.kv, place.group, place.page, bytes)
+    }
+}
+
+/// Consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is used again.
+fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<()> {
+    let mut count = 0;
+    let mut last = None;
+    for (index, row) in batch.rows.iter().enumerate() {
+        let table = *batch
+            .tables
+            .get(row.sequence)
+            .ok_or_else(|| Error::Backend(format!("row {index} names sequence {}", row.sequence)))?;
+        if row.position >= table.len() {
+            return Err(Error::Backend(format!("row {index} is not covered by its page table")));
+        }
+        if last == Some((row.sequence, row.position.wrapping_sub(1))) {
+            spans[count - 1].rows.end += 1;
+        } else {
+            if count == spans.len() {
+                spans.push(Span { rows: 0..0, start: 0, pages: Vec::new() });
+            }
+            let span = &mut spans[count];
+            (span.rows, span.start) = (index..index + 1, row.position);
+            span.pages.clear();
+            span.pages.extend(table.page_ids(group));
+            count += 1;
+        }
+        last = Some((row.sequence, row.position));
+    }
+    spans.truncate(count);
+    Ok(())
+}
+
+/// Which layers share pages: those that keep what they keep equally long, in the order in which that first occurs. And where
+/// each layer finds its own.
+fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<Keep>, Vec<StorePlace>) {
+    let mut keeps: Vec<Keep> = Vec::new();
+    let mut stores = Vec::new();
+    let mut add = |keep: Keep, shape: StoreShape| {
+        let group = keeps.iter().position(|known| *known == keep).unwrap_or_else(|| {
+            keeps.push(keep);
+            keeps.len() - 1
+        });
+        stores.push(Store { shape, group });
+        StorePlace { index: stores.len() - 1, group }
+    };
+    let mut places: Vec<StorePlace> = Vec::with_capacity(config.layers.len());
+    for layer in &config.layers {
+        places.push(match &layer.mixer {
+            MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => places[*owner],
+            MixerConfig::Attention(AttentionConfig { num_kv_heads, head_dim, window, .. }) => {
+                let shape = KvShape { num_kv_heads: *num_kv_heads, head_dim: *head_dim };
+                add(window.map_or(Keep::All, Keep::Window), StoreShape::Rows(shape))
+            }
+            MixerConfig::ShortConv(conv) => {
+                add(Keep::State, StoreShape::State((conv.kernel - 1) * config.hidden_size))
+            }
+            MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
+                let conv = add(Keep::State, StoreShape::State((kernel - 1) * shape.conv_width()));
+                add(Keep::State, StoreShape::State(shape.state_len()));
+                conv
+            }
+        });
+    }
+    (KvLayout { stores, num_groups: keeps.len() }, keeps, places)
+}
+
+/// What a sequence of this model keeps.
+pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<StateGroup> {
+    let (layout, keeps, _) = kv_layout(config);
+    let group = |(group, keep)| StateGroup { keep, page_bytes: layout.page_bytes(group, kv_type) };
+    keeps.into_iter().enumerate().map(group).collect()
+}
+
+/// Bytes of keys and values that one token adds while every layer sees it.
+pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
+    let groups = state_groups(config, kv_type).into_iter().filter(|group| group.keep != Keep::State);
+    groups.map(|group| group.page_bytes / PAGE_TOKENS).sum()
+}
+
+/// GGUF keeps frequency divisors as tensors: one set for Llama 3, two for LongRoPE. They are those of the first rotary table.
+fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(), LoadError> {
+    if let Some(rope) = config.ropes.first_mut() {
+        let pairs = rope.dim / 2;
+        match &mut rope.scaling {
+            RopeScaling::None => {
+                if let Some(divisors) = file.divisors("rope_freqs.weight", pairs)? {
+                    rope.scaling = RopeScaling::Divisors(divisors);
+                }
+            }
+            RopeScaling::LongRope { short, long, .. } if short.is_empty() => {
+                let found = (
+                    file.divisors("rope_factors_short.weight", pairs)?,
+                    file.divisors("rope_factors_long.weight", pairs)?,
+                );
+                match found {
+                    (Some(from_file_short), Some(from_file_long)) => {
+                        (*short, *long) = (from_file_short, from_file_long);
+                    }
+                    (None, None) => rope.scaling = RopeScaling::None,
+                    _ => {
+                        let tensor = "rope_factors_short.weight".to_owned();
+                        let message = "comes with rope_factors_long.weight or not at all".to_owned();
+                        return Err(LoadError::Tensor { tensor, message });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

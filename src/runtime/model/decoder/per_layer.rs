@@ -1,0 +1,127 @@
+//! Gemma 4 E's per-layer inputs: a second embedding of each token, mixed with a projection of the first, of which each layer
+//! adds a part of its own to the residual stream. Source: transformers `Gemma4TextModel.project_per_layer_inputs`.
+
+use std::ops::Range;
+
+use super::layer::{Projection, Work};
+use super::load::Loader;
+use super::{Convert, Matrix};
+use crate::runtime::backend::{Activation, Backend};
+use crate::runtime::error::{LoadError, Result};
+use crate::runtime::model::config::{DecoderConfig, PerLayerInputs};
+use crate::runtime::model::weights::WeightFile;
+
+/// The inputs of all layers.
+pub struct PerLayer<B: Backend> {
+    table: B::Weight,
+    projection: B::Weight,
+    norm: B::Vector,
+    eps: f32,
+    /// Multiplies rows of the table.
+    table_scale: f32,
+    /// Multiplies the projection.
+    projection_scale: f32,
+    /// `[rows, layers * size]`.
+    inputs: B::Buffer,
+}
+
+impl<B: Backend> PerLayer<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        backend: &B,
+        file: &WeightFile<'_>,
+        convert: Convert<'_>,
+        config: &DecoderConfig,
+        facts: &PerLayerInputs,
+    ) -> Result<Self, LoadError> {
+        let (width, hidden) = (config.layers.len() * facts.size, config.hidden_size);
+        let matrix = |names, matrix, shape| -> Result<_, LoadError> {
+            let linear = file.global_linear(names, shape)?;
+            convert(&linear.name, matrix, linear.weight)
+        };
+        let table = matrix(
+            ["embed_tokens_per_layer", "per_layer_token_embd"],
+            Matrix::Vocabulary,
+            [config.vocab_size, width],
+        )?;
+        let names = ["per_layer_model_projection", "per_layer_model_proj"];
+        let projection = matrix(names, Matrix::Projection, [width, hidden])?;
+        let norm = file.global_norm(["per_layer_projection_norm", "per_layer_proj_norm"], facts.size)?;
+        Ok(Self {
+            table: backend.table(&table)?,
+            projection: backend.weight(&projection)?,
+            norm: backend.vector(norm)?,
+            eps: config.final_norm_eps,
+            table_scale: (facts.size as f32).sqrt(),
+            projection_scale: 1.0 / (hidden as f32).sqrt(),
+            inputs: backend.buffer(),
+        })
+    }
+
+    /// Takes on the tokens of another step, whose embeddings are `embedded`.
+    pub fn turn_to(
+        &mut self,
+        backend: &B,
+        tokens: &[u32],
+        embedded: &B::Buffer,
+        work: &mut Work<B>,
+    ) -> Result<()> {
+        let Work { mixed, gate, .. } = work;
+        backend.matmul(embedded, &self.projection, None, mixed)?;
+        backend.scale(mixed, self.projection_scale)?;
+        backend.rms_norm(mixed, &self.norm, self.eps, &mut self.inputs)?;
+        backend.embed(&self.table, tokens, self.table_scale, gate)?;
+        backend.add_scaled(&mut self.inputs, gate, 1.0)?;
+        backend.scale(&mut self.inputs, std::f32::consts::FRAC_1_SQRT_2)
+    }
+
+    pub fn inputs(&self) -> &B::Buffer {
+        &self.inputs
+    }
+}
+
+/// One layer's way to its part.
+pub struct LayerInput<B: Backend> {
+    activation: Activation,
+    columns: Range<usize>,
+    gate: Projection<B>,
+    projection: Projection<B>,
+    norm: B::Vector,
+    eps: f32,
+}
+
+impl<B: Backend> LayerInput<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, facts: &PerLayerInputs, eps: f32) -> Result<Self, LoadError> {
+        let (file, layer, hidden, size) = (loader.file, loader.layer, loader.hidden, facts.size);
+        let gate = file.linear(layer, ["per_layer_input_gate", "inp_gate"], [size, hidden])?;
+        let projection = file.linear(layer, ["per_layer_projection", "proj"], [hidden, size])?;
+        Ok(Self {
+            activation: facts.activation,
+            columns: layer * size..(layer + 1) * size,
+            gate: loader.projection(gate)?,
+            projection: loader.projection(projection)?,
+            norm: loader.norm(["post_per_layer_input_norm", "post_norm"], hidden)?,
+            eps,
+        })
+    }
+
+    /// Adds the layer's part of `inputs` to the residual stream.
+    pub fn apply(
+        &self,
+        backend: &B,
+        inputs: &B::Buffer,
+        residual: &mut B::Buffer,
+        work: &mut Work<B>,
+    ) -> Result<()> {
+        let Work { mixed, gate, up, .. } = work;
+        self.gate.apply(backend, residual, gate)?;
+        backend.select_columns(inputs, self.columns.clone(), up)?;
+        backend.gated(self.activation, gate, up)?;
+        self.projection.apply(backend, gate, mixed)?;
+        backend.rms_norm(mixed, &self.norm, self.eps, up)?;
+        backend.add_scaled(residual, up, 1.0)
+    }
+}

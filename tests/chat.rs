@@ -1,0 +1,911 @@
+//! `llmctl chat` in a terminal and in a pipe: the real binary in a pseudo-terminal, with a tiny model.
+//!
+//! Most tests take a random one: what it says is noise and nothing depends on it, but what is asked, kept, shown and reused.
+//! Where it matters what is said, the model is `common::scripted`. Each step waits for what it expects; a step that waits in
+//! vain ends the test with the screen so far.
+
+#![cfg(unix)]
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use expectrl::Expect;
+use expectrl::session::OsSession;
+use serde_json::Value;
+
+use crate::cli::{Place, Ran, finish};
+use crate::common::scripted::{self, CODE, NUM_THOUGHTS, PLAIN, THOUGHT};
+
+/// How long a step may take on a machine that does a lot besides.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A context of 2,048 tokens and a ChatML template.
+fn model() -> String {
+    format!("{}/tests/parity/qwen3", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The command with a short answer, nothing drawn and no colours.
+fn command(place: &Place, more: &[&str]) -> Command {
+    let model = model();
+    let args = ["chat", "--model", &model, "--temperature", "0", "--ignore-eos"];
+    let mut command = place.command(&[&args, more].concat());
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    command
+}
+
+/// A chat in a terminal.
+struct Term {
+    session: OsSession,
+    seen: String,
+}
+
+impl Term {
+    fn start(place: &Place, more: &[&str]) -> Self {
+        Self::of(command(place, more), 100)
+    }
+
+    fn of(command: Command, columns: u16) -> Self {
+        let mut session = OsSession::spawn(command).expect("a terminal");
+        session.get_process_mut().set_window_size(columns, 30).expect("a size");
+        session.set_expect_timeout(Some(PATIENCE));
+        let mut term = Self { session, seen: String::new() };
+        term.prompt();
+        term
+    }
+
+    fn expect(&mut self, text: &str) -> String {
+        match self.session.expect(text) {
+            Ok(found) => {
+                let bytes = [found.before(), found.get(0).unwrap_or_default()].concat();
+                let shown = String::from_utf8_lossy(&bytes).into_owned();
+                self.seen.push_str(&shown);
+                shown
+            }
+            Err(error) => {
+                let mut rest = vec![0; 1 << 16];
+                let count = self.session.try_read(&mut rest).unwrap_or(0);
+                let rest = String::from_utf8_lossy(&rest[..count]);
+                panic!("{text:?} did not come ({error}) after:\n{}\n-- and then:\n{rest}", self.seen)
+            }
+        }
+    }
+
+    /// Waits for the prompt with its meter.
+    fn prompt(&mut self) -> String {
+        self.expect("/2,048 > ")
+    }
+
+    fn send(&mut self, text: &str) {
+        self.session.send(text).expect("the terminal takes it");
+    }
+
+    /// Types a line and waits for this, and for the next prompt.
+    fn line(&mut self, line: &str, expected: &str) -> String {
+        self.send(&format!("{line}\r"));
+        // What is typed comes back with every key: the end of the line is what counts.
+        let echoed = self.expect("\r\n");
+        let shown = if expected.is_empty() { String::new() } else { self.expect(expected) };
+        let rest = self.prompt();
+        echoed + &shown + &rest
+    }
+
+    /// Says something and waits until it is answered.
+    fn say(&mut self, text: &str) -> String {
+        self.line(text, "")
+    }
+
+    fn leave(mut self) -> String {
+        self.send("/exit\r");
+        self.end()
+    }
+
+    /// Waits for the end, with exit code 0.
+    fn end(mut self) -> String {
+        self.ended(0)
+    }
+
+    fn ended(&mut self, code: i32) -> String {
+        let rest =
+            self.session.expect(expectrl::Eof).map(|found| found.as_bytes().to_vec()).unwrap_or_default();
+        self.seen.push_str(&String::from_utf8_lossy(&rest));
+        let status = self.session.get_process().wait().expect("an end");
+        let expected = expectrl::process::unix::WaitStatus::Exited(self.session.get_process().pid(), code);
+        assert_eq!(status, expected, "{}", self.seen);
+        self.seen.clone()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: plain system call on a child that has not been waited for.
+        unsafe { libc::kill(self.session.get_process().pid().as_raw(), signal) };
+    }
+}
+
+fn json(place: &Place, args: &[&str]) -> Value {
+    let ran = place.run(&[args, &["--output", "json"]].concat());
+    serde_json::from_str(&ran.check(0, "").stdout).expect("JSON")
+}
+
+fn names(place: &Place) -> Vec<String> {
+    let list = json(place, &["sessions"]);
+    let sessions = list["sessions"].as_array().expect("a list");
+    sessions.iter().map(|session| session["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+fn turns(place: &Place, session: &str) -> Vec<Value> {
+    json(place, &["sessions", "show", session])["turns"].as_array().expect("turns").clone()
+}
+
+/// What the user said, turn by turn.
+fn questions(place: &Place, session: &str) -> Vec<String> {
+    let turns = turns(place, session);
+    let messages = turns.iter().flat_map(|turn| turn["messages"].as_array().expect("messages").clone());
+    let asked = messages.filter(|message| message["role"] == "user");
+    asked.map(|message| message["content"].as_str().expect("a text").to_owned()).collect()
+}
+
+fn piped(place: &Place, more: &[&str], stdin: &str) -> Ran {
+    finish(command(place, more), stdin)
+}
+
+const SHORT: [&str; 4] = ["--session", "s", "-n", "6"];
+
+#[test]
+fn a_conversation_is_saved_and_goes_on_warm() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["-n", "24", "--session", "trip", "--system", "Be brief."]);
+    assert!(
+        term.seen.contains("qwen3 \u{b7} context 2,048 \u{b7} session trip, new \u{b7} /help"),
+        "{}",
+        term.seen
+    );
+    term.say("Tell me of Oslo, its harbour, its hills and its winters");
+    term.say("And of Bergen");
+    term.leave();
+    assert_eq!(turns(&place, "trip").len(), 2);
+
+    let mut term = Term::start(&place, &["-n", "6", "-c"]);
+    assert!(term.seen.contains("session trip, 2 turns \u{b7} resumed "), "{}", term.seen);
+    term.line("/why", "of them from disk");
+    term.say("And of Narvik");
+    term.line("/why", "prefix_cache");
+    term.line("/stats", "decode       6 tokens");
+    term.say("And of Hammerfest");
+    term.line("/why", "exact_prefix: the prompt goes on where the conversation ended");
+    term.leave();
+    assert_eq!(
+        questions(&place, "trip"),
+        [
+            "Tell me of Oslo, its harbour, its hills and its winters",
+            "And of Bergen",
+            "And of Narvik",
+            "And of Hammerfest"
+        ]
+    );
+}
+
+#[test]
+fn looking_in_leaves_nothing_and_the_first_message_a_session_named_after_the_time() {
+    let place = Place::new();
+    Term::start(&place, &[]).leave();
+    assert_eq!(names(&place), [""; 0]);
+    let mut term = Term::start(&place, &["-n", "3"]);
+    term.say("hi");
+    term.leave();
+    let names = names(&place);
+    assert_eq!(names.len(), 1);
+    assert!(names[0].starts_with("20") && names[0].len() == "2026-11-21-2124".len(), "{names:?}");
+    piped(&place, &["--ephemeral", "-n", "3"], "hi\n").check(0, "nothing is saved");
+    assert_eq!(json(&place, &["sessions"])["sessions"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn help_and_typos() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &[]);
+    term.line("/help", "Ctrl-R searches.");
+    term.line("/help undo", "/undo [N]");
+    term.line("/hlep", "did you mean /help?");
+    term.line("/stats now", "/stats takes nothing");
+    term.line("/stats", "there is no answer yet");
+    term.line("/why", "nothing has been asked yet");
+    term.send("/quit\r");
+    term.end();
+}
+
+#[test]
+fn turns_are_taken_back_answered_again_and_edited() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("first question");
+    term.say("second question");
+    term.line("/undo", "taken back: \u{201c}second question\u{201d}");
+    assert_eq!(questions(&place, "s"), ["first question"]);
+    term.line("/undo 2", "there are only 1 turns");
+    term.say("third question");
+    term.line("/why", "partial_prefix");
+    term.line("/retry", "temperature is 0");
+    term.line("/why", "partial_prefix");
+    term.line("/retry seed=7", "");
+    term.line("/stats", "seed         7");
+    assert_eq!(questions(&place, "s"), ["first question", "third question"]);
+
+    // The message comes back on the line, and what replaces it drops what came after.
+    term.send("/edit 1\r");
+    term.expect("(turn 1; Enter goes on from there");
+    term.expect("> first question");
+    term.send(" indeed\r");
+    term.expect("\r\n");
+    term.prompt();
+    assert_eq!(questions(&place, "s"), ["first question indeed"]);
+    term.line("/edit 1 another one", "");
+    assert_eq!(questions(&place, "s"), ["another one"]);
+    term.send("/edit\r");
+    term.expect("> another one");
+    term.send("\x03");
+    term.prompt();
+    assert_eq!(questions(&place, "s"), ["another one"], "an edit that is given up changes nothing");
+    term.line("/edit 9", "there are turns 1 to 1");
+    term.leave();
+}
+
+#[test]
+fn an_answer_that_was_cut_goes_on_as_if_it_had_not_been() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.line("Once upon a time", "(cut at max_tokens; /continue goes on)");
+    term.line("/continue", "(cut at max_tokens; /continue goes on)");
+    term.line("/why", "exact_prefix");
+    term.leave();
+    let whole = piped(&place, &["--session", "whole", "-n", "12"], "Once upon a time\n");
+    whole.check(0, "");
+    let answer = |session| turns(&place, session)[0]["messages"][1]["content"].clone();
+    assert_eq!(answer("s"), answer("whole"));
+    assert_eq!(turns(&place, "s").len(), 1);
+}
+
+#[test]
+fn sessions_are_named_copied_switched_and_removed() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["-n", "4"]);
+    term.line("/rename x", "this conversation has no session yet");
+    term.say("hi");
+    term.line("/save trip", "is now trip");
+    term.line("/save copy", "a copy is saved as session copy; this is still session trip");
+    term.line("/fork side", "this is session side now, with 1 turn of trip");
+    term.say("only here");
+    term.say("and here");
+    term.line("/why", "exact_prefix");
+    term.line("/branches", "* ");
+    term.line("/sessions", "NAME");
+    term.line("/load trip", "session trip: 1 turn");
+    term.line("/load trip", "is open already");
+    term.line("/load trop", "did you mean trip?");
+    term.line("/rename side branch", "session side is now branch");
+    term.line("/rename journey", "session trip is now journey");
+    term.say("on the journey");
+    assert_eq!(names_sorted(&place), ["branch", "copy", "journey"]);
+    assert_eq!(questions(&place, "branch"), ["hi", "only here", "and here"]);
+    assert_eq!(questions(&place, "journey"), ["hi", "on the journey"]);
+
+    term.send("/delete copy\r");
+    term.expect("remove session copy with 1 turn?");
+    term.send("n\r");
+    term.expect("nothing is removed");
+    term.prompt();
+    term.send("/delete\r");
+    term.expect("remove session journey with 2 turns?");
+    term.send("y\r");
+    term.expect("session journey is removed, with ");
+    term.prompt();
+    assert_eq!(names_sorted(&place), ["branch", "copy"]);
+    term.leave();
+}
+
+fn names_sorted(place: &Place) -> Vec<String> {
+    let mut names = names(place);
+    names.sort();
+    names
+}
+
+#[test]
+fn a_reset_keeps_the_name_and_a_system_prompt_begins_anew() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/system Be kind.", "the system prompt is set");
+    term.say("one");
+    term.line("/reset", "the conversation is forgotten; the system prompt stays");
+    term.line("/show", "[system] Be kind.");
+    term.say("two");
+    assert_eq!(questions(&place, "s"), ["two"]);
+    assert_eq!(turns(&place, "s")[0]["messages"][0]["content"], "Be kind.");
+    term.line("/system Be terse.", "this is a new conversation; session s stays as it is");
+    term.say("three");
+    term.line("/system", "Be terse.");
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["two"]);
+    let other = names(&place).into_iter().find(|name| name != "s").expect("another session");
+    assert_eq!(turns(&place, &other)[0]["messages"][0]["content"], "Be terse.");
+    let refused = piped(&place, &["--session", "s", "--system", "Other"], "");
+    refused.check(2, "began with another system prompt");
+}
+
+#[test]
+fn settings_are_shown_and_changed() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/set max_tokens 3", "max_tokens is 3");
+    term.say("hi");
+    term.line("/stats", "decode       3 tokens");
+    term.line("/set temperature 9", "temperature: 9 is not in [0, 2]");
+    term.line("/set tmperature 1", "did you mean temperature?");
+    term.line("/set", "repetition_penalty");
+    term.line("/show config", "sessions in");
+    term.line("/show model", "2,048 tokens");
+    term.line("/show template", "add_generation_prompt");
+    term.line("/show prompt", "<|im_start|>user");
+    term.line("/show thinking", "without thinking");
+    term.line("/show modle", "did you mean model?");
+    term.line("/context", "turn 1");
+    term.line("/think", "as the template has it, shown");
+    term.line("/think hide", "hidden");
+    term.line("/think off", "cannot turn thinking off");
+    term.line("/think budget 10", "no thinking that could be ended");
+    term.leave();
+}
+
+#[test]
+fn files_come_in_and_the_conversation_goes_out() {
+    let place = Place::new();
+    place.write("notes.md", "the notes\n");
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/file nowhere.md", "nowhere.md");
+    term.line("/file notes.md", "notes.md, ");
+    term.say("what is in it?");
+    assert_eq!(questions(&place, "s"), ["notes.md:\n```\nthe notes\n```\n\nwhat is in it?"]);
+    term.say("and now?");
+    assert_eq!(questions(&place, "s")[1], "and now?", "a file goes with one message");
+    term.line("/export md out.md", "2 turns are in out.md");
+    term.line("/export json out.json", "2 turns are in");
+    term.line("/export jsonl out.jsonl", "2 turns are in");
+    term.line("/export pdf out.pdf", "md, json or jsonl");
+    term.send("/export md out.md\r");
+    term.expect("is there already; replace it?");
+    term.send("n\r");
+    term.expect("nothing is written");
+    term.prompt();
+    term.send("/copy\r");
+    term.expect("\x1b]52;c;");
+    term.prompt();
+    term.line("/copy code", "has no block of code");
+    term.leave();
+    assert!(place.read("out.md").contains("## You\n\nnotes.md:"), "{}", place.read("out.md"));
+    let whole: Value = serde_json::from_str(&place.read("out.json")).expect("JSON");
+    assert_eq!(whole, json_of_show(&place, "s"));
+    assert_eq!(place.read("out.jsonl").lines().count(), 4);
+}
+
+fn json_of_show(place: &Place, session: &str) -> Value {
+    let mut shown = json(place, &["sessions", "show", session]);
+    shown.as_object_mut().expect("an object").shift_remove("schema");
+    shown
+}
+
+#[test]
+fn answers_are_held_to_a_schema() {
+    let place = Place::new();
+    place.write("schema.json", r#"{"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": false}"#);
+    let model = model();
+    let args = ["chat", "--model", &model, "--session", "j", "--temperature", "0"];
+    let mut command = place.command(&args);
+    command.env("NO_COLOR", "1");
+    let mut term = Term::of(command, 100);
+    term.line("/json nowhere.json", "nowhere.json");
+    term.line("/json {not json", "is not JSON");
+    term.line("/json schema.json", "answers are JSON");
+    term.say("a number?");
+    term.line("/json", "schema.json");
+    term.line("/json off", "answers are text");
+    term.leave();
+    let answer = turns(&place, "j")[0]["messages"][1]["content"].as_str().expect("a text").to_owned();
+    assert_eq!(serde_json::from_str::<Value>(&answer).expect("JSON"), serde_json::json!({"n": 7}));
+}
+
+#[test]
+fn tools_are_declared_and_listed() {
+    let place = Place::new();
+    place.write("tools.toml", "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"date\"]\n");
+    place.write("bad.toml", "[[tool]]\nname = \"now\"\n");
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/tools", "there are no tools");
+    term.line("/tools bad.toml", "missing field");
+    term.line("/tools tools.toml", "tools: now; each asks before it runs");
+    term.line("/tools", "asks before it runs");
+    term.line("/tools off", "no tools any more");
+    term.leave();
+}
+
+/// A chat with the model that says what it is told to.
+fn scripted(place: &Place, more: &[&str]) -> Command {
+    scripted::write(&place.path("model"));
+    let mut command = place.command(&[&["chat", "--model", "model", "--session", "t"], more].concat());
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    command
+}
+
+fn answers(place: &Place, session: &str) -> Vec<Value> {
+    let turns = turns(place, session);
+    turns.iter().map(|turn| turn["messages"].as_array().and_then(|all| all.last()).expect("an answer").clone()).collect()
+}
+
+#[test]
+fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
+    let place = Place::new();
+    place.write(
+        "tools.toml",
+        "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"sh\", \"-c\", \"echo noon in $0; cat\", \"{zone}\"]\n\
+         [tool.parameters]\nproperties = { zone = { type = \"string\" } }\n",
+    );
+    let mut term = Term::of(scripted(&place, &["--tools", "tools.toml"]), 100);
+    let asks = |term: &mut Term, answer: &str| {
+        term.send("use the tool\r");
+        term.expect("calls now {\"zone\": \"UTC\"}");
+        term.expect("now wants to run: \"sh\" \"-c\" \"echo noon in $0; cat\" \"UTC\"");
+        term.expect("run it?");
+        term.send(&format!("{answer}\r"));
+    };
+    asks(&mut term, "n");
+    term.expect(PLAIN);
+    term.prompt();
+    asks(&mut term, "y");
+    term.expect("now said ");
+    term.expect(PLAIN);
+    term.prompt();
+    asks(&mut term, "a");
+    term.expect(PLAIN);
+    term.prompt();
+    term.line("/tools", "runs without asking");
+    term.send("use the tool\r");
+    term.expect("now said ");
+    term.expect(PLAIN);
+    term.prompt();
+    term.line("/undo", "taken back: \u{201c}use the tool\u{201d}");
+    term.leave();
+    let turns = turns(&place, "t");
+    assert_eq!(turns.len(), 6, "three questions, and three results");
+    let result = |at: usize| turns[at]["messages"][0]["content"].as_str().expect("a result").to_owned();
+    assert_eq!(result(1), "error: the user does not want this to be run");
+    assert_eq!(result(3), "noon in UTC\n{\"zone\":\"UTC\"}");
+    let call = &answers(&place, "t")[2]["tool_calls"][0]["function"];
+    assert_eq!(call, &serde_json::json!({"name": "now", "arguments": "{\"zone\":\"UTC\"}"}));
+
+    let alone = finish(scripted(&place, &["--tools", "tools.toml"]), "use the tool\n");
+    alone.check(0, "nobody can be asked here: it is not run");
+    assert_eq!(alone.stdout, format!("{PLAIN}\n"));
+}
+
+#[test]
+fn thinking_is_shown_hidden_ended_and_turned_off() {
+    let place = Place::new();
+    let mut term = Term::of(scripted(&place, &[]), 100);
+    let shown = term.say("think");
+    assert!(shown.contains("w1 w2 ") && shown.contains(THOUGHT), "{shown:?}");
+    term.line("/think hide", "hidden");
+    let hidden = term.line("think", "(thought for ");
+    assert!(!hidden.contains("w2 ") && hidden.contains(THOUGHT), "{hidden:?}");
+    term.line("/show thinking", &format!("w{NUM_THOUGHTS}"));
+    term.line("/think budget 5", "at most 5 tokens");
+    term.say("think");
+    term.line("/think off", "off, shown");
+    term.line("think", PLAIN);
+    term.leave();
+    let answers = answers(&place, "t");
+    let reasoning = |at: usize| answers[at]["reasoning_content"].as_str().unwrap_or_default().trim().to_owned();
+    assert_eq!(reasoning(0).split(' ').count(), NUM_THOUGHTS);
+    assert_eq!(reasoning(1), reasoning(0));
+    assert!(reasoning(2).starts_with("w1 ") && reasoning(2).split(' ').count() < NUM_THOUGHTS, "{answers:?}");
+    assert_eq!(answers[2]["content"], PLAIN, "the answer goes on behind the end of the reasoning");
+    assert_eq!((reasoning(3).as_str(), &answers[3]["content"]), ("", &PLAIN.into()));
+
+    let piped = finish(scripted(&place, &["--think", "hide"]), "think\n");
+    assert_eq!(piped.check(0, "").stdout, format!("{THOUGHT}\n"), "a pipe gets the answer alone");
+}
+
+#[test]
+fn markdown_and_code_are_coloured_and_copied_as_they_are() {
+    let place = Place::new();
+    let mut colored = scripted(&place, &[]);
+    colored.env_remove("NO_COLOR");
+    let mut term = Term::of(colored, 40);
+    let shown = term.line("show code", "\u{65e5}\u{672c}.");
+    for styled in ["\x1b[2m```rust", "\x1b[35mfn", "\x1b[34mmain", "\x1b[1m**all**\x1b[0m"] {
+        assert!(shown.contains(styled), "{styled:?} is not in {shown:?}");
+    }
+    term.send("/copy code\r");
+    term.expect("\x1b]52;c;Zm4gbWFpbigpIHt9Cg==\x07");
+    term.prompt();
+    term.leave();
+    let mut plain = Term::of(scripted(&place, &["--plain", "--color", "always"]), 40);
+    let shown = plain.line("show code", "\u{65e5}\u{672c}.");
+    assert!(shown.contains(&CODE.replace('\n', "\r\n")), "{shown:?}");
+    plain.leave();
+}
+
+#[test]
+fn another_model_goes_on_with_the_text() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("hi");
+    term.line("/model", "qwen3, context 2,048");
+    term.line("/model /no/such/model", "/no/such/model");
+    term.say("still here");
+    let other = model().replace("qwen3", "llama");
+    term.line(&format!("/model {other}"), "turns were answered by another model");
+    term.say("and now");
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["hi", "still here", "and now"]);
+    assert_eq!(turns(&place, "s")[2]["model"], "llama");
+}
+
+#[test]
+fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
+    let place = Place::new();
+    let long = "word ".repeat(60);
+    let model = model();
+    let args = [
+        "chat",
+        "--model",
+        &model,
+        "--session",
+        "f",
+        "--temperature",
+        "0",
+        "--ignore-eos",
+        "-n",
+        "8",
+        "--ctx",
+        "1024",
+    ];
+    let mut fill = place.command(&args);
+    fill.env("NO_COLOR", "1");
+    let text: String = (1..=20).map(|n| format!("{n}: {long}\n")).collect();
+    let full = finish(fill, &text);
+    full.check(65, "of the context is used").check(65, "begin anew with /reset");
+    let before = questions(&place, "f");
+    assert!(before.len() > 2, "{full:?}");
+
+    let mut command = place.command(&args);
+    command.env("NO_COLOR", "1");
+    let mut term = Term { session: OsSession::spawn(command).expect("a terminal"), seen: String::new() };
+    term.session.set_expect_timeout(Some(PATIENCE));
+    term.expect("/1,024 > ");
+    term.send(&format!("{long}\r"));
+    term.expect("The context is full");
+    term.expect("drop the oldest");
+    term.expect("1: word");
+    term.expect("d, c or s?");
+    term.send("s\r");
+    term.expect("(not sent");
+    term.expect("/1,024 > ");
+    assert_eq!(questions(&place, "f"), before);
+    term.send(&format!("{long}\r"));
+    term.expect("d, c or s?");
+    term.send("d\r");
+    term.expect("the whole conversation stays as session f-whole");
+    term.expect("/1,024 > ");
+    let after = questions(&place, "f");
+    assert!(before.contains(&after[0]) && after[0] != before[0], "{after:?}");
+    assert_eq!(questions(&place, "f-whole"), before);
+
+    term.send("/compact\r");
+    term.expect(" now a summary of ");
+    term.expect("/1,024 > ");
+    let compacted = questions(&place, "f");
+    assert_eq!(compacted[0], "Summarise our conversation so far.");
+    assert_eq!(compacted.last(), after.last());
+    assert_eq!(questions(&place, "f-whole-2").len(), after.len());
+    term.leave();
+}
+
+#[test]
+fn an_interrupted_answer_is_kept_and_marked() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["--session", "i"]);
+    // Until it is stopped it goes on to the end of the context.
+    term.send("Count\r");
+    term.expect("\r\n");
+    let mut shown = vec![0; 64];
+    let begun = Instant::now();
+    while term.session.try_read(&mut shown).unwrap_or(0) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "no answer");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    term.send("\x03");
+    term.expect("(stopped; what was said is kept, /continue goes on)");
+    term.prompt();
+    let turn = turns(&place, "i").remove(0);
+    assert_eq!(turn["finish_reason"], "cancelled");
+    assert!(turn["usage"]["completion_tokens"].as_u64() < Some(2000), "{turn}");
+    term.leave();
+}
+
+#[test]
+fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["--session", "p", "-n", "2"]);
+    term.send(&format!("{}\r", "word ".repeat(300)));
+    term.expect("\r\n");
+    // The line editor has given the terminal back: from here on it is a signal, which finds a prompt that is being computed,
+    // or an answer; in either case it ends that and nothing else.
+    term.signal(libc::SIGINT);
+    term.expect("/2,048 > ");
+    let before = turns(&place, "p").len();
+    term.say("hi");
+    assert_eq!(turns(&place, "p").len(), before + 1, "{}", term.seen);
+    term.leave();
+}
+
+#[test]
+fn interrupts_at_the_prompt_clear_the_line_and_two_leave() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.send("half a thou\x03");
+    term.prompt();
+    term.send("\x03");
+    term.expect("Ctrl-C once more leaves");
+    term.prompt();
+    term.say("a message between");
+    term.send("\x03");
+    term.expect("Ctrl-C once more leaves");
+    term.prompt();
+    term.send("\x03");
+    term.end();
+    assert_eq!(questions(&place, "s"), ["a message between"]);
+    let mut term = Term::start(&place, &SHORT);
+    term.send("\x04");
+    term.end();
+}
+
+#[test]
+fn a_paste_of_200_lines_is_one_message() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    let pasted: Vec<String> = (1..=200).map(|n| format!("l{n}")).collect();
+    term.send(&format!("\x1b[200~{}\x1b[201~", pasted.join("\r")));
+    term.expect("l200");
+    term.send("\r");
+    term.expect("(cut at max_tokens");
+    term.prompt();
+    term.leave();
+    assert_eq!(questions(&place, "s"), [pasted.join("\n")]);
+}
+
+#[test]
+fn fences_and_line_breaks_make_one_message() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.send("\"\"\"\ra\r\rb\r\"\"\"\r");
+    term.expect("(cut at max_tokens");
+    term.prompt();
+    term.send("x\x1b\ry\nz\r");
+    term.expect("(cut at max_tokens");
+    term.prompt();
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["a\n\nb", "x\ny\nz"]);
+}
+
+#[test]
+fn an_editor_takes_the_line_and_gives_it_back() {
+    let place = Place::new();
+    place.write("editor.sh", "#!/bin/sh\nprintf ' and more\\nlines\\n' >> \"$1\"\n");
+    let mut command = command(&place, &SHORT);
+    command.env("EDITOR", format!("sh {}", place.path("editor.sh").display())).env_remove("VISUAL");
+    let mut term = Term::of(command, 100);
+    term.send("begun\x18\x05");
+    term.expect("lines");
+    term.send("\r");
+    term.expect("(cut at max_tokens");
+    term.prompt();
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["begun and more\nlines"]);
+}
+
+#[test]
+fn history_is_private_and_found_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("remember the harbour");
+    term.line(" not this one", "");
+    term.leave();
+    let path = place.path(".local/state/llmctl/history");
+    let mode = std::fs::metadata(&path).expect("a history").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let text = std::fs::read_to_string(&path).expect("a history");
+    assert!(text.contains("remember the harbour") && !text.contains("not this one"), "{text}");
+    let mut term = Term::start(&place, &SHORT);
+    term.send("\x12harb");
+    term.expect("remember the harbour");
+    term.send("\r");
+    term.expect("(cut at max_tokens");
+    term.prompt();
+    term.leave();
+    assert_eq!(questions(&place, "s").last().map(String::as_str), Some("remember the harbour"));
+}
+
+#[test]
+fn tab_completes_commands_and_sessions() {
+    let place = Place::new();
+    piped(&place, &["--session", "voyage", "-n", "2"], "hi\n").check(0, "");
+    let mut term = Term::start(&place, &SHORT);
+    term.send("/bran\t\r");
+    term.expect("this conversation has no session");
+    term.prompt();
+    term.send("/load voy\t\r");
+    term.expect("session voyage: 1 turn");
+    term.prompt();
+    term.leave();
+}
+
+#[test]
+fn a_kill_loses_nothing_that_was_finished() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["--session", "k", "-n", "5"]);
+    term.say("one");
+    term.say("two");
+    term.signal(libc::SIGKILL);
+    let _ = term.session.get_process().wait();
+    let term = Term::start(&place, &["-c", "-n", "5"]);
+    assert!(term.seen.contains("session k, 2 turns"), "{}", term.seen);
+    term.leave();
+    assert_eq!(questions(&place, "k"), ["one", "two"]);
+}
+
+#[test]
+fn a_second_terminal_on_a_session_is_refused() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("hi");
+    piped(&place, &SHORT, "hi\n").check(75, "another llmctl has it open");
+    piped(&place, &["-c"], "hi\n").check(75, "another llmctl has it open");
+    term.say("still mine");
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["hi", "still mine"]);
+}
+
+#[test]
+fn a_termination_puts_the_terminal_back() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("hi");
+    term.signal(libc::SIGTERM);
+    term.ended(143);
+    assert!(term.seen.contains("\x1b[?2004l"), "bracketed paste is off: {}", term.seen);
+}
+
+#[test]
+fn a_narrow_terminal_shows_what_the_model_wrote() {
+    let place = Place::new();
+    let mut term = Term::of(command(&place, &["--session", "n", "-n", "120"]), 40);
+    let shown = term.line("Tell me a very long story", "");
+    term.leave();
+    let turn = turns(&place, "n").remove(0);
+    let answer = turn["messages"][1]["content"].as_str().expect("a text").to_owned();
+    let shown = shown.replace("\r\n", "\n");
+    assert!(shown.contains(&visible(&answer)), "{answer:?} is not in {shown:?}");
+}
+
+/// As a terminal gets it.
+fn visible(text: &str) -> String {
+    let symbol = |c: char| match c {
+        '\n' | '\t' => c,
+        '\x7f' => '\u{2421}',
+        _ if c < ' ' => char::from_u32(c as u32 + 0x2400).expect("a symbol"),
+        _ if c.is_control() => char::REPLACEMENT_CHARACTER,
+        _ => c,
+    };
+    text.chars().map(symbol).collect()
+}
+
+#[test]
+fn a_resize_in_the_middle_of_an_answer_changes_nothing_of_it() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["--session", "r", "-n", "400"]);
+    term.send("Count\r");
+    term.expect("\r\n");
+    for columns in [60, 33, 120] {
+        term.session.get_process_mut().set_window_size(columns, 20).expect("a size");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let shown = term.prompt().replace("\r\n", "\n");
+    term.leave();
+    let turn = turns(&place, "r").remove(0);
+    let answer = turn["messages"][1]["content"].as_str().expect("a text").to_owned();
+    assert!(shown.contains(&visible(&answer)), "{answer:?} is not in {shown:?}");
+}
+
+#[test]
+fn colours_are_for_those_who_want_them() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/unknown", "there is no command");
+    assert!(!term.seen.contains("\x1b[1;3"), "NO_COLOR: {:?}", term.seen);
+    term.leave();
+    let mut colored = command(&place, &SHORT);
+    colored.env_remove("NO_COLOR");
+    let mut term = Term::of(colored, 100);
+    term.line("/unknown", "there is no command");
+    assert!(term.seen.contains("\x1b[1;31merror:"), "{:?}", term.seen);
+    term.leave();
+}
+
+#[test]
+fn a_pipe_gets_answers_and_nothing_else() {
+    let place = Place::new();
+    let first = piped(&place, &["--session", "a", "-n", "8"], "One\n\n/stats\nTwo\n/exit\nnever said\n");
+    first.check(0, "decode       8 tokens");
+    assert_eq!(questions(&place, "a"), ["One", "Two"]);
+    let answers: Vec<String> = turns(&place, "a")
+        .iter()
+        .map(|turn| turn["messages"][1]["content"].as_str().expect("a text").to_owned())
+        .collect();
+    let expected: String = answers
+        .iter()
+        .map(|answer| format!("{answer}{}", if answer.ends_with('\n') { "" } else { "\n" }))
+        .collect();
+    assert_eq!(first.stdout, expected);
+    let fenced = piped(&place, &["--session", "b", "-n", "3"], "```\nx\n\ny\n```\n\"\"\"\nq\n\"\"\"\n");
+    fenced.check(0, "");
+    assert_eq!(questions(&place, "b"), ["```\nx\n\ny\n```", "q"]);
+    piped(&place, &[], "").check(0, "");
+    piped(&place, &["--session", "e"], "/nothing\nhi\n").check(2, "there is no command /nothing");
+    piped(&place, &["-c", "--session", "a"], "").check(2, "cannot be used with");
+    let nowhere = Place::new();
+    piped(&nowhere, &["-c"], "").check(66, "there is no session to go on with");
+}
+
+#[test]
+fn an_opening_message_comes_from_a_file() {
+    let place = Place::new();
+    place.write("open.txt", "the opening\n");
+    piped(&place, &["--session", "o", "-n", "3", "--prompt-file", "open.txt"], "next\n").check(0, "");
+    assert_eq!(questions(&place, "o"), ["the opening", "next"]);
+}
+
+#[test]
+fn run_and_chat_share_a_session() {
+    let place = Place::new();
+    piped(&place, &["--session", "both", "-n", "4"], "in chat\n").check(0, "");
+    let model = model();
+    let args = ["run", "--model", &model, "--session", "both", "-n", "4", "in run"];
+    place.run(&args).check(0, "session both: turn 2");
+    piped(&place, &["--session", "both", "-n", "4"], "again\n").check(0, "session both, 2 turns");
+    assert_eq!(questions(&place, "both"), ["in chat", "in run", "again"]);
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_chat_quietly() {
+    let place = Place::new();
+    let mut command = command(&place, &["--session", "q", "--prompt-file", "open.txt"]);
+    place.write("open.txt", "hi");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("llmctl starts");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+}
+
+#[test]
+fn a_suspended_chat_goes_on() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(50));
+    term.signal(libc::SIGCONT);
+    term.say("after the pause");
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["after the pause"]);
+}
+
+#[test]
+fn help_of_the_subcommand_is_as_written() {
+    insta::assert_snapshot!("help_chat_short", crate::cli::llmctl(&["chat", "-h"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_chat", crate::cli::llmctl(&["chat", "--help"]).check(0, "").stdout);
+}
