@@ -8,6 +8,8 @@ use std::path::Path;
 use super::cost::Step;
 use super::record::Document;
 use super::report::Labels;
+use super::serve::arrivals::Loop;
+use super::serve::point::{Latency, Point};
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 
@@ -82,26 +84,34 @@ pub fn charts(document: &Document) -> Vec<Chart> {
     charts.into_iter().flatten().collect()
 }
 
-/// Output of a server against what its users wait.
+/// Output of a server against what its users wait; closed and open loops are lines of their own.
 fn throughput(document: &Document) -> Option<Chart> {
-    let path = |name: &str, latency: fn(&super::serve::point::Point) -> Option<f64>| {
-        let points = document.points.iter();
-        let found = points.filter_map(|p| Some((p.output_tokens_per_second, latency(p)?, p.name.clone())));
-        let found: Vec<_> = found.collect();
+    let path = |name: &str, is_closed: bool, latency: fn(&Latency) -> f64| {
+        let of_kind = |point: &&Point| matches!(point.kind, Loop::Closed { .. }) == is_closed;
+        let points = document.points.iter().filter(of_kind);
+        let found: Vec<_> = points
+            .filter_map(|point| {
+                Some((point.output_tokens_per_second, latency(&point.ttft_ms?), point.name.clone()))
+            })
+            .collect();
         let mut layer = Layer::new(name, Shape::Path, found.iter().map(|(x, y, _)| (*x, *y)).collect());
         layer.labels = found.into_iter().map(|(_, _, name)| name).collect();
         layer
     };
-    let mut median = path("median", |point| Some(point.ttft_ms?.p50));
-    let tail = path("99th percentile", |point| Some(point.ttft_ms?.p99));
-    median.labels.clear(); // the same words as above it
-    (document.points.len() > 1 && !tail.points.is_empty()).then(|| Chart {
+    let mut layers = Vec::new();
+    for (is_closed, kind) in [(true, "users"), (false, "arrivals")] {
+        let mut median = path(&format!("median, {kind}"), is_closed, |latency| latency.p50);
+        median.labels.clear(); // the same words as above it
+        let tail = path(&format!("99th percentile, {kind}"), is_closed, |latency| latency.p99);
+        layers.extend([median, tail].into_iter().filter(|layer| !layer.points.is_empty()));
+    }
+    (document.points.len() > 1 && !layers.is_empty()).then(|| Chart {
         name: "throughput",
         title: "Throughput and time to the first token".to_owned(),
         x: "output tokens per second".to_owned(),
         y: "time to first token, ms".to_owned(),
         is_log: false,
-        layers: vec![median, tail],
+        layers,
     })
 }
 
@@ -298,7 +308,16 @@ fn escaped(text: &str) -> String {
 pub fn svg(chart: &Chart) -> String {
     let points = || chart.layers.iter().flat_map(|layer| layer.points.iter());
     let has_bars = chart.layers.iter().any(|layer| layer.shape == Shape::Bars);
-    let x = Axis::new(points().map(|point| point.0), chart.is_log, !has_bars);
+    let mut xs: Vec<f64> = points().map(|point| point.0).collect();
+    if let Some(bars) = chart.layers.iter().find(|layer| layer.shape == Shape::Bars) {
+        // Bars stand around their middle.
+        let half =
+            bars.points.windows(2).map(|pair| pair[1].0 - pair[0].0).fold(f64::INFINITY, f64::min) / 2.0;
+        xs.extend(
+            bars.points.iter().flat_map(|point| [point.0 - half, point.0 + half]).filter(|x| x.is_finite()),
+        );
+    }
+    let x = Axis::new(xs.iter().copied(), chart.is_log, !has_bars);
     let y = Axis::new(points().map(|point| point.1), chart.is_log, true);
     let at = |point: &(f64, f64)| {
         let (right, down) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
@@ -391,7 +410,8 @@ fn draw(page: &mut String, layer: &Layer, colour: &str, at: &dyn Fn(&(f64, f64))
     for ((x, y), label) in places.iter().zip(&layer.labels) {
         let is_right = *x > WIDTH * 0.75;
         let mut line = y + 4.0;
-        while taken.iter().any(|(tx, ty)| (tx - x).abs() < 150.0 && (ty - line).abs() < 13.0) {
+        let width = 7.0 * label.chars().count() as f64 + 16.0;
+        while taken.iter().any(|(tx, ty)| (tx - x).abs() < width && (ty - line).abs() < 13.0) {
             line += 13.0;
         }
         taken.push((*x, line));

@@ -177,7 +177,11 @@ impl Client {
                 .and_then(|value| value.to_str().ok())
                 .is_some_and(|value| value.starts_with("text/event-stream"));
             let answer = if is_stream {
-                hear(response.into_body(), sent).await?
+                let (answer, is_whole) = hear(response.into_body(), sent).await?;
+                if !is_whole {
+                    return Ok(answer); // and the connection is of no further use
+                }
+                answer
             } else {
                 let text = self.whole(response).await?;
                 let mut answer = Answer::default();
@@ -288,18 +292,30 @@ async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Trouble> {
     }
 }
 
-/// A stream to its end. One that ends without `[DONE]` and without a reason to finish was cut.
-async fn hear(mut body: Incoming, sent: Instant) -> Result<Answer, Trouble> {
+/// A stream to its end, and whether the response has ended too. One that ends without `[DONE]` and without a reason to finish was
+/// cut; one that stays open after `[DONE]` is left alone after a while.
+async fn hear(mut body: Incoming, sent: Instant) -> Result<(Answer, bool), Trouble> {
+    const AFTERWARDS: Duration = Duration::from_secs(1);
     let mut parser = SseParser::default();
     let mut answer = Answer::default();
     let mut is_done = false;
-    while let Some(bytes) = next_part(&mut body).await? {
+    loop {
+        let part = match is_done {
+            false => next_part(&mut body).await?,
+            true => match tokio::time::timeout(AFTERWARDS, next_part(&mut body)).await {
+                Ok(Ok(part)) => part,
+                Ok(Err(_)) | Err(_) => return Ok((answer, false)),
+            },
+        };
+        let Some(bytes) = part else { break };
         for data in parser.push(&bytes).map_err(Trouble::Malformed)? {
-            if data.trim() == "[DONE]" {
-                is_done = true;
-                answer.end = sent.elapsed();
-            } else {
-                take(&mut answer, &data, sent)?;
+            if is_done {
+                continue;
+            }
+            is_done = data.trim() == "[DONE]";
+            match is_done {
+                true => answer.end = sent.elapsed(),
+                false => take(&mut answer, &data, sent)?,
             }
         }
     }
@@ -309,7 +325,7 @@ async fn hear(mut body: Incoming, sent: Instant) -> Result<Answer, Trouble> {
             return Err(Trouble::Broken("the stream has no end".to_owned()));
         }
     }
-    Ok(answer)
+    Ok((answer, true))
 }
 
 fn take(answer: &mut Answer, data: &str, sent: Instant) -> Result<(), Trouble> {

@@ -32,7 +32,7 @@ use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
 use arrivals::{Loop, Spacing};
-use client::{Client, Endpoint};
+use client::{Client, Endpoint, Trouble};
 use drive::{Api, Bounds, Workload, drive};
 use point::{Point, Slo};
 use text::Ruler;
@@ -360,7 +360,11 @@ async fn meet(
     client: &Client,
     api: Api,
 ) -> Result<(Workload, ServerFacts), CommandError> {
-    let (models, software) = client.models().await?;
+    let (models, software) = match client.models().await {
+        // Whoever names the model needs no list.
+        Err(Trouble::Status(404 | 405 | 501, _)) if args.target.served_model.is_some() => (Vec::new(), None),
+        listed => listed?,
+    };
     let Some(model) = args.target.served_model.clone().or_else(|| models.first().cloned()) else {
         return Err(CommandError::usage("the server lists no model").hint("name one with --served-model"));
     };
@@ -391,7 +395,11 @@ async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>
     let mut counted = Vec::new();
     for words in [8, long] {
         let said = [text::words(words, &mut random)];
-        let answer = client.complete(work.path(), &work.body(&said, OUTPUT)).await?;
+        let mut body = work.body(&said, OUTPUT);
+        // Some servers count tokens only where they do not stream.
+        body["stream"] = false.into();
+        body.as_object_mut().map(|fields| fields.remove("stream_options"));
+        let answer = client.complete(work.path(), &body).await?;
         counted.extend(answer.usage.map(|usage| (words, usage.prompt_tokens)));
     }
     Ok(match counted[..] {
