@@ -14,8 +14,8 @@ use crate::common::golden::{
 /// rows of 8 to 32 random values these models are harder on rounding than trained ones.
 const TOLERANCE: [(KvType, f64); 2] = [(KvType::F16, 5e-3), (KvType::Q8_0, 5e-2)];
 
-/// As [`TOLERANCE`], where tokens may go to other experts.
-const TOLERANCE_EXPERTS: [(KvType, f64); 2] = [(KvType::F16, 5e-2), (KvType::Q8_0, 2e-1)];
+/// As [`TOLERANCE`], where more comes of a rounding: tokens go to other experts, and Gemma 4's scores are not scaled down.
+const TOLERANCE_SENSITIVE: [(KvType, f64); 2] = [(KvType::F16, 5e-2), (KvType::Q8_0, 2e-1)];
 
 fn with(kv_type: KvType) -> LoadOptions {
     LoadOptions { kv_type, ..exact() }
@@ -37,7 +37,8 @@ fn rounded_kv_stays_close_to_exact() {
     for family in FAMILIES {
         let folder = parity_folder().join(family);
         let mut exact = load_model(&folder, &with(KvType::F32)).expect("loads").model;
-        let tolerance = if WITH_EXPERTS.contains(&family) { TOLERANCE_EXPERTS } else { TOLERANCE };
+        let is_sensitive = WITH_EXPERTS.contains(&family) || family.starts_with("gemma4");
+        let tolerance = if is_sensitive { TOLERANCE_SENSITIVE } else { TOLERANCE };
         for (kv_type, tolerance) in tolerance {
             let mut rounded = load_model(&folder, &with(kv_type)).expect("loads").model;
             for prompt in golden_prompts(&folder) {

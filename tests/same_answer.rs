@@ -248,9 +248,11 @@ fn replay(engine: &mut Engine, session: SessionId, keep: usize, truth: &Truth, w
     }
 }
 
-/// An engine with memory for one full context: who takes all of it evicts everybody.
+/// An engine with memory for one full context, and for one state to come back to: who takes all of it evicts everybody.
 fn small_engine(model: &Watched) -> Engine {
-    model.engine(|config| config.kv_memory = Some(model.context_bytes(config)))
+    let states = model.spec().groups.iter().filter(|group| group.keep == Keep::State);
+    let spare: usize = states.map(|group| group.page_bytes).sum();
+    model.engine(|config| config.kv_memory = Some(model.context_bytes(config) + spare))
 }
 
 /// A stranger fills its context.

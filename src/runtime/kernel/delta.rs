@@ -19,44 +19,43 @@ pub struct Token<'a> {
 }
 
 #[inline(always)]
-fn fade_body(state: &mut [f32], decay: f32, key: &[f32], recalled: &mut [f32]) {
+fn recall_body(state: &[f32], key: &[f32], recalled: &mut [f32]) {
     recalled.fill(0.0);
-    for (state, key) in state.chunks_exact_mut(recalled.len()).zip(key) {
-        for (state, recalled) in state.iter_mut().zip(recalled.iter_mut()) {
-            *state *= decay;
+    for (state, key) in state.chunks_exact(recalled.len()).zip(key) {
+        for (state, recalled) in state.iter().zip(recalled.iter_mut()) {
             *recalled = key.mul_add(*state, *recalled);
         }
     }
 }
 
 #[inline(always)]
-fn correct_body(state: &mut [f32], key: &[f32], query: &[f32], error: &[f32], out: &mut [f32]) {
+fn correct_body(state: &mut [f32], decay: f32, [key, query]: [&[f32]; 2], error: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for ((state, key), query) in state.chunks_exact_mut(out.len()).zip(key).zip(query) {
         for ((state, error), out) in state.iter_mut().zip(error).zip(out.iter_mut()) {
-            *state = key.mul_add(*error, *state);
+            *state = decay.mul_add(*state, key * error);
             *out = query.mul_add(*state, *out);
         }
     }
 }
 
 dispatch! {
-    /// `state *= decay`, and `recalled = key . state`.
-    fn fade(state: &mut [f32], decay: f32, key: &[f32], recalled: &mut [f32]) = fade_body
+    /// `recalled = key . state`.
+    fn recall(state: &[f32], key: &[f32], recalled: &mut [f32]) = recall_body
 }
 dispatch! {
-    /// `state += key x error`, and `out = query . state`.
-    fn correct(state: &mut [f32], key: &[f32], query: &[f32], error: &[f32], out: &mut [f32]) = correct_body
+    /// `state = decay * state + key x error`, and `out = query . state`.
+    fn correct(state: &mut [f32], decay: f32, rows: [&[f32]; 2], error: &[f32], out: &mut [f32]) = correct_body
 }
 
 /// Takes a token into a head's `state`, `[key_dim, value_dim]`; `out` is what its query finds there, `[value_dim]`. `error` is
 /// memory of as many values.
 pub fn step(isa: Isa, state: &mut [f32], token: Token<'_>, error: &mut [f32], out: &mut [f32]) {
-    fade(isa, state, token.decay, token.key, error);
+    recall(isa, state, token.key, error);
     for (error, value) in error.iter_mut().zip(token.value) {
-        *error = (value - *error) * token.rate;
+        *error = error.mul_add(-token.decay, *value) * token.rate;
     }
-    correct(isa, state, token.key, token.query, error, out);
+    correct(isa, state, token.decay, [token.key, token.query], error, out);
 }
 
 #[cfg(test)]

@@ -115,20 +115,6 @@ fn mul_body(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-fn mul_add_body(a: &[f32], b: &[f32], sum: &mut [f32]) {
-    for ((a, b), sum) in a.iter().zip(b).zip(sum) {
-        *sum = a.mul_add(*b, *sum);
-    }
-}
-
-#[inline(always)]
-fn silu_body(x: &mut [f32]) {
-    for x in x {
-        *x = silu(*x);
-    }
-}
-
-#[inline(always)]
 pub(super) fn softcap_body(x: &mut [f32], cap: f32) {
     for x in x {
         *x = cap * tanh(*x / cap);
@@ -161,14 +147,6 @@ dispatch! {
 dispatch! {
     /// `gate = gate * up`.
     pub fn mul(gate: &mut [f32], up: &[f32]) = mul_body
-}
-dispatch! {
-    /// `sum = sum + a * b`, rounded once.
-    pub fn mul_add(a: &[f32], b: &[f32], sum: &mut [f32]) = mul_add_body
-}
-dispatch! {
-    /// `x = silu(x)`.
-    pub fn silu_all(x: &mut [f32]) = silu_body
 }
 dispatch! {
     /// `x = cap * tanh(x / cap)`.
@@ -216,14 +194,12 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 9] = [
+        let kernels: [Kernel; 7] = [
             sigmoid_mul,
             |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
-            |isa, x, up| mul_add(isa, up, up, x),
             silu_mul,
             gelu_mul,
             mul,
-            |isa, x, _| silu_all(isa, x),
             |isa, x, _| softcap(isa, x, 30.0),
             |isa, x, _| exp_minus(isa, x, 1.5),
         ];

@@ -4,6 +4,7 @@
 //! instruction set, so that a row's result never depends on its neighbours. `unsafe` stays in leaf files.
 
 pub mod attention;
+pub mod conv;
 pub mod delta;
 pub mod dot;
 pub mod dtype;

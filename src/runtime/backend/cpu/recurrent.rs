@@ -1,14 +1,16 @@
 //! Layers that keep a state: how their rows are cut into tasks. Rows of a sequence follow each other, channels and heads are
 //! independent.
+//!
+//! What goes into a state is computed in f64 and rounded once: the norm after it magnifies every error before it.
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, Span};
 use crate::runtime::error::Result;
-use crate::runtime::kernel::{Isa, delta, dot, math};
+use crate::runtime::kernel::{Isa, conv, delta, dot};
 
 impl Cpu {
-    /// Causal convolution over each channel; every output is the sum of its taps, the oldest first.
+    /// Causal convolution over each channel.
     pub(super) fn convolve_rows(
         &self,
         kv: &mut CpuKv,
@@ -17,7 +19,7 @@ impl Cpu {
         spans: &[Span],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let (width, taps) = (x.width, spec.kernel.len() / x.width);
+        let width = x.width;
         let scratch = &mut *self.scratch.borrow_mut();
         for span in spans {
             let state = kv.state_mut(spec.store, span)?;
@@ -30,14 +32,7 @@ impl Cpu {
             let (isa, work) = (self.isa, span.rows.len() * spec.kernel.len());
             let out = &mut out.values[span.rows.start * width..span.rows.end * width];
             self.for_chunks(out, width, work, |row, out| {
-                out.fill(0.0);
-                let seen = seen[row * width..].chunks_exact(width);
-                for (kernel, seen) in spec.kernel.chunks_exact(width).zip(seen).take(taps) {
-                    math::mul_add(isa, kernel, seen, out);
-                }
-                if spec.silu {
-                    math::silu_all(isa, out);
-                }
+                conv::convolve(isa, spec.kernel, &seen[row * width..][..spec.kernel.len()], spec.silu, out);
             });
         }
         Ok(())
@@ -100,26 +95,26 @@ impl HeadInputs<'_> {
         for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)) {
             let qkv = self.qkv.row(row);
             let keys = key_heads * key_dim;
-            normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], &mut query);
-            normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], &mut key);
-            query.iter_mut().for_each(|value| *value *= 1.0 / (key_dim as f32).sqrt());
+            let scale = 1.0 / (key_dim as f64).sqrt();
+            normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], scale, &mut query);
+            normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], 1.0, &mut key);
             let token = delta::Token {
                 key: &key,
                 query: &query,
                 value: &qkv[2 * keys + head * value_dim..][..value_dim],
                 decay: kept(fading, self.decay.row(row)[head] + self.spec.decay_bias[head]),
-                rate: math::sigmoid(self.rate.row(row)[head]),
+                rate: (1.0 / (1.0 + (-f64::from(self.rate.row(row)[head])).exp())) as f32,
             };
             delta::step(self.isa, state, token, &mut error, out);
         }
     }
 }
 
-/// `x / sqrt(sum(x^2) + eps)`; the constant is the reference's.
-fn normalize(isa: Isa, x: &[f32], out: &mut [f32]) {
-    let factor = 1.0 / (dot::dot(isa, x, x) + 1e-6).sqrt();
+/// `scale * x / sqrt(sum(x^2) + eps)`, rounded once; the constant is the reference's.
+fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
+    let factor = scale / (f64::from(dot::dot(isa, x, x)) + 1e-6).sqrt();
     for (out, x) in out.iter_mut().zip(x) {
-        *out = x * factor;
+        *out = (f64::from(*x) * factor) as f32;
     }
 }
 
@@ -144,9 +139,9 @@ mod tests {
     #[test]
     fn normalised_rows_have_length_one_and_zeros_stay() {
         let mut out = [9.0; 2];
-        normalize(Isa::Scalar, &[30.0, 40.0], &mut out);
+        normalize(Isa::Scalar, &[30.0, 40.0], 1.0, &mut out);
         assert!((out[0] - 0.6).abs() < 1e-6 && (out[1] - 0.8).abs() < 1e-6);
-        normalize(Isa::Scalar, &[0.0; 2], &mut out);
+        normalize(Isa::Scalar, &[0.0; 2], 1.0, &mut out);
         assert_eq!(out, [0.0; 2]);
     }
 }

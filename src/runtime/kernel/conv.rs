@@ -1,0 +1,54 @@
+//! Causal convolution of few taps over each channel by itself.
+//!
+//! Every output is the sum of its taps in f64, the oldest first, rounded to f32 once, after SiLU where that is asked for; so the
+//! system's exponential does not show either.
+
+use super::isa::dispatch;
+
+#[inline(always)]
+fn convolve_body(kernel: &[f32], seen: &[f32], silu: bool, out: &mut [f32]) {
+    let width = out.len();
+    for (channel, out) in out.iter_mut().enumerate() {
+        let mut sum = 0f64;
+        for (kernel, seen) in kernel.chunks_exact(width).zip(seen.chunks_exact(width)) {
+            sum += f64::from(kernel[channel]) * f64::from(seen[channel]);
+        }
+        *out = if silu { sum / (1.0 + (-sum).exp()) } else { sum } as f32;
+    }
+}
+
+dispatch! {
+    /// One token's outputs, `[channels]`, from `kernel` and what it sees, both `[taps, channels]` with the oldest first.
+    pub fn convolve(kernel: &[f32], seen: &[f32], silu: bool, out: &mut [f32]) = convolve_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Isa, available};
+    use super::*;
+
+    #[test]
+    fn taps_are_added_by_channel() {
+        let (kernel, seen) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 1.0, 0.5, 0.25, -1.0, 0.0]);
+        let mut out = [9.0; 2];
+        convolve(Isa::Scalar, &kernel, &seen, false, &mut out);
+        assert_eq!(out, [1.0 + 1.5 - 5.0, 2.0 + 1.0]);
+        convolve(Isa::Scalar, &kernel, &seen, true, &mut out);
+        assert!((out[0] + 2.5 / (1.0 + 2.5f32.exp())).abs() < 1e-6, "{out:?}");
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let noise = |seed: usize| -> Vec<f32> {
+            (0..4 * 67).map(|i| ((i * 41 + seed * 13) % 199) as f32 / 37.0 - 2.5).collect()
+        };
+        let run = |isa| {
+            let mut out = vec![0.0; 67];
+            convolve(isa, &noise(1), &noise(2), true, &mut out);
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        for isa in available() {
+            assert_eq!(run(isa), run(Isa::Scalar), "{isa:?}");
+        }
+    }
+}
