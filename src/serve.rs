@@ -24,6 +24,8 @@ pub mod wire;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::RwLock;
+
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
@@ -49,6 +51,8 @@ struct Shared {
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
+    /// Held by every ask until it has come to its end, which may be after its client has gone.
+    flights: Arc<RwLock<()>>,
 }
 
 /// The model that is served, without its weights.
@@ -100,8 +104,14 @@ impl App {
             grammars: OnceLock::new(),
             observer,
             settings,
+            flights: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Read-locked by every ask under way; whoever gets it for writing knows that none is left.
+    pub fn flights(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.shared.flights)
     }
 
     pub fn model(&self) -> &ServedModel {

@@ -96,7 +96,16 @@ impl AccessLog {
     /// Waits until what was logged so far is written; false when that takes longer.
     pub fn flush(&self, timeout: Duration) -> bool {
         let (reply, done) = mpsc::channel();
-        self.lines.send(Line::Flush(reply)).is_ok() && done.recv_timeout(timeout).is_ok()
+        let give_up_at = Instant::now() + timeout;
+        // The queue may be full, and its reader stuck.
+        while self.lines.try_send(Line::Flush(reply.clone())).is_err() {
+            if Instant::now() >= give_up_at {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        drop(reply);
+        done.recv_timeout(give_up_at.saturating_duration_since(Instant::now())).is_ok()
     }
 }
 

@@ -252,14 +252,18 @@ impl Server {
             if let Some(accepting) = accepting {
                 let _ = accepting.await; // a panic there has closed the listener as well
             }
-            if tokio::time::timeout(timeout, crowd.emptied()).await.is_ok() {
-                return Drained { num_cancelled: 0 };
+            let mut drained = Drained { num_cancelled: 0 };
+            if tokio::time::timeout(timeout, crowd.emptied()).await.is_err() {
+                drained.num_cancelled = crowd.num_busy();
+                cancel();
+                let _ = tokio::time::timeout(CANCEL_TIME, crowd.emptied()).await;
+                self.phase.send_replace(Phase::Over);
+                let _ = tokio::time::timeout(LAST_WORD_TIME, crowd.emptied()).await;
             }
-            let drained = Drained { num_cancelled: crowd.num_busy() };
-            cancel();
-            let _ = tokio::time::timeout(CANCEL_TIME, crowd.emptied()).await;
-            self.phase.send_replace(Phase::Over);
-            let _ = tokio::time::timeout(LAST_WORD_TIME, crowd.emptied()).await;
+            // What a client left behind by going away is still to be saved.
+            if let Some(app) = self.shared.front.app() {
+                let _ = tokio::time::timeout(CANCEL_TIME, app.flights().write_owned()).await;
+            }
             drained
         })
     }

@@ -293,6 +293,15 @@ impl Dialect {
         Some(format.marks().close)
     }
 
+    /// What opens and closes the reasoning that an answer may begin with, where the prompt has neither opened nor closed it
+    /// already. Harmony's messages are no such thing.
+    pub fn may_reason(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
+        let is_free =
+            |format: &ReasoningFormat| *format != ReasoningFormat::Harmony && !format.is_open_in(prompt_tail);
+        let marks = self.reasoning.filter(is_free)?.marks();
+        (!prompt_tail.trim_end().ends_with(marks.close)).then_some((marks.opens[0], marks.close))
+    }
+
     /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {

@@ -12,6 +12,7 @@ mod state;
 mod vocabulary;
 
 pub use self::compiler::{Grammar, GrammarCompiler};
+pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 
 use serde_json::Value;

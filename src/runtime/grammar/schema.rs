@@ -92,6 +92,17 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
+/// A schema without what constrains nothing, for grammars of ours that hold several. What is no object is left as it is.
+pub fn simplified(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if depth(&schema) <= MAX_DEPTH
+        && let Some(members) = schema.as_object_mut()
+    {
+        simplify(members);
+    }
+    schema
+}
+
 /// White space as Python's `json.dumps` writes it, the layout that models have seen most. A fixed one leaves no choice
 /// around names and punctuation, so that they are forced, and no way to go on with white space for ever.
 fn layout() -> Value {

@@ -226,6 +226,17 @@ pub struct Opened {
     dialogue: Option<Dialogue>,
 }
 
+impl Opened {
+    pub fn name(&self) -> &SessionName {
+        &self.name
+    }
+
+    /// Whether nothing of it will be left: it began with this opening and came to no turn.
+    pub fn is_forgotten(&self) -> bool {
+        self.is_new && self.saved().turns.is_empty()
+    }
+}
+
 impl Deref for Opened {
     type Target = Dialogue;
 
@@ -242,8 +253,8 @@ impl DerefMut for Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        let is_forgotten = self.dialogue.is_some() && self.is_forgotten();
         let Some(dialogue) = self.dialogue.take() else { return };
-        let is_forgotten = self.is_new && dialogue.saved().turns.is_empty();
         match &self.conversations.shared.place {
             Place::Disk(store) => {
                 drop(dialogue);

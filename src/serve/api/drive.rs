@@ -33,7 +33,12 @@ use crate::serve::observe::TurnRecord;
 pub async fn begin(app: &App, ask: Ask) -> Result<Running, ApiError> {
     let (updates, inbox) = mpsc::unbounded_channel();
     let (admitted, admission) = oneshot::channel();
-    tokio::spawn(drive(app.clone(), ask, admitted, updates));
+    let flight = app.flights().read_owned().await;
+    let driving = drive(app.clone(), ask, admitted, updates);
+    tokio::spawn(async move {
+        driving.await;
+        drop(flight);
+    });
     let prompts = admission.await.map_err(|_| internal("the request's task ended early"))??;
     Ok(Running { prompts, updates: inbox })
 }
@@ -53,7 +58,10 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
     let _ = admitted.send(Ok(std::mem::take(&mut flight.prompts)));
     let last = match flight.deliver(&updates).await {
         Ok(totals) => Update::Ended(totals),
-        Err(error) => Update::Failed(error),
+        Err(error) => {
+            flight.flush_all(&updates);
+            Update::Failed(error)
+        }
     };
     flight.close().await;
     let _ = updates.send(last);
@@ -212,7 +220,8 @@ impl Flight {
     async fn close(&mut self) {
         self.stop();
         if let Some(turn) = self.turn.take() {
-            let _ = spawn_blocking(move || drop(turn)).await; // a panic there has nothing to tell us
+            let app = self.app.clone();
+            let _ = spawn_blocking(move || leave(&app, turn.0)).await; // a panic there has nothing to tell us
         }
     }
 
@@ -271,10 +280,7 @@ impl Flight {
                     Update::Said { choice: index, deltas, tokens }
                 }
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
-                Event::Failed(error) => {
-                    self.flush(index, true, updates);
-                    return Err(self.refused(error));
-                }
+                Event::Failed(error) => return Err(self.refused(error)),
             };
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
@@ -297,6 +303,15 @@ impl Flight {
         let deltas = self.choices[index].voice.finish(is_cut);
         if !deltas.is_empty() {
             let _ = updates.send(Update::Said { choice: index, deltas, tokens: Vec::new() });
+        }
+    }
+
+    /// Before an error: what was said is not held back with it.
+    fn flush_all(&mut self, updates: &UnboundedSender<Update>) {
+        for index in 0..self.choices.len() {
+            if !self.choices[index].is_done {
+                self.flush(index, true, updates);
+            }
         }
     }
 
@@ -338,8 +353,23 @@ impl Flight {
             outcome: answer.outcome.clone(),
             sampling: self.sampling.clone(),
         };
-        let saved = spawn_blocking(move || opened.finish(turn, answer).map(drop)).await;
+        let app = self.app.clone();
+        let save = move || {
+            let saved = opened.finish(turn, answer).map(drop);
+            leave(&app, opened);
+            saved
+        };
+        let saved = spawn_blocking(save).await;
         saved.map_err(|_| internal("saving the turn failed"))?.map_err(ApiError::from)
+    }
+}
+
+/// Gives a conversation up. One that came to nothing takes no place in the engine either, before its name is free again.
+fn leave(app: &App, opened: Opened) {
+    if opened.is_forgotten()
+        && let Ok(engine) = app.engine()
+    {
+        let _ = engine.close_session(opened.name().as_str()); // it may never have begun there
     }
 }
 

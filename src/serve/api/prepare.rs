@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::conversations::Opened;
 use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
 use super::voice::Ear;
-use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
+use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::session::conversation::{Dialogue, PromptedTurn};
 use crate::runtime::{EngineHandle, Error, Result, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::template::{Conversation, Dialect, ToolChoice};
+use crate::template::{Conversation, Dialect, ReasoningFormat, ToolChoice};
 
 /// An ask with tokens.
 pub struct Prepared {
@@ -40,7 +40,8 @@ pub fn prepare(app: &App, ask: &Ask) -> Result<Prepared, ApiError> {
     match &ask.prompt {
         Prompt::Texts(texts) => {
             let prompts = texts.iter().map(|text| prepare_text(app, text)).collect::<Result<_, _>>()?;
-            let grammar = shaped(app.grammars(&engine), ask.shape.as_ref(), None)?;
+            let grammar = ask.shape.as_ref();
+            let grammar = grammar.map_or(Ok(None), |shape| shaped(app.grammars(&engine), shape, None))?;
             Ok(Prepared { engine, prompts, turn: None, grammar, markup: Arc::default() })
         }
         Prompt::Chat(conversation) => prepare_chat(app, engine, ask, conversation),
@@ -82,9 +83,10 @@ fn prepare_chat(
     let grammar = match ask.tools.is_on() {
         true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
-            let reasoning = dialect.open_reasoning(turn.tail());
-            let thought = reasoning.map(|close| thought_rules(&model.speech, close));
-            shaped(app.grammars(&engine), ask.shape.as_ref(), thought.as_deref())?
+            let frame = |shape: &Shape| Ok((shape, frame(&model.speech, &dialect, turn.tail(), shape)?));
+            let framed = ask.shape.as_ref().map(frame).transpose()?;
+            framed
+                .map_or(Ok(None), |(shape, frame)| shaped(app.grammars(&engine), shape, frame.as_deref()))?
         }
     };
     // Also that of calls which nobody asked for: then it is text like any other.
@@ -122,6 +124,53 @@ fn special(speech: &Speech, text: &str) -> Option<u32> {
     tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id))
 }
 
+/// Lark rules for what stands around an answer with a shape, which is their rule `answer`: reasoning first, where the prompt
+/// has opened it or the model may, and Harmony's messages. Nothing where the answer is all there is.
+///
+/// # Errors
+/// 400 where that cannot be written, or the shape is a grammar of the client's own and could not stand within it.
+fn frame(speech: &Speech, dialect: &Dialect, tail: &str, shape: &Shape) -> Result<Option<String>, ApiError> {
+    let is_own = matches!(shape.source, GrammarSource::Lark(_));
+    let refuse = |message: &str| ApiError::unsupported(shape.param, format!("{}: {message}", shape.param));
+    if dialect.reasoning == Some(ReasoningFormat::Harmony) {
+        if is_own {
+            return Err(refuse(
+                "a grammar of one's own holds for the whole answer, and this model's come in messages",
+            ));
+        }
+        let rules =
+            harmony_rules(speech).ok_or_else(|| refuse("this model's messages have no tokens of their own"));
+        return rules.map(Some);
+    }
+    if let Some(close) = dialect.open_reasoning(tail) {
+        if is_own {
+            let message = "a grammar of one's own holds for the whole answer, and this prompt has begun with reasoning; \
+                           switch it off, e.g. with reasoning_effort \"none\"";
+            return Err(refuse(message));
+        }
+        return Ok(Some(format!("start: thought SPACE? answer\n{}", thought_rules(speech, close))));
+    }
+    let free = dialect.may_reason(tail).filter(|_| !is_own);
+    Ok(free.map(|(open, close)| {
+        let open = match special(speech, open) {
+            Some(id) => format!("<[{id}]>"),
+            None => json!(open).to_string(),
+        };
+        format!("start: ({open} thought SPACE?)? answer\n{}", thought_rules(speech, close))
+    }))
+}
+
+/// One message of analysis if the model likes, then the final one.
+fn harmony_rules(speech: &Speech) -> Option<String> {
+    let mark = |text| special(speech, text).map(|id| format!("<[{id}]>"));
+    let [channel, message, end, start] =
+        [mark("<|channel|>")?, mark("<|message|>")?, mark("<|end|>")?, mark("<|start|>")?];
+    Some(format!(
+        "start: ({channel} \"analysis\" {message} TEXT? {end} {start} \"assistant\")? {channel} \"final\" {message} answer\n\
+         TEXT: /(?s:.+)/\n"
+    ))
+}
+
 /// Lark rules for the rest of a thought that ends with `close`, and the space that models put behind it. A marker that is a
 /// special token is that token, which no text can contain; any other ends the thought where it first stands.
 fn thought_rules(speech: &Speech, close: &str) -> String {
@@ -129,7 +178,7 @@ fn thought_rules(speech: &Speech, close: &str) -> String {
         Some(id) => format!("thought: TEXT? <[{id}]>\nTEXT: /(?s:.+)/\n"),
         None => format!("thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n", escaped(close)),
     };
-    format!("start: thought SPACE? answer\n{thought}SPACE: /[ \\t\\r\\n]{{1,4}}/\n")
+    format!("{thought}SPACE: /[ \\t\\r\\n]{{1,4}}/\n")
 }
 
 /// For a regular expression between slashes.
@@ -138,38 +187,41 @@ fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// The grammar of an answer's shape. Where the prompt has opened reasoning, that comes first: `thought` is its rules.
+/// The grammar of an answer's shape, within the rules of [`frame`] where there are some.
 fn shaped(
     compiler: &GrammarCompiler,
-    shape: Option<&Shape>,
-    thought: Option<&str>,
+    shape: &Shape,
+    frame: Option<&str>,
 ) -> Result<Option<Grammar>, ApiError> {
-    let Some(Shape { source, param }) = shape else { return Ok(None) };
+    let Shape { source, param } = shape;
     let named = |error: Error| ApiError::from(error).param(*param);
     let alone = compiler.compile(source).map_err(named)?;
-    let Some(thought) = thought else { return Ok(Some(alone)) };
-    let answer = match source {
-        GrammarSource::JsonObject => format!("%json {}", spaced(&json!({"type": "object"}))),
-        GrammarSource::JsonSchema(schema) => format!("%json {}", spaced(schema)),
-        GrammarSource::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
-        GrammarSource::Lark(_) => {
-            let message = "a grammar of one's own holds for the whole answer, and this prompt has begun with reasoning; \
-                           switch it off, e.g. with reasoning_effort \"none\"";
-            return Err(ApiError::unsupported(*param, format!("{param}: {message}")));
-        }
+    let Some(frame) = frame else { return Ok(Some(alone)) };
+    let json = |schema: &Value| {
+        let prepared = grammar::prepare_schema(schema).map_err(|error| named(Error::Grammar(error)));
+        prepared.map(|schema| format!("%json {schema}"))
     };
-    let whole = format!("{thought}answer: {answer}\n");
+    let answer = match source {
+        GrammarSource::JsonObject => json(&json!({"type": "object"}))?,
+        GrammarSource::JsonSchema(schema) => json(schema)?,
+        GrammarSource::Regex(regex) => format!("/{}/", slashed(regex)),
+        GrammarSource::Lark(_) => return Ok(Some(alone)), // stands within no frame
+    };
+    let whole = format!("{frame}answer: {answer}\n");
     compiler.compile(&GrammarSource::Lark(whole)).map(Some).map_err(named)
 }
 
-/// A schema with one way of setting white space, as it is enforced on its own.
-fn spaced(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if let Some(members) = schema.as_object_mut() {
-        let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-        members.entry("x-guidance").or_insert(options);
+/// A regular expression for between slashes: those that are not escaped yet are.
+fn slashed(regex: &str) -> String {
+    let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            text.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        text.push(c);
     }
-    schema
+    text
 }
 
 /// The grammar of an answer with tools, where there is something to hold it to.
@@ -185,7 +237,8 @@ fn called(
         let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
         grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
-    match compile(&tools.definitions) {
+    let simplified: Vec<Value> = tools.definitions.iter().map(simplified).collect();
+    match compile(&simplified) {
         Ok(None) if tools.choice != ToolChoice::Auto => {
             let message =
                 "tool_choice: calls in this model's format cannot be enforced, only \"auto\" and \"none\"";
@@ -197,7 +250,7 @@ fn called(
         }
         // OpenAI promises arguments that follow their schema for strict tools alone.
         Err(Error::Grammar(_)) if !tools.definitions.iter().all(is_strict) => {
-            let relaxed: Vec<Value> = tools.definitions.iter().map(relaxed).collect();
+            let relaxed: Vec<Value> = simplified.iter().map(relaxed).collect();
             compile(&relaxed).map_err(|error| ApiError::from(error).param("tools"))
         }
         compiled => compiled.map_err(|error| ApiError::from(error).param("tools")),
@@ -208,11 +261,33 @@ fn is_strict(definition: &Value) -> bool {
     definition["function"]["strict"] == true
 }
 
-/// A tool that takes any object, unless it is strict.
+/// A tool whose parameters are without what constrains nothing.
+fn simplified(definition: &Value) -> Value {
+    let mut definition = definition.clone();
+    if let Some(parameters) = definition.pointer_mut("/function/parameters") {
+        *parameters = grammar::simplified(parameters);
+    }
+    definition
+}
+
+/// A tool of whose parameters only the names and types count, unless it is strict. The names have to stay: some notations
+/// write nothing but members that are known.
 fn relaxed(definition: &Value) -> Value {
     let mut definition = definition.clone();
-    if !is_strict(&definition) {
-        definition["function"]["parameters"] = json!({"type": "object"});
+    if is_strict(&definition) {
+        return definition;
     }
+    let given = definition["function"]["parameters"].take();
+    let loose = |value: &Value| value.get("type").map_or_else(|| json!({}), |kind| json!({"type": kind}));
+    let members = given["properties"].as_object().into_iter().flatten();
+    let members: Map<String, Value> = members.map(|(name, value)| (name.clone(), loose(value))).collect();
+    let mut parameters = json!({"type": "object"});
+    if !members.is_empty() {
+        parameters["properties"] = members.into();
+        if given["required"].is_array() {
+            parameters["required"] = given["required"].clone();
+        }
+    }
+    definition["function"]["parameters"] = parameters;
     definition
 }

@@ -126,8 +126,9 @@ pub fn completion(
     let prompts = prompts(&mut fields);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
     let common = common(app, &engine, &mut fields, defaults);
-    if prompts.len() * common.num_choices > MAX_CHOICES {
-        fields.out_of_range("prompt", &format!("and n together ask for more than {MAX_CHOICES} answers"));
+    let most = most_answers(&engine);
+    if prompts.len() * common.num_choices > most {
+        fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
     }
     fields.only("best_of", &[json!(common.num_choices)]);
     fields.only("suffix", &[json!("")]);
@@ -167,7 +168,7 @@ impl Common {
 fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Limits) -> Common {
     let limits = Limits { deadline: app.settings().deadline, ..limits };
     let common = Common {
-        num_choices: num_choices(fields),
+        num_choices: num_choices(fields, most_answers(engine)),
         sampling: params::sampling(fields, &app.model().defaults.sampling()),
         limits: params::limits(fields, &limits),
         logprobs: params::logprobs(fields, None),
@@ -296,12 +297,18 @@ pub fn model_not_found(model: &str, served: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
 }
 
-fn num_choices(fields: &mut Fields<'_>) -> usize {
+/// More than may run and wait could never be admitted together.
+fn most_answers(engine: &EngineHandle) -> usize {
+    let config = &engine.spec().config;
+    config.max_running.saturating_add(config.max_waiting).min(MAX_CHOICES)
+}
+
+fn num_choices(fields: &mut Fields<'_>, most: usize) -> usize {
     match fields.size("n") {
         None => 1,
-        Some(n) if (1..=MAX_CHOICES).contains(&n) => n,
+        Some(n) if (1..=most).contains(&n) => n,
         Some(_) => {
-            fields.out_of_range("n", &format!("is not in [1, {MAX_CHOICES}]"));
+            fields.out_of_range("n", &format!("is not in [1, {most}]"));
             1
         }
     }

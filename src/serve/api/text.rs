@@ -15,6 +15,9 @@ use crate::serve::error::ApiError;
 use crate::serve::wire::{Fields, Problems};
 use crate::template::{Conversation, DateTime};
 
+/// Tokens that are shown with their text at once; each takes some hundred bytes.
+const MAX_PIECES: usize = 1 << 18;
+
 /// What is to become tokens.
 enum Source {
     Text { text: String, options: Encode },
@@ -30,13 +33,21 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
             ["with_pieces", "return_token_strs"].map(|name| fields.flag(name)).contains(&Some(true));
         source(&app, fields)
     })?;
-    let pieces_of = app.clone();
-    let tokens = blocking(&app, move |app| encode(&app.model().speech, source)).await?;
-    let count = tokens.len();
-    let tokens: Value = match with_pieces {
-        false => tokens.into(),
-        true => tokens.iter().map(|&id| piece(&pieces_of.model().speech, id)).collect(),
-    };
+    let (count, tokens) = blocking(&app, move |app| {
+        let speech = &app.model().speech;
+        let ids = encode(speech, source)?;
+        let count = ids.len();
+        if with_pieces && count > MAX_PIECES {
+            let message = format!("with_pieces: {count} tokens are more than {MAX_PIECES}");
+            return Err(ApiError::invalid("with_pieces", message));
+        }
+        let tokens: Value = match with_pieces {
+            false => ids.into(),
+            true => ids.iter().map(|&id| piece(speech, id)).collect(),
+        };
+        Ok((count, tokens))
+    })
+    .await?;
     Ok(Json(json!({"tokens": tokens, "count": count, "max_model_len": engine.spec().context_length()})))
 }
 

@@ -208,7 +208,7 @@ impl Said {
         }
     }
 
-    /// The message as a conversation keeps it.
+    /// The message as a conversation keeps it: a call that was cut short is not shown to the model again.
     pub fn to_message(&self) -> Message {
         let call = |call: &SaidCall| ToolCall {
             id: Some(call.id.clone()),
@@ -216,11 +216,12 @@ impl Said {
             arguments: serde_json::from_str(&call.arguments)
                 .unwrap_or_else(|_| call.arguments.as_str().into()),
         };
-        let is_call_only = self.content.is_empty() && !self.calls.is_empty();
+        let whole = || self.calls.iter().filter(|call| call.is_whole);
+        let is_call_only = self.content.is_empty() && whole().next().is_some();
         Message {
             content: (!is_call_only).then(|| Content::Text(self.content.clone())),
             reasoning: (!self.reasoning.is_empty()).then(|| self.reasoning.clone()),
-            tool_calls: self.calls.iter().map(call).collect(),
+            tool_calls: whole().map(call).collect(),
             ..Message::new(Role::Assistant, "")
         }
     }

@@ -47,7 +47,8 @@ pub fn completion_logprobs(tokens: &[Token], bytes: TokenBytes<'_>, offset: &mut
         let piece = text(token.id);
         let top: Map<_, _> = top.iter().map(|(id, logprob)| (text(*id), finite(*logprob).into())).collect();
         offsets.push(*offset);
-        *offset += piece.chars().count();
+        // A character counts where it begins: the rest of it may be in other tokens.
+        *offset += bytes(token.id).iter().filter(|byte| **byte & 0xC0 != 0x80).count();
         texts.push(piece);
         logprobs.push(finite(*logprob));
         tops.push(Value::Object(top));

@@ -61,10 +61,14 @@ pub fn limits(fields: &mut Fields<'_>, defaults: &Limits) -> Limits {
     }
 }
 
-/// One string or any number of them.
+/// The most stop strings, and bytes of one: each is looked for at every token.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 1024;
+
+/// One string or several.
 fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let values = match fields.take("stop")? {
-        Value::String(text) => return Some(vec![text]),
+        text @ Value::String(_) => vec![text],
         Value::Array(values) => values,
         _ => Vec::from([Value::Null]), // refused below
     };
@@ -72,6 +76,13 @@ fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let texts: Option<Vec<String>> = values.iter().map(text).collect();
     if texts.is_none() {
         fields.wrong("stop", "is neither a string nor an array of strings");
+    }
+    if texts.iter().flatten().any(|text| text.len() > MAX_STOP_BYTES)
+        || texts.iter().flatten().count() > MAX_STOPS
+    {
+        let message = format!("is more than {MAX_STOPS} strings, or one of more than {MAX_STOP_BYTES} bytes");
+        fields.out_of_range("stop", &message);
+        return None;
     }
     texts
 }
