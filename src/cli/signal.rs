@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the only owner of both in the process.
+//! SIGINT, SIGTERM and SIGTSTP: their only owner in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
 //! in a shell. Inside, the first is noted for the loop to see and the second ends the process; in a conversation no
@@ -100,10 +100,10 @@ impl Drop for Graceful {
     }
 }
 
-/// Takes over both signals. Called once, before anything long.
+/// Takes over both signals, and Ctrl-Z. Called once, before anything long.
 #[cfg(unix)]
 pub fn install() {
-    for number in [libc::SIGINT, libc::SIGTERM] {
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGTSTP] {
         // SAFETY: `sigaction` reads and writes the structures it is given, which live on this stack; zeroed is a
         // valid `sigaction` (default disposition, empty mask). The handler calls async-signal-safe functions only.
         unsafe {
@@ -113,7 +113,8 @@ pub fn install() {
             {
                 continue;
             }
-            let handler: extern "C" fn(libc::c_int) = on_signal;
+            let handler: extern "C" fn(libc::c_int) =
+                if number == libc::SIGTSTP { on_stop } else { on_signal };
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as libc::sighandler_t;
             action.sa_flags = libc::SA_RESTART;
@@ -125,6 +126,11 @@ pub fn install() {
 
 #[cfg(not(unix))]
 pub fn install() {}
+
+#[cfg(unix)]
+extern "C" fn on_stop(_: libc::c_int) {
+    tty::suspend();
+}
 
 #[cfg(unix)]
 extern "C" fn on_signal(number: libc::c_int) {

@@ -6,10 +6,10 @@
 //! signal and no line.
 
 #[cfg(unix)]
-pub use unix::{Silence, remember, restore};
+pub use unix::{Silence, forget_typed, remember, restore, suspend};
 
 #[cfg(not(unix))]
-pub use elsewhere::{Silence, remember, restore};
+pub use elsewhere::{Silence, forget_typed, remember, restore};
 
 #[cfg(unix)]
 mod unix {
@@ -54,6 +54,24 @@ mod unix {
         }
     }
 
+    /// Drops what was typed and nobody has read.
+    pub fn forget_typed() {
+        // SAFETY: a plain call; it does nothing where stdin is no terminal.
+        unsafe { libc::tcflush(libc::STDIN_FILENO, libc::TCIFLUSH) };
+    }
+
+    /// Stops the process, as the shell's Ctrl-Z asks, with the terminal as it was found; goes on with it as it is now.
+    /// Async-signal-safe.
+    pub fn suspend() {
+        let modes = current();
+        restore();
+        // SAFETY: async-signal-safe; returns when the process is continued.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        if let Some(modes) = &modes {
+            set(modes);
+        }
+    }
+
     /// While it lives, what is typed is not shown: it would stand in the middle of the answer. It is kept for the next
     /// prompt as it was typed, Enter included, and the keys that interrupt and suspend work as always.
     #[derive(Debug)]
@@ -91,6 +109,8 @@ mod unix {
 
 #[cfg(not(unix))]
 mod elsewhere {
+    pub fn forget_typed() {}
+
     pub fn remember() {}
 
     pub fn restore() {}

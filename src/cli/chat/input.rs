@@ -20,6 +20,7 @@ use rustyline::{
 use super::complete::{Catalog, Helper};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::terminal::Terminal;
+use crate::cli::tty;
 use crate::runtime::private_files::{private_file, private_folder};
 
 /// Entries kept in the history file.
@@ -143,6 +144,8 @@ impl Input {
     /// `Io` when stdin cannot be read.
     pub fn ask(&mut self, question: &str) -> Result<Option<String>, CommandError> {
         let Input::Terminal(line) = self else { return Ok(None) };
+        // Nobody agrees to what they have not seen.
+        tty::forget_typed();
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, Helper::silent()));
         let read = line.editor.readline(question);
         line.editor.set_helper(helper);
@@ -328,11 +331,14 @@ pub fn is_unfinished(text: &str) -> bool {
 
 const QUOTES: &str = "\"\"\"";
 
-/// The message without the `"""` around it; fences of ``` are part of what is said.
+/// The message without the `"""` around it; where they do not enclose the whole, they are part of what is said, as fences of
+/// ``` always are.
 pub fn unquoted(text: &str) -> &str {
     let trimmed = text.trim();
-    let inner =
-        trimmed.strip_prefix(QUOTES).map(|rest| rest.split_once(QUOTES).map_or(rest, |(inner, _)| inner));
+    let inner = trimmed.strip_prefix(QUOTES).and_then(|rest| match rest.split_once(QUOTES) {
+        Some((inner, after)) => after.trim().is_empty().then_some(inner),
+        None => Some(rest),
+    });
     inner.map_or(text, |inner| inner.trim_matches('\n'))
 }
 

@@ -64,14 +64,15 @@ impl Chat<'_> {
             let needed = turn.tokens().len() + asked.begun.len();
             let size = self.context();
             let has_room = needed + self.room() <= size;
-            let is_last_resort = asked.kept == 0 || !self.is_interactive();
+            let free = self.free(asked.kept, &asked.added);
+            let is_last_resort = free == 0 || !self.is_interactive();
             if has_room || (is_last_resort && needed < size) {
                 return Ok(Some((turn, asked)));
             }
             if is_last_resort {
                 return Err(self.too_long(needed));
             }
-            let oldest = self.oldest(asked.kept, needed);
+            let oldest = self.at_question(self.oldest(free, needed), free);
             match self.ask_for_room(needed, oldest)? {
                 Choice::Drop => self.drop_oldest(oldest, &mut asked)?,
                 Choice::Compact => self.compact_before(&mut asked)?,
@@ -95,6 +96,21 @@ impl Chat<'_> {
         let turns = &self.dialogue.saved().turns[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
+    }
+
+    /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
+    fn at_question(&self, count: usize, kept: usize) -> usize {
+        let turns = &self.dialogue.saved().turns;
+        (count..kept).find(|&at| turn::question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
+    }
+
+    /// Turns that may go: those before the question that `added` belongs to.
+    fn free(&self, kept: usize, added: &[Message]) -> usize {
+        if added.is_empty() || turn::question(added).is_some() {
+            return kept;
+        }
+        let turns = &self.dialogue.saved().turns[..kept];
+        turns.iter().rposition(|saved| turn::question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
     fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
@@ -151,7 +167,8 @@ impl Chat<'_> {
 
     fn compact_before(&mut self, asked: &mut Asked) -> Result<(), CommandError> {
         let summary_tokens = SUMMARY.min(self.context() / 4).max(1);
-        let (count, turn) = self.summary_prompt(asked.kept, summary_tokens)?;
+        let free = self.free(asked.kept, &asked.added);
+        let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
         let system = self.dialogue.saved().system().map(str::to_owned);
@@ -163,11 +180,12 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The question for a summary of as many turns as fit with it; the last one is left as it is where there are others and
-    /// it is short.
+    /// The question for a summary of as many of the first `free` turns as fit with it; the last one of all is left as it is
+    /// where there are others and it is short.
     fn summary_prompt(
         &self,
         kept: usize,
+        free: usize,
         summary_tokens: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
         let turns = &self.dialogue.saved().turns[..kept];
@@ -176,9 +194,9 @@ impl Chat<'_> {
             [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
             _ => false,
         };
-        let most = if is_short { kept - 1 } else { kept };
+        let most = if is_short { free.min(kept - 1) } else { free };
         let mut needed = 0;
-        for count in (1..=most).rev() {
+        for count in (1..=most).rev().filter(|&count| self.at_question(count, kept) == count) {
             let added = vec![Message::user(SUMMARY_QUESTION)];
             let turn = self.prompted(&Asked { kept: count, added, ..Asked::default() })?;
             needed = turn.tokens().len();
@@ -193,6 +211,9 @@ impl Chat<'_> {
             if needed + summary_tokens <= self.context() {
                 return Ok((count, turn));
             }
+        }
+        if needed == 0 {
+            return Err(CommandError::usage("there is no older question to summarise"));
         }
         Err(self.too_long(needed))
     }
@@ -212,11 +233,16 @@ impl Chat<'_> {
             Ending::Done { outcome, .. } => outcome,
             Ending::ReaderGone { .. } => said.cut_off(),
         };
-        if outcome.finish == Finish::Cancelled || said.ids.is_empty() {
-            return Err(CommandError::usage("there is no summary; the conversation is as it was"));
-        }
         let is_cut = outcome.finish == Finish::MaxTokens;
         let parsed = parse_answer(&self.dialect(), &[], &self.tail(turn), &said.text, is_cut);
+        if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
+            let error = CommandError::usage("there is no summary; the conversation is as it was");
+            return Err(if parsed.reasoning.is_empty() {
+                error
+            } else {
+                error.hint("/think off, then /compact")
+            });
+        }
         let message = Message::assistant(parsed.content.trim());
         Ok(Answer { message, generated: said.ids, outcome, sampling })
     }

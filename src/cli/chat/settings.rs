@@ -60,6 +60,7 @@ impl Settings {
             _ => {
                 let flag = format!("--{}={value}", key.replace('_', "-"));
                 changed.try_update_from([flag]).map_err(|error| refusal(&key, &error))?;
+                changed.limits.ignore_eos = self.limits.ignore_eos; // a bare flag counts as given
             }
         }
         let (sampling, _) = changed.sampling.resolve(&GenerationDefaults::default());

@@ -90,6 +90,11 @@ impl<'a> Chat<'a> {
         let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         let wanted = wanted_session(&args, places)?;
+        if args.limits.overflow.is_some() {
+            let error =
+                CommandError::usage("--overflow is not for chat, which asks when the context is full");
+            return Err(error.hint("leave it out"));
+        }
         // Before the model is loaded, so that a session in use is refused at once.
         let opened = match &wanted {
             None => None,
@@ -230,15 +235,15 @@ impl<'a> Chat<'a> {
             return Ok(Next::Prompt);
         }
         self.input.remember(line);
-        if let Some(kept) = self.editing.take() {
+        if let Some(kept) = self.editing.take()
+            && command::of(line).is_none()
+        {
             return self.say_instead(kept, input::unquoted(line).to_owned());
         }
         match command::of(line) {
             Some((command, argument)) => (command.action)(self, argument),
             None if command::is_meant(line) => Err(command::unknown(line)),
-            None => {
-                self.say(input::unquoted(line.strip_prefix("//").map_or(line, |_| &line[1..])).to_owned())
-            }
+            None => self.say(input::unquoted(line).to_owned()),
         }
     }
 
@@ -432,9 +437,6 @@ impl Chat<'_> {
     /// Loads another model in place of this one; when that fails, this one is loaded again.
     pub fn change_model(&mut self, reference: &str) -> Result<(), CommandError> {
         let before = self.args.model.clone();
-        let name = self.name().cloned();
-        let unsaved = self.dialogue.saved().clone();
-        self.dialogue = Dialogue::new(self.model());
         // Two models rarely fit: the old one goes first.
         self.llm = None;
         self.args.model.model = Some(reference.to_owned());
@@ -450,12 +452,8 @@ impl Chat<'_> {
             }
         };
         let model = self.model();
-        self.dialogue = match name {
-            Some(name) => {
-                Dialogue::resume(self.store()?.open(&name).map_err(sessions::explain)?, model.clone())
-            }
-            None => Dialogue::look_at(unsaved, model.clone()),
-        };
+        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new(model.clone()));
+        self.dialogue = dialogue.answered_by(model.clone());
         self.grammars = grammars(self.llm());
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;

@@ -247,6 +247,9 @@ impl Chat<'_> {
 
     fn run_tool(&mut self, call: &Call) -> Result<String, CommandError> {
         let Some(toolbox) = &self.toolbox else { return Ok(String::new()) };
+        if self.graceful.received().is_some() {
+            return Ok("error: the user stopped it".to_owned());
+        }
         let Some(tool) = toolbox.tools.iter().find(|tool| tool.name == call.name).cloned() else {
             return Ok(format!("error: there is no tool {}", call.name));
         };

@@ -16,7 +16,7 @@ use crate::cli::run::answer::{Ending, Heard, Said, generate};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
-use crate::runtime::{Error, Finish, Outcome, Request, Sampling, Started, Usage};
+use crate::runtime::{Error, Finish, Limits, Outcome, Request, Sampling, Started, Usage};
 use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCall};
 
 /// Answers in a row that may call tools before the user is asked again.
@@ -40,6 +40,8 @@ pub struct Asked {
     pub kept: usize,
     /// The messages after those.
     pub added: Vec<Message>,
+    /// Attached files are part of it.
+    pub has_files: bool,
     /// What of the answer is there already.
     pub begun: Vec<u32>,
     pub seed: Option<u64>,
@@ -71,20 +73,25 @@ impl Chat<'_> {
         };
         let text = super::actions::with_attachments(&self.attached, text);
         let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
-        self.answer(Asked { kept, added, ..Asked::default() })
+        self.answer(Asked { kept, added, has_files: true, ..Asked::default() })
     }
 
     /// Answers, runs what tools the answer calls, and answers again.
     pub fn answer(&mut self, asked: Asked) -> Result<Next, CommandError> {
         let mut asked = asked;
-        for _ in 0..MAX_ROUNDS {
+        for round in 1..=MAX_ROUNDS {
+            let has_files = asked.has_files;
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(Next::Prompt) };
             let answered = self.generate(&turn, &fitting)?;
             let ending = ending(&answered, self.is_interactive());
             let calls = answered.parts.calls.clone();
-            let is_kept = self.keep(turn, answered)?;
+            let is_kept = self.keep(turn, answered, has_files)?;
             if let Some(next) = ending {
                 return Ok(next);
+            }
+            // Nobody would hear of the last round's results.
+            if round == MAX_ROUNDS && is_kept && !calls.is_empty() {
+                break;
             }
             let results = if is_kept { self.run_tools(&calls)? } else { None };
             let Some(results) = results else { return Ok(Next::Prompt) };
@@ -183,7 +190,9 @@ impl Chat<'_> {
         }
         said.ids.extend(forced);
         let prompt = request.prompt.iter().chain(&said.ids).copied().collect();
-        let (ending, rest) = self.listen_once(Request { prompt, ..request.clone() }, screen);
+        let left = request.limits.max_tokens.map(|most| most.saturating_sub(said.ids.len()).max(1));
+        let limits = Limits { max_tokens: left, ..request.limits.clone() };
+        let (ending, rest) = self.listen_once(Request { prompt, limits, ..request.clone() }, screen);
         said.ids.extend(rest.ids);
         let ending = ending.map(|ending| match ending {
             Ending::Done { outcome, signal } => {
@@ -202,13 +211,20 @@ impl Chat<'_> {
     }
 
     /// Saves the turn and says what is to be said of it; whether there is one.
-    fn keep(&mut self, turn: PromptedTurn, answered: Answered) -> Result<bool, CommandError> {
+    fn keep(
+        &mut self,
+        turn: PromptedTurn,
+        answered: Answered,
+        has_files: bool,
+    ) -> Result<bool, CommandError> {
         let Answered { parts, outcome, generated, sampling, .. } = answered;
         let message = message_of(&parts);
         let answer = conversation::Answer { message, generated, outcome: outcome.clone(), sampling };
         let is_kept = self.dialogue.finish(turn, answer)? == Finished::Kept;
         if is_kept {
-            self.attached.clear();
+            if has_files {
+                self.attached.clear();
+            }
             if let Keeping::Saved { is_fresh, .. } = &mut self.keeping {
                 *is_fresh = false;
             }

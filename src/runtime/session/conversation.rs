@@ -77,6 +77,11 @@ impl Dialogue {
         Self::with(saved, None, model)
     }
 
+    /// The same conversation, whose next answers `model` gives. Whoever may write to it still may.
+    pub fn answered_by(self, model: ModelFingerprint) -> Self {
+        Self::with(self.saved, self.writer, model)
+    }
+
     fn with(saved: SavedSession, writer: Option<SessionWriter>, model: ModelFingerprint) -> Self {
         Self { transcript: saved.transcript(&model), model, saved, writer }
     }

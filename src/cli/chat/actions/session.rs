@@ -45,7 +45,7 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
             return Err(error.hint("/save NAME keeps it, or /reset forgets it; then set the system prompt"));
         }
         (true, Some(name)) => {
-            chat.begin_anew(Keeping::Planned);
+            chat.begin_anew(planned(chat));
             chat.terminal.report(&format!(
                 "a system prompt stands at the beginning: this is a new conversation; session {name} stays as it is, \
                  /load {name} goes back"
@@ -55,6 +55,11 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     chat.system = Some(argument.to_owned());
     chat.terminal.report("the system prompt is set");
     Ok(Next::Prompt)
+}
+
+/// How a new conversation of this chat is kept.
+fn planned(chat: &Chat<'_>) -> Keeping {
+    if chat.args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned }
 }
 
 pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -93,6 +98,10 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let name = named("load", argument)?;
     if chat.name() == Some(&name) {
         return Err(CommandError::usage(format!("session {name} is open already")));
+    }
+    if chat.keeping == Keeping::Nowhere && !chat.dialogue.saved().turns.is_empty() {
+        let error = CommandError::usage("this conversation is not saved");
+        return Err(error.hint("/save NAME keeps it, or /reset forgets it; then /load"));
     }
     let store = chat.store()?;
     let writer = store.open(&name).map_err(|error| shared::not_found(error, &store))?;
@@ -139,10 +148,19 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
 /// The open session is let go of for as long as it takes: a name is changed by whoever holds the lock.
 fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
     let model = chat.model();
+    let unsaved = chat.dialogue.saved().clone();
     chat.dialogue = Dialogue::new(model.clone());
     let renamed = chat.store()?.rename(from, to);
     let now = if renamed.is_ok() { to } else { from };
-    let writer = chat.store()?.open(now).map_err(shared::explain)?;
+    let writer = match chat.store()?.open(now) {
+        Ok(writer) => writer,
+        Err(error) => {
+            chat.keeping = Keeping::Nowhere;
+            chat.dialogue = Dialogue::look_at(unsaved, model);
+            let hint = "this conversation is not saved any more; /save NAME saves it";
+            return Err(shared::explain(error).hint(hint));
+        }
+    };
     chat.dialogue = Dialogue::resume(writer, model);
     renamed?;
     let _ = chat.llm().engine().close_session(from.as_str()); // there is none before the first turn
@@ -173,7 +191,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
     }
     if open.as_ref() == Some(&name) {
-        chat.begin_anew(Keeping::Planned);
+        chat.begin_anew(planned(chat));
     }
     let tokens = saved.map(|saved| saved.tokens()).unwrap_or_default();
     match store.remove(&name) {

@@ -74,13 +74,19 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
     let first = argument.split_whitespace().next().unwrap_or_default();
     let number = first.parse::<usize>().ok();
     let given = if number.is_some() { argument[first.len()..].trim_start() } else { argument };
-    let number = number.unwrap_or(turns.len());
+    let has_question =
+        |at: usize| turns.get(at).is_some_and(|saved| question(&saved.turn.messages).is_some());
+    let last = || (0..turns.len()).rev().find(|&at| has_question(at)).map_or(0, |at| at + 1);
+    let number = number.unwrap_or_else(last);
     let Some(saved) = number.checked_sub(1).and_then(|at| turns.get(at)).cloned() else {
         return Err(CommandError::usage(match turns.len() {
             0 => "there is no message to edit".to_owned(),
             count => format!("there are turns 1 to {count}"),
         }));
     };
+    if !has_question(number - 1) {
+        return Err(CommandError::usage(format!("turn {number} answers a tool, not you")));
+    }
     if !given.is_empty() {
         return chat.say_instead(number - 1, given.to_owned());
     }
