@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::record::{Document, SCHEMA};
 use super::report::Labels;
+use super::serve::point::Point;
 use super::validity::{FEW, percent};
 use super::{llama_bench, stats};
 use crate::cli::error::{CommandError, Exit, Kind};
@@ -212,6 +213,9 @@ pub fn compared(
     Ok(Compared { name: name.to_owned(), figures, unmatched, warnings: differences(before, after) })
 }
 
+/// Failures beyond this share of the requests are said.
+const MORE_FAILURES: f64 = 0.01;
+
 /// What else is different, and may be the reason.
 fn differences(before: &Document, after: &Document) -> Vec<String> {
     let mut found = Vec::new();
@@ -236,6 +240,15 @@ fn differences(before: &Document, after: &Document) -> Vec<String> {
             "a {} build is compared with a {} build",
             after.build.profile, before.build.profile
         ));
+    }
+    for a in &before.points {
+        let Some(b) = after.points.iter().find(|b| b.name == a.name) else { continue };
+        let failed = |point: &Point| point.turns.iter().filter(|turn| !turn.is_ok()).count() as f64;
+        let share = |point: &Point| failed(point) / point.turns.len().max(1) as f64;
+        if share(b) > share(a) + MORE_FAILURES {
+            let (now, then) = (share(b) * 100.0, share(a) * 100.0);
+            found.push(format!("{}: {now:.0}% of the requests failed, {then:.0}% before", a.name));
+        }
     }
     if !(before.complete && after.complete) {
         found.push("a result is not complete".to_owned());

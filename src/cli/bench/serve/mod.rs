@@ -204,7 +204,7 @@ Figures:
 request to the last answer.
 
 Method:
-  Two uncounted requests find out how many tokens the server makes of a word. Prompts are random words that never repeat, \
+  Two uncounted requests find out how many tokens the server makes of a word. Prompts are random words that never repeat within a run (a later run on the same server wants another --seed), \
 except for the blocks that a Mooncake trace names; `cached` is what the server reports all the same.
   Where the server does not count tokens, each part of the stream counts as one, with a warning.
 
@@ -226,6 +226,7 @@ fn positive(text: &str) -> Result<f64, String> {
 /// Runs the subcommand.
 pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let plan = Plan::new(args)?;
+    let outlook = Outlook::new(&args.output, terminal)?;
     let endpoint = args.target.endpoint.as_deref().map(Endpoint::parse).transpose()?;
     let key = api_key(args)?;
     let graceful = Graceful::begin();
@@ -255,10 +256,11 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     if let Some(own) = own {
         own.stop();
     }
+    document.complete = matches!(ended, Ok(None));
+    // What was measured before something failed is said too.
+    let judged = outlook.conclude(&mut document);
     let signal = ended?;
-    document.complete = signal.is_none();
-    let outlook = Outlook::new(&args.output, terminal)?;
-    let judged = outlook.conclude(&mut document)?;
+    let judged = judged?;
     match signal {
         Some(signal) => Ok(Exit::Signal(signal)),
         None => verdict(&document).map(|exit| if exit == Exit::Success { judged } else { exit }),
@@ -444,11 +446,15 @@ impl Sweep<'_> {
         let load = &self.args.load;
         let bounds = Bounds { requests: load.requests, duration: load.duration.map(|span| span.0) };
         let bar = self.progress(kind, bounds);
+        // Prompts of their own: those of an earlier point may be in the server's cache.
+        let nth = document.points.len() as u64 + 1;
+        let seed = self.work.seed ^ nth.wrapping_mul(0xa076_1d64_78bd_642f);
+        let work = Arc::new(Workload { seed, ..(*self.work).clone() });
         let interrupted = || self.graceful.received();
         let watch = |done: usize| bar.set_position(done as u64);
         let driven = runtime.block_on(drive(
             &self.client,
-            &self.work,
+            &work,
             kind,
             &self.plan.trace,
             bounds,

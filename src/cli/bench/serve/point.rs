@@ -41,7 +41,8 @@ impl Turn {
 
     /// Milliseconds per output token after the first; nothing for a single one.
     pub fn tpot_ms(&self) -> Option<f64> {
-        let rest = self.output_tokens.checked_sub(1).filter(|&rest| rest > 0)?;
+        // An answer that came in one part says nothing of the time between tokens.
+        let rest = self.output_tokens.checked_sub(1).filter(|&rest| rest > 0 && !self.gaps_ms.is_empty())?;
         Some((self.total_ms - self.first_ms?) / rest as f64)
     }
 }
@@ -94,7 +95,7 @@ impl Slo {
             limit.is_none_or(|limit| value.is_some_and(|value| value <= limit))
         };
         // One token has no time per token to miss.
-        let tpot = turn.tpot_ms().or(Some(0.0));
+        let tpot = turn.tpot_ms().or((turn.output_tokens <= 1).then_some(0.0));
         turn.is_ok()
             && within(self.ttft, turn.first_ms)
             && within(self.tpot, tpot)
