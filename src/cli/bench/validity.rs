@@ -196,7 +196,7 @@ mod tests {
             said(&result(Work::Prompt { tokens: 8 }, 0, &samples))
         };
         let noisy = result(Work::Prompt { tokens: 8 }, 0, &[(8.0, 0), (12.0, 0), (10.0, 0)]);
-        assert_eq!(cases(&[noisy.clone()]), ["pp8: the standard deviation is 20% of the mean"]);
+        assert_eq!(cases(std::slice::from_ref(&noisy)), ["pp8: the standard deviation is 20% of the mean"]);
         let all = cases(&[noisy.clone(), noisy.clone(), noisy.clone(), noisy]);
         assert_eq!(
             all,
