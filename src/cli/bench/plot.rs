@@ -23,6 +23,9 @@ const BOTTOM: f64 = 60.0;
 /// Told apart also by those who see fewer colours (Okabe and Ito 2008).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
+/// Two coordinates: values, or places on the page.
+type Pair = (f64, f64);
+
 /// A chart to be drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
@@ -41,7 +44,7 @@ pub struct Chart {
 pub struct Layer {
     pub name: String,
     pub shape: Shape,
-    pub points: Vec<(f64, f64)>,
+    pub points: Vec<Pair>,
     /// Words beside the points, if there are as many.
     pub labels: Vec<String>,
 }
@@ -57,7 +60,7 @@ pub enum Shape {
 }
 
 impl Layer {
-    fn new(name: impl Into<String>, shape: Shape, points: Vec<(f64, f64)>) -> Self {
+    fn new(name: impl Into<String>, shape: Shape, points: Vec<Pair>) -> Self {
         Self { name: name.into(), shape, points, labels: Vec::new() }
     }
 }
@@ -187,7 +190,7 @@ fn tokens(document: &Document) -> Option<Chart> {
 }
 
 /// (time, how many until then), at most a few hundred of them.
-fn counted(mut times: Vec<f64>) -> Vec<(f64, f64)> {
+fn counted(mut times: Vec<f64>) -> Vec<Pair> {
     const MOST: usize = 300;
     times.sort_by(f64::total_cmp);
     let step = times.len().div_ceil(MOST).max(1);
@@ -319,7 +322,7 @@ pub fn svg(chart: &Chart) -> String {
     }
     let x = Axis::new(xs.iter().copied(), chart.is_log, !has_bars);
     let y = Axis::new(points().map(|point| point.1), chart.is_log, true);
-    let at = |point: &(f64, f64)| {
+    let at = |point: &Pair| {
         let (right, down) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
         (LEFT + x.place(point.0) * right, HEIGHT - BOTTOM - y.place(point.1) * down)
     };
@@ -374,8 +377,8 @@ fn draw_axes(page: &mut String, chart: &Chart, x: &Axis, y: &Axis) {
     );
 }
 
-fn draw(page: &mut String, layer: &Layer, colour: &str, at: &dyn Fn(&(f64, f64)) -> (f64, f64)) {
-    let places: Vec<(f64, f64)> = layer.points.iter().map(at).collect();
+fn draw(page: &mut String, layer: &Layer, colour: &str, at: &dyn Fn(&Pair) -> Pair) {
+    let places: Vec<Pair> = layer.points.iter().map(at).collect();
     if matches!(layer.shape, Shape::Line | Shape::Path) {
         let corners: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
@@ -406,7 +409,7 @@ fn draw(page: &mut String, layer: &Layer, colour: &str, at: &dyn Fn(&(f64, f64))
         return;
     }
     // Words that would lie on each other are moved down.
-    let mut taken: Vec<(f64, f64)> = Vec::new();
+    let mut taken: Vec<Pair> = Vec::new();
     for ((x, y), label) in places.iter().zip(&layer.labels) {
         let is_right = *x > WIDTH * 0.75;
         let mut line = y + 4.0;
@@ -471,7 +474,14 @@ mod tests {
             assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"), "{name}");
             assert!(!text.contains("NaN") && !text.contains("inf"), "{name}: {text}");
         }
-        insta::assert_snapshot!("bench_roofline", svg(&roofline(&document).expect("a chart")));
+        let page = svg(&roofline(&document).expect("a chart"));
+        let count = |what: &str| page.matches(what).count();
+        assert_eq!(
+            (count("<polyline"), count("<circle")),
+            (1, 2),
+            "a roof and the cases with the most threads"
+        );
+        assert!(page.contains(">pp512 (threads 2)</text>") && page.contains("40.0 GB/s, 1000 GOP/s int8"));
     }
 
     #[test]

@@ -116,7 +116,8 @@ impl SplitMix64 {
         Self { state: seed }
     }
 
-    pub fn next(&mut self) -> u64 {
+    /// Evenly over all numbers of 64 bits.
+    pub fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -126,12 +127,12 @@ impl SplitMix64 {
 
     /// Evenly in [0, n); `n` is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.next()) * n as u128) >> 64) as usize
+        ((u128::from(self.bits()) * n as u128) >> 64) as usize
     }
 
     /// Evenly in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// The time to the next of events that come independently of each other, `rate` of them per unit of time: what makes
@@ -205,8 +206,8 @@ mod tests {
     fn the_generator_is_the_published_one() {
         let mut random = SplitMix64::new(1234567);
         // The first outputs for this seed in the reference implementation's test vector.
-        assert_eq!(random.next(), 6457827717110365317);
-        assert_eq!(random.next(), 3203168211198807973);
+        assert_eq!(random.bits(), 6457827717110365317);
+        assert_eq!(random.bits(), 3203168211198807973);
     }
 
     #[test]

@@ -358,7 +358,7 @@ mod tests {
             ("https://127.0.0.1", "https is not supported"),
             ("127.0.0.1:80", "does not begin with http://"),
             ("ftp://x", "does not begin with http://"),
-            ("http//", "does not begin with http://"),
+            ("http//", "not an address"),
             ("", "not an address"),
         ] {
             let error = Endpoint::parse(wrong).unwrap_err();

@@ -64,7 +64,7 @@ impl Workload {
         });
         match self.api {
             Api::Chat => {
-                let role = |index: usize| if index % 2 == 0 { "user" } else { "assistant" };
+                let role = |index: usize| if index.is_multiple_of(2) { "user" } else { "assistant" };
                 let messages = said.iter().enumerate();
                 let messages = messages.map(|(index, text)| json!({"role": role(index), "content": text}));
                 body["messages"] = messages.collect();
@@ -183,9 +183,8 @@ pub async fn drive(
             everybody.shutdown().await;
             break;
         }
-        match tokio::time::timeout(POLL, everybody.join_next()).await {
-            Ok(None) => break,
-            Ok(Some(_)) | Err(_) => {}
+        if let Ok(None) = tokio::time::timeout(POLL, everybody.join_next()).await {
+            break;
         }
     }
     let (turns, seconds) = ledger.close();
