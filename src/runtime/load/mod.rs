@@ -297,7 +297,10 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
 
 /// What a tensor of this shape is for; only a file's token tables are that tall.
 fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
-    if shape == [config.vocab_size, config.hidden_size] { Matrix::Vocabulary } else { Matrix::Projection }
+    match shape {
+        [rows, _] if *rows == config.vocab_size => Matrix::Vocabulary,
+        _ => Matrix::Projection,
+    }
 }
 
 /// The type to keep a matrix in. Token tables are rounded less than the rest: at 4 bits they cost quality out of

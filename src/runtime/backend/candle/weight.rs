@@ -158,6 +158,15 @@ mod tests {
     }
 
     #[test]
+    fn mxfp4_is_its_values_exactly() {
+        // Exponent 126 is a half; codes 2 and 9 are 1 and -0.5.
+        let block: Vec<u8> = std::iter::once(126).chain([2 | 9 << 4; 16]).collect();
+        let weight = CandleWeight::upload(&tensor(Dtype::Mxfp4, &[1, 32], block), &Device::Cpu, false);
+        let row = weight.unwrap().rows(&Tensor::new(&[0u32], &Device::Cpu).unwrap()).unwrap();
+        assert_eq!(row.to_vec2::<f32>().unwrap(), [[[0.5; 16], [-0.25; 16]].concat()]);
+    }
+
+    #[test]
     fn products_in_f16_survive_values_beyond_its_range() {
         let ones: Vec<u8> = (0..2 * 4).flat_map(|_| f16::ONE.to_le_bytes()).collect();
         let weight = CandleWeight::upload(&tensor(Dtype::F16, &[2, 4], ones), &Device::Cpu, true).unwrap();

@@ -54,9 +54,7 @@ impl<B: Backend> FeedForward<B> {
             Some(experts) => experts.add(backend, [num_rows, self.hidden], [input, residual], work, out),
         }
     }
-}
 
-impl<B: Backend> FeedForward<B> {
     /// Multiplies each row of `out` by the sigmoid of what `gate` gives of its input.
     fn weigh(
         &self,
