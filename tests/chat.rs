@@ -640,7 +640,6 @@ fn an_interrupted_answer_is_kept_and_marked() {
 fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
     let place = Place::new();
     let mut term = Term::start(&place, &["--session", "p"]);
-    term.line("/set max_tokens default", "");
     place.write("long.txt", "word ".repeat(500));
     term.line("/file long.txt", "goes with the next message");
     term.send("go\r");
@@ -651,6 +650,7 @@ fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
     term.expect("(stopped");
     term.prompt();
     let before = turns(&place, "p").len();
+    term.line("/set max_tokens 2", "max_tokens is 2");
     term.say("hi");
     assert_eq!(turns(&place, "p").len(), before + 1, "{}", term.seen);
     term.leave();

@@ -12,7 +12,7 @@ use super::talk::{Chat, Keeping};
 use super::think::{self, Think};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Ending, Heard, Said, generate};
+use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
@@ -173,10 +173,9 @@ impl Chat<'_> {
     fn listen(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
         let (ending, mut said) = self.listen_once(request.clone(), screen);
         let (is_over_budget, first) = match &ending {
-            Ok(Ending::Done { outcome, signal: None }) => (
-                outcome.finish == Finish::Cancelled && crate::cli::run::answer::Sink::is_enough(screen),
-                outcome.clone(),
-            ),
+            Ok(Ending::Done { outcome, signal: None }) => {
+                (outcome.finish == Finish::Cancelled && screen.is_enough(), outcome.clone())
+            }
             _ => return (ending, said),
         };
         let markup = self.dialect().reasoning.and_then(think::closing).filter(|_| is_over_budget);

@@ -70,6 +70,30 @@ impl Line {
     }
 }
 
+impl Line {
+    fn open(&mut self, mark: char, count: usize) {
+        match mark {
+            '`' => self.span = count,
+            '~' => self.strike = true,
+            _ => {
+                self.strong |= count >= 2;
+                self.emphasis |= count != 2;
+            }
+        }
+    }
+
+    fn close(&mut self, mark: char, count: usize) {
+        match mark {
+            '`' => self.span = 0,
+            '~' => self.strike = false,
+            _ => {
+                self.strong &= count == 1;
+                self.emphasis &= count == 2;
+            }
+        }
+    }
+}
+
 /// What a line turns out to be.
 #[derive(Debug, PartialEq, Eq)]
 enum Block {
@@ -215,18 +239,7 @@ impl Markdown {
         let blank = |c: Option<char>| c.is_none_or(char::is_whitespace);
         let word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         let can_open = !blank(next) && !word(line.previous);
-        let can_close = !blank(line.previous) && !(mark == '_' && word(next));
-        let (opens, closes): (fn(&mut Line, usize), fn(&mut Line)) = match mark {
-            '`' => (|line, count| line.span = count, |line| line.span = 0),
-            '~' => (|line, _| line.strike = true, |line| line.strike = false),
-            _ => (
-                |line, count| {
-                    line.strong |= count >= 2;
-                    line.emphasis |= count != 2;
-                },
-                |_| {},
-            ),
-        };
+        let can_close = !blank(line.previous) && (mark != '_' || !word(next));
         let (is_open, is_right) = match mark {
             '`' => (line.span > 0, line.span == 0 || line.span == count),
             '~' => (line.strike, count == 2),
@@ -234,16 +247,12 @@ impl Markdown {
         };
         if is_right && is_open && (mark == '`' || can_close) {
             self.out.push(&run, line.style());
-            closes(line);
-            if matches!(mark, '*' | '_') {
-                line.strong &= count == 1;
-                line.emphasis &= count == 2;
-            }
+            line.close(mark, count);
         } else {
             // A strong text may begin inside a word, as it often does in text without blanks.
             let is_inside = mark == '*' && count >= 2 && !blank(next);
             if is_right && !is_open && (mark == '`' || can_open || is_inside) {
-                opens(line, count);
+                line.open(mark, count);
             }
             self.out.push(&run, line.style());
         }
