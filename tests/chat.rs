@@ -451,7 +451,7 @@ fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
     place.write(
         "tools.toml",
         "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"sh\", \"-c\", \"echo noon in $0; cat\", \"{zone}\"]\n\
-         [tool.parameters]\nproperties = { zone = { type = \"string\" } }\n",
+         [tool.parameters]\nrequired = [\"zone\"]\nproperties = { zone = { enum = [\"UTC\"] } }\n",
     );
     let mut term = Term::of(scripted(&place, &["--tools", "tools.toml"]), 100);
     let asks = |term: &mut Term, answer: &str| {

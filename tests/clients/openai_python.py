@@ -179,7 +179,7 @@ def errors_are_the_clients_own():
     refused(openai.BadRequestError, "context_length_exceeded", messages=[{"role": "user", "content": "word " * 40_000}])
     refused(openai.BadRequestError, "unsupported_parameter", extra_body={"no_such_parameter": 1})
     refused(openai.NotFoundError, "model_not_found", model="no-such-model")
-    refused(openai.UnprocessableEntityError, "invalid_request", messages="not a list")
+    refused(openai.UnprocessableEntityError, "invalid_value", messages="not a list")
     try:
         OpenAI(base_url=BASE_URL, api_key="wrong", max_retries=0).models.list()
     except openai.AuthenticationError:

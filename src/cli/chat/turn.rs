@@ -273,7 +273,7 @@ impl Chat<'_> {
         let turns = &self.dialogue.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
         let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
-        self.answer(Asked { kept: turns.len() - 1, added, begun, seed })
+        self.answer(Asked { kept: turns.len() - 1, added, begun, seed, has_files: false })
     }
 
     /// A sentence for a prompt that is too long where nobody can be asked.

@@ -83,10 +83,11 @@ fn prepare_chat(
     let grammar = match ask.tools.is_on() {
         true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
-            let frame = |shape: &Shape| Ok((shape, frame(&model.speech, &dialect, turn.tail(), shape)?));
-            let framed = ask.shape.as_ref().map(frame).transpose()?;
-            framed
-                .map_or(Ok(None), |(shape, frame)| shaped(app.grammars(&engine), shape, frame.as_deref()))?
+            let within_frame = |shape| {
+                let frame = frame(&model.speech, &dialect, turn.tail(), shape)?;
+                shaped(app.grammars(&engine), shape, frame.as_deref())
+            };
+            ask.shape.as_ref().map_or(Ok(None), within_frame)?
         }
     };
     // Also that of calls which nobody asked for: then it is text like any other.
