@@ -227,7 +227,7 @@ async fn an_answer_has_the_form_that_is_asked_for() {
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
     let said = async |more: Value| {
-        let mut body = json!({"temperature": 1, "seed": 5, "max_tokens": 300});
+        let mut body = json!({"temperature": 1, "seed": 5, "max_tokens": 300, "reasoning_effort": "none"});
         body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         let reply = server.chat(NOISE, body).await.ok();
         assert_eq!(reply["choices"][0]["finish_reason"], "stop", "{reply}");

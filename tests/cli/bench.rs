@@ -6,11 +6,12 @@ use serde_json::Value;
 
 use super::{Place, Ran, llmctl, read_line, stories};
 
-const QUICK: [&str; 8] = ["--no-probe", "-p", "8", "-n", "4", "-r", "2", "--quiet"];
+const QUICK: [&str; 6] = ["--no-probe", "-p", "8", "-n", "4", "--quiet"];
 
 fn bench(place: &Place, args: &[&str]) -> Option<Ran> {
     let model = stories()?;
-    Some(place.run(&[&["bench", "--model", &model], &QUICK[..], args].concat()))
+    let runs: &[&str] = if args.contains(&"-r") { &[] } else { &["-r", "2"] };
+    Some(place.run(&[&["bench", "--model", &model], &QUICK[..], runs, args].concat()))
 }
 
 fn parsed(text: &str) -> Value {
@@ -158,7 +159,8 @@ fn an_interruption_prints_and_saves_what_was_measured() {
     assert_eq!((&last["event"], &last["complete"]), (&"done".into(), &false.into()));
     let saved = parsed(&place.read("r.json"));
     assert_eq!(saved["complete"], false);
-    assert!(saved["cases"][0]["samples"].as_array().is_some_and(|samples| !samples.is_empty()));
+    let has_samples = |case: &Value| case["samples"].as_array().is_some_and(|samples| !samples.is_empty());
+    assert!(saved["cases"].as_array().is_some_and(|cases| cases.iter().any(has_samples)), "{saved}");
 }
 
 #[test]
