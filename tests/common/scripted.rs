@@ -92,6 +92,9 @@ fn config() -> Value {
     })
 }
 
+/// A shape and its values.
+type Array = (Vec<usize>, Vec<f32>);
+
 fn write_weights(path: &Path, next: &[usize]) {
     let zeros = |rows: usize, columns: usize| (vec![rows, columns], vec![0f32; rows * columns]);
     let ones = || (vec![VOCAB], vec![1f32; VOCAB]);
@@ -102,7 +105,7 @@ fn write_weights(path: &Path, next: &[usize]) {
         output[follows * VOCAB + token] = 1.0;
     }
     let layer = |name: &str| format!("model.layers.0.{name}.weight");
-    let tensors: Vec<(String, (Vec<usize>, Vec<f32>))> = vec![
+    let tensors: Vec<(String, Array)> = vec![
         ("model.embed_tokens.weight".to_owned(), (vec![VOCAB, VOCAB], embedding)),
         ("lm_head.weight".to_owned(), (vec![VOCAB, VOCAB], output)),
         ("model.norm.weight".to_owned(), ones()),
