@@ -372,6 +372,8 @@ mod tests {
         assert_eq!(unquoted("\"\"\"a\"\"\""), "a");
         assert_eq!(unquoted("say \"\"\"a\"\"\""), "say \"\"\"a\"\"\"");
         assert_eq!(unquoted("```\na\n```"), "```\na\n```");
+        let whole = "\"\"\"A module.\"\"\"\nimport os\n";
+        assert_eq!(unquoted(whole), whole, "nothing behind the quotes is lost");
     }
 
     #[test]

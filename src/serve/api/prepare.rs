@@ -292,3 +292,32 @@ fn relaxed(definition: &Value) -> Value {
     definition["function"]["parameters"] = parameters;
     definition
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slash_in_a_regular_expression_is_escaped_once() {
+        for (given, between_slashes) in
+            [("a/b", "a\\/b"), ("a\\/b", "a\\/b"), ("\\\\/", "\\\\\\/"), ("ab", "ab")]
+        {
+            assert_eq!(slashed(given), between_slashes, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_tool_whose_schema_cannot_be_enforced_keeps_its_names_and_types() {
+        let tool = |strict: bool| {
+            json!({"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+                "type": "object", "required": ["tags"], "additionalProperties": false,
+                "properties": {"tags": {"type": "array", "uniqueItems": true}, "any": {"minimum": 3}},
+            }}})
+        };
+        assert_eq!(relaxed(&tool(true)), tool(true));
+        let expected = json!({
+            "type": "object", "properties": {"tags": {"type": "array"}, "any": {}}, "required": ["tags"],
+        });
+        assert_eq!(relaxed(&tool(false))["function"]["parameters"], expected);
+    }
+}
