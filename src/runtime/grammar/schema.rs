@@ -148,12 +148,15 @@ fn simplify(schema: &mut Map<String, Value>) {
 
 /// References are looked up from the root, which is wrong below an identifier that begins a resource of its own.
 fn check_resources(root: &Map<String, Value>) -> Result<(), GrammarError> {
+    // Until draft 4 the keyword was `id`, which is an ordinary name since.
+    let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let keyword = if draft.contains("draft-04") || draft.contains("draft-03") { "id" } else { "$id" };
     let begins_resource = |schema: &Value| {
-        let id = schema.get("$id").or_else(|| schema.get("id")).and_then(Value::as_str);
+        let id = schema.get(keyword).and_then(Value::as_str);
         id.is_some_and(|id| !id.starts_with('#')) && any(schema, &|value| value.get("$ref").is_some())
     };
     match root.values().any(|value| any(value, &begins_resource)) {
-        true => Err(unsupported("$id", "below the root, with references under it")),
+        true => Err(unsupported(keyword, "below the root, with references under it")),
         false => Ok(()),
     }
 }
@@ -275,6 +278,10 @@ mod tests {
         assert_eq!(named(json!({"$defs": {"a": {"$id": "b", "items": {"$ref": "#/c"}}}})), "$id");
         check(json!({"$id": "a", "items": {"$ref": "#/c"}}), json!({"$id": "a", "items": {"$ref": "#/c"}}));
         check(json!({"items": {"$id": "b"}}), json!({"items": {"$id": "b"}}));
+        let old = |draft: &str| json!({"$schema": draft, "items": {"id": "b", "items": {"$ref": "#/c"}}});
+        assert_eq!(named(old("http://json-schema.org/draft-04/schema#")), "id");
+        let new = old("https://json-schema.org/draft/2020-12/schema");
+        check(new.clone(), new);
     }
 
     #[test]
