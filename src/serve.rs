@@ -90,7 +90,7 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        let detected = model.speech.template_source().map(Dialect::detect).unwrap_or_default();
+        let detected = model.speech.dialect();
         let dialect = Dialect {
             reasoning: settings.reasoning_format.or(detected.reasoning),
             tool_calls: settings.tool_format.or(detected.tool_calls),

@@ -13,11 +13,13 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
-    &["thread"],
+    &["thread", "worker"], // the two kinds of engine behind a handle
+    &["handle"],
     &["engine"],
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
+    &["form"],
     &["spec", "speech"],
     &["load"],
     &["model", "sample"],

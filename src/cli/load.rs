@@ -29,7 +29,7 @@ use crate::runtime::load::{
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::model::ModelSpec;
-use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName};
+use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
     Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, NotYet, Request, Sampling,
@@ -404,9 +404,11 @@ impl LoadedLlm {
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    pub fn restore(&self, name: &SessionName, saved: &SavedSession) -> Result<(), Error> {
-        let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(&self.texts.fingerprint));
-        if is_ours { self.handle.restore_session(name.as_str(), saved.tokens()) } else { Ok(()) }
+    pub fn restore(&self, name: &str, saved: &SavedSession) -> Result<(), Error> {
+        match saved.tokens_of(&self.texts.fingerprint) {
+            Some(tokens) => self.handle.restore_session(name, tokens),
+            None => Ok(()),
+        }
     }
 
     /// Waits until the KV of this turn is on disk, and says what went wrong there.

@@ -320,7 +320,7 @@ fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal)
     let engine = app.engine().ok();
     let cancel = || {
         // Without an engine there is nothing to cancel.
-        let _ = engine.as_ref().map(EngineHandle::cancel_all);
+        let _ = engine.as_ref().map(|engine| engine.cancel_all());
     };
     let drained = server.drain(timeout, cancel);
     match drained.num_cancelled {

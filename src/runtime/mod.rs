@@ -5,8 +5,10 @@
 pub mod backend;
 pub mod engine;
 pub mod error;
+pub mod form;
 pub mod generation;
 pub mod grammar;
+pub mod handle;
 pub mod kernel;
 pub mod kv;
 pub mod load;
@@ -30,7 +32,9 @@ pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
 pub use error::{Error, GrammarError, LoadError, Result, StoreError};
+pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
+pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
@@ -38,4 +42,3 @@ pub use request::{
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
 pub use speech::Speech;
-pub use thread::{EngineHandle, EventStream, NotYet, Sink};

@@ -10,13 +10,17 @@ use std::sync::Arc;
 use super::error::Result;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
-use crate::template::{ChatTemplate, Conversation, DateTime, RenderOptions, SpecialTokens, TemplateError};
+use crate::template::{
+    ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, SpecialTokens, TemplateError,
+};
 
 /// A model without its weights.
 pub struct Speech {
     texts: ModelTexts,
     /// The template in force; `Err` is why the source does not compile, said when it is needed.
     template: std::result::Result<ChatTemplate, TemplateError>,
+    /// What that template shows of answers.
+    dialect: Dialect,
 }
 
 impl Speech {
@@ -31,7 +35,9 @@ impl Speech {
         let source = template.or(texts.chat_templates.default.as_deref());
         let template =
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
-        Self { texts, template }
+        let dialect =
+            template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
+        Self { texts, template, dialect }
     }
 
     pub fn texts(&self) -> &ModelTexts {
@@ -40,6 +46,21 @@ impl Speech {
 
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.texts.tokenizer
+    }
+
+    /// The markup of the model's answers, as its chat template shows it; none without a template.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// The id of a special token by its text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        self.tokenizer().token_to_id(text).filter(|&id| self.tokenizer().is_special(id))
+    }
+
+    /// Ids of a dialect's markup that are special tokens: a reader of answers must see them as text.
+    pub fn markup(&self, dialect: &Dialect) -> Arc<[u32]> {
+        dialect.markup().into_iter().filter_map(|mark| self.special(mark)).collect()
     }
 
     /// Whether there is a chat template, be it one that does not compile.

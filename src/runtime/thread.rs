@@ -1,4 +1,4 @@
-//! The engine's thread: the only place where a request crosses threads.
+//! The engine's thread: the only place where a request crosses threads. [`EngineHandle::spawn`] makes one.
 //!
 //! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
 //! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow
@@ -8,7 +8,6 @@
 //! then fail with `EngineGone`.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -16,11 +15,9 @@ use std::time::{Duration, Instant};
 
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
+use super::handle::{EngineDoor, EngineHandle, Sink};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
-
-/// Takes a request's events on the engine thread, so it must not block or panic; `Break` ends the generation.
-pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
 /// How long the last handle to go waits for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,13 +48,8 @@ struct Client {
     stop: StopHandle,
 }
 
-/// A door to the engine; clones lead to the same one.
-#[derive(Clone)]
-pub struct EngineHandle {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
+/// The engine's thread as others see it.
+struct EngineThread {
     spec: EngineSpec,
     commands: Sender<Command>,
     load: LastLoad,
@@ -100,135 +92,85 @@ impl EngineHandle {
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body);
         let thread = thread.map_err(|_| Error::EngineGone)?;
         let (spec, load) = built.recv().map_err(|_| Error::EngineGone)??;
-        Ok(Self { shared: Arc::new(Shared { spec, commands, load, thread: Some(thread) }) })
-    }
-
-    pub fn spec(&self) -> &EngineSpec {
-        &self.shared.spec
-    }
-
-    /// Starts a request. What is wrong with the request itself is refused here, without waiting for the engine; what
-    /// depends on its state (no room) comes as the stream's first event.
-    ///
-    /// # Errors
-    /// Those of [`Request::validate`]; [`Error::EngineGone`].
-    pub fn submit(&self, request: Request) -> Result<EventStream> {
-        let (sender, events) = mpsc::channel();
-        let deliver = move |event| match sender.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        };
-        let stop = self.submit_to(request, Box::new(deliver))?;
-        Ok(EventStream { events, stop, ended: false })
-    }
-
-    /// As `submit`, with a sink instead of a stream, e.g. the sender of an async channel. The handle cancels. A sink
-    /// that is dropped without a last event has lost its engine.
-    ///
-    /// # Errors
-    /// Those of [`Request::validate`]; [`Error::EngineGone`].
-    pub fn submit_to(&self, request: Request, sink: Sink) -> Result<StopHandle> {
-        request.validate(self.spec().vocab_size(), self.spec().context_length())?;
-        let stop = StopHandle::default();
-        let command = Command::Submit { request, client: Client { sink, stop: stop.clone() } };
-        self.shared.commands.send(command).map_err(|_| Error::EngineGone)?;
-        Ok(stop)
-    }
-
-    /// Requests waiting and running, sessions, and memory in use. Waits for the step that the engine is in.
-    ///
-    /// # Errors
-    /// [`Error::EngineGone`].
-    pub fn load(&self) -> Result<EngineLoad> {
-        self.shared.ask(|reply| Command::Load { reply })
-    }
-
-    /// As `load`, but as of the end of the last step: waits for nothing, also when the engine is gone.
-    pub fn last_load(&self) -> EngineLoad {
-        self.shared.load.get()
-    }
-
-    /// Whether the engine's thread still runs. False only after it has given everything back, so it may be true for a moment
-    /// after [`Error::EngineGone`].
-    pub fn is_alive(&self) -> bool {
-        self.shared.thread.as_ref().is_some_and(|thread| !thread.is_finished())
-    }
-
-    /// Ends all requests at the next step, waiting ones too; each goes on to its `Done`.
-    ///
-    /// # Errors
-    /// [`Error::EngineGone`].
-    pub fn cancel_all(&self) -> Result<()> {
-        self.shared.commands.send(Command::CancelAll).map_err(|_| Error::EngineGone)
-    }
-
-    /// What the user should know, one sentence each, since the last call.
-    ///
-    /// # Errors
-    /// [`Error::EngineGone`], here and below.
-    pub fn take_notices(&self) -> Result<Vec<String>> {
-        self.shared.ask(|reply| Command::Notices { reply })
-    }
-
-    /// Saves the KV of sessions that is still to be saved; false when it takes longer than that. Nothing else is done meanwhile.
-    /// Dropping the last handle does the same, but cannot say how it went.
-    pub fn flush_disk(&self, timeout: Duration) -> Result<bool> {
-        self.shared.ask(|reply| Command::Flush { timeout, reply })
+        Ok(Self::new(EngineThread { spec, commands, load, thread: Some(thread) }))
     }
 }
 
-/// Named sessions. Each call waits for the engine, at most for the step that it is in.
-impl EngineHandle {
-    /// # Errors
-    /// Those of [`Engine::reset_session`]; [`Error::EngineGone`], here and below.
-    pub fn reset_session(&self, name: &str) -> Result<()> {
-        self.ask(|reply| SessionCommand::Reset { name: name.to_owned(), reply })
+impl EngineDoor for EngineThread {
+    fn spec(&self) -> &EngineSpec {
+        &self.spec
     }
 
-    /// # Errors
-    /// Those of [`Engine::close_session`].
-    pub fn close_session(&self, name: &str) -> Result<()> {
-        self.ask(|reply| SessionCommand::Close { name: name.to_owned(), reply })
+    fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()> {
+        self.send(Command::Submit { request, client: Client { sink, stop } })
     }
 
-    /// # Errors
-    /// Those of [`Engine::fork_session`].
-    pub fn fork_session(&self, from: &str, to: &str) -> Result<()> {
-        self.ask(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    fn load(&self) -> Result<EngineLoad> {
+        self.ask(|reply| Command::Load { reply })
     }
 
-    /// # Errors
-    /// Those of [`Engine::restore_session`].
-    pub fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
-        self.ask(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
+    fn last_load(&self) -> EngineLoad {
+        self.load.get()
     }
 
-    /// # Errors
-    /// Those of [`Engine::inspect_session`].
-    pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
-        self.ask(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
+    fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// # Errors
-    /// [`Error::EngineGone`].
-    pub fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
-        self.ask(|reply| SessionCommand::List { reply })
+    fn cancel_all(&self) -> Result<()> {
+        self.send(Command::CancelAll)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
-        self.shared.ask(|reply| Command::Session(command(reply)))
+    fn take_notices(&self) -> Result<Vec<String>> {
+        self.ask(|reply| Command::Notices { reply })
+    }
+
+    fn flush_disk(&self, timeout: Duration) -> Result<bool> {
+        self.ask(|reply| Command::Flush { timeout, reply })
+    }
+
+    fn reset_session(&self, name: &str) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Reset { name: name.to_owned(), reply })
+    }
+
+    fn close_session(&self, name: &str) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Close { name: name.to_owned(), reply })
+    }
+
+    fn fork_session(&self, from: &str, to: &str) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    }
+
+    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
+    }
+
+    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+        self.of_session(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
+    }
+
+    fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
+        self.of_session(|reply| SessionCommand::List { reply })
     }
 }
 
-impl Shared {
+impl EngineThread {
+    fn send(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| Error::EngineGone)
+    }
+
     fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.commands.send(command(reply)).map_err(|_| Error::EngineGone)?;
+        self.send(command(reply))?;
         answer.recv().map_err(|_| Error::EngineGone)?
+    }
+
+    fn of_session<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
+        self.ask(|reply| Command::Session(command(reply)))
     }
 }
 
-impl Drop for Shared {
+impl Drop for EngineThread {
     fn drop(&mut self) {
         let _ = self.commands.send(Command::Shutdown); // fails only when the thread has ended already
         if let Some(thread) = self.thread.take()
@@ -238,70 +180,6 @@ impl Drop for Shared {
         }
     }
 }
-
-/// The events of one request. Dropping it cancels the request at the next step.
-#[derive(Debug)]
-pub struct EventStream {
-    events: Receiver<Event>,
-    stop: StopHandle,
-    ended: bool,
-}
-
-impl EventStream {
-    /// As `next`, but `Err(NotYet)` when nothing comes in time.
-    ///
-    /// # Errors
-    /// [`NotYet`]; the stream goes on.
-    pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, NotYet> {
-        if self.ended {
-            return Ok(None);
-        }
-        match self.events.recv_timeout(timeout) {
-            Ok(event) => Ok(Some(self.note(event))),
-            Err(RecvTimeoutError::Timeout) => Err(NotYet),
-            Err(RecvTimeoutError::Disconnected) => Ok(Some(self.note(Event::Failed(Error::EngineGone)))),
-        }
-    }
-
-    /// Ends the generation at the next step; the stream goes on to its `Done`.
-    pub fn cancel(&self) {
-        self.stop.stop();
-    }
-
-    /// Cancels from elsewhere, e.g. a signal handler's thread.
-    pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
-    }
-
-    fn note(&mut self, event: Event) -> Event {
-        self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
-        event
-    }
-}
-
-/// Waits for each event; ends after `Done` or `Failed`.
-impl Iterator for EventStream {
-    type Item = Event;
-
-    fn next(&mut self) -> Option<Event> {
-        if self.ended {
-            return None;
-        }
-        let event = self.events.recv().unwrap_or(Event::Failed(Error::EngineGone));
-        Some(self.note(event))
-    }
-}
-
-impl Drop for EventStream {
-    fn drop(&mut self) {
-        self.stop.stop();
-    }
-}
-
-/// No event within the time given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no event yet")]
-pub struct NotYet;
 
 /// The loop: take what is asked, cancel what nobody wants, compute a step, deliver.
 fn serve(mut engine: Engine, inbox: &Receiver<Command>, load: &LastLoad) {

@@ -234,7 +234,7 @@ impl Chat<'_> {
             Ending::ReaderGone { .. } => said.cut_off(),
         };
         let is_cut = outcome.finish == Finish::MaxTokens;
-        let parsed = parse_answer(&self.dialect(), &[], &self.tail(turn), &said.text, is_cut);
+        let parsed = parse_answer(&self.dialect(), &[], turn.tail(), &said.text, is_cut);
         if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
             let error = CommandError::usage("there is no summary; the conversation is as it was");
             return Err(if parsed.reasoning.is_empty() {

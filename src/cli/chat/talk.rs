@@ -27,7 +27,8 @@ use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::{
-    Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling, Started,
+    AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
+    Started,
 };
 use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
@@ -163,27 +164,25 @@ impl<'a> Chat<'a> {
         self.settings.sampling.resolve(&self.llm().info().defaults).0
     }
 
-    /// The markup that the model's template uses; none where a schema says what an answer is.
+    /// The markup of the next answer: that of the model's template, without calls where a schema says what an answer is.
     pub fn dialect(&self) -> Dialect {
-        if self.schema.is_some() {
-            return Dialect::default();
-        }
-        self.llm().texts().speech().template_source().map(Dialect::detect).unwrap_or_default()
+        let dialect = self.llm().texts().speech().dialect();
+        if self.schema.is_some() { Dialect { tool_calls: None, ..dialect } } else { dialect }
     }
 
     /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
     pub fn markup(&self) -> Arc<[u32]> {
-        let tokenizer = self.llm().texts().speech().tokenizer();
-        self.dialect().markup().iter().filter_map(|text| tokenizer.token_to_id(text)).collect()
+        self.llm().texts().speech().markup(&self.dialect())
     }
 
     /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
     pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
+        let speech = self.llm().texts().speech();
         if let Some(schema) = &self.schema {
-            return Ok(Some(self.compile(&schema.source)?));
+            let form = AnswerForm { speech, dialect: &self.dialect(), prompt_tail };
+            return Ok(Some(form.compile(&self.grammars, &schema.source)?));
         }
-        let tokenizer = self.llm().texts().speech().tokenizer();
-        let special = |text: &str| tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id));
+        let special = |text: &str| speech.special(text);
         let tools = self.tool_definitions();
         let lark = self.dialect().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
         lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
@@ -317,13 +316,7 @@ impl Chat<'_> {
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        let saved = self.dialogue.saved();
-        let is_ours =
-            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
-        if is_ours {
-            self.llm().engine().restore_session(self.engine_name(), saved.tokens())?;
-        }
-        Ok(())
+        Ok(self.llm().restore(self.engine_name(), self.dialogue.saved())?)
     }
 
     /// A planned session gets its place.

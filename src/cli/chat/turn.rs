@@ -22,9 +22,6 @@ use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCa
 /// Answers in a row that may call tools before the user is asked again.
 const MAX_ROUNDS: usize = 25;
 
-/// Bytes of the prompt's end in which the template may have opened something.
-const TAIL_BYTES: usize = 256;
-
 /// What the engine said of the last request.
 #[derive(Debug, Clone, Default)]
 pub struct LastTurn {
@@ -113,13 +110,6 @@ impl Chat<'_> {
         Ok(self.dialogue.prompt(speech, conversation)?)
     }
 
-    /// What of the template's end and the answer's beginning the parser has to know.
-    pub fn tail(&self, turn: &PromptedTurn) -> String {
-        let text = turn.text(self.llm().texts().speech());
-        let begin = text.ceil_char_boundary(text.len().saturating_sub(TAIL_BYTES));
-        text[begin..].to_owned()
-    }
-
     /// What the template is told of thinking; a schema leaves no place for it.
     pub fn template_variables(&self) -> Result<Map<String, Value>, CommandError> {
         let template = self.llm().texts().speech().template_source().unwrap_or_default();
@@ -137,7 +127,7 @@ impl Chat<'_> {
             is_styled: self.terminal.colors_output() && !self.args.screen.plain,
             estimate: self.pace.time(prompt.len()),
         };
-        let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), &self.tail(turn));
+        let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), turn.tail());
         let mut screen = Screen::new(self.terminal, parser, manner);
         screen.skip(&self.text_of(&asked.begun));
         let request = Request {
@@ -146,7 +136,7 @@ impl Chat<'_> {
             limits: self.settings.limits(),
             session: Some(self.engine_name().to_owned()),
             markup: self.markup(),
-            grammar: self.grammar(&self.tail(turn))?,
+            grammar: self.grammar(turn.tail())?,
             ..Request::default()
         };
         let (ending, said) = self.listen(request, &mut screen);

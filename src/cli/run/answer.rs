@@ -133,7 +133,14 @@ pub fn generate(
             Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
             Event::Started(started) => sink.started(&started),
             Event::Prefill { done, total } => sink.prefill(done, total),
+            Event::Text { .. } if has_enough => Ok(()), // the engine has run ahead
             Event::Text { text, tokens } => sink.text(&text, &tokens),
+            Event::Done(outcome) if has_enough => {
+                return Ok(Ending::Done {
+                    outcome: Outcome { finish: Finish::Cancelled, ..outcome },
+                    signal,
+                });
+            }
             Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
             Event::Failed(error) => return Err(error.into()),
         };

@@ -74,7 +74,7 @@ fn take_turn(
         )),
     }
     dialogue.notices().iter().for_each(|notice| terminal.note(notice));
-    llm.restore(name, dialogue.saved())?;
+    llm.restore(name.as_str(), dialogue.saved())?;
     let turn =
         dialogue.prompt(llm.texts().speech(), dialogue.followed_by(messages(dialogue.saved(), next)))?;
     let tokens = turn.tokens().to_vec();

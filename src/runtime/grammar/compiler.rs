@@ -74,6 +74,7 @@ pub struct Grammar {
 }
 
 struct Inner {
+    source: GrammarSource,
     vocab_size: usize,
     /// Never advanced, only copied.
     start: Mutex<TokenParser>,
@@ -111,13 +112,13 @@ impl GrammarCompiler {
     }
 
     fn compile_anew(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
-        let grammar = top_level(source)?;
+        let (grammar, kept) = (top_level(source)?, source.clone());
         let deadline = Instant::now() + MAX_COMPILE_TIME;
         let permit = Permit::wait(&self.shared, deadline)?;
         let shared = Arc::clone(&self.shared);
         let (sender, receiver) = mpsc::channel();
         let body = move || {
-            let compiled = catch_unwind(AssertUnwindSafe(|| shared.compile(grammar)));
+            let compiled = catch_unwind(AssertUnwindSafe(|| shared.compile(grammar, kept)));
             drop(permit);
             let _ = sender.send(compiled.unwrap_or_else(|panic| Err(GrammarError::Failed(message(&*panic)))));
         };
@@ -140,14 +141,15 @@ impl fmt::Debug for GrammarCompiler {
 }
 
 impl Shared {
-    fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    fn compile(&self, grammar: TopLevelGrammar, source: GrammarSource) -> Result<Grammar, GrammarError> {
         let factory = self.factory.get_or_init(|| self.build_factory()).as_ref().map_err(Clone::clone)?;
         let mut parser = factory.create_parser(grammar).map_err(|error| schema::explain(&error))?;
         if let Some(warning) = parser.grammar_warnings().into_iter().next() {
             return Err(GrammarError::Invalid(warning));
         }
         parser.start_without_prompt();
-        Ok(Grammar { inner: Arc::new(Inner { vocab_size: self.vocab_size, start: Mutex::new(parser) }) })
+        let inner = Inner { source, vocab_size: self.vocab_size, start: Mutex::new(parser) };
+        Ok(Grammar { inner: Arc::new(inner) })
     }
 
     fn build_factory(&self) -> Result<ParserFactory, GrammarError> {
@@ -164,6 +166,11 @@ impl Shared {
 }
 
 impl Grammar {
+    /// What it was made from, e.g. to make it again in another process.
+    pub fn source(&self) -> &GrammarSource {
+        &self.inner.source
+    }
+
     /// Number of logits it masks.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size

@@ -197,9 +197,7 @@ impl Dialogue {
     fn common_tokens(&self, turns: usize, prompt: &[u32]) -> usize {
         let mut kept = self.saved.clone();
         kept.turns.truncate(turns);
-        let is_ours = kept.turns.last().is_some_and(|saved| saved.model.is_same(&self.model));
-        let known = if is_ours { kept.tokens() } else { Vec::new() };
-        common_prefix(&known, prompt)
+        common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
     }
 
     fn add(&mut self, kept_turns: usize, turn: Turn) -> Result<()> {

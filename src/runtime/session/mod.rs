@@ -16,8 +16,9 @@ pub mod transcript;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::error::{Error, Result};
@@ -34,21 +35,45 @@ use prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(u64);
 
-/// Asks a generation to stop at the next token boundary; clones share the flag, from any thread.
-#[derive(Debug, Clone, Default)]
-pub struct StopHandle(Arc<AtomicBool>);
+/// Asks a generation to stop at the next token boundary; clones share the wish, from any thread.
+#[derive(Clone, Default)]
+pub struct StopHandle(Arc<Stop>);
+
+#[derive(Default)]
+struct Stop {
+    is_stopped: AtomicBool,
+    /// Told of the wish, where the generation runs elsewhere and does not see it.
+    herald: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
 
 impl StopHandle {
     pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        let is_news = !self.0.is_stopped.swap(true, Ordering::SeqCst);
+        if let Some(herald) = self.0.herald.get().filter(|_| is_news) {
+            herald();
+        }
     }
 
     pub fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_stopped.load(Ordering::SeqCst)
+    }
+
+    /// Calls `herald` when it is stopped; at once when it is already. Only the first herald counts, and it may be called twice.
+    pub fn on_stop(&self, herald: impl Fn() + Send + Sync + 'static) {
+        let herald = self.0.herald.get_or_init(|| Box::new(herald));
+        if self.is_stopped() {
+            herald();
+        }
     }
 
     fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.is_stopped.store(false, Ordering::SeqCst);
+    }
+}
+
+impl fmt::Debug for StopHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StopHandle").field(&self.is_stopped()).finish()
     }
 }
 

@@ -10,10 +10,10 @@ use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::session::conversation::{Dialogue, PromptedTurn};
-use crate::runtime::{EngineHandle, Error, Result, Speech};
+use crate::runtime::{AnswerForm, EngineHandle, Error, Result, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::template::{Conversation, Dialect, ReasoningFormat, ToolChoice};
+use crate::template::{Conversation, Dialect, ToolChoice};
 
 /// An ask with tokens.
 pub struct Prepared {
@@ -40,8 +40,7 @@ pub fn prepare(app: &App, ask: &Ask) -> Result<Prepared, ApiError> {
     match &ask.prompt {
         Prompt::Texts(texts) => {
             let prompts = texts.iter().map(|text| prepare_text(app, text)).collect::<Result<_, _>>()?;
-            let grammar = ask.shape.as_ref();
-            let grammar = grammar.map_or(Ok(None), |shape| shaped(app.grammars(&engine), shape, None))?;
+            let grammar = shaped(ask.shape.as_ref(), |source| app.grammars(&engine).compile(source))?;
             Ok(Prepared { engine, prompts, turn: None, grammar, markup: Arc::default() })
         }
         Prompt::Chat(conversation) => prepare_chat(app, engine, ask, conversation),
@@ -83,16 +82,13 @@ fn prepare_chat(
     let grammar = match ask.tools.is_on() {
         true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
-            let within_frame = |shape| {
-                let frame = frame(&model.speech, &dialect, turn.tail(), shape)?;
-                shaped(app.grammars(&engine), shape, frame.as_deref())
-            };
-            ask.shape.as_ref().map_or(Ok(None), within_frame)?
+            let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
+            let compiler = app.grammars(&engine);
+            shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?
         }
     };
     // Also that of calls which nobody asked for: then it is text like any other.
-    let markup = app.dialect().markup();
-    let markup = markup.into_iter().filter_map(|mark| special(&model.speech, mark)).collect();
+    let markup = model.speech.markup(&app.dialect());
     let ear = Ear::new(dialect, ask.tools.heard(), turn.tail(), ask.is_streamed);
     let prompt = PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), ear };
     let turn = session.map(|opened| (opened, turn));
@@ -108,10 +104,8 @@ fn followed(dialogue: &Dialogue, added: &Conversation) -> Conversation {
 fn open(app: &App, engine: &EngineHandle, session: &InSession) -> Result<Opened, ApiError> {
     let model = &app.model().fingerprint;
     let opened = app.conversations().open(&session.name, model)?;
-    let saved = opened.saved();
-    let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(model));
-    if is_ours {
-        match engine.restore_session(session.name.as_str(), saved.tokens()) {
+    if let Some(tokens) = opened.saved().tokens_of(model) {
+        match engine.restore_session(session.name.as_str(), tokens) {
             Ok(()) | Err(Error::InvalidParameter { .. }) => {} // it knows the session already
             Err(error) => return Err(error.into()),
         }
@@ -119,110 +113,14 @@ fn open(app: &App, engine: &EngineHandle, session: &InSession) -> Result<Opened,
     Ok(opened)
 }
 
-/// The id of a special token.
-fn special(speech: &Speech, text: &str) -> Option<u32> {
-    let tokenizer = speech.tokenizer();
-    tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id))
-}
-
-/// Lark rules for what stands around an answer with a shape, which is their rule `answer`: reasoning first, where the prompt
-/// has opened it or the model may, and Harmony's messages. Nothing where the answer is all there is.
-///
-/// # Errors
-/// 400 where that cannot be written, or the shape is a grammar of the client's own and could not stand within it.
-fn frame(speech: &Speech, dialect: &Dialect, tail: &str, shape: &Shape) -> Result<Option<String>, ApiError> {
-    let is_own = matches!(shape.source, GrammarSource::Lark(_));
-    let refuse = |message: &str| ApiError::unsupported(shape.param, format!("{}: {message}", shape.param));
-    if dialect.reasoning == Some(ReasoningFormat::Harmony) {
-        if is_own {
-            return Err(refuse(
-                "a grammar of one's own holds for the whole answer, and this model's come in messages",
-            ));
-        }
-        let rules =
-            harmony_rules(speech).ok_or_else(|| refuse("this model's messages have no tokens of their own"));
-        return rules.map(Some);
-    }
-    if let Some(close) = dialect.open_reasoning(tail) {
-        if is_own {
-            let message = "a grammar of one's own holds for the whole answer, and this prompt has begun with reasoning; \
-                           switch it off, e.g. with reasoning_effort \"none\"";
-            return Err(refuse(message));
-        }
-        return Ok(Some(format!("start: thought SPACE? answer\n{}", thought_rules(speech, close))));
-    }
-    let free = dialect.may_reason(tail).filter(|_| !is_own);
-    Ok(free.map(|(open, close)| {
-        let open = match special(speech, open) {
-            Some(id) => format!("<[{id}]>"),
-            None => json!(open).to_string(),
-        };
-        format!("start: ({open} thought SPACE?)? answer\n{}", thought_rules(speech, close))
-    }))
-}
-
-/// One message of analysis if the model likes, then the final one.
-fn harmony_rules(speech: &Speech) -> Option<String> {
-    let mark = |text| special(speech, text).map(|id| format!("<[{id}]>"));
-    let [channel, message, end, start] =
-        [mark("<|channel|>")?, mark("<|message|>")?, mark("<|end|>")?, mark("<|start|>")?];
-    Some(format!(
-        "start: ({channel} \"analysis\" {message} TEXT? {end} {start} \"assistant\")? {channel} \"final\" {message} answer\n\
-         TEXT: /(?s:.+)/\n"
-    ))
-}
-
-/// Lark rules for the rest of a thought that ends with `close`, and the space that models put behind it. A marker that is a
-/// special token is that token, which no text can contain; any other ends the thought where it first stands.
-fn thought_rules(speech: &Speech, close: &str) -> String {
-    let thought = match special(speech, close) {
-        Some(id) => format!("thought: TEXT? <[{id}]>\nTEXT: /(?s:.+)/\n"),
-        None => format!("thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n", escaped(close)),
-    };
-    format!("{thought}SPACE: /[ \\t\\r\\n]{{1,4}}/\n")
-}
-
-/// For a regular expression between slashes.
-fn escaped(text: &str) -> String {
-    let is_meta = |c: char| "\\.+*?()|[]{}^$#&-~/".contains(c);
-    text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
-}
-
-/// The grammar of an answer's shape, within the rules of [`frame`] where there are some.
+/// The grammar of an answer's shape, if it has one; what is wrong with it is told of its parameter.
 fn shaped(
-    compiler: &GrammarCompiler,
-    shape: &Shape,
-    frame: Option<&str>,
+    shape: Option<&Shape>,
+    compile: impl Fn(&GrammarSource) -> Result<Grammar>,
 ) -> Result<Option<Grammar>, ApiError> {
-    let Shape { source, param } = shape;
-    let named = |error: Error| ApiError::from(error).param(*param);
-    let alone = compiler.compile(source).map_err(named)?;
-    let Some(frame) = frame else { return Ok(Some(alone)) };
-    let json = |schema: &Value| {
-        let prepared = grammar::prepare_schema(schema).map_err(|error| named(Error::Grammar(error)));
-        prepared.map(|schema| format!("%json {schema}"))
-    };
-    let answer = match source {
-        GrammarSource::JsonObject => json(&json!({"type": "object"}))?,
-        GrammarSource::JsonSchema(schema) => json(schema)?,
-        GrammarSource::Regex(regex) => format!("/{}/", slashed(regex)),
-        GrammarSource::Lark(_) => return Ok(Some(alone)), // stands within no frame
-    };
-    let whole = format!("{frame}answer: {answer}\n");
-    compiler.compile(&GrammarSource::Lark(whole)).map(Some).map_err(named)
-}
-
-/// A regular expression for between slashes: those that are not escaped yet are.
-fn slashed(regex: &str) -> String {
-    let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
-    for c in regex.chars() {
-        if c == '/' && !is_escaped {
-            text.push('\\');
-        }
-        is_escaped = c == '\\' && !is_escaped;
-        text.push(c);
-    }
-    text
+    let compiled =
+        |shape: &Shape| compile(&shape.source).map_err(|error| ApiError::from(error).param(shape.param));
+    shape.map(compiled).transpose()
 }
 
 /// The grammar of an answer with tools, where there is something to hold it to.
@@ -233,7 +131,7 @@ fn called(
     prompt_tail: &str,
     speech: &Speech,
 ) -> Result<Option<Grammar>, ApiError> {
-    let special = |text: &str| special(speech, text);
+    let special = |text: &str| speech.special(text);
     let compile = |definitions: &[Value]| {
         let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
         grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
@@ -296,15 +194,6 @@ fn relaxed(definition: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_slash_in_a_regular_expression_is_escaped_once() {
-        for (given, between_slashes) in
-            [("a/b", "a\\/b"), ("a\\/b", "a\\/b"), ("\\\\/", "\\\\\\/"), ("ab", "ab")]
-        {
-            assert_eq!(slashed(given), between_slashes, "{given}");
-        }
-    }
 
     #[test]
     fn a_tool_whose_schema_cannot_be_enforced_keeps_its_names_and_types() {

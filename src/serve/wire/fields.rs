@@ -45,11 +45,6 @@ impl Problems {
         self.unsupported.push(Problem { param: param.into(), message: message.into() });
     }
 
-    /// Whether what was read has the right form, so that its values mean something.
-    pub fn is_well_formed(&self) -> bool {
-        self.schema.is_empty()
-    }
-
     /// The first group with something in it: the form (422), the model, values (400), what is unsupported (400).
     ///
     /// # Errors

@@ -42,7 +42,7 @@ impl OwnServer {
         let engine = self.app.engine().ok();
         self.server.drain(DRAIN_TIMEOUT, || {
             // Without an engine there is nothing to cancel.
-            let _ = engine.as_ref().map(crate::runtime::EngineHandle::cancel_all);
+            let _ = engine.as_ref().map(|engine| engine.cancel_all());
         });
     }
 }

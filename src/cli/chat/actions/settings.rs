@@ -56,7 +56,7 @@ impl Chat<'_> {
     pub fn check_think(&self) -> Result<(), CommandError> {
         let template = self.llm().texts().speech().template_source().unwrap_or_default();
         self.think.variables(template)?;
-        let closing = self.dialect().reasoning.and_then(super::super::think::closing);
+        let closing = self.llm().texts().speech().dialect().reasoning.and_then(super::super::think::closing);
         if self.think.budget.is_some() && closing.is_none() {
             return Err(CommandError::usage("the model's template has no thinking that could be ended"));
         }

@@ -70,7 +70,7 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
-    let dialect = chat.dialect();
+    let dialect = chat.llm().texts().speech().dialect();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),

@@ -66,6 +66,11 @@ impl SavedSession {
         }
     }
 
+    /// What the last turn left resident, where `model` gave it; nothing where another did, whose ids mean something else.
+    pub fn tokens_of(&self, model: &ModelFingerprint) -> Option<Vec<u32>> {
+        self.turns.last().filter(|saved| saved.model.is_same(model)).map(|_| self.tokens())
+    }
+
     /// The ids of the whole conversation, the last answer included: what was resident after the last turn.
     pub fn tokens(&self) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.num_tokens());
