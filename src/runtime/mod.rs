@@ -31,6 +31,7 @@ pub mod thread;
 pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
+pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};

@@ -9,8 +9,8 @@
 //! then says the same, and costs a prefill. Beyond the reference, which counts answers: a conversation first seen with
 //! history resumes too, because foreign answers have no entry and do not shift ours.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
@@ -322,9 +322,10 @@ impl Marks {
     fn new(conversation: &Conversation, count: usize) -> Self {
         // The debug form holds every text of the conversation, its letters and digits as they are.
         let everything = format!("{conversation:?}");
-        let stems = (0u32..).map(|n| format!("Zq{n}xSpliced"));
-        let stem = { stems }.find(|stem| !everything.contains(stem)).expect("a conversation is finite");
-        Self { stem, count }
+        let number = |rest: &str| rest.split_once("xSpliced").and_then(|(digits, _)| digits.parse().ok());
+        let taken: BTreeSet<u64> = everything.split("Zq").skip(1).filter_map(number).collect();
+        let free = (0..).zip(&taken).find(|(n, taken)| n != *taken).map_or(taken.len() as u64, |(n, _)| n);
+        Self { stem: format!("Zq{free}xSpliced"), count }
     }
 
     /// Letters and digits only: templates trim, escape and split on much else.
@@ -572,6 +573,14 @@ mod tests {
         assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
         let ids = prompt.ids(|text, first| Ok::<_, ()>(vec![text.len() as u32, u32::from(first)]));
         assert_eq!(ids, Ok(vec![22, 1, 7, 8, 27, 0]));
+    }
+
+    #[test]
+    fn marks_are_words_that_nobody_has_said() {
+        let stem = |text: &str| Marks::new(&conversation(&[user(text)]), 1).stem;
+        assert_eq!(stem("hi"), "Zq0xSpliced");
+        assert_eq!(stem("Zq0xSpliced Zq1xSplicedZq3xSpliced"), "Zq2xSpliced");
+        assert_eq!(stem("Zq0 Zq1xSpliced ZqZq0xSpliced Zq99999999999999999999xSpliced"), "Zq2xSpliced");
     }
 
     #[test]
