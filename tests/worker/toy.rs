@@ -271,6 +271,26 @@ fn a_reader_that_does_not_read_holds_nobody_up() {
 }
 
 #[test]
+fn a_flood_of_lines_is_answered_as_fast_as_it_is_read() {
+    const NUM_LINES: usize = 5000;
+    let (desk, mut input, output) = start(spawn(Setup::default(), ToyModel::new(64, counting(64))));
+    let flood = std::thread::spawn(move || {
+        for _ in 0..NUM_LINES {
+            input.write_all(b"nonsense\n").expect("a pipe");
+        }
+        input
+    });
+    // More lines than may be open, and more answers than a pipe holds.
+    let client = Client::new(std::io::sink(), output);
+    assert_eq!(client.line()["ready"], true);
+    for _ in 0..NUM_LINES {
+        client.answer().check_error("invalid_request", "not a JSON object");
+    }
+    drop(flood.join().expect("no panic"));
+    assert!(matches!(desk.end().why, End::Input));
+}
+
+#[test]
 fn it_ends_although_nobody_reads_its_last_lines() {
     let (desk, input, output) = start_unread();
     desk.stopper.stop();

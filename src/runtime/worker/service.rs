@@ -461,8 +461,7 @@ impl Desk {
         let still_under_way = |under_way: &mut UnderWay| !under_way.calls.is_empty();
         let waited = self.all_over.wait_timeout_while(lock(&self.under_way), GRACE, still_under_way);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-        let is_saved = self.engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
-        let notices = self.engine.take_notices().unwrap_or_default();
+        let (is_saved, notices) = self.save().unwrap_or_default();
         if let End::Shutdown(id) = &why {
             self.send(Line::Last(Reply { id: id.clone(), answer: Answer::Bye { bye: Yes } }));
         }
@@ -470,6 +469,18 @@ impl Desk {
         // A reader that does not read keeps no worker alive.
         let _ = written.recv_timeout(GRACE);
         Ended { why, is_saved, notices }
+    }
+
+    /// Whether all is saved, and notices; nothing when the engine does not come to it: a step that hangs keeps no worker alive.
+    fn save(&self) -> Option<(bool, Vec<String>)> {
+        let (sender, saved) = mpsc::channel();
+        let engine = self.engine.clone();
+        let save = move || {
+            let is_saved = engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
+            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // nobody may be waiting any more
+        };
+        thread::Builder::new().name("save".to_owned()).spawn(save).ok()?;
+        saved.recv_timeout(FLUSH_TIMEOUT + GRACE).ok()
     }
 }
 
