@@ -52,6 +52,8 @@ const RUNTIME_FACADES: &[&str] = &[
     "tensor",
     "text",
     "thread",
+    "worker::protocol",
+    "worker::service",
 ];
 
 /// Modules that import nothing from the crate but their own parts: the ones to test to death.

@@ -25,6 +25,7 @@ pub mod sessions;
 pub mod signal;
 pub mod terminal;
 pub mod tty;
+pub mod worker;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -64,6 +65,7 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
+    Worker(Box<worker::WorkerArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -156,6 +158,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             serve::run(*args, terminal, places)
+        }
+        Command::Worker(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            worker::run(*args, terminal)
         }
         Command::Chat(mut args) => {
             config.check()?;

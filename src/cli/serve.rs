@@ -36,9 +36,9 @@ use crate::template::{ReasoningFormat, ToolCallFormat};
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
 const DEFAULT_PORT: u16 = 8484;
 const DEFAULT_HOST: &str = "127.0.0.1";
-const DEFAULT_PARALLEL: usize = 4;
-const DEFAULT_MAX_WAITING: usize = 64;
-const DEFAULT_MAX_SESSIONS: usize = 256;
+pub const DEFAULT_PARALLEL: usize = 4;
+pub const DEFAULT_MAX_WAITING: usize = 64;
+pub const DEFAULT_MAX_SESSIONS: usize = 256;
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// Descriptors for everything that is no connection: model, sessions, KV, logs.

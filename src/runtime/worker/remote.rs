@@ -34,7 +34,7 @@ const MAX_QUEUED_BYTES: usize = 64 << 20;
 const PATIENCE_WITH_WORK: u32 = 10;
 
 /// How long a worker may take to end when it is asked to: it saves what its sessions have computed.
-const LEAVE_TIME: Duration = Duration::from_secs(35);
+const LEAVE_TIME: Duration = Duration::from_secs(45);
 
 /// Bytes of a wrong line that are shown.
 const SHOWN_BYTES: usize = 120;
