@@ -106,7 +106,13 @@ impl EngineSlot {
     pub fn with_recovery(engine: EngineHandle, recovery: Recovery) -> std::io::Result<Self> {
         let slot = Self::new(engine);
         let (sender, inbox) = mpsc::channel();
-        let watch = Watch { slot: Arc::downgrade(&slot.shared), inbox, recovery, num_short_lived: 0, last_words: None };
+        let watch = Watch {
+            slot: Arc::downgrade(&slot.shared),
+            inbox,
+            recovery,
+            num_short_lived: 0,
+            last_words: None,
+        };
         thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
         Ok(Self { watch: Some(sender), ..slot })
     }
@@ -269,7 +275,8 @@ impl Watch {
         if let Some(slot) = self.slot.upgrade() {
             slot.set(State::GivenUp);
         }
-        let why = self.last_words.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
+        let why =
+            self.last_words.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
         (self.recovery.gave_up)(format!("{} {what}{why}", self.recovery.name));
     }
 

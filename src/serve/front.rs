@@ -127,7 +127,8 @@ impl Front {
     fn status(&self, status: &str) -> serde_json::Value {
         let mut body = json!({"status": status});
         if let Some(app) = self.app().filter(|app| app.settings().isolated) {
-            let worker = |place: Place| json!({"state": place.standing.name(), "restarts": place.num_restarts});
+            let worker =
+                |place: Place| json!({"state": place.standing.name(), "restarts": place.num_restarts});
             body["workers"] = app.engines().places().into_iter().map(worker).collect();
         }
         body

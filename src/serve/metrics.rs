@@ -198,7 +198,8 @@ impl TurnMetrics {
     /// Shows what there is of an engine before it has done anything, so that rates begin at 0.
     fn begin(&self, engine: usize) {
         let labels = EngineLabels { engine: engine.to_string() };
-        let counts = [&self.prompt_tokens, &self.cached_tokens, &self.restored_tokens, &self.generated_tokens];
+        let counts =
+            [&self.prompt_tokens, &self.cached_tokens, &self.restored_tokens, &self.generated_tokens];
         counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
         let times =
             [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
@@ -225,7 +226,8 @@ impl TurnMetrics {
         count(&self.prompt_tokens, usage.prompt_tokens);
         count(&self.cached_tokens, usage.cached_tokens);
         count(&self.generated_tokens, usage.completion_tokens);
-        let observe = |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
+        let observe =
+            |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
         timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
         record.inter_token.iter().for_each(|&time| observe(&self.inter_token, time));
         observe(&self.total, timings.total);
@@ -358,8 +360,7 @@ impl Metrics {
         r.register("vllm:prompt_tokens", "Prompt tokens, reused ones included", turns.prompt_tokens.clone());
         r.register("vllm:generation_tokens", "Generated tokens", turns.generated_tokens.clone());
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
-        let mut time =
-            |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
+        let mut time = |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
         time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);
         for name in ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"] {
             time(name, "From one token to the next", &turns.inter_token);

@@ -60,7 +60,9 @@ impl Launch {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        self.secrets.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in &self.secrets {
+            command.env_remove(name);
+        }
         #[cfg(unix)]
         unix::prepare(&mut command, unix::Limits { memory: self.memory, nice: self.nice });
         command
@@ -277,7 +279,10 @@ mod tests {
     #[test]
     fn a_wrong_first_line_is_shown() {
         let (why, _) = told("echo hello; sleep 600");
-        assert!(why.contains("does not say that it is ready: \"hello\"") && why.contains("signal: 9"), "{why}");
+        assert!(
+            why.contains("does not say that it is ready: \"hello\"") && why.contains("signal: 9"),
+            "{why}"
+        );
         let (why, _) = told("printf '{\"ready\":true'; exit 0");
         assert!(why.contains("ended within a line"), "{why}");
         let (why, _) = told("echo '{\"error\":\"no such tensor\",\"code\":\"load_failed\"}'; exit 65");
@@ -298,10 +303,13 @@ mod tests {
             let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))
         };
-        assert!(!cfg!(target_os = "linux") || (0..1000).any(|_| {
-            thread::sleep(Duration::from_millis(10));
-            is_gone()
-        }));
+        assert!(
+            !cfg!(target_os = "linux")
+                || (0..1000).any(|_| {
+                    thread::sleep(Duration::from_millis(10));
+                    is_gone()
+                })
+        );
     }
 
     #[test]

@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::protocol::{
-    Answer, Call, Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, Restore,
-    VERSION, read_line,
+    Answer, Call, Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply,
+    Restore, VERSION, read_line,
 };
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
@@ -564,9 +564,9 @@ impl Link {
             None => return Err(format!("it answered {id}, which is not open: {}", shown(line))),
         };
         drop(open);
-        let event = answer
-            .into_event()
-            .map_err(|answer| format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes())))?;
+        let event = answer.into_event().map_err(|answer| {
+            format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
+        })?;
         if let Some(sink) = sink {
             self.deliver(id, sink, event);
         }
@@ -577,7 +577,9 @@ impl Link {
         match (ask, answer) {
             (Some(Ask::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
             (Some(Ask::Ping(_)), Answer::Pong { .. }) | (Some(Ask::Cancel), Answer::Cancelled { .. }) => {}
-            (_, answer) => return Err(format!("it sent a wrong answer: {}", shown(format!("{answer:?}").as_bytes()))),
+            (_, answer) => {
+                return Err(format!("it sent a wrong answer: {}", shown(format!("{answer:?}").as_bytes())));
+            }
         }
         Ok(())
     }
@@ -642,10 +644,12 @@ impl Link {
             };
             let now = Instant::now();
             let since = heard_at.max(pinged_at).max(excused);
-            let (silent, idle) = (now.saturating_duration_since(since), now.saturating_duration_since(worked_at));
+            let (silent, idle) =
+                (now.saturating_duration_since(since), now.saturating_duration_since(worked_at));
             if silent > patience && (idle > patience || silent > patience * PATIENCE_WITH_WORK) {
                 let state = if idle > patience { "computes nothing" } else { "does nothing but compute" };
-                return self.give_up(format!("it has not answered for {:.1} s and {state}", silent.as_secs_f64()));
+                return self
+                    .give_up(format!("it has not answered for {:.1} s and {state}", silent.as_secs_f64()));
             }
         }
     }

@@ -22,8 +22,8 @@ use super::turn::{Answered, Ask, Delta, Progress, Running, Totals, Update};
 use super::voice::Voice;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
-    EngineHandle, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started, StopHandle,
-    Token,
+    EngineHandle, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started,
+    StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
