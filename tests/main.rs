@@ -45,3 +45,4 @@ mod steady_steps;
 mod templates;
 mod tokenizers;
 mod warm_resume;
+mod worker_remote;
