@@ -38,6 +38,7 @@ pub struct StateGroup {
 
 /// How long it is kept, and so what a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Keep {
     /// A page holds the rows of [`PAGE_TOKENS`] tokens; all are seen for ever.
     All,
