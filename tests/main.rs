@@ -46,3 +46,4 @@ mod templates;
 mod tokenizers;
 mod warm_resume;
 mod worker;
+mod worker_remote;

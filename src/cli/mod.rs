@@ -26,6 +26,7 @@ pub mod signal;
 pub mod terminal;
 pub mod tty;
 pub mod worker;
+pub mod workers;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -136,7 +137,11 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     signal::install();
-    dispatch(cli.command, &terminal, &config, &places).unwrap_or_else(|error| {
+    let mut command = cli.command;
+    if let Command::Serve(args) = &mut command {
+        args.isolation.config.clone_from(&global.config);
+    }
+    dispatch(command, &terminal, &config, &places).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)
     })

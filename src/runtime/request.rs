@@ -326,6 +326,8 @@ pub enum ReuseReason {
     PrefixCache,
     /// As `PrefixCache`, from pages on disk.
     Restored,
+    /// The engine that held the session is gone, and nothing of it was on disk. Said by whoever brought the session to another.
+    EngineLost,
 }
 
 impl ReuseReason {
@@ -341,6 +343,7 @@ impl ReuseReason {
             ReuseReason::Evicted => "evicted",
             ReuseReason::PrefixCache => "prefix_cache",
             ReuseReason::Restored => "restored",
+            ReuseReason::EngineLost => "engine_lost",
         }
     }
 }
