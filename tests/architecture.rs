@@ -52,6 +52,10 @@ const RUNTIME_FACADES: &[&str] = &[
     "tensor",
     "text",
     "thread",
+    "worker::process",
+    "worker::protocol",
+    "worker::remote",
+    "worker::service",
 ];
 
 /// Modules that import nothing from the crate but their own parts: the ones to test to death.
@@ -91,6 +95,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
+    ("src/runtime/worker/unix.rs", "what a child process begins with, and the end of its group"),
 ];
 
 /// A source file: its path in the repository and its text.

@@ -45,3 +45,5 @@ mod steady_steps;
 mod templates;
 mod tokenizers;
 mod warm_resume;
+mod worker;
+mod worker_remote;

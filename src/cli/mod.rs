@@ -25,6 +25,8 @@ pub mod sessions;
 pub mod signal;
 pub mod terminal;
 pub mod tty;
+pub mod worker;
+pub mod workers;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -64,6 +66,7 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
+    Worker(Box<worker::WorkerArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -134,7 +137,11 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     signal::install();
-    dispatch(cli.command, &terminal, &config, &places).unwrap_or_else(|error| {
+    let mut command = cli.command;
+    if let Command::Serve(args) = &mut command {
+        args.isolation.config.clone_from(&global.config);
+    }
+    dispatch(command, &terminal, &config, &places).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)
     })
@@ -156,6 +163,11 @@ fn dispatch(
             config.check()?;
             args.model.aliases = config.aliases();
             serve::run(*args, terminal, places)
+        }
+        Command::Worker(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            worker::run(*args, terminal)
         }
         Command::Chat(mut args) => {
             config.check()?;

@@ -27,6 +27,7 @@ pub mod step;
 pub mod tensor;
 pub mod text;
 pub mod thread;
+pub mod worker;
 
 pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,

@@ -8,6 +8,8 @@ pub mod weights;
 
 pub use config::*;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::Result;
 use super::kv::{PageTable, Place, StateGroup};
 
@@ -56,7 +58,7 @@ impl Logits {
 }
 
 /// What the engine must know of a model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// Family name, e.g. `qwen3`.
     pub architecture: String,

@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::{Error, Result};
 use super::kv::{PAGE_TOKENS, PagePool, PageTable};
 use super::request::{Difference, Reuse, Sampling, validate_prompt};
@@ -123,7 +125,8 @@ pub struct Session {
 }
 
 /// What a named session is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SessionState {
     Idle,
     /// Its request waits for admission.
@@ -132,7 +135,7 @@ pub enum SessionState {
 }
 
 /// A named session as others see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
     pub name: String,
     pub state: SessionState,
