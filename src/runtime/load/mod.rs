@@ -5,6 +5,7 @@
 //! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
 //! justify.
 
+mod borrowed;
 pub mod facts;
 pub mod files;
 pub mod fingerprint;
@@ -39,7 +40,7 @@ use super::error::{Error, LoadError};
 use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::Keep;
 use super::memory::{Demand, fit};
-use super::model::arch::{Description, describe};
+use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
 use super::model::weights::WeightFile;
@@ -163,21 +164,41 @@ pub fn load(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
-    let description = describe(files.facts())?;
+    let recognised = recognise(files.facts())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
-    fit_vocabulary(&mut texts, &description.config, &mut notices);
-    let context_length = context(&files, &description, options, &mut notices)?;
-    let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
-    let model = decoder(&files, description, options, context_length, progress, &mut notices)?;
+    let (vocab_size, most) = match &recognised {
+        Recognised::Native(Description { config, .. }) => (config.vocab_size, config.context_length),
+        Recognised::Borrowed(plan) => {
+            borrowed::check(&files, plan, options)?;
+            notices.extend(borrowed::notices(plan));
+            (plan.sizes.vocab_size, plan.context_length)
+        }
+    };
+    fit_vocabulary(&mut texts, vocab_size, &mut notices);
+    let demand = |context| match &recognised {
+        Recognised::Native(description) => demand(&files, description, options, context),
+        Recognised::Borrowed(plan) => Ok(borrowed::demand(&files, plan)),
+    };
+    let context_length = context(most, demand, options, &mut notices)?;
+    let (fingerprint, model) = match recognised {
+        Recognised::Native(description) => (
+            fingerprint(&files, &description.config, context_length, options)?,
+            decoder(&files, description, options, context_length, progress, &mut notices)?,
+        ),
+        Recognised::Borrowed(plan) => (
+            fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
+            borrowed::load(&files, plan, options, context_length, progress)?,
+        ),
+    };
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
 }
 
 /// Published models have tokens without a row (Gemma 3's image token, padding added later): a prompt with one is refused
 /// when it is submitted, and no answer can end with one.
-fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut Vec<String>) {
-    let (tokens, rows) = (texts.tokenizer.vocab_size(), config.vocab_size);
+fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
+    let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
         notices.push(format!("the tokenizer has {tokens} tokens, but the model only {rows} rows for them"));
     }
@@ -188,20 +209,18 @@ fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut 
     }
 }
 
-/// The context in force, or why it cannot be had.
+/// The context in force, of at most `most` tokens, or why it cannot be had. `demand` says what the model takes with one.
 fn context(
-    files: &ModelFiles,
-    description: &Description,
+    most: usize,
+    demand: impl Fn(usize) -> Result<Demand, LoadError>,
     options: &LoadOptions,
     notices: &mut Vec<String>,
 ) -> Result<usize, LoadError> {
-    let config = &description.config;
-    let most = config.context_length;
     let wanted = match options.context {
         Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
         asked => asked.unwrap_or(most),
     };
-    let demand = demand(files, description, options, wanted)?;
+    let demand = demand(wanted)?;
     let base = demand.weights.saturating_add(demand.fixed);
     if let Some(asked) = options.kv_memory {
         check_kv_memory(asked, demand, options, wanted)?;
