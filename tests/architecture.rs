@@ -14,7 +14,7 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread"],
-    &["engine"],
+    &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
@@ -47,6 +47,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "session::conversation",
     "session::store",
     "spec",
+    "template_check",
     "tensor",
     "text",
     "thread",

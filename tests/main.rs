@@ -42,6 +42,7 @@ mod session_store;
 mod session_transcript;
 mod state_groups;
 mod steady_steps;
+mod template_check;
 mod templates;
 mod tokenizers;
 mod warm_resume;

@@ -94,7 +94,8 @@ impl ChatTemplate {
         template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
     }
 
-    /// Renders a conversation. Where the template fails on tool arguments as a mapping, it gets them as JSON text.
+    /// Renders a conversation. Where the template fails on tool arguments as a mapping, it gets them as JSON text; where it
+    /// fails on messages without content, their content is none.
     ///
     /// # Errors
     /// `Raised` when the template refuses the conversation, `Render` when it fails on it, `TooExpensive` when it hits
@@ -109,9 +110,7 @@ impl ChatTemplate {
             && !options.continue_final_message;
         variables.insert("add_generation_prompt".to_owned(), Json::Bool(prompt));
         let mut text = self.render_variables(&variables, options.now).or_else(|error| match error {
-            TemplateError::Render { .. } if spell_arguments_out(&mut variables) => {
-                self.render_variables(&variables, options.now).map_err(|_| error)
-            }
+            TemplateError::Render { .. } => self.render_adapted(&variables, options.now).ok_or(error),
             error => Err(error),
         })?;
         if options.continue_final_message {
@@ -119,6 +118,15 @@ impl ChatTemplate {
         }
         text.push_str(options.response_prefix.as_deref().unwrap_or_default());
         Ok(text)
+    }
+
+    /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
+    fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
+        ADAPTATIONS.iter().find_map(|changes| {
+            let mut adapted = variables.clone();
+            let changed = changes.iter().fold(false, |changed, change| change(&mut adapted) || changed);
+            changed.then(|| self.render_variables(&adapted, now).ok()).flatten()
+        })
     }
 
     /// Renders with variables given by name, on top of the special tokens: the raw form of [`Self::render`].
@@ -241,7 +249,8 @@ fn failure(error: &minijinja::Error) -> TemplateError {
     let mut innermost = error;
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
-            return TemplateError::Raised(message.clone());
+            let line = innermost.line().or(error.line()).unwrap_or(1);
+            return TemplateError::Raised { line, message: message.clone() };
         }
         if let Some(Exhausted(reason)) = current.downcast_ref() {
             return TemplateError::TooExpensive(reason.clone());
@@ -314,6 +323,26 @@ fn message_json(message: &Message) -> Json {
         }
     }
     Json::Object(members)
+}
+
+/// A change of a conversation's form; tells whether there was anything to change.
+type Adaptation = fn(&mut Map<String, Json>) -> bool;
+
+/// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
+const ADAPTATIONS: [&[Adaptation]; 3] =
+    [&[spell_arguments_out], &[say_none], &[spell_arguments_out, say_none]];
+
+/// Gives messages without content one that is none, as OpenAI's answers with calls have it. Some templates (DeepSeek R1's
+/// Llama distillations) test for none and fail on what is not there.
+fn say_none(variables: &mut Map<String, Json>) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        if let Some(members) = message.as_object_mut().filter(|members| !members.contains_key("content")) {
+            members.insert("content".to_owned(), Json::Null);
+            changed = true;
+        }
+    }
+    changed
 }
 
 /// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
@@ -509,7 +538,7 @@ mod tests {
         let error = |source: &str| rendered(source, &json!({"d": {}})).expect_err(source);
         assert_eq!(
             error("a\n{{ raise_exception('no ' + 'way') }}"),
-            TemplateError::Raised("no way".to_owned())
+            TemplateError::Raised { line: 2, message: "no way".to_owned() }
         );
         assert!(
             matches!(error("a\n\n{{ d.x.y }}"), TemplateError::Render { line: 3, message } if message.contains("'y'"))
@@ -675,6 +704,19 @@ mod tests {
         let conversation = Conversation { messages: vec![message], ..Conversation::default() };
         let text = template.render(&conversation, &RenderOptions::default());
         assert_eq!(text.as_deref(), Ok(r#"> {"a": [1, "x"]}"#));
+    }
+
+    #[test]
+    fn content_is_none_for_templates_that_test_for_it() {
+        let source = "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}{% else %}\
+            {{ m['content'].strip() }}{% endif %};{% endfor %}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({}) };
+        let answer = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+        let conversation =
+            Conversation { messages: vec![Message::user(" hi "), answer], ..Conversation::default() };
+        let text = template.render(&conversation, &RenderOptions::default());
+        assert_eq!(text.as_deref(), Ok("hi;f;"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ const ALWAYS: &[&str] = &[
     "<|end_of_text|>", // Llama 3, Granite
     "<end_of_turn>",   // Gemma 2 and 3
     "<turn|>",         // Gemma 4
+    "<|tool_response>", // Gemma 4: follows a call; a tool answers next
     "</s>",            // Llama 2, Mistral
 ];
 
