@@ -1073,7 +1073,8 @@ fn calls_in_history_parse_back() {
                 continue; // prints the first call of a message
             }
             let turns = printed_turns(&template, &dialect, history);
-            if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised { .. }))) {
+            if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised { .. })))
+            {
                 continue; // some allow one call only
             }
             let tail = if is_harmony { "<|start|>assistant" } else { "" };

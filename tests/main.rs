@@ -24,6 +24,7 @@ mod kv_restore;
 mod kv_types;
 mod load_options;
 mod loading;
+mod model_serving;
 mod oracle;
 mod parity_table;
 mod phi3_gguf;

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype};
+use super::args::{
+    self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;

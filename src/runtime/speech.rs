@@ -53,6 +53,11 @@ impl Speech {
         self.template.as_ref().ok().map(ChatTemplate::source)
     }
 
+    /// Whether the chat template in force tells messages of this role apart; `None` without one.
+    pub fn template_knows_role(&self, role: &str) -> Option<bool> {
+        self.template.as_ref().ok().map(|template| template.has_literal(role))
+    }
+
     /// Whether the chat template in force reads a variable of this name.
     pub fn template_reads(&self, variable: &str) -> bool {
         self.template.as_ref().is_ok_and(|template| template.reads(variable))

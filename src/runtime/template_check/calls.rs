@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::matrix::{TOOL, call, calls, question, talk_with_tools, tools};
 use super::{Finding, Found, Subject, Trouble, Verdict, quoted};
-use crate::template::{Content, Message, ReasoningFormat, TemplateError, ToolCall, ToolCallFormat, parse_answer};
+use crate::template::{
+    Content, Message, ReasoningFormat, TemplateError, ToolCall, ToolCallFormat, parse_answer,
+};
 
 /// Calls with every kind of argument, in texts that tempt a parser.
 pub fn one_call(subject: &Subject) -> Found {
@@ -56,8 +58,13 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> Found {
     let one_is_ok = absent.verdict == Verdict::Ok || empty.verdict == Verdict::Ok;
     Ok(match (absent.verdict > empty.verdict, one_is_ok) {
         (_, true) if absent.verdict == empty.verdict => absent,
-        (true, true) => Finding::warning(format!("only of answers with empty content; without content: {}", absent.reason)),
-        (false, true) => Finding::warning(format!("only of answers without content; with empty content: {}", empty.reason)),
+        (true, true) => Finding::warning(format!(
+            "only of answers with empty content; without content: {}",
+            absent.reason
+        )),
+        (false, true) => {
+            Finding::warning(format!("only of answers without content; with empty content: {}", empty.reason))
+        }
         _ => absent,
     })
 }
@@ -103,7 +110,8 @@ fn printed_turn(subject: &Subject, message: Message) -> Result<String, Trouble> 
     // The prompt opens reasoning that history does not print, or history closes turns in another way.
     let common: usize =
         plain.chars().zip(full.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
-    let missing = || Trouble::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() });
+    let missing =
+        || Trouble::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() });
     let turn = full.get(common..).ok_or_else(missing)?;
     let header = prompt.get(common..).unwrap_or_default();
     let open = subject.dialect.markup().iter().filter_map(|mark| header.find(mark)).min();

@@ -172,7 +172,10 @@ pub fn check(subject: Result<&Subject, &TemplateError>) -> Vec<Check> {
         Err(error) => vec![named("syntax", Finding::fail(error.to_string()))],
         Ok(subject) => {
             let run = |(name, judge): (_, Judge)| named(name, judge(subject).unwrap_or_else(Finding::from));
-            [named("syntax", Finding::ok("compiles"))].into_iter().chain(CHECKS.into_iter().map(run)).collect()
+            [named("syntax", Finding::ok("compiles"))]
+                .into_iter()
+                .chain(CHECKS.into_iter().map(run))
+                .collect()
         }
     }
 }
@@ -213,7 +216,12 @@ impl Subject {
         Ok(Self { template, dialect, tokenizer, end_of_generation, bos })
     }
 
-    fn rendered(&self, conversation: &Conversation, is_prompt: bool, now: DateTime) -> Result<String, Trouble> {
+    fn rendered(
+        &self,
+        conversation: &Conversation,
+        is_prompt: bool,
+        now: DateTime,
+    ) -> Result<String, Trouble> {
         let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
         Ok(self.template.render(conversation, &options)?)
     }
@@ -248,7 +256,8 @@ impl Subject {
     fn shown(&self, ids: &[u32]) -> String {
         let text = match &self.tokenizer {
             Some(tokenizer) => {
-                let bytes = ids.iter().filter_map(|&id| tokenizer.token_bytes(id)).collect::<Vec<_>>().concat();
+                let bytes =
+                    ids.iter().filter_map(|&id| tokenizer.token_bytes(id)).collect::<Vec<_>>().concat();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
             None => ids.iter().filter_map(|&id| char::from_u32(id)).collect(),

@@ -111,8 +111,7 @@ impl Break {
 fn resumed(subject: &Subject, conversation: &Conversation) -> Found {
     let is_answer = |message: &Message| message.role == Role::Assistant;
     let answers = conversation.messages.iter().enumerate().filter(|(_, message)| is_answer(message));
-    let ends: Vec<usize> =
-        answers.map(|(at, _)| at).chain([conversation.messages.len()]).collect();
+    let ends: Vec<usize> = answers.map(|(at, _)| at).chain([conversation.messages.len()]).collect();
     let (mut text, mut resident) = (Vec::new(), Vec::new());
     let (mut in_text, mut in_session) = (None, None);
     let mut transcript = Transcript::default();
@@ -137,7 +136,12 @@ fn resumed(subject: &Subject, conversation: &Conversation) -> Found {
     Ok(judged(subject, ends.len(), in_text, in_session))
 }
 
-fn judged(subject: &Subject, num_prompts: usize, in_text: Option<Break>, in_session: Option<Break>) -> Finding {
+fn judged(
+    subject: &Subject,
+    num_prompts: usize,
+    in_text: Option<Break>,
+    in_session: Option<Break>,
+) -> Finding {
     let detail = json!({
         "text": in_text.as_ref().map(|found| found.json(subject)),
         "session": in_session.as_ref().map(|found| found.json(subject)),

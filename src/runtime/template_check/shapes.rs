@@ -16,8 +16,12 @@ pub fn reasoning_format(subject: &Subject) -> Found {
         (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
         (Some(format), Some(sign)) => {
-            let finding = Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
-            Finding { detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}), ..finding }
+            let finding =
+                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+            Finding {
+                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
+                ..finding
+            }
         }
     })
 }
@@ -32,8 +36,12 @@ pub fn tool_format(subject: &Subject) -> Found {
         (None, _) => Finding::ok("none: the template knows no tools"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
         (Some(format), Some(sign)) => {
-            let finding = Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
-            Finding { detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}), ..finding }
+            let finding =
+                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+            Finding {
+                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
+                ..finding
+            }
         }
     })
 }
@@ -55,7 +63,7 @@ pub fn system_prompt(subject: &Subject) -> Found {
 
 /// The server sends what a template does not know as a system prompt.
 pub fn developer_role(subject: &Subject) -> Found {
-    if !subject.template.source().contains("developer") {
+    if !subject.template.has_literal(Role::Developer.as_str()) {
         return Ok(Finding::ok("not known to the template, and sent as a system prompt"));
     }
     printed(subject, &talk([Message::new(Role::Developer, SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
@@ -93,7 +101,9 @@ pub fn text_parts(subject: &Subject) -> Found {
 /// Tools are described to the model. Where they are not, requests with tools are refused.
 pub fn tools(subject: &Subject) -> Found {
     if !subject.template.reads("tools") {
-        return Ok(Finding::warning("not printed: the template knows none, and requests with tools are refused"));
+        return Ok(Finding::warning(
+            "not printed: the template knows none, and requests with tools are refused",
+        ));
     }
     let words = [TOOL, DESCRIPTION, "Name of the harbour", QUESTIONS[0]];
     let alone = printed(subject, &talk_with_tools([question(0)]), &words)?;
@@ -135,7 +145,8 @@ pub fn reasoning_in_history(subject: &Subject) -> Found {
     let in_loop = subject.prompt(&talk_with_tools([question(0), call, weather_result()]));
     let in_loop = in_loop.ok().map(|text| text.contains(THOUGHTS[0]));
     let word = |is_kept: bool| if is_kept { "kept" } else { "left out" };
-    let within = in_loop.map_or_else(String::new, |kept| format!(", {} between calls of one turn", word(kept)));
+    let within =
+        in_loop.map_or_else(String::new, |kept| format!(", {} between calls of one turn", word(kept)));
     let (open, close) = subject.dialect.may_reason("").unwrap_or_default();
     let inline = Message::assistant(format!("{open}\n{}\n{close}\n\n{}", THOUGHTS[0], ANSWERS[0]));
     let text = subject.prompt(&talk([question(0), inline, question(1)]))?;

@@ -49,7 +49,9 @@ pub fn bos(subject: &Subject) -> Found {
     let detail = json!({"id": tokenizer.bos(), "count": count, "in_template": writes, "by_tokenizer": tokenizer.adds_bos()});
     let finding = match count {
         // A template that writes the text of a token which is none for the tokenizer.
-        0 if writes => Finding::fail(format!("the template writes {}, which is text for the tokenizer", quoted(bos))),
+        0 if writes => {
+            Finding::fail(format!("the template writes {}, which is text for the tokenizer", quoted(bos)))
+        }
         0 | 1 => Finding::ok(format!("{}: {by}", quoted(bos))),
         _ => Finding::fail(format!("{} stands {count} times in front of the prompt", quoted(bos))),
     };
@@ -94,9 +96,10 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> Found {
         return Ok(Finding::ok(format!("add_generation_prompt adds {added}")));
     }
     let finding = match printed.strip_prefix(asked_for) {
-        Some(missing) if has_effect => {
-            Finding::ok(format!("add_generation_prompt adds {added}; the model writes {} itself", quoted(missing)))
-        }
+        Some(missing) if has_effect || is_markup(subject, missing) => Finding::ok(format!(
+            "add_generation_prompt adds {added}; the model writes {} itself",
+            quoted(missing)
+        )),
         Some(missing) => Finding::fail(format!(
             "add_generation_prompt has no effect: nothing asks for an answer, which history begins with {}",
             quoted(missing)
@@ -108,6 +111,13 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> Found {
         )),
     };
     Ok(finding)
+}
+
+/// Whether a text is made of the dialect's markers alone.
+fn is_markup(subject: &Subject, text: &str) -> bool {
+    let markup = subject.dialect.markup();
+    let rest = markup.iter().fold(text.to_owned(), |rest, mark| rest.replace(mark, ""));
+    rest.trim().is_empty()
 }
 
 /// The last characters of a text.
@@ -135,7 +145,8 @@ pub fn turn_end_of_calls(subject: &Subject) -> Found {
         Some(text[at..end].to_owned())
     };
     let last = behind(subject.history(&talk_with_tools([question(0), weather_call()]))?);
-    let inner = subject.history(&talk_with_tools([question(0), weather_call(), weather_result()])).map(behind);
+    let inner =
+        subject.history(&talk_with_tools([question(0), weather_call(), weather_result()])).map(behind);
     let places = [("", inner.ok().flatten()), (" (only behind the last call)", last)];
     ends_with_token(subject, "a call", &places)
 }
@@ -175,7 +186,8 @@ pub fn clock(subject: &Subject) -> Found {
     let asked = talk([question(0)]);
     let at = |now: DateTime| subject.rendered(&asked, true, now);
     let now = at(NOW)?;
-    let (later, tomorrow) = (at(DateTime { hour: NOW.hour + 1, ..NOW })?, at(DateTime { day: NOW.day + 1, ..NOW })?);
+    let (later, tomorrow) =
+        (at(DateTime { hour: NOW.hour + 1, ..NOW })?, at(DateTime { day: NOW.day + 1, ..NOW })?);
     let verdict = match (now == later, now == tomorrow) {
         (false, _) => (
             Verdict::Warning,
