@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 
 use llmctl::runtime::Speech;
 use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{ModelFiles, load_texts, model_facts};
+use llmctl::runtime::load::{ModelFiles, ModelTexts, load_texts, model_facts};
 use llmctl::template::{
     ChatTemplate, Conversation, DateTime, Dialect, Message, RenderOptions, Role, SpecialTokens, ToolCall,
 };
@@ -406,6 +406,11 @@ fn a_call_goes_out_and_its_result_comes_in_warm() {
         let mut more = in_session("tools", &thinks(false));
         (more["tools"], more["tool_choice"]) = (tools.clone(), "required".into());
         (more["max_tokens"], more["parallel_tool_calls"]) = (200.into(), false.into());
+        // Noise has no end of its own: no thought before the call.
+        let thought =
+            ["<|channel>", "<think>"].iter().find(|open| model.specials.iter().any(|text| text == *open));
+        let thought = model.id(thought.expect("a marker"));
+        more["logit_bias"] = json!({thought.to_string(): -100});
         let mut chat = Chat::new(SYSTEM, more);
         let called = chat.ask(&server, QUESTIONS[0]);
         let message = &called["choices"][0]["message"];
@@ -519,6 +524,27 @@ fn value(model: &Model, knob: &str) -> String {
         }
         _ => String::new(),
     }
+}
+
+#[test]
+fn tokens_around_turns_can_be_overridden() {
+    let Some(model) = gemma() else { return };
+    let files = ModelFiles::open(&ModelSource::Folder(model.folder())).expect("a model");
+    let mut texts = load_texts(&files).expect("texts");
+    let first = |texts: &ModelTexts| {
+        let rendered = "<bos><|turn>user\n";
+        texts.tokenizer.encode_chat(rendered).expect("ids").into_iter().take(2).collect::<Vec<_>>()
+    };
+    let (bos, turn) = (model.id("<bos>"), model.id("<|turn>"));
+    assert_eq!(first(&texts), [bos, turn]);
+    texts.set_bos(Some(7)).expect("a token");
+    assert_eq!(first(&texts), [7, bos], "a template that writes another is not taken at its word");
+    assert_eq!(texts.tokenizer.num_added_tokens(), 1);
+    texts.set_bos(None).expect("no token");
+    assert_eq!((first(&texts), texts.tokenizer.adds_bos()), (vec![bos, turn], false));
+    texts.set_ends(&[9, 3, 9]).expect("tokens");
+    assert_eq!(texts.end_of_generation, [3, 9]);
+    assert!(texts.set_ends(&[384]).is_err() && texts.set_bos(Some(384)).is_err());
 }
 
 #[test]

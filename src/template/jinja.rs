@@ -132,8 +132,9 @@ impl ChatTemplate {
     fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
         ADAPTATIONS.iter().find_map(|changes| {
             let mut adapted = variables.clone();
-            let changed = changes.iter().fold(false, |changed, change| change(&mut adapted) || changed);
-            changed.then(|| self.render_variables(&adapted, now).ok()).flatten()
+            let num_changed = changes.iter().filter(|change| change(&mut adapted)).count();
+            // With one of two left out it is a form that was tried before.
+            (num_changed == changes.len()).then(|| self.render_variables(&adapted, now).ok()).flatten()
         })
     }
 
@@ -354,8 +355,9 @@ type Adaptation = fn(&mut Map<String, Json>) -> bool;
 const ADAPTATIONS: [&[Adaptation]; 5] = [
     &[spell_arguments_out],
     &[say_none],
-    &[say_nothing],
     &[spell_arguments_out, say_none],
+    // Last: a template that tells calls by content that is none prints none of them beside an empty one.
+    &[say_nothing],
     &[spell_arguments_out, say_nothing],
 ];
 

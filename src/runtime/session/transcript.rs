@@ -76,11 +76,12 @@ const TAIL_BYTES: usize = 96;
 /// blocks that are empty, only opened or only closed (Qwen3 and its kin, DeepSeek, GLM, Gemma 4), and white space
 /// (Mistral's `[/INST] `). Tried in this order: history may hold a thought where the mark got an empty block, so a block is
 /// taken off when there is one.
-const SCAFFOLDS: [&str; 13] = [
+const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
     "<think></think>\n",
     "<think>\n</think>",
+    "\n<think></think>",
     "<think></think>",
     "</think>",
     "<think>\n\n",

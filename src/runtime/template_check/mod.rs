@@ -274,7 +274,7 @@ impl Subject {
     fn modes(&self) -> Vec<(&'static str, Map<String, Value>)> {
         let mut modes = vec![("", Map::new())];
         if let Some(switch) = THINKING_SWITCHES.into_iter().find(|switch| self.template.reads(switch)) {
-            for (name, thinks) in [(" with thinking on", true), (" with thinking off", false)] {
+            for (name, thinks) in [(" (thinking on)", true), (" (thinking off)", false)] {
                 modes.push((name, Map::from_iter([(switch.to_owned(), json!(thinks))])));
             }
         }

@@ -1,3 +1,5 @@
+//! Each kind of finding, on one small template with one thing wrong at a time.
+
 use super::*;
 
 /// ChatML with tools and calls in `<tool_call>`, and whatever is to be wrong with it.
