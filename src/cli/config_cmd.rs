@@ -71,7 +71,7 @@ An unknown key or a wrong type is an error with file, line and column (exit code
 --config that is not there.";
 
 /// Subcommands whose unset flags are not worth a line each.
-const HELPERS: [&str; 5] = ["models", "config", "doctor", "completions", "man"];
+const HELPERS: [&str; 6] = ["models", "template", "config", "doctor", "completions", "man"];
 
 /// One flag of one subcommand with the value in force.
 #[derive(Debug, Clone, PartialEq)]

@@ -23,6 +23,7 @@ pub mod run;
 pub mod serve;
 pub mod sessions;
 pub mod signal;
+pub mod template_cmd;
 pub mod terminal;
 pub mod tty;
 pub mod worker;
@@ -71,6 +72,7 @@ pub enum Command {
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
+    Template(template_cmd::TemplateArgs),
     Config(config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
@@ -181,6 +183,9 @@ fn dispatch(
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
+        Command::Template(args) => {
+            config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
+        }
         // These help to repair a broken configuration, or have nothing to do with it.
         Command::Config(args) => config_cmd::run(args, config, places, &self::command()),
         Command::Doctor(args) => doctor::run(args, config, places, &self::command()),

@@ -24,6 +24,7 @@ pub mod session;
 pub mod spec;
 pub mod speech;
 pub mod step;
+pub mod template_check;
 pub mod tensor;
 pub mod text;
 pub mod thread;

@@ -17,6 +17,7 @@ pub mod metadata;
 mod q4_k;
 pub mod quantize;
 pub mod safetensors;
+pub mod texts;
 pub mod tokenizer;
 
 use std::cell::RefCell;
@@ -32,6 +33,7 @@ pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
+pub use texts::TextFiles;
 
 use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
@@ -76,6 +78,42 @@ pub struct ModelTexts {
     pub listed_ends: Vec<u32>,
     /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
     pub end_of_generation: Vec<u32>,
+}
+
+impl ModelTexts {
+    /// Puts another token in front of prompts, or none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    ///
+    /// # Panics
+    /// When the tokenizer is shared already.
+    pub fn set_bos(&mut self, bos: Option<u32>) -> Result<(), Error> {
+        self.check_tokens("bos-id", bos.as_slice())?;
+        Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that nobody uses yet").set_bos(bos);
+        Ok(())
+    }
+
+    /// Takes these ids to end a turn, and no others.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    pub fn set_ends(&mut self, ids: &[u32]) -> Result<(), Error> {
+        self.check_tokens("eos-id", ids)?;
+        self.listed_ends.clear();
+        self.end_of_generation = ids.to_vec();
+        self.end_of_generation.sort_unstable();
+        self.end_of_generation.dedup();
+        Ok(())
+    }
+
+    fn check_tokens(&self, name: &'static str, ids: &[u32]) -> Result<(), Error> {
+        let missing = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none());
+        missing.map_or(Ok(()), |id| {
+            let message = format!("the model has no token {id}");
+            Err(Error::InvalidParameter { name, message })
+        })
+    }
 }
 
 /// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` where the file is silent.
@@ -137,11 +175,7 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     let tokenizer = files.tokenizer()?;
     let generation = files.generation()?;
     let listed_ends = generation.eos_token_ids.clone();
-    let mut end_of_generation = generation.eos_token_ids;
-    end_of_generation.extend(tokenizer.eos());
-    end_of_generation.extend(tokenizer.turn_terminators());
-    end_of_generation.sort_unstable();
-    end_of_generation.dedup();
+    let end_of_generation = texts::end_of_generation(generation.eos_token_ids, &tokenizer);
     Ok(ModelTexts {
         identity: fingerprint::identity(files)?,
         tokenizer: Arc::new(tokenizer),

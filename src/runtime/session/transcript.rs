@@ -73,14 +73,20 @@ impl SplicedPrompt {
 const TAIL_BYTES: usize = 96;
 
 /// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
-/// blocks that are empty or only opened (Qwen3 and its kin, Gemma 4), and white space (Mistral's `[/INST] `). Tried in this
-/// order: history may hold a thought where the mark got an empty block, so a block is taken off when there is one.
-const SCAFFOLDS: [&str; 9] = [
+/// blocks that are empty, only opened or only closed (Qwen3 and its kin, DeepSeek, GLM, Gemma 4), and white space
+/// (Mistral's `[/INST] `). Tried in this order: history may hold a thought where the mark got an empty block, so a block is
+/// taken off when there is one.
+const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
     "<think></think>\n",
+    "<think>\n</think>",
+    "\n<think></think>",
     "<think></think>",
+    "</think>",
+    "<think>\n\n",
     "<think>\n",
+    "<think>",
     "<|channel>thought\n<channel|>",
     "",
     " ",
@@ -664,7 +670,7 @@ mod tests {
             ("changes case", |a| format!("[assistant]{}[/]", a.to_uppercase())),
             ("cuts them", |a| format!("[assistant]{}[/]", &a[..3])),
             ("another header", |a| format!("[model]{a}[/]")),
-            ("something in front", |a| format!("[assistant]<think>{a}[/]")),
+            ("something in front", |a| format!("[assistant]<note>{a}[/]")),
             ("depends on the answer", |a| format!("[assistant]{a}[/{}]", a.len())),
         ];
         for (what, template) in templates {
