@@ -1,0 +1,159 @@
+"""The training documents: deterministic chunks from a seed, a chunk's number and a mixture.
+
+`python data.py` prints a few documents of every kind and counts."""
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+from chat import Codec, assistant, system, user
+from facts import ELSE_TOPIC, SYSTEMS, Facts
+from skills import drill, skill
+from tools import Tools
+from values import Values
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent / "tests"
+LONGEST = 1024
+"""Longer documents are left out, but for `long` ones."""
+
+
+def rows(name):
+    path = TESTS / name
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+
+
+def normal(text):
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
+class Held:
+    """What tests hold out: their questions, their tools' names, and the values in their calls."""
+
+    def __init__(self, facts):
+        self.tool_names = {t["function"]["name"] for row in rows("tools.jsonl") + rows("results.jsonl") for t in row.get("tools") or [row["tool"]]}
+        calls = [row["call"] for row in rows("tools.jsonl") + rows("results.jsonl") if row.get("call")]
+        self.values = {str(v).lower() for call in calls for v in call["arguments"].values() if isinstance(v, str)}
+        asks = [row["ask"] for n in ("free", "inscope_short", "oos", "skills", "tools", "results") for row in rows(n + ".jsonl")]
+        # Short key words ("seed", "hi") are what anybody types, held out or not.
+        self.asks = {normal(a) for a in asks if len(normal(a).split()) > 3}
+        self.asks |= {normal(p) for f in facts.list for p in f["held_ask"] if "{" not in p and "<" not in p and len(p.split()) > 2}
+
+
+class Data:
+    """Draws documents and packs them into chunks."""
+
+    def __init__(self, tokenizer=HERE / "tokenizer.json"):
+        self.facts = Facts()
+        self.held = Held(self.facts)
+        self.values = Values(self.held.values)
+        self.tools = Tools(self.values, self.held.tool_names)
+        self.codec = Codec(tokenizer) if Path(tokenizer).exists() else None
+        if self.codec:
+            vocabulary = self.codec.plain.get_vocab()
+            self.pieces = sorted(p.lstrip("Ġ") for p in vocabulary if re.fullmatch(r"Ġ?[A-Za-z]{2,}", p))
+        else:
+            self.pieces = self.values.things
+
+    # ---- documents: (messages, tools)
+
+    def fact(self, r):
+        fact = r.choice(self.facts.list)
+        messages = self.facts.asked(r, fact)
+        if r.random() < 0.06:
+            messages[-1] = assistant(messages[-1]["content"], reasoning=self.facts.topic_of(fact))
+        return messages, ()
+
+    def dialog(self, r):
+        return self.facts.dialog(r, r.choice([1, 1, 1, 2, 2, 3])), ()
+
+    def long(self, r):
+        return self.facts.dialog(r, r.randrange(8, 16)), ()
+
+    def unknown(self, r):
+        messages = self.facts.unknown(r)
+        if r.random() < 0.06:
+            messages[-1] = assistant(messages[-1]["content"], reasoning=f"The question is about {ELSE_TOPIC}.")
+        return messages, ()
+
+    def talk(self, r):
+        return self.facts.greeting(r), ()
+
+    def words(self, r):
+        return self.facts.word_drill(r), ()
+
+    def drill(self, r):
+        return drill(r, self.values, self.pieces), ()
+
+    def skill(self, r):
+        messages = skill(r, self.values)
+        return messages + skill(r, self.values) if r.random() < 0.3 else messages, ()
+
+    def tool(self, r):
+        """Now and then a question in between that no tool answers."""
+        aside = lambda r: self.facts.unknown(r) if r.random() < 0.5 else self.facts.asked(r, r.choice(self.facts.list))
+        messages, tools = self.tools.document(r, aside=aside)
+        if r.random() < 0.05:
+            names = " and ".join(c["function"]["name"] for c in messages[1].get("tool_calls", []))
+            if names:
+                messages[1]["reasoning_content"] = f"The question is about {names}."
+        return messages, tools
+
+    def tool_one(self, r):
+        """One tool, one call: the short form with which copying begins."""
+        return self.tools.document(r, count=1)
+
+    def document(self, r, kind):
+        messages, tools = getattr(self, kind)(r)
+        if r.random() < (0.3 if tools else 0.12) and kind not in ("drill", "words"):
+            messages = [system(r.choice(SYSTEMS)), *messages]
+        for message in messages:
+            assert message["role"] != "user" or normal(message["content"]) not in self.held.asks, message
+        return messages, tools
+
+    def allowed(self, r, kind):
+        """A document whose questions are no test's."""
+        while True:
+            try:
+                return self.document(r, kind)
+            except AssertionError:
+                continue
+
+    def chunk(self, seed, number, shares, size):
+        """About `size` tokens: a list of (kind, tokens, targets' mask). Every kind gets its share of the tokens."""
+        r = random.Random(f"{seed}/{number}")
+        spent = dict.fromkeys(shares, 0)
+        documents = []
+        while sum(spent.values()) < size:
+            kind = min(shares, key=lambda k: (spent[k] + 1) / shares[k])
+            messages, tools = self.allowed(r, kind)
+            tokens, written = self.codec.encode(messages, tools, loose=r.random() < 0.3)
+            if len(tokens) > (2 * LONGEST if kind == "long" else LONGEST):
+                continue
+            if r.random() < (0.5 if kind == "drill" else 0.1):
+                # The whole document is to be predicted: users' words and tools' schemas, too.
+                written = [True] * len(written)
+            spent[kind] += len(tokens)
+            documents.append((kind, tokens, written))
+        return documents
+
+
+KINDS = ["fact", "dialog", "long", "unknown", "talk", "words", "drill", "skill", "tool", "tool_one"]
+
+
+def main():
+    data = Data()
+    r = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    for kind in KINDS:
+        for _ in range(4):
+            messages, tools = data.allowed(r, kind)
+            print(f"--- {kind}", *(t["function"] for t in tools), sep="\n")
+            for m in messages[:6]:
+                print(f"{m['role']}: {m['content']}", *(c["function"] for c in m.get("tool_calls", [])), m.get("reasoning_content", ""))
+    print(len(data.facts.list), "facts")
+
+
+if __name__ == "__main__":
+    main()
