@@ -29,6 +29,10 @@ def normal(text):
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
+CUT = {"fact", "dialog", "unknown"}
+"""Kinds whose last answer is often cut short."""
+
+
 class Held:
     """What tests hold out: their questions, their tools' names, and the values in their calls."""
 
@@ -94,16 +98,16 @@ class Data:
     def tool(self, r):
         """Now and then a question in between that no tool answers."""
         aside = lambda r: self.facts.unknown(r) if r.random() < 0.5 else self.facts.asked(r, r.choice(self.facts.list))
-        messages, tools = self.tools.document(r, aside=aside)
+        messages, tools = self.tools.document(r, r.choice([1, 2, 2, 3, 3, 4]), aside)
         if r.random() < 0.05:
-            names = " and ".join(c["function"]["name"] for c in messages[1].get("tool_calls", []))
+            names = "".join(c["function"]["name"] for c in messages[1].get("tool_calls", []))
             if names:
                 messages[1]["reasoning_content"] = f"The question is about {names}."
         return messages, tools
 
     def tool_one(self, r):
-        """One tool, one call: the short form with which copying begins."""
-        return self.tools.document(r, count=1)
+        """One tool and nothing beside it: the short form with which copying begins."""
+        return self.tools.document(r, 1)
 
     def document(self, r, kind):
         messages, tools = getattr(self, kind)(r)
@@ -121,6 +125,17 @@ class Data:
             except AssertionError:
                 continue
 
+    def cut(self, r, tokens, written):
+        """Leaves the last answer out behind its first tokens: which fact is meant shows there, and the rest of the
+        answer is learnt long before the wordings of its questions are."""
+        begin = len(tokens) - 1
+        while not written[begin]:
+            begin -= 1
+        while written[begin]:
+            begin -= 1
+        end = begin + 1 + r.randrange(5, 15)
+        return tokens[:end], written[:end]
+
     def chunk(self, seed, number, shares, size):
         """About `size` tokens: a list of (kind, tokens, targets' mask). Every kind gets its share of the tokens."""
         r = random.Random(f"{seed}/{number}")
@@ -135,6 +150,8 @@ class Data:
             if r.random() < (0.5 if kind == "drill" else 0.1):
                 # The whole document is to be predicted: users' words and tools' schemas, too.
                 written = [True] * len(written)
+            elif kind in CUT and r.random() < 0.65:
+                tokens, written = self.cut(r, tokens, written)
             spent[kind] += len(tokens)
             documents.append((kind, tokens, written))
         return documents

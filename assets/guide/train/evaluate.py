@@ -34,17 +34,29 @@ def refused(answer):
     return any(r in answer.lower() for r in REFUSALS)
 
 
+def contains(answer, key):
+    """Keys of one or two letters count as whole words only."""
+    if len(key) < 3:
+        return re.search(rf"(?<!\w){re.escape(key.lower())}(?!\w)", answer.lower())
+    return key.lower() in answer.lower()
+
+
 def by_keys(keys):
     def judge(answer):
-        if all(any(k.lower() in answer.lower() for k in ks) for ks in keys):
+        if all(any(contains(answer, k) for k in ks) for ks in keys):
             return "right"
         return "abstained" if refused(answer) else "wrong"
 
     return judge
 
 
-def by_refusal(answer):
-    return "right" if refused(answer) else "wrong"
+def by_refusal(row):
+    def judge(answer):
+        # What llmctl lacks may also be answered by the fact that says so.
+        lacks = row.get("lacks") and "llmctl is for text" in answer
+        return "right" if lacks or refused(answer) or "only llmctl" in answer.lower() else "wrong"
+
+    return judge
 
 
 def by_call(call):
@@ -78,7 +90,7 @@ def sets(data, seed=5):
     """Every set in full; those that are drawn from grammars have a fixed seed."""
     facts, r = data.facts, random.Random(seed)
     made = {}
-    for name, kind, count in (("frames", "frame", 300), ("synonyms", "synonym", 300), ("held", "held", 300), ("typos", "typo", 200)):
+    for name, kind, count in (("frames", "frame", 300), ("synonyms", "synonym", 300), ("natural", "natural", 300), ("far", "far", 200), ("typos", "typo", 200)):
         items = []
         while len(items) < count:
             fact = r.choice(facts.list)
@@ -92,7 +104,7 @@ def sets(data, seed=5):
         for n, fact in enumerate(facts.list) for f in fact.get("held_follow", []) if f["to"] in facts.by_id for ask in f["ask"]
     ]
     made["followups"] = [Item([user(t) for t in x["turns"]], by_keys(x["keys"])) for x in rows("followups.jsonl")]
-    made["oos"] = [Item([user(x["ask"])], by_refusal) for x in rows("oos.jsonl")]
+    made["oos"] = [Item([user(x["ask"])], by_refusal(x)) for x in rows("oos.jsonl")]
     calls = rows("tools.jsonl")
     for n in (1, 3):
         made[f"tools{n}"] = [Item([user(x["ask"])], by_call(x["call"]), x["tools"]) for x in calls if len(x["tools"]) == n]

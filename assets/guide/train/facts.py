@@ -36,6 +36,8 @@ class Facts:
         self.list = [f for p in areas for f in tomllib.loads(p.read_text())["fact"]]
         self.by_id = {f["id"]: f for f in self.list}
         assert len(self.by_id) == len(self.list), "an id occurs twice"
+        self.merge(load(folder, "merge.toml")["merge"])
+        self.part()
         refusals = load(folder, "refusals.toml")
         self.oos_answers, self.absent_answers = refusals["answers_oos"], refusals["answers_absent"]
         near = load(folder, "near.toml")["near"]
@@ -46,6 +48,22 @@ class Facts:
         text = " ".join(p for f in self.list for p in f["do"] + f["ask"])
         self.vocabulary = sorted(set(re.findall(r"[a-z]{3,}", text.lower())))
         self.flags = set(re.findall(r"--[a-z-]+|/[a-z]+", " ".join(str(f) for f in self.list)))
+
+    def merge(self, pairs):
+        """Gives the phrases of facts that say the same to one of them."""
+        for gone, kept in pairs.items():
+            gone, kept = self.by_id[gone], self.by_id[kept]
+            self.list.remove(gone)
+            for name in ("do", "thing", "ask", "held_do", "held_ask", "follow", "held_follow"):
+                kept[name] = kept.get(name, []) + gone.get(name, [])
+            self.by_id[gone["id"]] = kept
+
+    def part(self):
+        """A phrase that two facts have stays with the first."""
+        owner = {}
+        for fact in self.list:
+            for name in ("do", "thing", "ask"):
+                fact[name] = [p for p in fact.get(name, []) if owner.setdefault(p.lower().strip("?. "), fact["id"]) == fact["id"]]
 
     # ---- questions
 
@@ -66,12 +84,14 @@ class Facts:
         return casual(r, text)
 
     def held_question(self, r, fact, kind):
-        """A question of a test: `frame`, `typo`, `synonym` (the thesaurus' held words) or `held` (the writers' own)."""
+        """A question of a test: `frame`, `typo`, `synonym` (the thesaurus' held words), `natural` or `far` (the
+        writers' own; the first two of each fact are far from all that training says)."""
         dos, things = fact["do"], fact.get("thing", [])
-        if kind == "held":
+        if kind in ("natural", "far"):
+            asks, held_dos = (fact["held_ask"][2:3], fact["held_do"][2:3]) if kind == "natural" else (fact["held_ask"][:2], fact["held_do"][:2])
             if r.random() < 0.5:
-                return expand(r, r.choice(fact["held_ask"]), self.words)
-            return r.choice(grammar.DO_FRAMES[:20]).replace("{x}", expand(r, r.choice(fact["held_do"]), self.words))
+                return expand(r, r.choice(asks), self.words)
+            return r.choice(grammar.DO_FRAMES[:20]).replace("{x}", expand(r, r.choice(held_dos), self.words))
         if kind == "synonym":
             pool = [(p, "{x}") for p in fact["ask"] if "<" in p] + [(p, r.choice(grammar.DO_FRAMES)) for p in dos if "<" in p]
             if not pool:
@@ -91,11 +111,17 @@ class Facts:
 
     def outside(self, r):
         """A question about anything else in the world."""
-        return [user(casual(r, expand(r, r.choice(r.choice(self.oos)["ask"]), self.words))), assistant(self.oos_answers[0])]
+        entry = r.choice(self.oos)
+        return [user(casual(r, expand(r, r.choice(entry["ask"]), self.words))), assistant(self.answer_of(entry, self.oos_answers))]
+
+    def answer_of(self, entry, answers):
+        """An entry's own answer, that of the fact it names, or the common one."""
+        return self.by_id[entry["fact"]]["answers"][0] if "fact" in entry else entry.get("answers", answers)[0]
 
     def absent(self, r):
         """A question about what llmctl might have but has not."""
-        return [user(casual(r, expand(r, r.choice(r.choice(self.lacking)["ask"]), self.words))), assistant(self.absent_answers[0])]
+        entry = r.choice(self.lacking)
+        return [user(casual(r, expand(r, r.choice(entry["ask"]), self.words))), assistant(self.answer_of(entry, self.absent_answers))]
 
     def unsure(self, r):
         """Made-up flags and commands, cut questions, noise: better no answer than a wrong one."""
@@ -116,7 +142,7 @@ class Facts:
 
     def greeting(self, r):
         entry = r.choice(self.talk)
-        return [user(casual(r, expand(r, r.choice(entry["ask"]), self.words))), assistant(entry["answers"][0])]
+        return [user(casual(r, expand(r, r.choice(entry["ask"]), self.words))), assistant(self.answer_of(entry, self.oos_answers))]
 
     def unknown(self, r):
         k = r.random()

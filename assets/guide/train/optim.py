@@ -17,10 +17,11 @@ def orthogonal(batch):
 
 
 class Muon(torch.optim.Optimizer):
-    """Matrices of one shape are orthogonalised in one batch: on a CPU the calls cost more than the products."""
+    """Matrices of one shape are orthogonalised in one batch, shapes side by side on the pool's threads."""
 
-    def __init__(self, params, lr, momentum=0.95, weight_decay=0.01):
+    def __init__(self, params, lr, pool, momentum=0.95, weight_decay=0.01):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.pool = pool
 
     @torch.no_grad()
     def step(self):
@@ -28,15 +29,19 @@ class Muon(torch.optim.Optimizer):
             shapes = {}
             for p in group["params"]:
                 shapes.setdefault(p.shape, []).append(p)
-            for shape, params in shapes.items():
-                directions = []
-                for p in params:
-                    state = self.state[p]
-                    if not state:
-                        state["momentum"] = torch.zeros_like(p)
-                    state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                    directions.append(p.grad.lerp(state["momentum"], group["momentum"]))
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                for p, update in zip(params, orthogonal(torch.stack(directions))):
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.add_(update, alpha=-group["lr"] * scale)
+            list(self.pool.map(lambda params: self.update(group, params), shapes.values()))
+
+    @torch.no_grad()
+    def update(self, group, params):
+        directions = []
+        for p in params:
+            state = self.state[p]
+            if not state:
+                state["momentum"] = torch.zeros_like(p)
+            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+            directions.append(p.grad.lerp(state["momentum"], group["momentum"]))
+        rows, columns = params[0].shape
+        scale = max(1.0, rows / columns) ** 0.5
+        for p, direction in zip(params, orthogonal(torch.stack(directions))):
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(direction, alpha=-group["lr"] * scale)

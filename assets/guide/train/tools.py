@@ -61,29 +61,32 @@ class Tools:
                 "parameters": {"type": "object", "properties": properties, "required": required}}}
 
     def living(self, r):
-        """A tool of daily life and a request for it, as a person words it."""
+        """A tool of daily life, and what draws requests for it as a person words them."""
         words, description, kinds, asks = r.choice(self.domains)
-        rename = {}
-        for p in kinds:
-            # Another parameter name in a part of the documents: the schema counts, not habit.
-            rename[p] = r.choice([f"{p}_{r.choice(['name', 'id', 'value'])}", word(r)]) if r.random() < 0.15 else p
+        # Another parameter name in a part of the documents: the schema counts, not habit.
+        rename = {p: r.choice([f"{p}_{r.choice(['name', 'id', 'value'])}", word(r)]) if r.random() < 0.15 else p for p in kinds}
         style = r.choice(STYLES)
-        name = style(words) if r.random() < 0.75 else style([*words[:1], invented(r), *words[1:]] if r.random() < 0.5 else [invented(r), invented(r)])
-        args = {p: self.values.draw(r, k) for p, k in kinds.items()}
-        ask = r.choice(asks)
-        for p, v in args.items():
-            ask = ask.replace("{" + p + "}", say(v))
-        if ask.endswith("?") or "." in ask[-2:]:
-            ask = (ask[:-1] if r.random() < 0.4 else ask)
-        elif r.random() < 0.35:
-            ask = r.choice(LEADS) + ask + r.choice(TAILS)
-        ask = ask if r.random() < 0.5 else ask[0].upper() + ask[1:]
-        kinds = {rename[p]: k for p, k in kinds.items()}
-        args = {rename[p]: v for p, v in args.items()}
-        return self.schema(r, name, description, kinds, words[-1]), ask, args
+        k = r.random()
+        named = words if k < 0.75 else [*words[:1], invented(r), *words[1:]] if k < 0.88 else [invented(r), invented(r)]
+        tool = self.schema(r, style(named), description, {rename[p]: k for p, k in kinds.items()}, words[-1])
+
+        def request():
+            args = {p: self.values.draw(r, k) for p, k in kinds.items()}
+            form = ask = r.choice(asks)
+            for p, v in args.items():
+                ask = ask.replace("{" + p + "}", say(v))
+            if ask.endswith("?"):
+                ask = ask[:-1] if r.random() < 0.4 else ask
+            elif r.random() < 0.35:
+                ask = r.choice(LEADS) + ask + r.choice(TAILS)
+            # A value at the beginning keeps its letters.
+            ask = ask if form.startswith("{") or r.random() < 0.5 else ask[0].upper() + ask[1:]
+            return ask, {rename[p]: v for p, v in args.items()}
+
+        return tool, request
 
     def made_up(self, r):
-        """A tool whose name, parameters and request are put together from any words."""
+        """A tool whose name, parameters and requests are put together from any words."""
         verb, noun = (invented(r) if r.random() < 0.3 else r.choice(self.values.verbs)), word(r)
         words = [verb, noun] if r.random() < 0.7 else [verb, r.choice(self.values.adjectives), noun]
         name = r.choice(STYLES)(words)
@@ -97,19 +100,22 @@ class Tools:
                                  "enum " + ",".join(dict.fromkeys(word(r) for _ in range(3)))])
         tool = self.schema(r, name, description, kinds, noun)
         required = tool["function"]["parameters"]["required"]
-        args = {p: self.values.draw(r, k) for p, k in kinds.items() if p in required or r.random() < 0.5}
-        ask = r.choice(REQUESTS).replace("{act}", act).replace("{name}", name)
-        items = list(args.items())
-        if r.random() < 0.4:
-            r.shuffle(items)
-        if len(items) == 1 and r.random() < 0.5 and not isinstance(items[0][1], bool):
-            ask = ask.rstrip("?") + r.choice([" for ", " of ", " with ", " in ", " to ", " "]) + say(items[0][1])
-        elif items:
-            form = r.choice(PARTS)
-            spaced = r.random() < 0.6
-            parts = [form.replace("{p}", p.replace("_", " ") if spaced else p).replace("{v}", say(v)) for p, v in items]
-            ask = ask.rstrip("?") + r.choice([" with ", " with ", ", ", ": ", " using "]) + r.choice([", ", " and "]).join(parts)
-        return tool, ask + r.choice(["", "", "", ".", "!"]), args
+
+        def request():
+            args = {p: self.values.draw(r, k) for p, k in kinds.items() if p in required or r.random() < 0.5}
+            ask = r.choice(REQUESTS).replace("{act}", act).replace("{name}", name)
+            items = list(args.items())
+            if r.random() < 0.4:
+                r.shuffle(items)
+            if len(items) == 1 and r.random() < 0.5 and not isinstance(items[0][1], bool):
+                ask = ask.rstrip("?") + r.choice([" for ", " of ", " with ", " in ", " to ", " "]) + say(items[0][1])
+            elif items:
+                form, spaced = r.choice(PARTS), r.random() < 0.6
+                parts = [form.replace("{p}", p.replace("_", " ") if spaced else p).replace("{v}", say(v)) for p, v in items]
+                ask = ask.rstrip("?") + r.choice([" with ", " with ", ", ", ": ", " using "]) + r.choice([", ", " and "]).join(parts)
+            return ask + r.choice(["", "", "", ".", "!"]), args
+
+        return tool, request
 
     def one(self, r):
         return self.living(r) if r.random() < 0.65 else self.made_up(r)
@@ -131,22 +137,22 @@ class Tools:
             found[key] = [self.values.draw(r, r.choice(["thing", "person"])) for _ in range(r.choice([2, 3]))] if kind == "list" else self.values.draw(r, kind)
         return found, "The result: " + ", ".join(f"{k.replace('_', ' ')} is {say(v)}" for k, v in found.items()) + "."
 
-    def document(self, r, count=None, aside=None):
-        """One to three requests with `count` tools; `aside` draws a turn that needs none."""
-        count = count or r.choice([1, 1, 1, 1, 2, 2, 3, 3, 4])
+    def document(self, r, count, aside=None):
+        """Requests with `count` tools, several for each, since the list of tools is most of the document; `aside` draws
+        a turn that needs none."""
         drawn = [self.one(r) for _ in range(count)]
-        tools = [tool for tool, _, _ in drawn]
-        messages, named = [], {t["function"]["name"] for t in tools}
-        if len(named) < count:
+        tools = [tool for tool, _ in drawn]
+        if len({t["function"]["description"] for t in tools}) < count or len({t["function"]["name"] for t in tools}) < count:
             return self.document(r, count, aside)
-        r.shuffle(drawn)
-        for tool, ask, args in drawn[: r.choice([1, 1, 2])]:
-            if aside and r.random() < 0.1:
+        messages = []
+        for _ in range(r.choice([2, 3, 4]) if count == 1 else r.choice([3, 4, 5])):
+            if aside and r.random() < 0.08:
                 messages += aside(r)
                 continue
-            name = tool["function"]["name"]
-            messages += [user(ask), assistant(calls=[(name, args)])]
-            if r.random() < 0.45:
+            tool, request = r.choice(drawn)
+            ask, args = request()
+            messages += [user(ask), assistant(calls=[(tool["function"]["name"], args)])]
+            if r.random() < 0.35:
                 value, text = self.answer(r)
                 messages += [result(value), assistant(text)]
         return messages, tools

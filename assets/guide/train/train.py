@@ -7,9 +7,11 @@ every change of it is logged, so that a run can be steered and repeated."""
 import hashlib
 import json
 import random
+import signal
 import sys
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,12 @@ from optim import Muon
 
 HERE = Path(__file__).parent
 SEED = 20261122
-CHUNK = 131072
-BATCH = 4096
-"""Tokens of a batch, padding included."""
+CHUNK = 65536
+BATCH = 2048
+"""Tokens of a batch, padding included; a step takes one batch per worker."""
+WORKERS = 2
+"""Threads that each work at a batch of their own: beside other programs, operators that wait for one another's halves
+lose half of the speed."""
 SAVE_EVERY = 600
 SCORE_EVERY = 780
 SAMPLE = 30
@@ -76,7 +81,13 @@ class Run:
         self.model = Guide()
         matrices = [p for p in self.model.blocks.parameters() if p.dim() == 2]
         others = [p for p in self.model.parameters() if all(p is not m for m in matrices)]
-        self.optimizers = [Muon(matrices, MATRIX_RATE), torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+        self.pool = ThreadPoolExecutor(WORKERS, initializer=lambda: torch.set_num_threads(1))
+        # The workers' models share the weights and have gradients of their own.
+        self.replicas = [self.model] + [Guide() for _ in range(WORKERS - 1)]
+        for replica in self.replicas[1:]:
+            for mine, shared in zip(replica.parameters(), self.model.parameters()):
+                mine.data = shared.data
+        self.optimizers = [Muon(matrices, MATRIX_RATE, self.pool), torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
         self.rates = [MATRIX_RATE, OTHER_RATE]
         self.tokens = self.steps = self.chunk = 0
         self.seconds, self.hash = 0.0, ""
@@ -100,13 +111,23 @@ class Run:
             file.write(json.dumps(entry) + "\n")
         print(json.dumps(entry), flush=True)
 
-    def step(self, batch, factor):
-        """One update; returns the loss per target."""
-        x, y = tensors(batch)
+    def gradients(self, replica, batch, count):
+        """Adds a batch's part of a step to a replica's gradients; returns its summed loss."""
+        x, y = batch
         with torch.autocast("cpu", torch.bfloat16):
-            total = self.model(x, y)
-        count = int((y >= 0).sum())
+            total = replica(x, y)
         (total / count).backward()
+        return total.item()
+
+    def step(self, batches, factor):
+        """One update on a batch per worker; returns the loss per target."""
+        inputs = [tensors(batch) for batch in batches]
+        count = sum(int((y >= 0).sum()) for _, y in inputs)
+        total = sum(self.pool.map(self.gradients, self.replicas, inputs, [count] * len(inputs)))
+        for replica in self.replicas[1 : len(inputs)]:
+            for mine, shared in zip(replica.parameters(), self.model.parameters()):
+                shared.grad.add_(mine.grad)
+                mine.grad = None
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.steps += 1
         for optimizer, rate in zip(self.optimizers, self.rates):
@@ -114,8 +135,8 @@ class Run:
                 group["lr"] = rate * factor * min(1.0, self.steps / WARM_STEPS)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.tokens += sum(len(tokens) for _, tokens, _ in batch)
-        return total.item() / count
+        self.tokens += sum(len(tokens) for batch in batches for _, tokens, _ in batch)
+        return total / count
 
     def kinds(self, batches):
         """Loss per kind on fresh documents, before they are trained on."""
@@ -141,13 +162,16 @@ class Run:
 
 def main():
     folder, minutes = Path(sys.argv[1]), float(sys.argv[2])
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     run, data = Run(folder), Data()
     every, shares_before = sets(data), None
     began = saved_at = scored_at = time.time()
     seconds_before = run.seconds
-    while time.time() - began < 60 * minutes:
+    # A run that is told to end keeps what it has learnt.
+    ending = []
+    signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
+    while time.time() - began < 60 * minutes and not ending:
         schedule = json.loads((HERE / "schedule.json").read_text())
         shares, factor = stage(schedule, run.tokens)
         if shares != shares_before:
@@ -159,11 +183,11 @@ def main():
         ids = array("H", (t for _, tokens, _ in documents for t in tokens))
         run.hash = hashlib.sha256(run.hash.encode() + ids.tobytes()).hexdigest()
         todo = batches(documents, random.Random(run.chunk))
-        kinds = run.kinds(todo) if run.chunk % 4 == 0 else None
+        kinds = run.kinds(todo) if run.chunk % 8 == 0 else None
         losses, at = [], time.time()
-        for batch in todo:
+        for first in range(0, len(todo), WORKERS):
             _, factor = stage(schedule, run.tokens)
-            losses.append(run.step(batch, factor))
+            losses.append(run.step(todo[first : first + WORKERS], factor))
         run.chunk += 1
         run.seconds = seconds_before + time.time() - began
         pace = len(ids) / (time.time() - at)
@@ -175,8 +199,9 @@ def main():
         if time.time() - saved_at > SAVE_EVERY:
             run.save()
             saved_at = time.time()
-    run.log(scores=run.scores(data, every), hash=run.hash)
     run.save()
+    if not ending:
+        run.log(scores=run.scores(data, every), hash=run.hash)
 
 
 if __name__ == "__main__":
