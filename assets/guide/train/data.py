@@ -41,9 +41,16 @@ class Held:
         calls = [row["call"] for row in rows("tools.jsonl") + rows("results.jsonl") if row.get("call")]
         self.values = {str(v).lower() for call in calls for v in call["arguments"].values() if isinstance(v, str)}
         asks = [row["ask"] for n in ("free", "inscope_short", "oos", "skills", "tools", "results") for row in rows(n + ".jsonl")]
-        # Short key words ("seed", "hi") are what anybody types, held out or not.
+        asks += [turn for row in rows("followups.jsonl") for turn in row["turns"]]
+        asks += [p for f in facts.list for p in f["held_do"] + f["held_ask"]]
+        asks += [p for f in facts.list for follow in f.get("held_follow", []) for p in follow["ask"]]
+        # Key words of up to three ("seed", "exit code 4") are what anybody types, held out or not.
         self.asks = {normal(a) for a in asks if len(normal(a).split()) > 3}
-        self.asks |= {normal(p) for f in facts.list for p in f["held_ask"] if "{" not in p and "<" not in p and len(p.split()) > 2}
+
+    def has(self, messages):
+        """Whether a user of these messages says what a test says."""
+        return any(m["role"] == "user" and normal(m["content"]) in self.asks for m in messages)
+
 
 
 class Data:
@@ -113,17 +120,12 @@ class Data:
         messages, tools = getattr(self, kind)(r)
         if r.random() < (0.3 if tools else 0.12) and kind not in ("drill", "words"):
             messages = [system(r.choice(SYSTEMS)), *messages]
-        for message in messages:
-            assert message["role"] != "user" or normal(message["content"]) not in self.held.asks, message
         return messages, tools
 
     def allowed(self, r, kind):
-        """A document whose questions are no test's."""
-        while True:
-            try:
-                return self.document(r, kind)
-            except AssertionError:
-                continue
+        """A document without any question of a test."""
+        messages, tools = self.document(r, kind)
+        return self.allowed(r, kind) if self.held.has(messages) else (messages, tools)
 
     def cut(self, r, tokens, written):
         """Leaves the last answer out behind its first tokens: which fact is meant shows there, and the rest of the
@@ -136,24 +138,31 @@ class Data:
         end = begin + 1 + r.randrange(5, 15)
         return tokens[:end], written[:end]
 
-    def chunk(self, seed, number, shares, size):
+    def plain(self, r, kind):
+        """Tokens of a document and which of them the model is to write."""
+        return self.codec.encode(*self.allowed(r, kind))
+
+    def varied(self, r, kind):
+        """As `plain`, with merges dropped, with the answer cut short, or with all of it to be predicted."""
+        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=r.random() < 0.3)
+        if r.random() < (0.5 if kind == "drill" else 0.1):
+            return tokens, [True] * len(written)
+        if kind in CUT and r.random() < 0.65:
+            return self.cut(r, tokens, written)
+        return tokens, written
+
+    def chunk(self, seed, number, shares, size, draw=None):
         """About `size` tokens: a list of (kind, tokens, targets' mask). Every kind gets its share of the tokens."""
+        draw = draw or self.varied
         r = random.Random(f"{seed}/{number}")
         spent = dict.fromkeys(shares, 0)
         documents = []
         while sum(spent.values()) < size:
             kind = min(shares, key=lambda k: (spent[k] + 1) / shares[k])
-            messages, tools = self.allowed(r, kind)
-            tokens, written = self.codec.encode(messages, tools, loose=r.random() < 0.3)
-            if len(tokens) > (2 * LONGEST if kind == "long" else LONGEST):
-                continue
-            if r.random() < (0.5 if kind == "drill" else 0.1):
-                # The whole document is to be predicted: users' words and tools' schemas, too.
-                written = [True] * len(written)
-            elif kind in CUT and r.random() < 0.65:
-                tokens, written = self.cut(r, tokens, written)
-            spent[kind] += len(tokens)
-            documents.append((kind, tokens, written))
+            tokens, written = draw(r, kind)
+            if len(tokens) <= (2 * LONGEST if kind == "long" else LONGEST):
+                spent[kind] += len(tokens)
+                documents.append((kind, tokens, written))
         return documents
 
 

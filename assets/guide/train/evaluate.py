@@ -1,4 +1,5 @@
-"""Scores generated greedy answers on everything that training held out; `python evaluate.py CHECKPOINT [OUT]` writes the table.
+"""Scores generated greedy answers on everything that training held out; `python evaluate.py MODEL [OUT]` writes
+the table; MODEL is a checkpoint or the GGUF.
 
 Facts: right when every key is there, abstained when guide refuses or is not sure, wrong otherwise. A naive Bayes on
 the words of the same training questions stands beside them as the baseline."""
@@ -15,6 +16,7 @@ import torch
 
 from chat import assistant, result, user
 from data import Data, rows
+from export import read
 from model import Config, Guide
 
 REFUSALS = ["i only know llmctl", "i only answer questions about llmctl", "outside what i know", "not sure", "as far as i know", "i know of no such",
@@ -155,7 +157,7 @@ def score(model, codec, items):
 class Bayes:
     """The baseline: words of a question vote for facts or for a refusal."""
 
-    def __init__(self, data, per_fact=60, seed=3):
+    def __init__(self, data, per_fact=150, seed=3):
         r = random.Random(seed)
         self.counts, self.total = defaultdict(Counter), Counter()
         self.answer = {f["id"]: f["answers"][0] for f in data.facts.list} | {"?": data.facts.oos_answers[0]}
@@ -164,7 +166,7 @@ class Bayes:
                 self.add(fact["id"], data.facts.question(r, fact))
         for _ in range(20 * per_fact):
             self.add("?", data.facts.unknown(r)[0]["content"])
-        self.size = len({w for c in self.counts.values() for w in c})
+        self.vocabulary = {w for c in self.counts.values() for w in c}
 
     @staticmethod
     def words(text):
@@ -176,25 +178,30 @@ class Bayes:
             self.total[label] += 1
 
     def __call__(self, text):
-        known = [w for w in self.words(text) if any(w in c for c in self.counts.values())]
-        cost = lambda l: sum(math.log((self.counts[l][w] + 0.1) / (self.total[l] + 0.1 * self.size)) for w in known)
-        return self.answer[max(self.counts, key=cost)]
+        known = [w for w in self.words(text) if w in self.vocabulary]
+        likelihood = lambda l: sum(math.log((self.counts[l][w] + 0.1) / (self.total[l] + 0.1 * len(self.vocabulary))) for w in known)
+        return self.answer[max(self.counts, key=likelihood)]
 
 
 def load(path):
-    saved = torch.load(path, map_location="cpu")
-    model = Guide(Config(**saved["config"]))
-    model.load_state_dict(saved["weights"])
-    return model.eval(), saved
+    """A model and the tokens that it has seen, from a checkpoint or from the GGUF with its rounded weights."""
+    if str(path).endswith(".gguf"):
+        weights, config, tokens = read(path)
+    else:
+        saved = torch.load(path, map_location="cpu")
+        weights, config, tokens = saved["weights"], Config(**saved["config"]), saved["tokens"]
+    model = Guide(config)
+    model.load_state_dict(weights)
+    return model.eval(), tokens
 
 
 def main():
     data = Data()
-    model, saved = load(sys.argv[1])
+    model, tokens = load(sys.argv[1])
     bayes = Bayes(data)
     everything = sets(data)
     report, details = {}, []
-    lines = [f"After {saved['tokens'] / 1e6:.1f}M tokens.", "", "| set | items | right | abstained | wrong | target | bag of words |", "|---|---|---|---|---|---|---|"]
+    lines = [f"After {tokens / 1e6:.1f}M tokens.", "", "| set | items | right | abstained | wrong | target | bag of words |", "|---|---|---|---|---|---|---|"]
     for name, items in everything.items():
         shares, each = score(model, data.codec, items)
         is_asked = all(len(i.messages) == 1 and not i.tools for i in items) and name not in ("repeat", "spell", "count", "json")
@@ -208,7 +215,7 @@ def main():
     if len(sys.argv) > 2:
         out = Path(sys.argv[2])
         out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-        out.with_suffix(".json").write_text(json.dumps({"tokens": saved["tokens"], "sets": report}, indent=1) + "\n")
+        out.with_suffix(".json").write_text(json.dumps({"tokens": tokens, "sets": report}, indent=1) + "\n")
         out.with_suffix(".jsonl").write_text("".join(json.dumps(d, ensure_ascii=False) + "\n" for d in details))
 
 

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as GGUF (`qwen3`, matrices Q8_0, norms f32): `python export.py CHECKPOINT OUT.gguf [--untrained]`."""
+"""Writes a checkpoint as GGUF (`qwen3`, matrices Q8_0, norms f32): `python export.py CHECKPOINT OUT.gguf`."""
 
 import json
 import sys
@@ -12,6 +12,7 @@ from chat import MARKUP, SPECIAL
 from model import Config, Guide
 
 HERE = Path(__file__).parent
+TOKENS_KEY = "guide.tokens_seen"
 BLOCK = {
     "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v",
     "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
@@ -42,7 +43,7 @@ def add_tokenizer(writer, tokenizer):
     writer.add_chat_template((HERE.parent / "chat_template.jinja").read_text())
 
 
-def write(weights, config, path):
+def write(weights, config, tokens, path):
     writer = gguf.GGUFWriter(str(path), "qwen3")
     writer.add_name("guide")
     writer.add_description("Answers questions about llmctl; made for llmctl and carried in its binary.")
@@ -61,6 +62,7 @@ def write(weights, config, path):
     writer.add_vocab_size(config.vocab)
     # Greedy: a model this small knows one good answer.
     writer.add_float32("general.sampling.temp", 0.0)
+    writer.add_uint64(TOKENS_KEY, tokens)
     add_tokenizer(writer, json.loads((HERE / "tokenizer.json").read_text()))
     for name, weight in weights.items():
         weight = weight.float().numpy()
@@ -75,17 +77,24 @@ def write(weights, config, path):
     writer.close()
 
 
+def read(path):
+    """Weights as f32, config and tokens seen, from a file that `write` wrote."""
+    reader = gguf.GGUFReader(str(path))
+    ours = {gguf_name(name): (name, weight.shape) for name, weight in Guide().state_dict().items()}
+    weights = {}
+    for tensor in reader.tensors:
+        name, shape = ours[tensor.name]
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        weights[name] = torch.from_numpy(np.array(values, np.float32)).reshape(shape)
+    return weights, Config(), int(reader.fields[TOKENS_KEY].contents())
+
+
 def main():
     checkpoint, out = sys.argv[1], Path(sys.argv[2])
-    if checkpoint == "--untrained":
-        torch.manual_seed(0)
-        config, weights = Config(), Guide().state_dict()
-    else:
-        saved = torch.load(checkpoint, map_location="cpu")
-        config, weights = Config(**saved["config"]), saved["weights"]
-    # Written beside and moved: the Rust build may be reading the old one.
+    saved = torch.load(checkpoint, map_location="cpu")
+    # Written beside and moved: a build may be reading the old one.
     beside = out.with_suffix(".new")
-    write(weights, config, beside)
+    write(saved["weights"], Config(**saved["config"]), saved["tokens"], beside)
     beside.replace(out)
     print(out, out.stat().st_size, "bytes")
 

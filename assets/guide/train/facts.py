@@ -30,21 +30,21 @@ def load(folder, name):
 class Facts:
     """All that the writers' files say, and how questions are drawn from it."""
 
-    def __init__(self, folder=Path(__file__).parent / "facts"):
-        self.words = load(folder, "words.toml")["words"]
-        areas = [p for p in sorted(folder.glob("*.toml")) if "fact" in (data := tomllib.loads(p.read_text()))]
-        self.list = [f for p in areas for f in tomllib.loads(p.read_text())["fact"]]
+    def __init__(self, here=Path(__file__).parent):
+        language = here / "language"
+        self.words = load(language, "words.toml")["words"]
+        self.list = [f for p in sorted((here / "facts").glob("*.toml")) for f in tomllib.loads(p.read_text())["fact"]]
         self.by_id = {f["id"]: f for f in self.list}
         assert len(self.by_id) == len(self.list), "an id occurs twice"
-        self.merge(load(folder, "merge.toml")["merge"])
+        self.merge(load(language, "merge.toml")["merge"])
         self.part()
-        refusals = load(folder, "refusals.toml")
+        refusals = load(language, "refusals.toml")
         self.oos_answers, self.absent_answers = refusals["answers_oos"], refusals["answers_absent"]
-        near = load(folder, "near.toml")["near"]
+        near = load(language, "near.toml")["near"]
         # Near misses in their everyday meaning are outside like any other topic.
-        self.oos = load(folder, "oos.toml")["oos"] + [n for n in near if n["kind"] == "everyday"] * 2
+        self.oos = load(language, "oos.toml")["oos"] + [n for n in near if n["kind"] == "everyday"] * 2
         self.lacking = [n for n in near if n["kind"] == "absent"]
-        self.talk = load(folder, "talk.toml")["talk"]
+        self.talk = load(language, "talk.toml")["talk"]
         text = " ".join(p for f in self.list for p in f["do"] + f["ask"])
         self.vocabulary = sorted(set(re.findall(r"[a-z]{3,}", text.lower())))
         self.flags = set(re.findall(r"--[a-z-]+|/[a-z]+", " ".join(str(f) for f in self.list)))

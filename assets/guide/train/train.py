@@ -1,4 +1,4 @@
-"""Trains guide, from nothing or from the last checkpoint: `python train.py FOLDER MINUTES`.
+"""Trains guide, from nothing or from the last checkpoint: `python train.py FOLDER MINUTES [--adamw]`.
 
 The folder keeps `guide.pt` (weights, optimizers, tokens seen, next chunk, hash of the data) and `log.jsonl`.
 `schedule.json` beside this file says what each stretch of tokens is made of; it is read again for every chunk, and
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import Data
+from data import KINDS, Data
 from evaluate import score, sets
 from model import Guide
 from optim import Muon
@@ -32,9 +32,15 @@ WORKERS = 2
 lose half of the speed."""
 SAVE_EVERY = 600
 SCORE_EVERY = 780
+VALID_EVERY = 16
+VALID = 2000
+"""Tokens of each kind for validation, and the chunks between two looks at them."""
 SAMPLE = 30
 """Items of each set that are scored on the way."""
 MATRIX_RATE, OTHER_RATE = 0.012, 3e-3
+"""Rates of Muon for the matrices between embeddings, and of AdamW for the rest."""
+ADAMW_RATE = 2e-3
+"""Rate where AdamW takes all (`--adamw`, for comparison)."""
 WARM_STEPS = 60
 
 
@@ -75,7 +81,7 @@ def tensors(batch):
 class Run:
     """The state of a training run, on disk and in memory."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, is_adamw):
         self.folder = folder
         torch.manual_seed(SEED)
         self.model = Guide()
@@ -87,8 +93,11 @@ class Run:
         for replica in self.replicas[1:]:
             for mine, shared in zip(replica.parameters(), self.model.parameters()):
                 mine.data = shared.data
-        self.optimizers = [Muon(matrices, MATRIX_RATE, self.pool), torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
-        self.rates = [MATRIX_RATE, OTHER_RATE]
+        adamw = lambda params, rate, decay: torch.optim.AdamW(params, rate, betas=(0.9, 0.95), weight_decay=decay, fused=True)
+        if is_adamw:
+            self.optimizers, self.rates = [adamw(matrices, ADAMW_RATE, 0.05), adamw(others, ADAMW_RATE, 0.0)], [ADAMW_RATE] * 2
+        else:
+            self.optimizers, self.rates = [Muon(matrices, MATRIX_RATE, self.pool), adamw(others, OTHER_RATE, 0.0)], [MATRIX_RATE, OTHER_RATE]
         self.tokens = self.steps = self.chunk = 0
         self.seconds, self.hash = 0.0, ""
         if (path := folder / "guide.pt").exists():
@@ -138,17 +147,14 @@ class Run:
         self.tokens += sum(len(tokens) for batch in batches for _, tokens, _ in batch)
         return total / count
 
-    def kinds(self, batches):
-        """Loss per kind on fresh documents, before they are trained on."""
-        sums = {}
+    def valid(self, by_kind):
+        """Loss per kind on documents that are never trained on."""
+        losses = {}
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            by_kind = {}
-            for document in (d for b in batches for d in b):
-                by_kind.setdefault(document[0], []).append(document)
             for kind, documents in by_kind.items():
-                x, y = tensors(documents[:8])
-                sums[kind] = round(self.model(x, y).item() / int((y >= 0).sum()), 4)
-        return sums
+                x, y = tensors(documents)
+                losses[kind] = round(self.model(x, y).item() / int((y >= 0).sum()), 4)
+        return losses
 
     def scores(self, data, every):
         self.model.eval()
@@ -160,41 +166,45 @@ class Run:
         return right
 
 
+    def learn(self, documents, schedule):
+        """Trains on a chunk; logs its loss and pace."""
+        ids = array("H", (t for _, tokens, _ in documents for t in tokens))
+        self.hash = hashlib.sha256(self.hash.encode() + ids.tobytes()).hexdigest()
+        todo = batches(documents, random.Random(self.chunk))
+        losses, began = [], time.time()
+        for first in range(0, len(todo), WORKERS):
+            _, factor = stage(schedule, self.tokens)
+            losses.append(self.step(todo[first : first + WORKERS], factor))
+        taken = time.time() - began
+        self.chunk += 1
+        self.seconds += taken
+        self.log(loss=round(sum(losses) / len(losses), 4), rate=round(factor, 3), pace=round(len(ids) / taken))
+
+
 def main():
     folder, minutes = Path(sys.argv[1]), float(sys.argv[2])
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    run, data = Run(folder), Data()
+    run, data = Run(folder, "--adamw" in sys.argv), Data()
     every, shares_before = sets(data), None
-    began = saved_at = scored_at = time.time()
-    seconds_before = run.seconds
+    valid = {kind: data.chunk("valid", 0, {kind: 1.0}, VALID, data.plain) for kind in KINDS}
     # A run that is told to end keeps what it has learnt.
     ending = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
+    began = saved_at = scored_at = time.time()
     while time.time() - began < 60 * minutes and not ending:
         schedule = json.loads((HERE / "schedule.json").read_text())
-        shares, factor = stage(schedule, run.tokens)
+        if run.tokens >= schedule[-1]["until"]:
+            break
+        shares, _ = stage(schedule, run.tokens)
         if shares != shares_before:
             run.log(shares=shares)
             shares_before = shares
-        drawn = time.time()
-        documents = data.chunk(SEED, run.chunk, shares, CHUNK)
-        drawing = time.time() - drawn
-        ids = array("H", (t for _, tokens, _ in documents for t in tokens))
-        run.hash = hashlib.sha256(run.hash.encode() + ids.tobytes()).hexdigest()
-        todo = batches(documents, random.Random(run.chunk))
-        kinds = run.kinds(todo) if run.chunk % 8 == 0 else None
-        losses, at = [], time.time()
-        for first in range(0, len(todo), WORKERS):
-            _, factor = stage(schedule, run.tokens)
-            losses.append(run.step(todo[first : first + WORKERS], factor))
-        run.chunk += 1
-        run.seconds = seconds_before + time.time() - began
-        pace = len(ids) / (time.time() - at)
-        run.log(loss=round(sum(losses) / len(losses), 4), rate=round(factor, 3), pace=round(pace), drawing=round(drawing, 1), **({"kinds": kinds} if kinds else {}))
+        if run.chunk % VALID_EVERY == 0:
+            run.log(valid=run.valid(valid))
+        run.learn(data.chunk(SEED, run.chunk, shares, CHUNK), schedule)
         if time.time() - scored_at > SCORE_EVERY:
-            begin = time.time()
-            run.log(scores=run.scores(data, every), scoring=round(time.time() - begin))
+            run.log(scores=run.scores(data, every))
             scored_at = time.time()
         if time.time() - saved_at > SAVE_EVERY:
             run.save()
