@@ -31,15 +31,21 @@ def normal(text):
 
 CUT = {"fact", "dialog", "unknown"}
 """Kinds whose last answer is often cut short."""
+LOOSE = CUT | {"long", "talk"}
+"""Kinds whose users' words lose merges at random; where something is to be copied, its tokens stay what they are."""
+
+
+def held_values():
+    """The texts in the tests' calls: names that training shall not know."""
+    calls = [row["call"] for row in rows("tools.jsonl") + rows("results.jsonl")]
+    return {str(v).lower() for call in calls for v in call["arguments"].values() if isinstance(v, str)}
 
 
 class Held:
-    """What tests hold out: their questions, their tools' names, and the values in their calls."""
+    """What tests hold out: their questions and their tools' names."""
 
     def __init__(self, facts):
         self.tool_names = {t["function"]["name"] for row in rows("tools.jsonl") + rows("results.jsonl") for t in row.get("tools") or [row["tool"]]}
-        calls = [row["call"] for row in rows("tools.jsonl") + rows("results.jsonl") if row.get("call")]
-        self.values = {str(v).lower() for call in calls for v in call["arguments"].values() if isinstance(v, str)}
         asks = [row["ask"] for n in ("free", "inscope_short", "oos", "skills", "tools", "results") for row in rows(n + ".jsonl")]
         asks += [turn for row in rows("followups.jsonl") for turn in row["turns"]]
         asks += [p for f in facts.list for p in f["held_do"] + f["held_ask"]]
@@ -47,9 +53,10 @@ class Held:
         # Key words of up to three ("seed", "exit code 4") are what anybody types, held out or not.
         self.asks = {normal(a) for a in asks if len(normal(a).split()) > 3}
 
-    def has(self, messages):
-        """Whether a user of these messages says what a test says."""
-        return any(m["role"] == "user" and normal(m["content"]) in self.asks for m in messages)
+    def has(self, messages, tools=()):
+        """Whether a user of these messages says what a test says, or a tool is a test's."""
+        is_asked = any(m["role"] == "user" and normal(m["content"]) in self.asks for m in messages)
+        return is_asked or any(t["function"]["name"] in self.tool_names for t in tools)
 
 
 
@@ -57,9 +64,9 @@ class Data:
     """Draws documents and packs them into chunks."""
 
     def __init__(self, tokenizer=HERE / "tokenizer.json"):
-        self.facts = Facts()
+        self.values = Values(held_values())
+        self.facts = Facts(self.values)
         self.held = Held(self.facts)
-        self.values = Values(self.held.values)
         self.tools = Tools(self.values, self.held.tool_names)
         self.codec = Codec(tokenizer) if Path(tokenizer).exists() else None
         if self.codec:
@@ -123,9 +130,9 @@ class Data:
         return messages, tools
 
     def allowed(self, r, kind):
-        """A document without any question of a test."""
+        """A document without any question or tool of a test."""
         messages, tools = self.document(r, kind)
-        return self.allowed(r, kind) if self.held.has(messages) else (messages, tools)
+        return self.allowed(r, kind) if self.held.has(messages, tools) else (messages, tools)
 
     def cut(self, r, tokens, written):
         """Leaves the last answer out behind its first tokens: which fact is meant shows there, and the rest of the
@@ -144,8 +151,8 @@ class Data:
 
     def varied(self, r, kind):
         """As `plain`, with merges dropped, with the answer cut short, or with all of it to be predicted."""
-        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=r.random() < 0.3)
-        if r.random() < (0.5 if kind == "drill" else 0.1):
+        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=kind in LOOSE and r.random() < 0.3)
+        if r.random() < 0.1:
             return tokens, [True] * len(written)
         if kind in CUT and r.random() < 0.65:
             return self.cut(r, tokens, written)

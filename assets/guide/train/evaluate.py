@@ -17,6 +17,7 @@ import torch
 from chat import assistant, result, user
 from data import Data, rows
 from export import read
+from facts import FLAG_FRAMES
 from model import Config, Guide
 
 REFUSALS = ["i only know llmctl", "i only answer questions about llmctl", "outside what i know", "not sure", "as far as i know", "i know of no such",
@@ -107,6 +108,7 @@ def sets(data, seed=5):
     ]
     made["followups"] = [Item([user(t) for t in x["turns"]], by_keys(x["keys"])) for x in rows("followups.jsonl")]
     made["oos"] = [Item([user(x["ask"])], by_refusal(x)) for x in rows("oos.jsonl")]
+    made["made up"] = [Item([user(r.choice(FLAG_FRAMES).replace("{x}", facts.made_up(r)))], by_refusal({})) for _ in range(60)]
     calls = rows("tools.jsonl")
     for n in (1, 3):
         made[f"tools{n}"] = [Item([user(x["ask"])], by_call(x["call"]), x["tools"]) for x in calls if len(x["tools"]) == n]

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import grammar
+import world
 from chat import assistant, user
 from grammar import casual, expand, soup, thin, typos
 from values import invented
@@ -20,6 +21,8 @@ SYSTEMS = ["You are guide, the model built into llmctl.", "You are a helpful ass
            "Answer in one sentence.", "You help with llmctl.", "Be polite and exact.", "You are an assistant in a terminal."]
 FLAG_FRAMES = ["what does {x} do?", "{x}", "what is {x}?", "how do I use {x}?", "explain {x}", "what is {x} for?", "tell me about {x}", "{x}?",
                "when do I use {x}?", "help on {x}", "meaning of {x}", "does {x} exist?", "I tried {x}"]
+CHAT_ALIASES = "branches bye clear compact context continue copy delete edit exit export file fork help json load ls model new q quit read regen".split()
+CODES = {65, 66, 69, 70, 74, 75, 77, 78, 130, 137, 141, 143}
 CUTS = ["how do I", "what is", "can you", "I want to", "is there", "the", "and then", "how to", "what does", "where", "why", "but", "if I", "so", "when"]
 
 
@@ -30,7 +33,8 @@ def load(folder, name):
 class Facts:
     """All that the writers' files say, and how questions are drawn from it."""
 
-    def __init__(self, here=Path(__file__).parent):
+    def __init__(self, values, here=Path(__file__).parent):
+        self.values = values
         language = here / "language"
         self.words = load(language, "words.toml")["words"]
         self.list = [f for p in sorted((here / "facts").glob("*.toml")) for f in tomllib.loads(p.read_text())["fact"]]
@@ -47,7 +51,8 @@ class Facts:
         self.talk = load(language, "talk.toml")["talk"]
         text = " ".join(p for f in self.list for p in f["do"] + f["ask"])
         self.vocabulary = sorted(set(re.findall(r"[a-z]{3,}", text.lower())))
-        self.flags = set(re.findall(r"--[a-z-]+|/[a-z]+", " ".join(str(f) for f in self.list)))
+        named = " ".join(str(f) for f in self.list)
+        self.real = set(re.findall(r"--[a-z-]+|/[a-z]+", named)) | {f"/{c}" for c in CHAT_ALIASES}
 
     def merge(self, pairs):
         """Gives the phrases of facts that say the same to one of them."""
@@ -78,6 +83,8 @@ class Facts:
         if k < 0.1:
             other = expand(r, r.choice(dos + asks), self.words) if r.random() < 0.4 else ""
             return casual(r, soup(r, f"{text} {other}"))
+        if k > 0.85:
+            text = grammar.swap(r, text, self.words)
         text = r.choice(frame).replace("{x}", text)
         if k < 0.22:
             text = thin(r, text, self.vocabulary)
@@ -111,6 +118,8 @@ class Facts:
 
     def outside(self, r):
         """A question about anything else in the world."""
+        if r.random() < 0.35:
+            return [user(casual(r, world.question(r, self.values))), assistant(self.oos_answers[0])]
         entry = r.choice(self.oos)
         return [user(casual(r, expand(r, r.choice(entry["ask"]), self.words))), assistant(self.answer_of(entry, self.oos_answers))]
 
@@ -127,11 +136,7 @@ class Facts:
         """Made-up flags and commands, cut questions, noise: better no answer than a wrong one."""
         k = r.random()
         if k < 0.55:
-            mark = r.choice(["--", "--", "/", "llmctl ", "exit code "])
-            made = mark + (invented(r) if r.random() < 0.5 else r.choice(self.vocabulary)) if mark != "exit code " else mark + str(r.choice([7, 9, *range(10, 60), *range(131, 200)]))
-            if made in self.flags or mark == "llmctl " and r.random() < 0.5:
-                made = mark + invented(r)
-            text = r.choice(FLAG_FRAMES).replace("{x}", made)
+            text = r.choice(FLAG_FRAMES).replace("{x}", self.made_up(r))
         elif k < 0.75:
             text = " ".join(invented(r) for _ in range(r.randrange(1, 6)))
         elif k < 0.9:
@@ -139,6 +144,15 @@ class Facts:
         else:
             text = r.choice(FLAG_FRAMES).replace("{x}", invented(r))
         return [user(casual(r, text)), assistant(UNSURE)]
+
+    def made_up(self, r):
+        """A flag, chat command, subcommand or exit code that there is not."""
+        if r.random() < 0.2:
+            return f"exit code {r.choice([c for c in range(5, 256) if c not in CODES])}"
+        mark = r.choice(["--", "--", "/", "llmctl "])
+        # Words behind "llmctl" may be prose; only invented ones are no command for sure.
+        made = mark + (invented(r) if mark == "llmctl " or r.random() < 0.5 else r.choice(self.vocabulary))
+        return self.made_up(r) if made in self.real else made
 
     def greeting(self, r):
         entry = r.choice(self.talk)

@@ -35,6 +35,9 @@ LEADS = ["hi, ", "hey, ", "hello, ", "hi! ", "please, ", "ok, ", "quick question
          "Hello guide, ", "hey guide, ", "now ", "tell me, ", "excuse the question, "]
 TAILS = [" please", " pls", " thanks", " in llmctl", " with llmctl", ", thanks", " again", " here", ", please help", " quickly", " now", " then"]
 SMALL = set("a an the my this that to of in on for with is are do does i it can how what me be and or at from by so please want would like".split())
+SWAPPED = """last see change choose delete continue turnoff turnon measure compare fast slow folder setting error rename fix find explain
+machine again several forbid interrupt""".split()
+"""Groups whose words mean the same everywhere; others ("run", "prompt", "network") are too much else."""
 CASUAL = [(" I ", " i "), ("I'd", "id"), ("what is", "whats"), ("What is", "What's"), ("do not", "dont"), ("don't", "dont"), ("can't", "cant"),
           ("you", "u"), ("please", "pls"), ("How do I", "how 2"), ("want to", "wanna"), ("going to", "gonna"), (" and ", " & "), ("because", "cuz")]
 NEAR_KEYS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wertyuiopoasdfghjklkzxcvbn"))
@@ -72,6 +75,15 @@ def soup(r, text):
     if r.random() < 0.5:
         r.shuffle(kept)
     return " ".join(kept)
+
+
+def swap(r, text, words):
+    """Other words of the thesaurus, also where the writer of a phrase did not ask for them."""
+    changed = []
+    for word in text.split(" "):
+        group = next((words[g]["train"] for g in SWAPPED if word in words[g]["train"]), [word])
+        changed.append(r.choice(group) if r.random() < 0.5 else word)
+    return " ".join(changed)
 
 
 def thin(r, text, others):

@@ -99,6 +99,9 @@ class Values:
     def adjective(self, r):
         return r.choice(self.adjectives)
 
+    def verb(self, r):
+        return r.choice(self.verbs)
+
     def thing(self, r):
         return invented(r) if r.random() < 0.35 else r.choice(self.things)
 
