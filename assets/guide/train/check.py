@@ -42,8 +42,9 @@ def post(url, body):
 
 def as_sent(message):
     """A message as clients send it: arguments of calls as text."""
+    # A result names its call; all have one id, since no template prints it.
     calls = [{"id": "c", "type": "function", "function": {**c["function"], "arguments": dumps(c["function"]["arguments"])}} for c in message.get("tool_calls", [])]
-    return {**message, **({"tool_calls": calls} if calls else {})}
+    return {**message, **({"tool_calls": calls} if calls else {}), **({"tool_call_id": "c"} if message["role"] == "tool" else {})}
 
 
 def agrees(data, url, documents=12):
