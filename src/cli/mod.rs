@@ -13,6 +13,8 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod error;
+#[cfg(test)]
+mod guide_facts;
 pub mod load;
 pub mod man;
 pub mod models;
