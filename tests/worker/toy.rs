@@ -122,6 +122,8 @@ fn an_id_in_use_is_refused_until_it_is_free_again() {
     client.send(&json!({"op": "ping", "id": "a"}));
     let refused = client.line();
     assert_eq!((&refused["code"], &refused["id"]), (&json!("duplicate_id"), &json!("a")));
+    client.send(&json!({"op": "cancel", "id": "a"}));
+    assert_eq!(client.line()["code"], "duplicate_id", "nothing was cancelled");
     gate.send(()).expect("it waits");
     assert_eq!(client.line(), json!({"id": "a", "token": "4 "}));
     let mut second = endless(json!("b"), 20, 1);
