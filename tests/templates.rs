@@ -357,9 +357,9 @@ fn conversations_render_as_their_json_does() {
             let options =
                 RenderOptions { add_generation_prompt: true, now: pinned(), ..RenderOptions::default() };
             let rendered = template.render(&conversation, &options);
-            if wanted.contains("&#34;") {
-                // Not what the model was trained on: a template that escapes arguments gets them as text.
-                assert!(rendered.is_ok_and(|text| !text.contains("&#34;")), "{file} {name}");
+            // Not what the model was trained on: a template that escapes arguments for HTML gets them as text.
+            let num_escapes = |text: &String| text.matches("&#34;").count();
+            if rendered.as_ref().is_ok_and(|text| num_escapes(text) < num_escapes(&wanted)) {
                 continue;
             }
             assert_eq!(rendered, Ok(wanted), "{file} {name}");

@@ -79,9 +79,9 @@ const TAIL_BYTES: usize = 96;
 const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
+    "\n<think></think>\n",
     "<think></think>\n",
     "<think>\n</think>",
-    "\n<think></think>",
     "<think></think>",
     "</think>",
     "<think>\n\n",
