@@ -188,6 +188,18 @@ fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut 
     }
 }
 
+/// The context that [`load`] would give the model, from the headers alone.
+///
+/// # Errors
+/// As [`load`], of the settings and of what does not fit.
+pub fn context_length(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
+    context(files, &describe(files.facts())?, options, notices)
+}
+
 /// The context in force, or why it cannot be had.
 fn context(
     files: &ModelFiles,
