@@ -34,8 +34,8 @@ use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, NotYet, Request, Sampling,
-    Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, LoadError, NotYet, Request,
+    Sampling, Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -150,18 +150,33 @@ fn open_disk(asked: EngineOptions, model: Fingerprint) -> Result<Option<DiskStor
     Ok(Some(DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })?))
 }
 
-/// As [`load`], without the weights: enough to render and to count tokens.
-pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, CommandError> {
+/// As [`load`], without the weights: enough to render and to count tokens, with the context that `load` would give. A
+/// model that has no room here is told of, and has the context that was asked for.
+///
+/// # Errors
+/// Those of [`load`], but for the weights.
+pub fn load_texts(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<LoadedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
+    let options = options(args, asked, terminal)?;
     let facts = load::model_facts(&resolved.source)?.decoder?;
-    if let Some(asked) = args.ctx.filter(|&asked| asked > facts.context_length) {
-        return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
-    }
-    let mut texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
+    let files = ModelFiles::open(&resolved.source)?;
+    let mut notices = Vec::new();
+    let context_tokens = match load::context_length(&files, &options, &mut notices) {
+        Err(error @ LoadError::TooBig { .. }) => {
+            terminal.warn(&error.to_string());
+            args.ctx.unwrap_or(facts.context_length)
+        }
+        context => context?,
+    };
+    notices.iter().for_each(|notice| terminal.note(notice));
+    let mut texts = load::load_texts(&files)?;
     set_tokens(args, &mut texts)?;
-    let context_tokens = args.ctx.unwrap_or(facts.context_length);
     let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();

@@ -412,7 +412,7 @@ fn start_workers(
     stop: Sender<Stop>,
     terminal: &Terminal,
 ) -> Result<(LoadedTexts, Engines), CommandError> {
-    let texts = load::load_texts(&args.model, terminal)?;
+    let texts = load::load_texts(&args.model, engine_options(args), terminal)?;
     let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
     let slots = workers::start(args, count, texts.fingerprint(), terminal, gave_up)?;
     Ok((texts, Engines::new(slots)))

@@ -119,6 +119,10 @@ pub enum Error {
     #[error("backend failure: {0}")]
     Backend(String),
 
+    /// The model computed what is no number, as one does whose weights are damaged; the session was reset.
+    #[error("the model's logits hold {0}")]
+    NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
+
     /// The engine thread is gone; nothing more can be asked of it.
     #[error("the engine has stopped")]
     EngineGone,

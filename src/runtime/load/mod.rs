@@ -202,20 +202,16 @@ pub fn load(
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
-    let (vocab_size, most) = match &recognised {
-        Recognised::Native(Description { config, .. }) => (config.vocab_size, config.context_length),
+    let vocab_size = match &recognised {
+        Recognised::Native(description) => description.config.vocab_size,
         Recognised::Borrowed(plan) => {
             borrowed::check(&files, plan, options)?;
             notices.extend(borrowed::notices(plan));
-            (plan.sizes.vocab_size, plan.context_length)
+            plan.sizes.vocab_size
         }
     };
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
-    let demand = |context| match &recognised {
-        Recognised::Native(description) => demand(&files, description, options, context),
-        Recognised::Borrowed(plan) => Ok(borrowed::demand(&files, plan)),
-    };
-    let context_length = context(most, demand, options, &mut notices)?;
+    let context_length = context_of(&files, &recognised, options, &mut notices)?;
     let (fingerprint, model) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
@@ -240,6 +236,35 @@ fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>
     if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
         notices.push(format!("the end-of-generation id {id} is no token of the model and is left out"));
         texts.end_of_generation.retain(is_row);
+    }
+}
+
+/// The context that [`load`] would give the model, from the headers alone.
+///
+/// # Errors
+/// As [`load`], of the settings and of what does not fit.
+pub fn context_length(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
+    context_of(files, &recognise(files.facts())?, options, notices)
+}
+
+fn context_of(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
+    match recognised {
+        Recognised::Native(description) => {
+            let demand = |context| demand(files, description, options, context);
+            context(description.config.context_length, demand, options, notices)
+        }
+        Recognised::Borrowed(plan) => {
+            context(plan.context_length, |_| Ok(borrowed::demand(files, plan)), options, notices)
+        }
     }
 }
 

@@ -391,7 +391,8 @@ impl Code {
             | Error::Poisoned
             | Error::Template(_)
             | Error::Store(_)
-            | Error::Backend(_) => Code::Backend,
+            | Error::Backend(_)
+            | Error::NotFinite(_) => Code::Backend,
             Error::EngineGone => Code::EngineGone,
         }
     }
