@@ -18,6 +18,7 @@ use llmctl::runtime::{Error, LoadError, Request, ReuseReason, Sampling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::cli::llmctl;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, largest_difference, load_model, page_pool};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
@@ -109,9 +110,10 @@ fn however_a_prompt_is_cut_the_bits_are_the_same() {
         let mut other = tokens.clone();
         other[2] = (other[2] + 1) % VOCAB as u32;
         let other = Fed::new(&mut *model).feed(&other, 50);
-        let end = 75 * VOCAB;
+        // Soon after: some recurrent ones forget within a few tokens.
+        let after = 7 * VOCAB..8 * VOCAB;
         assert_eq!(bits(&other[..2 * VOCAB]), bits(&whole[..2 * VOCAB]), "{family} does not look ahead");
-        assert_ne!(bits(&other[end - VOCAB..end]), bits(&whole[end - VOCAB..end]), "{family} remembers");
+        assert!(bits(&other[after.clone()]) != bits(&whole[after]), "{family} remembers");
     }
 }
 
@@ -226,12 +228,13 @@ fn company_and_step_size_change_no_bit_of_an_answer() {
 fn sessions_grow_warm_and_begin_anew_when_they_must() {
     for family in FAMILIES {
         let folder = checkpoint(family).write();
-        let watched = Watched::load(folder.path(), &exact());
+        // Another engine over the same model would put its sequences into the same pages.
+        let [watched, other] = [(), ()].map(|()| Watched::load(folder.path(), &exact()));
         let mut engine = watched.engine(|_| ());
         let first = request(&tokens(45, 21), 5);
-        let truth = watched.cold(&first);
+        let truth = other.cold(&first);
         let mut turn = |request: &Request, cached: usize, reason: ReuseReason| {
-            let truth = watched.cold(request);
+            let truth = other.cold(request);
             watched.forget();
             let answer = run_one(&mut engine, within("a", request));
             check_reuse(&answer, cached, reason);
@@ -242,7 +245,7 @@ fn sessions_grow_warm_and_begin_anew_when_they_must() {
         let held = truth.fed().len();
         turn(&second, held, ReuseReason::ExactPrefix);
         // One token more than it holds: what a step of an answer looks like.
-        let truth = watched.cold(&second);
+        let truth = other.cold(&second);
         let third = request(&[&truth.request.prompt[..], &truth.ids()].concat(), 7);
         turn(&third, truth.fed().len(), ReuseReason::ExactPrefix);
         turn(&third, 0, ReuseReason::Mismatch);
@@ -383,7 +386,7 @@ fn a_file_that_would_be_computed_wrongly_is_refused_and_names_what_is_wrong() {
         ("phi", "partial_rotary_factor", json!(1.5), "partial_rotary_factor"),
         ("phi", "hidden_act", json!("spiral"), "spiral"),
         ("phi", "num_attention_heads", json!(0), "num_attention_heads"),
-        ("phi", "num_attention_heads", json!(5), "num_attention_heads"),
+        ("phi", "num_attention_heads", json!(6), "num_attention_heads"),
         ("phi", "num_key_value_heads", json!(3), "num_key_value_heads"),
         ("phi", "max_position_embeddings", json!(1), "max_position_embeddings"),
         ("phi", "vocab_size", json!(383), "embed_tokens"),
@@ -448,6 +451,21 @@ fn the_device_is_candles_and_its_cpu_gives_the_same_bits() {
 }
 
 // ---- what runs at all
+
+#[test]
+fn the_binary_runs_one_and_says_what_it_means() {
+    let folder = checkpoint("stablelm").write();
+    let model = folder.path().to_str().expect("UTF-8");
+    let args = ["run", "--model", model, "--raw", "hello", "--max-tokens", "6", "--ctx", "64"];
+    let ran = llmctl(&args);
+    ran.check(0, "stablelm has no description of its own in llmctl and runs through candle-transformers");
+    assert!(!ran.stdout.is_empty());
+    assert_eq!(llmctl(&args).stdout, ran.stdout);
+    let shown = llmctl(&["models", "show", model, "--output", "json"]);
+    let shown: Value = serde_json::from_str(&shown.check(0, "").stdout).expect("JSON");
+    assert_eq!((&shown["runs"], &shown["context_length"]), (&json!(true), &json!(1024)));
+    llmctl(&[&args[..], &["--quantize", "q8_0"]].concat()).check(65, "in f32 and not with weights in q8_0");
+}
 
 #[test]
 fn an_unknown_architecture_is_refused_with_all_known_ones_and_the_nearest() {

@@ -8,6 +8,7 @@ use candle_transformers::models::{
     falcon, gemma, helium, mamba, mamba2, mixtral, olmo, phi, qwen2_moe, rwkv_v5, rwkv_v6, stable_lm,
     starcoder2,
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::config::{Config, Usual, read};
@@ -15,7 +16,7 @@ use super::sequence::{Begin, Prefill, Stepper};
 use super::weights::Adaptation;
 use super::{Family, Plan, Sizes};
 use crate::runtime::error::LoadError;
-use crate::runtime::model::arch::{Facts, MAX_LAYERS, MAX_VOCAB};
+use crate::runtime::model::arch::{Facts, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 
 /// Makes candle-transformers' model of a config and of tensors.
 pub type Open = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core::Result<Begin>;
@@ -92,9 +93,19 @@ fn made<T: Send + 'static>(
     Box::new(move || Ok(Box::new(Running { inside: make()?, step, fork: None })))
 }
 
-/// A plan for a model that takes chunks; families change what differs.
-fn plan(name: &'static str, config: Config<'_>, sizes: Sizes, context_length: usize, open: Open) -> Plan {
-    Plan {
+/// A plan for a model that takes chunks, of which candle-transformers reads the config as a `C`; families change what differs.
+fn plan<C: DeserializeOwned>(
+    name: &'static str,
+    mut config: Config<'_>,
+    sizes: Sizes,
+    context_length: usize,
+    open: Open,
+) -> Result<Plan, LoadError> {
+    config.put("max_position_embeddings", context_length);
+    let refused =
+        |error: candle_core::Error| config.facts.unsupported(format!("candle-transformers: {error}"));
+    read::<C>(config.map.clone()).map_err(refused)?;
+    Ok(Plan {
         architecture: name,
         sizes,
         context_length,
@@ -104,7 +115,7 @@ fn plan(name: &'static str, config: Config<'_>, sizes: Sizes, context_length: us
         config: config.map,
         weights: Adaptation::default(),
         open,
-    }
+    })
 }
 
 /// Whether the embedding table is the output matrix too, and then its name.
@@ -119,65 +130,9 @@ fn tied(
 fn falcon(facts: &Facts) -> Result<Plan, LoadError> {
     // What its rotary tables hold, whatever the config says.
     const POSITIONS: usize = 5000;
-    let mut config = Config::new(facts);
-    for (key, value) in [
-        ("multi_query", json!(true)),
-        ("alibi", json!(false)),
-        ("new_decoder_architecture", json!(false)),
-        ("activation", json!("gelu")),
-    ] {
-        config.only(key, value.clone(), value)?;
-    }
-    let old = |new: &'static str, old: &'static str| if facts.is_absent(new) { old } else { new };
-    let num_layers = facts.size(old("num_hidden_layers", "n_layer"), MAX_LAYERS)?;
-    let num_heads = config.size(old("num_attention_heads", "n_head"), None)?;
-    let hidden_size = config.size("hidden_size", None)?;
-    let head_dim = hidden_size / num_heads;
-    if !hidden_size.is_multiple_of(num_heads) || !head_dim.is_multiple_of(2) {
-        return Err(
-            facts.error("num_attention_heads", "does not divide the hidden size into heads that can turn")
-        );
-    }
-    config.only("ffn_hidden_size", json!(4 * hidden_size), json!(4 * hidden_size))?;
-    if config.rope(10_000.0, head_dim)? != 10_000.0 {
-        return Err(
-            facts.unsupported("candle-transformers turns this family by a base of 10000 only".to_owned())
-        );
-    }
-    let vocab_size = facts.size("vocab_size", MAX_VOCAB)?;
-    for (key, value) in
-        [("vocab_size", vocab_size), ("num_hidden_layers", num_layers), ("num_attention_heads", num_heads)]
-    {
-        config.put(key, value);
-    }
-    config.positive(&["layer_norm_epsilon"], 1e-5)?;
-    for (key, usual) in [("bias", false), ("parallel_attn", true), ("multi_query", true)] {
-        config.flag(key, usual)?;
-    }
-    // Read by no one, but required.
-    for (key, value) in [
-        ("initializer_range", json!(0.02)),
-        ("hidden_dropout", json!(0.0)),
-        ("attention_dropout", json!(0.0)),
-    ] {
-        config.put(key, value);
-    }
-    for (key, value) in [("use_cache", json!(true)), ("bos_token_id", json!(0)), ("eos_token_id", json!(0))] {
-        config.put(key, value);
-    }
-    config.put("alibi", false);
-    config.put("new_decoder_architecture", false);
-    let tied = tied(&mut config, true, "transformer.word_embeddings.weight")?;
+    let (config, sizes) = falcon_config(facts)?;
+    let tied = facts.flag("tie_word_embeddings")?.unwrap_or(true);
     let context = config.context(2048)?.min(POSITIONS);
-    let sizes = Sizes {
-        vocab_size,
-        hidden_size,
-        num_layers,
-        num_heads,
-        num_kv_heads: 1,
-        head_dim,
-        widest: 4 * hidden_size,
-    };
     let open: Open = |config, weights| {
         let mut model = falcon::Falcon::load(weights.clone(), read(config)?)?;
         // Its rotary tables are made in the first step, and kept: here, for all sequences.
@@ -185,14 +140,53 @@ fn falcon(facts: &Facts) -> Result<Plan, LoadError> {
         model.clear_kv_cache();
         Ok(cloned(model, |model, tokens, _| model.forward(tokens)))
     };
+    let table = tied.then_some("transformer.word_embeddings.weight");
     let notice =
-        "candle-transformers approximates the GELU of this family: its logits differ in the third digit";
+        "candle-transformers approximates the GELU of falcon models, so that their logits are slightly off";
     Ok(Plan {
         prefill: Prefill::Beginning,
         notices: vec![notice.to_owned()],
-        weights: Adaptation { tied, ..Adaptation::default() },
-        ..plan("falcon", config, sizes, context, open)
+        weights: Adaptation { tied: table, ..Adaptation::default() },
+        ..plan::<falcon::Config>("falcon", config, sizes, context, open)?
     })
+}
+
+/// Of the two architectures, the older with one key-value head: candle-transformers has no other.
+fn falcon_config(facts: &Facts) -> Result<(Config<'_>, Sizes), LoadError> {
+    let mut config = Config::new(facts);
+    for (key, value) in [("multi_query", true), ("alibi", false), ("new_decoder_architecture", false)] {
+        config.only(key, value.into(), value.into())?;
+        config.put(key, value);
+    }
+    let named = |new: &'static str, old: &'static str| if facts.is_absent(new) { old } else { new };
+    let vocab_size = facts.size("vocab_size", MAX_VOCAB)?;
+    let hidden_size = config.size("hidden_size", None)?;
+    let num_layers = facts.size(named("num_hidden_layers", "n_layer"), MAX_LAYERS)?;
+    let num_heads = facts.size(named("num_attention_heads", "n_head"), MAX_WIDTH)?;
+    let head_dim = hidden_size / num_heads;
+    if !hidden_size.is_multiple_of(num_heads) {
+        return Err(facts.error("num_attention_heads", "does not divide the hidden size into heads"));
+    }
+    if config.rope(10_000.0, head_dim)? != 10_000.0 {
+        return Err(facts.unsupported("candle-transformers turns this family by a base of 10000 only"));
+    }
+    let inner = 4 * hidden_size;
+    config.only("activation", json!("gelu"), json!("gelu"))?;
+    config.only("ffn_hidden_size", inner.into(), inner.into())?;
+    config.positive(&["layer_norm_epsilon"], 1e-5)?;
+    config.flag("bias", false)?;
+    config.flag("parallel_attn", true)?;
+    config.put("vocab_size", vocab_size);
+    config.put("num_hidden_layers", num_layers);
+    config.put("num_attention_heads", num_heads);
+    config.put("use_cache", true);
+    // Read by no one, but required.
+    for key in ["initializer_range", "bos_token_id", "eos_token_id", "hidden_dropout", "attention_dropout"] {
+        config.put(key, 0);
+    }
+    let sizes =
+        Sizes { vocab_size, hidden_size, num_layers, num_heads, num_kv_heads: 1, head_dim, widest: inner };
+    Ok((config, sizes))
 }
 
 fn gemma(facts: &Facts) -> Result<Plan, LoadError> {
@@ -210,7 +204,7 @@ fn gemma(facts: &Facts) -> Result<Plan, LoadError> {
         Ok(cloned(model, gemma::Model::forward))
     };
     let weights = Adaptation { tied: Some(EMBEDDINGS), ..Adaptation::default() };
-    Ok(Plan { weights, ..plan("gemma", config, sizes, context, open) })
+    Ok(Plan { weights, ..plan::<gemma::Config>("gemma", config, sizes, context, open)? })
 }
 
 fn helium(facts: &Facts) -> Result<Plan, LoadError> {
@@ -231,21 +225,22 @@ fn helium(facts: &Facts) -> Result<Plan, LoadError> {
         Ok(cloned(model, helium::Model::forward))
     };
     let weights = Adaptation { tied, ..Adaptation::default() };
-    Ok(Plan { weights, ..plan("helium", config, sizes, context, open) })
+    Ok(Plan { weights, ..plan::<helium::Config>("helium", config, sizes, context, open)? })
 }
 
 /// A plan for a model whose state is as large after any number of tokens.
-fn recurrent(
+fn recurrent<C: DeserializeOwned>(
     name: &'static str,
     config: Config<'_>,
     sizes: Sizes,
     state_values: usize,
     weights: Adaptation,
     open: Open,
-) -> Plan {
+) -> Result<Plan, LoadError> {
     let state_bytes = Some(sizes.num_layers.saturating_mul(state_values).saturating_mul(size_of::<f32>()));
     let prefill = Prefill::Single;
-    Plan { prefill, state_bytes, weights, ..plan(name, config, sizes, RECURRENT_CONTEXT, open) }
+    let plan = plan::<C>(name, config, sizes, RECURRENT_CONTEXT, open)?;
+    Ok(Plan { prefill, state_bytes, weights, ..plan })
 }
 
 fn mamba(facts: &Facts) -> Result<Plan, LoadError> {
@@ -284,7 +279,14 @@ fn mamba(facts: &Facts) -> Result<Plan, LoadError> {
         tied: Some("embedding.weight"),
         scaled: None,
     };
-    Ok(recurrent("mamba", config, Sizes { widest: 2 * inner, ..body }, inner * (16 + 4), weights, open))
+    recurrent::<mamba::Config>(
+        "mamba",
+        config,
+        Sizes { widest: 2 * inner, ..body },
+        inner * (16 + 4),
+        weights,
+        open,
+    )
 }
 
 fn mamba2(facts: &Facts) -> Result<Plan, LoadError> {
@@ -323,14 +325,8 @@ fn mamba2(facts: &Facts) -> Result<Plan, LoadError> {
     let weights = Adaptation { renamed: &[("backbone.", "")], tied, scaled: None };
     let conv = inner.saturating_add(2 * groups.saturating_mul(state));
     let values = inner.saturating_mul(state).saturating_add(4 * conv);
-    Ok(recurrent(
-        "mamba2",
-        config,
-        Sizes { widest: inner.saturating_add(conv), ..body },
-        values,
-        weights,
-        open,
-    ))
+    let sizes = Sizes { widest: inner.saturating_add(conv), ..body };
+    recurrent::<mamba2::Config>("mamba2", config, sizes, values, weights, open)
 }
 
 fn mixtral(facts: &Facts) -> Result<Plan, LoadError> {
@@ -352,7 +348,7 @@ fn mixtral(facts: &Facts) -> Result<Plan, LoadError> {
     Ok(Plan {
         notices: notice.into_iter().collect(),
         weights: Adaptation { tied, ..Adaptation::default() },
-        ..plan("mixtral", config, sizes, context, open)
+        ..plan::<mixtral::Config>("mixtral", config, sizes, context, open)?
     })
 }
 
@@ -387,7 +383,7 @@ fn olmo(facts: &Facts) -> Result<Plan, LoadError> {
         Ok(cloned(model, olmo::Model::forward))
     };
     let weights = Adaptation { tied, ..Adaptation::default() };
-    Ok(Plan { weights, ..plan("olmo", config, sizes, context, open) })
+    Ok(Plan { weights, ..plan::<olmo::Config>("olmo", config, sizes, context, open)? })
 }
 
 fn phi(facts: &Facts) -> Result<Plan, LoadError> {
@@ -408,7 +404,7 @@ fn phi(facts: &Facts) -> Result<Plan, LoadError> {
     Ok(Plan {
         prefill: Prefill::Beginning,
         weights: Adaptation { tied, ..Adaptation::default() },
-        ..plan("phi", config, sizes, context, open)
+        ..plan::<phi::Config>("phi", config, sizes, context, open)?
     })
 }
 
@@ -439,7 +435,7 @@ fn qwen2_moe(facts: &Facts) -> Result<Plan, LoadError> {
     Ok(Plan {
         notices: notice.into_iter().collect(),
         weights: Adaptation { tied, ..Adaptation::default() },
-        ..plan("qwen2-moe", config, sizes, context, open)
+        ..plan::<qwen2_moe::Config>("qwen2-moe", config, sizes, context, open)?
     })
 }
 
@@ -481,14 +477,14 @@ fn rwkv(name: &'static str, facts: &Facts, open: Open) -> Result<Plan, LoadError
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
     let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
     if tied.is_some() {
-        return Err(facts.unsupported("candle-transformers wants an output matrix of its own".to_owned()));
+        return Err(facts.unsupported("candle-transformers wants an output matrix of its own"));
     }
     // The published model divides what attention gives by this before a norm whose epsilon counts; candle-transformers
     // does not. All of it is linear in the values.
     let scaled = Some(("attention.value.weight", 1.0 / divisor));
     let weights = Adaptation { scaled, ..Adaptation::default() };
     let values = body.hidden_size.saturating_mul(head_size + 2);
-    Ok(recurrent(name, config, Sizes { widest: inner, ..body }, values, weights, open))
+    recurrent::<rwkv_v5::Config>(name, config, Sizes { widest: inner, ..body }, values, weights, open)
 }
 
 fn stablelm(facts: &Facts) -> Result<Plan, LoadError> {
@@ -514,7 +510,7 @@ fn stablelm(facts: &Facts) -> Result<Plan, LoadError> {
     Ok(Plan {
         prefill: Prefill::Beginning, // its model cannot be cloned
         weights: Adaptation { tied, ..Adaptation::default() },
-        ..plan("stablelm", config, sizes, context, open)
+        ..plan::<stable_lm::Config>("stablelm", config, sizes, context, open)?
     })
 }
 
@@ -535,6 +531,6 @@ fn starcoder2(facts: &Facts) -> Result<Plan, LoadError> {
     Ok(Plan {
         notices: notice.into_iter().collect(),
         weights: Adaptation { tied: Some(EMBEDDINGS), ..Adaptation::default() },
-        ..plan("starcoder2", config, sizes, context, open)
+        ..plan::<starcoder2::Config>("starcoder2", config, sizes, context, open)?
     })
 }

@@ -159,7 +159,7 @@ impl Plan {
     ) -> Result<Borrowed, LoadError> {
         let num_layers = self.sizes.num_layers;
         let mut report = |done: usize, total: usize| progress(done * num_layers / total.max(1), num_layers);
-        // Rotary tables are as long as the config says.
+        // As long as this are the rotary tables.
         self.config.insert("max_position_embeddings".to_owned(), context_length.into());
         let weights = Arc::new(Weights::load(source, &self.weights, &device, &mut report)?);
         let begin = (self.open)(self.config.clone(), weights.builder(&device));
