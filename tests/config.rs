@@ -157,7 +157,7 @@ fn a_files_defaults_for_batches_leave_other_runs_alone() {
 #[test]
 fn a_switch_that_a_variable_turns_off_is_shown_as_off() {
     let user = User::new();
-    user.user_file("quiet = true\n[run]\nraw = true\nsystem-file = \"s.txt\"\n");
+    user.user_file("quiet = true\n[run]\nraw = true\n");
     let output = user.command(&["config", "show", "--origin"]).env("LLMCTL_RAW", "no").output();
     let shown = text(&output.expect("llmctl starts"));
     let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap_or_default().to_owned();

@@ -190,7 +190,8 @@ fn collect(
     let is_helper = tables.last().is_some_and(|top| HELPERS.contains(&top.as_str()));
     for setting in found {
         let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
-        if !known && !(is_helper && setting.origin == Origin::BuiltIn) {
+        let is_idle = is_helper && setting.origin == Origin::BuiltIn;
+        if !known && !is_idle {
             settings.push(setting);
         }
     }

@@ -251,8 +251,8 @@ fn weights_that_are_no_numbers_are_a_damaged_model() {
 #[test]
 fn a_dry_run_has_the_context_of_a_real_one() {
     let prompt = ["--raw", "one two three four five six"];
-    let Some(real) = run(&[&prompt[..], &["--kv-memory", "20K"]].concat()) else { return };
-    let dry = run(&[&prompt[..], &["--kv-memory", "20K", "--dry-run"]].concat()).expect("fixtures");
+    let Some(real) = run(&[&prompt[..], &["--kv-memory", "24K"]].concat()) else { return };
+    let dry = run(&[&prompt[..], &["--kv-memory", "24K", "--dry-run"]].concat()).expect("fixtures");
     let refusal = |ran: &Ran| {
         ran.check(65, "by --kv-memory");
         ran.stderr
