@@ -6,13 +6,14 @@
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
 //! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
-//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to the engine thread, back up after
-//! it was lost; `observe` and `metrics` say what was done; `error` the envelope.
+//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was
+//! lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the envelope.
 
 pub mod access;
 pub mod api;
 pub mod connection;
 pub mod engine;
+pub mod engines;
 pub mod error;
 pub mod front;
 pub mod guard;
@@ -28,11 +29,11 @@ use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::session::store::{ModelFingerprint, SessionStore};
+use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
-use engine::EngineSlot;
+use engines::Engines;
 use error::ApiError;
 use observe::Observer;
 
@@ -44,7 +45,7 @@ pub struct App {
 
 struct Shared {
     model: ServedModel,
-    engine: EngineSlot,
+    engines: Engines,
     sessions: Option<SessionStore>,
     conversations: Conversations,
     dialect: Dialect,
@@ -79,13 +80,15 @@ pub struct Settings {
     pub reasoning_format: Option<ReasoningFormat>,
     /// What templates get as `enable_thinking` where a request does not say.
     pub enable_thinking: Option<bool>,
+    /// The engines are worker processes, which operators want to know of.
+    pub isolated: bool,
 }
 
 impl App {
     /// `sessions` is where named sessions are kept on disk; without it they live as long as the server.
     pub fn new(
         model: ServedModel,
-        engine: EngineSlot,
+        engines: impl Into<Engines>,
         sessions: Option<SessionStore>,
         observer: Observer,
         settings: Settings,
@@ -98,7 +101,7 @@ impl App {
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
             model,
-            engine,
+            engines: engines.into(),
             sessions,
             dialect,
             grammars: OnceLock::new(),
@@ -145,21 +148,31 @@ impl App {
         &self.shared.settings
     }
 
-    /// The engine, if it is there.
+    pub fn engines(&self) -> &Engines {
+        &self.shared.engines
+    }
+
+    /// The engine that has least to do, of those that are there.
     ///
     /// # Errors
-    /// 503 while it is being brought back.
+    /// 503 while all are being brought back.
     pub fn engine(&self) -> Result<EngineHandle, ApiError> {
-        self.shared.engine.get()
+        self.engines().any()
     }
 
-    /// How often the engine was lost and brought back.
-    pub fn num_engine_restarts(&self) -> u64 {
-        self.shared.engine.num_restarts()
+    /// The engine that a session is with, or any for none.
+    ///
+    /// # Errors
+    /// As [`Self::engine`].
+    pub fn engine_of(&self, session: Option<&SessionName>) -> Result<EngineHandle, ApiError> {
+        match session {
+            Some(name) => self.engines().of(name.as_str()),
+            None => self.engine(),
+        }
     }
 
-    /// To be told when a request finds that the engine is gone.
-    pub fn engine_lost(&self) {
-        self.shared.engine.lost();
+    /// To be told when a request finds that its engine is gone.
+    pub fn engine_lost(&self, engine: &EngineHandle) {
+        self.engines().lost(engine);
     }
 }

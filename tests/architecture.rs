@@ -15,7 +15,7 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread", "worker"], // the two kinds of engine behind a handle
     &["handle"],
-    &["engine"],
+    &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
@@ -49,9 +49,14 @@ const RUNTIME_FACADES: &[&str] = &[
     "session::conversation",
     "session::store",
     "spec",
+    "template_check",
     "tensor",
     "text",
     "thread",
+    "worker::process",
+    "worker::protocol",
+    "worker::remote",
+    "worker::service",
 ];
 
 /// Modules that import nothing from the crate but their own parts: the ones to test to death.
@@ -91,6 +96,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
+    ("src/runtime/worker/unix.rs", "what a child process begins with, and the end of its group"),
 ];
 
 /// A source file: its path in the repository and its text.

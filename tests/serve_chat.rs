@@ -3,7 +3,7 @@
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, CHATML, FREE, MODEL, ask, lines, redacted};
+use crate::common::server::{Build, CHATML, FREE, MODEL, ask, both_kinds, lines, redacted};
 
 const UNICODE: &str = "Grüße, 世界 \u{1F600}\u{1F468}\u{200D}\u{1F469}!";
 
@@ -11,7 +11,6 @@ fn talker() -> Build {
     Build::answers(&[("hi", "Hello there."), ("unicode", UNICODE), ("list", "one, two, END three")])
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_whole_answer() {
     let server = talker().start();
     let reply = server.chat("hi", json!({"model": MODEL, "max_tokens": 16, "seed": 1})).await.ok();
@@ -25,7 +24,6 @@ async fn a_whole_answer() {
     assert_eq!(usage["total_tokens"], prompt + completion);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_streamed_answer() {
     let server = talker().start();
     let body = json!({"stream": true, "stream_options": {"include_usage": true}, "max_tokens": 32});
@@ -36,7 +34,6 @@ async fn a_streamed_answer() {
     insta::assert_snapshot!("chat_stream_cut", lines(&without_usage));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn text_is_intact_however_it_comes() {
     let server = talker().start();
     let whole = server.chat("unicode", json!({})).await.ok();
@@ -50,7 +47,6 @@ async fn text_is_intact_however_it_comes() {
     assert!(created.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn an_empty_answer_is_an_empty_string() {
     let server = Build::answers(&[("nothing", "")]).start();
     let reply = server.chat("nothing", json!({})).await.ok();
@@ -59,7 +55,6 @@ async fn an_empty_answer_is_an_empty_string() {
     assert_eq!(reply["usage"]["completion_tokens"], 0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn why_it_ended() {
     let server = talker().start();
     let check = async |question: &str, more: Value, content: &str, reason: &str| {
@@ -89,7 +84,6 @@ async fn why_it_ended() {
     check("list", json!({"stop": "END", "max_tokens": upto}), "one, two, ", "stop").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn several_choices_have_a_seed_each_and_share_the_prompt() {
     let server = Build::default().start();
     let body = |more: Value| {
@@ -126,7 +120,6 @@ async fn several_choices_have_a_seed_each_and_share_the_prompt() {
     assert_eq!(ends.count(), 2);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn log_probabilities() {
     let server = talker().start();
     let reply = server.chat("hi", json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 3})).await.ok();
@@ -152,7 +145,6 @@ async fn log_probabilities() {
     assert_eq!(without["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn the_way_tokens_are_chosen_is_honoured() {
     let server = talker().start();
     let first = async |more: Value| {
@@ -194,7 +186,6 @@ async fn the_way_tokens_are_chosen_is_honoured() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_the_model_recommends_is_the_default() {
     let mut build = talker();
     build.defaults.temperature = Some(2.0);
@@ -208,7 +199,6 @@ async fn what_the_model_recommends_is_the_default() {
     assert_ne!(drawn(json!({})).await, drawn(json!({"temperature": 0})).await);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn parameters_out_of_range_are_refused() {
     let server = talker().start();
     let vocab_size = server.tokenizer.vocab_size() + 1;
@@ -273,7 +263,6 @@ async fn parameters_out_of_range_are_refused() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_supported_is_refused_by_name_all_at_once() {
     let server = talker().start();
     let reply =
@@ -294,7 +283,6 @@ async fn what_is_not_supported_is_refused_by_name_all_at_once() {
     assert_eq!(reply.error().2, "store", "what is known and not honoured is refused all the same");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn checks_come_in_the_references_order() {
     let server = talker().start();
     let mut body = json!({
@@ -324,7 +312,6 @@ async fn checks_come_in_the_references_order() {
     assert_eq!(server.post("/v1/chat/completions", body).await.status, StatusCode::OK);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_are_none() {
     let server = talker().start();
     let send = async |content_type: Option<&str>, body: &str| {
@@ -347,7 +334,6 @@ async fn bodies_that_are_none() {
     assert_eq!(send(json, &format!("{{\"x\": \"{}\"}}", "x".repeat(3 << 20))).await.0, 413);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn the_context_is_never_cut_silently() {
     let mut build = talker();
     build.context_length = 128;
@@ -372,7 +358,6 @@ async fn the_context_is_never_cut_silently() {
     assert_eq!(filled["choices"][0]["finish_reason"], "stop");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn templates_that_refuse_are_the_clients_business() {
     let mut build = talker();
     build.template = Some(format!(
@@ -389,7 +374,6 @@ async fn templates_that_refuse_are_the_clients_business() {
     assert_eq!(reply.error().1, "template_error");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn reasoning_effort_becomes_what_the_template_reads() {
     let rendered = async |template: &str, more: Value| {
         let mut build = talker();
@@ -415,7 +399,6 @@ async fn reasoning_effort_becomes_what_the_template_reads() {
     assert_eq!(reply.error(), (400, "unsupported_parameter".to_owned(), "reasoning_effort".to_owned()));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_developer_is_a_system_where_the_template_knows_no_other() {
     let body =
         json!({"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "q"}]});
@@ -427,6 +410,26 @@ async fn a_developer_is_a_system_where_the_template_knows_no_other() {
     };
     assert!(prompt(CHATML).await.starts_with("<|im_start|>system\nbe brief"));
     assert!(
-        prompt(&format!("{CHATML}{{# developer #}}")).await.starts_with("<|im_start|>developer\nbe brief")
+        prompt(&format!("{CHATML}{{# 'developer' #}}")).await.starts_with("<|im_start|>developer\nbe brief")
     );
+}
+
+both_kinds! {
+    a_whole_answer,
+    a_streamed_answer,
+    text_is_intact_however_it_comes,
+    an_empty_answer_is_an_empty_string,
+    why_it_ended,
+    several_choices_have_a_seed_each_and_share_the_prompt,
+    log_probabilities,
+    the_way_tokens_are_chosen_is_honoured,
+    what_the_model_recommends_is_the_default,
+    parameters_out_of_range_are_refused,
+    what_is_not_supported_is_refused_by_name_all_at_once,
+    checks_come_in_the_references_order,
+    bodies_that_are_none,
+    the_context_is_never_cut_silently,
+    templates_that_refuse_are_the_clients_business,
+    reasoning_effort_becomes_what_the_template_reads,
+    a_developer_is_a_system_where_the_template_knows_no_other,
 }

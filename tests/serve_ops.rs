@@ -5,7 +5,7 @@
 
 mod app;
 mod binary;
-mod client;
+pub mod client;
 mod connections;
 mod engine;
 
@@ -39,7 +39,7 @@ fn every_stage_says_what_it_is() {
     let app = app(EngineSlot::new(counting_engine()), server.front().observer().clone());
     server.open_with(app.clone(), axum::Router::new());
     assert_eq!(early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").json()["status"], "ready");
-    app.engine_lost();
+    app.engine_lost(&app.engine().expect("up"));
     early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "engine_unavailable");
     assert_eq!(get(at, "/health").status, 200, "the process lives");
     server.front().drain();

@@ -12,7 +12,7 @@ use llmctl::template::{Content, Message};
 use serde_json::{Value, json};
 
 use crate::common::server::{
-    Build, CHATML, FREE, QWENISH, Reply, Server, ask, model_fingerprint, pieces, request, speech,
+    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, model_fingerprint, pieces, request, speech,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -78,7 +78,6 @@ async fn reset(server: &Server, session: &str) -> Reply {
     server.call(Method::POST, &format!("/v1/sessions/{session}/reset"), &[], None).await
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn each_turn_computes_only_what_is_new() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "s");
@@ -109,7 +108,6 @@ async fn each_turn_computes_only_what_is_new() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn headers_name_a_session_too() {
     let (_folder, store, server) = on_disk();
     for header in ["x-session-id", "X-ExecuTorch-Session-ID", "session_id", "x-session-affinity"] {
@@ -139,7 +137,6 @@ async fn headers_name_a_session_too() {
     assert_eq!(reset(&server, "a%20b").await.error().1, "invalid_session_id");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn without_a_session_nothing_is_kept() {
     let (_folder, store, server) = on_disk();
     server.chat("one?", json!({})).await.ok();
@@ -163,7 +160,6 @@ fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str
         .expect("kept");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_goes_on_between_terminal_and_http() {
     let (_folder, store, server) = on_disk();
     terminal_turn(&store, "trip", "hello", "Hei!");
@@ -193,7 +189,6 @@ async fn a_conversation_goes_on_between_terminal_and_http() {
     assert_eq!(reply.error().2, "session_append", "there is nothing to append to");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn another_server_goes_on_where_this_one_ended() {
     let (folder, store, server) = on_disk();
     let mut client = Client::new(&server, "s");
@@ -208,7 +203,6 @@ async fn another_server_goes_on_where_this_one_ended() {
     drop(folder);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "s");
@@ -240,7 +234,6 @@ async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
     assert_eq!(server.get("/v1/sessions/none").await.error().0, 404);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn reset_and_delete_may_be_said_twice() {
     for (_folder, server) in both() {
         for _ in 0..2 {
@@ -265,7 +258,6 @@ async fn reset_and_delete_may_be_said_twice() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_fork_goes_its_own_way() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "a");
@@ -299,7 +291,6 @@ async fn a_fork_goes_its_own_way() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn all_sessions_are_listed() {
     for (folder, server) in both() {
         for session in ["b", "a"] {
@@ -325,7 +316,6 @@ async fn all_sessions_are_listed() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn one_turn_at_a_time() {
     for (_folder, server) in both() {
         Client::new(&server, "s").says("one?").await;
@@ -363,7 +353,6 @@ async fn retried(server: &Server, session: &str) -> Value {
     panic!("the session stays busy");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_the_terminal_has_open_is_busy() {
     let (_folder, store, server) = on_disk();
     let writer = store.open_or_create(&name("s"), &model_fingerprint()).expect("opened");
@@ -378,7 +367,6 @@ async fn what_the_terminal_has_open_is_busy() {
     assert_eq!(server.chat("one?", json!({"session_id": "s"})).await.status, StatusCode::OK);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn as_many_sessions_as_there_are_places() {
     let mut build = build(None);
     build.max_sessions = 1;
@@ -396,7 +384,6 @@ async fn as_many_sessions_as_there_are_places() {
     assert_eq!(full().await.status, StatusCode::OK);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_on_disk_before_its_answer_is_complete() {
     let (_folder, store, server) = on_disk();
     let body = ask("one?", json!({"session_id": "s", "stream": true}));
@@ -413,7 +400,6 @@ async fn a_turn_is_on_disk_before_its_answer_is_complete() {
     panic!("no finish");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_was_heard_of_a_cancelled_answer_is_kept() {
     let (_folder, store, server) = on_disk();
     let body = ask(FREE, json!({"session_id": "s", "stream": true, "max_tokens": 3900}));
@@ -444,7 +430,6 @@ async fn what_was_heard_of_a_cancelled_answer_is_kept() {
     assert!(!saved.turns[0].turn.generated.is_empty());
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_turn_leaves_the_conversation_as_it_was() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "s");
@@ -458,14 +443,12 @@ async fn a_failed_turn_leaves_the_conversation_as_it_was() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn one_answer_per_turn() {
     let (_folder, _, server) = on_disk();
     let reply = server.chat("one?", json!({"session_id": "s", "n": 2})).await;
     assert_eq!(reply.error(), (400, "unsupported_parameter".to_owned(), "n".to_owned()));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn tool_calls_go_back_as_they_were_made() {
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"b\": 1, \"a\": [2]}}\n</tool_call>";
     let folder = tempfile::tempdir().expect("a folder");
@@ -485,4 +468,24 @@ async fn tool_calls_go_back_as_they_were_made() {
     messages.push(json!({"role": "user", "content": "thanks"}));
     let second = server.post(PATH, body(&messages)).await.ok();
     assert_eq!((content(&second), reason(&second)), ("echo: thanks", "exact_prefix"));
+}
+
+both_kinds! {
+    each_turn_computes_only_what_is_new,
+    headers_name_a_session_too,
+    without_a_session_nothing_is_kept,
+    a_conversation_goes_on_between_terminal_and_http,
+    another_server_goes_on_where_this_one_ended,
+    an_edit_is_resumed_as_far_as_it_goes_and_explained,
+    reset_and_delete_may_be_said_twice,
+    a_fork_goes_its_own_way,
+    all_sessions_are_listed,
+    one_turn_at_a_time,
+    what_the_terminal_has_open_is_busy,
+    as_many_sessions_as_there_are_places,
+    a_turn_is_on_disk_before_its_answer_is_complete,
+    what_was_heard_of_a_cancelled_answer_is_kept,
+    a_failed_turn_leaves_the_conversation_as_it_was,
+    one_answer_per_turn,
+    tool_calls_go_back_as_they_were_made,
 }

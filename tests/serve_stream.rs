@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use llmctl::runtime::Error;
 use serde_json::json;
 
-use crate::common::server::{Build, FREE, Server, ask, pieces, request};
+use crate::common::server::{Build, FREE, Server, ask, both_kinds, pieces, request};
 use crate::common::toy::num_forwards;
 
 const PATH: &str = "/v1/chat/completions";
@@ -33,7 +33,6 @@ async fn idle(server: &Server) {
     panic!("the engine does not come to rest");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_leaves_stops_its_answer() {
     let server = narrow().start();
     let long = ask(FREE, json!({"stream": true, "max_tokens": 3000}));
@@ -55,7 +54,6 @@ async fn a_reader_that_leaves_stops_its_answer() {
     assert!(steps < 1500, "{steps} steps: the long answer went on to its 3000 tokens");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_hangs_up_stops_its_answer() {
     let server = narrow().start();
     server.gate.close_after(20);
@@ -71,7 +69,6 @@ async fn a_caller_that_hangs_up_stops_its_answer() {
     assert!(num_forwards(&server.log) < 1500, "the long answer went on");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn too_many_are_refused_before_the_first_byte() {
     let server = narrow().start();
     let long = server.spawn(request(Method::POST, PATH, &[], Some(ask(FREE, json!({"max_tokens": 3000})))));
@@ -97,7 +94,6 @@ async fn too_many_are_refused_before_the_first_byte() {
     assert_eq!(long.await.expect("no panic").status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_failure_within_a_stream_is_an_event_and_the_end() {
     let server = narrow().start();
     server.gate.fail_after(10, Error::Backend("the lights went out".to_owned()));
@@ -116,7 +112,6 @@ async fn a_failure_within_a_stream_is_an_event_and_the_end() {
     assert_eq!(server.chat("hi", json!({})).await.ok()["choices"][0]["message"]["content"], "Hello there.");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_is_held_back_comes_before_the_error() {
     let server = narrow().start();
     let tokens = server.tokenizer.encode_chat_rest("abc EN").expect("encodes").len();
@@ -129,7 +124,6 @@ async fn what_is_held_back_comes_before_the_error() {
     assert!(events[events.len() - 1]["error"].is_object());
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_long_prompt_tells_how_far_it_is() {
     let server = narrow().start();
     let question = "many words ".repeat(60);
@@ -153,7 +147,6 @@ async fn a_long_prompt_tells_how_far_it_is() {
     idle(&server).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_tells_its_place() {
     let server = narrow().start();
     let first = server
@@ -179,4 +172,14 @@ async fn a_request_that_waits_tells_its_place() {
     drop(first);
     let rest: Vec<_> = second.collect().await;
     assert_eq!(rest.last().expect("an end"), "data: [DONE]\n\n");
+}
+
+both_kinds! {
+    a_reader_that_leaves_stops_its_answer,
+    a_caller_that_hangs_up_stops_its_answer,
+    too_many_are_refused_before_the_first_byte,
+    a_failure_within_a_stream_is_an_event_and_the_end,
+    what_is_held_back_comes_before_the_error,
+    a_long_prompt_tells_how_far_it_is,
+    a_request_that_waits_tells_its_place,
 }

@@ -4,7 +4,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, FREE, MODEL, Server, lines, redacted};
+use crate::common::server::{Build, FREE, MODEL, Server, both_kinds, lines, redacted};
 
 fn server() -> Server {
     Build::answers(&[("Once upon", " a time, there was."), ("Roses are", " red.")]).start()
@@ -14,7 +14,6 @@ async fn complete(server: &Server, body: Value) -> Value {
     server.post("/v1/completions", body).await.ok()
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_text_goes_on() {
     let server = server();
     let reply = complete(&server, json!({"model": MODEL, "prompt": "Once upon", "max_tokens": 100})).await;
@@ -29,7 +28,6 @@ async fn a_text_goes_on() {
     assert_eq!(cut["choices"][0]["finish_reason"], "length");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_text_as_it_goes_on() {
     let server = server();
     let body = json!({
@@ -38,7 +36,6 @@ async fn a_text_as_it_goes_on() {
     insta::assert_snapshot!("completion_stream", lines(&server.post("/v1/completions", body).await.events()));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn several_prompts_with_several_choices() {
     let server = server();
     let ids = server.tokenizer.encode_chat("Roses are").expect("encodes");
@@ -74,7 +71,6 @@ async fn several_prompts_with_several_choices() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn log_probabilities_of_a_text() {
     let server = server();
     let body = |stream: bool| json!({"prompt": "Roses are", "logprobs": 2, "stream": stream});
@@ -96,7 +92,6 @@ async fn log_probabilities_of_a_text() {
     assert_eq!(&offsets.cloned().collect::<Value>(), &logprobs["text_offset"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn what_a_completion_refuses() {
     let server = server();
     for (name, value, status, code) in [
@@ -130,7 +125,6 @@ async fn what_a_completion_refuses() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn choices_of_a_text_have_a_seed_each() {
     let server = Build::default().start();
     let prompt = format!("<|im_start|>user\n{FREE}<|im_end|>\n<|im_start|>assistant\n");
@@ -141,7 +135,6 @@ async fn choices_of_a_text_have_a_seed_each() {
     assert_ne!(both["choices"][0]["text"], second["choices"][0]["text"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn the_model_by_its_name() {
     let server = server();
     let list = server.get("/v1/models").await.ok();
@@ -158,7 +151,6 @@ async fn the_model_by_its_name() {
     assert_eq!(reply.error().1, "model_not_found");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn text_to_tokens_and_back() {
     let server = server();
     let text = "Grüße <|im_start|> \u{1F600}";
@@ -186,7 +178,6 @@ async fn text_to_tokens_and_back() {
     assert_eq!(bare["tokens"], plain["tokens"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_to_its_prompt() {
     let server = server();
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
@@ -210,4 +201,16 @@ async fn a_conversation_to_its_prompt() {
     ] {
         assert_eq!(server.post(path, body).await.error().2, param, "{path}");
     }
+}
+
+both_kinds! {
+    a_text_goes_on,
+    a_text_as_it_goes_on,
+    several_prompts_with_several_choices,
+    log_probabilities_of_a_text,
+    what_a_completion_refuses,
+    choices_of_a_text_have_a_seed_each,
+    the_model_by_its_name,
+    text_to_tokens_and_back,
+    a_conversation_to_its_prompt,
 }

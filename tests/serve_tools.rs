@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use llmctl::template::ToolCallFormat;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, CHATML, NOISE, QWENISH, Server, lines};
+use crate::common::server::{Build, CHATML, NOISE, QWENISH, Server, both_kinds, lines};
 
 const CALL: &str =
     "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
@@ -36,7 +36,6 @@ fn tools(more: Value) -> Value {
     body
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_call_as_a_whole() {
     let server = server();
     let reply = server.chat("weather", tools(json!({"temperature": 0, "max_tokens": 128}))).await.ok();
@@ -62,7 +61,6 @@ async fn a_call_as_a_whole() {
     assert!(text["choices"][0]["message"].get("tool_calls").is_none());
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_call_as_it_comes() {
     let server = server();
     let events = server.chat("weather", tools(json!({"stream": true}))).await.events();
@@ -86,7 +84,6 @@ async fn a_call_as_it_comes() {
     assert_eq!(events[events.len() - 1]["choices"][0]["finish_reason"], "tool_calls");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn without_tools_a_call_is_text() {
     let server = server();
     for body in [tools(json!({"tool_choice": "none"})), json!({})] {
@@ -101,7 +98,6 @@ async fn without_tools_a_call_is_text() {
     assert!(shown["prompt"].as_str().expect("text").contains("Weather of a city"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_cut_is_none() {
     let server = server();
     let upto = server.tokenizer.encode_chat_rest(&CALL[..50]).expect("encodes").len();
@@ -115,7 +111,6 @@ async fn a_call_that_is_cut_is_none() {
     assert_eq!(stopped["choices"][0]["message"]["content"], "");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn reasoning_is_told_apart() {
     let server = server();
     let body = |more: Value| {
@@ -161,7 +156,6 @@ async fn reasoning_is_told_apart() {
     assert_eq!(cut["choices"][0]["message"]["content"], "", "a string, also when all of it was reasoning");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn thinking_is_switched_for_all_and_by_each() {
     let mut build = Build { template: Some(QWENISH.to_owned()), ..Build::default() };
     build.settings.enable_thinking = Some(false);
@@ -175,7 +169,6 @@ async fn thinking_is_switched_for_all_and_by_each() {
     assert!(prompt(json!({"chat_template_kwargs": {"enable_thinking": true}})).await.ends_with("<think>\n"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn tools_that_cannot_be_used_are_refused() {
     let refused = async |server: &Server, body: Value| server.chat("hi", body).await.error();
     let unsupported = |param: &str| (400, "unsupported_parameter".to_owned(), param.to_owned());
@@ -217,7 +210,6 @@ async fn tools_that_cannot_be_used_are_refused() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_has_the_form_that_is_asked_for() {
     let server = server();
     let schema = json!({
@@ -263,7 +255,6 @@ async fn an_answer_has_the_form_that_is_asked_for() {
     assert!(["ab", "cd"].contains(&completion["choices"][0]["text"].as_str().expect("text")));
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_thought_comes_before_the_form() {
     let server = server();
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
@@ -281,7 +272,6 @@ async fn a_thought_comes_before_the_form() {
     assert_eq!(server.chat("hi", own).await.error().1, "unsupported_parameter");
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn forms_that_are_none_are_refused() {
     let server = server();
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
@@ -305,4 +295,17 @@ async fn forms_that_are_none_are_refused() {
     let reply = server.chat("hi", json!({"response_format": {"type": "text"}})).await;
     assert_eq!(reply.status, StatusCode::OK);
     assert_eq!(server.chat("hi", json!({"response_format": {}})).await.status, StatusCode::OK);
+}
+
+both_kinds! {
+    a_call_as_a_whole,
+    a_call_as_it_comes,
+    without_tools_a_call_is_text,
+    a_call_that_is_cut_is_none,
+    reasoning_is_told_apart,
+    thinking_is_switched_for_all_and_by_each,
+    tools_that_cannot_be_used_are_refused,
+    an_answer_has_the_form_that_is_asked_for,
+    a_thought_comes_before_the_form,
+    forms_that_are_none_are_refused,
 }

@@ -101,9 +101,32 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub chat_template: Option<PathBuf>,
 
+    /// Begin prompts with this token instead of the model's own; `none` for no token
+    #[arg(long, value_name = "ID", hide_short_help = true)]
+    pub bos_id: Option<BosId>,
+
+    /// End answers at this token instead of those that the model's files list; may be repeated
+    #[arg(long, value_name = "ID", value_delimiter = ',', hide_short_help = true)]
+    pub eos_id: Vec<u32>,
+
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
+}
+
+/// `--bos-id`: a token id, or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BosId(pub Option<u32>);
+
+impl FromStr for BosId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            id => id.parse().map(|id| Self(Some(id))).map_err(|_| "neither a token id nor `none`".to_owned()),
+        }
+    }
 }
 
 /// `--dtype`.

@@ -75,7 +75,7 @@ An unknown key or a wrong type is an error with file, line and column (exit code
 --config that is not there.";
 
 /// Subcommands whose unset flags are not worth a line each.
-const HELPERS: [&str; 6] = ["models", "sessions", "config", "doctor", "completions", "man"];
+const HELPERS: [&str; 7] = ["models", "sessions", "template", "config", "doctor", "completions", "man"];
 
 /// One flag of one subcommand with the value in force.
 #[derive(Debug, Clone, PartialEq)]

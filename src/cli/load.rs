@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype};
+use super::args::{
+    self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
@@ -62,7 +64,8 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load::load(&resolved, &options, &mut |done, total| bar.show(done, total));
     bar.clear();
-    let loaded = loaded?;
+    let mut loaded = loaded?;
+    set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
@@ -172,7 +175,8 @@ pub fn load_texts(
         context => context?,
     };
     notices.iter().for_each(|notice| terminal.note(notice));
-    let texts = load::load_texts(&files)?;
+    let mut texts = load::load_texts(&files)?;
+    set_tokens(args, &mut texts)?;
     let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();
@@ -197,6 +201,17 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.note(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// The tokens around turns that the flags name in place of the files'.
+fn set_tokens(args: &ModelArgs, texts: &mut ModelTexts) -> Result<(), CommandError> {
+    if let Some(BosId(bos)) = args.bos_id {
+        texts.set_bos(bos)?;
+    }
+    if !args.eos_id.is_empty() {
+        texts.set_ends(&args.eos_id)?;
+    }
+    Ok(())
 }
 
 fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
@@ -384,7 +399,7 @@ impl From<TemplateError> for CommandError {
             TemplateError::Missing => {
                 "complete plain text with --raw, or give a template with --chat-template FILE"
             }
-            TemplateError::Raised(_) => {
+            TemplateError::Raised { .. } => {
                 "change the messages, or give another template with --chat-template FILE"
             }
             TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",

@@ -13,6 +13,8 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod error;
+#[cfg(test)]
+mod guide_facts;
 pub mod load;
 pub mod man;
 pub mod models;
@@ -23,9 +25,12 @@ pub mod run;
 pub mod serve;
 pub mod sessions;
 pub mod signal;
+pub mod template_cmd;
 pub mod terminal;
 pub mod tty;
 pub mod variables;
+pub mod worker;
+pub mod workers;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -67,10 +72,12 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
+    Worker(Box<worker::WorkerArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
+    Template(template_cmd::TemplateArgs),
     Config(config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
@@ -129,7 +136,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 
 fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let places = Places::from_environment();
-    let (cli, config, command) = match parse(args, color, &places) {
+    let (cli, config, definition) = match parse(args, color, &places) {
         Ok(parsed) => parsed,
         Err(verdict) => return print_clap(&verdict, color),
     };
@@ -137,7 +144,11 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     signal::install();
-    dispatch(cli.command, &terminal, &config, &places, &command).unwrap_or_else(|error| {
+    let mut command = cli.command;
+    if let Command::Serve(args) = &mut command {
+        args.isolation.config.clone_from(&global.config);
+    }
+    dispatch(command, &terminal, &config, &places, &definition).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)
     })
@@ -161,6 +172,11 @@ fn dispatch(
             args.model.aliases = config.aliases();
             serve::run(*args, terminal, places)
         }
+        Command::Worker(mut args) => {
+            config.check()?;
+            args.model.aliases = config.aliases();
+            worker::run(*args, terminal)
+        }
         Command::Chat(mut args) => {
             config.check()?;
             args.model.aliases = config.aliases();
@@ -173,6 +189,9 @@ fn dispatch(
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
+        Command::Template(args) => {
+            config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
+        }
         // These help to repair a broken configuration, or have nothing to do with it.
         Command::Config(args) => config_cmd::run(args, config, places, definition),
         Command::Doctor(args) => doctor::run(args, config, places, definition),

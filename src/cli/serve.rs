@@ -16,16 +16,18 @@ use clap::builder::RangedU64ValueParser;
 use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
-use super::load;
+use super::load::{self, LoadedTexts};
 use super::places::Places;
 use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
+use super::workers::{self, IsolationArgs};
 use crate::runtime::EngineHandle;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::serve::access::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
+use crate::serve::engines::Engines;
 use crate::serve::front::Front;
 use crate::serve::guard::{Hosts, Keys, Policy};
 use crate::serve::listen::{Listener, Server};
@@ -36,17 +38,20 @@ use crate::template::{ReasoningFormat, ToolCallFormat};
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
 const DEFAULT_PORT: u16 = 8484;
 const DEFAULT_HOST: &str = "127.0.0.1";
-const DEFAULT_PARALLEL: usize = 4;
-const DEFAULT_MAX_WAITING: usize = 64;
-const DEFAULT_MAX_SESSIONS: usize = 256;
+pub const DEFAULT_PARALLEL: usize = 4;
+pub const DEFAULT_MAX_WAITING: usize = 64;
+pub const DEFAULT_MAX_SESSIONS: usize = 256;
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// Descriptors for everything that is no connection: model, sessions, KV, logs.
 const OTHER_DESCRIPTORS: usize = 128;
 
+/// The pipes of a worker.
+const DESCRIPTORS_PER_WORKER: usize = 3;
+
 /// How often loading the model again is tried after the engine was lost, and the first pause between two attempts.
-const RELOAD_ATTEMPTS: u32 = 6;
-const RELOAD_PAUSE: Duration = Duration::from_secs(2);
+pub const RELOAD_ATTEMPTS: u32 = 6;
+pub const RELOAD_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long the end waits for KV to be saved, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,6 +77,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub engine: EngineArgs,
+
+    #[command(flatten)]
+    pub isolation: IsolationArgs,
 
     #[command(flatten)]
     pub answers: AnswerArgs,
@@ -165,6 +173,10 @@ pub struct AnswerArgs {
     #[arg(long, hide_short_help = true)]
     pub no_think: bool,
 
+    /// Ask the model to think unless a request does not; for templates that know `enable_thinking`
+    #[arg(long, conflicts_with = "no_think", hide_short_help = true)]
+    pub think: bool,
+
     /// How the model writes tool calls (default: as its chat template shows)
     #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     pub tool_format: Option<ToolCallFormat>,
@@ -217,12 +229,14 @@ Examples:
   curl http://127.0.0.1:8484/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
   LLMCTL_API_KEY=$(cat key) llmctl serve --model ./model.gguf --host 0.0.0.0 --parallel 8
+  llmctl serve --model ./model.gguf --workers 2 --kv-memory 2G --worker-nice 5
   llmctl serve --model ./model.gguf --uds /run/user/1000/llmctl.sock --access-log -
 
 Endpoints:
   /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize, /detokenize, /apply-template
   /health   the process lives; needs no key
-  /ready    a request would be taken: the model is loaded, the engine runs, the server does not stop; needs no key
+  /ready    a request would be taken: the model is loaded, an engine runs, the server does not stop; needs no key. One worker of
+            several is enough; with workers, both say how each of them is
   /metrics  for Prometheus; needs a key where there are keys
 
 Start:
@@ -232,7 +246,9 @@ says that requests are taken.
 End:
   SIGTERM and SIGINT: /ready fails at once, nothing new is taken, requests under way go on for --drain-timeout and are \
 then cancelled, sessions are saved, and the exit code is 0. A second signal ends at once.
-  An engine that fails is brought back by loading the model again; meanwhile requests get 503.
+  An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \
+them. Requests under way are begun again, where nothing was sent yet, or end with an error. One that fails again and again \
+without an answer is given up, and with the last one the server ends.
 
 Exit codes:
   0    stopped by a signal, in good order
@@ -286,8 +302,9 @@ enum Stop {
 /// Runs the subcommand: until a signal, or until the engine is lost for good.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     let policy = policy(&args)?;
+    let num_workers = args.isolation.num_workers()?.unwrap_or(0);
     let listener = bind(&args.listen, &args.access, &policy.keys)?;
-    let limits = connection_limits(&args.limits, terminal);
+    let limits = connection_limits(&args.limits, num_workers, terminal);
     let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
     let front = Front::new(policy, Observer::default(), log.clone());
     let server = Server::start(listener, front, limits).map_err(io_error("starting the server"))?;
@@ -317,10 +334,10 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
 fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal) {
     let timeout = timeout.map_or(DEFAULT_DRAIN, |span| span.0);
     terminal.note("stopping: requests under way come to their end");
-    let engine = app.engine().ok();
+    let engines = app.engines().up();
     let cancel = || {
-        // Without an engine there is nothing to cancel.
-        let _ = engine.as_ref().map(|engine| engine.cancel_all());
+        // One that is gone has nothing to cancel.
+        engines.iter().for_each(|engine| drop(engine.cancel_all()));
     };
     let drained = server.drain(timeout, cancel);
     match drained.num_cancelled {
@@ -328,11 +345,13 @@ fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal)
         1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
         many => terminal.warn(&format!("--drain-timeout was over: {many} requests were cancelled")),
     }
-    let Some(engine) = engine else { return };
-    if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
-        terminal.warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
+    for engine in engines {
+        if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
+            terminal
+                .warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
+        }
+        engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
     }
-    engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
 }
 
 /// Loads the model and all that its requests need.
@@ -343,25 +362,18 @@ fn load_app(
     terminal: &Terminal,
     places: &Places,
 ) -> Result<App, CommandError> {
-    let start = Instant::now();
     let store = places.sessions().map(SessionStore::new);
     if store.is_none() {
         terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
     }
-    let asked = engine_options(args);
-    let (texts, engine) = load::load(&args.model, asked, terminal)?.into_parts();
+    let (texts, engines) = match args.isolation.num_workers()? {
+        None => load_engine(args, stop, terminal)?,
+        Some(count) => start_workers(args, count, stop, terminal)?,
+    };
     let (info, speech, fingerprint) = texts.into_parts();
     if !info.has_chat_template {
         terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
     }
-    let recovery = Recovery {
-        rebuild: rebuild(args.model.clone(), asked, fingerprint.clone(), terminal.clone()),
-        build_time: start.elapsed(),
-        pause: RELOAD_PAUSE,
-        max_attempts: RELOAD_ATTEMPTS,
-        gave_up: Box::new(move |why| drop(stop.send(Stop::EngineLost(why)))),
-    };
-    let slot = EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching the engine"))?;
     let model = ServedModel {
         id: args.listen.model_id.clone().unwrap_or(info.name),
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -369,7 +381,41 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
-    Ok(App::new(model, slot, store, observer, settings(args)))
+    Ok(App::new(model, engines, store, observer, settings(args)))
+}
+
+/// The engine as a thread of this process.
+fn load_engine(
+    args: &ServeArgs,
+    stop: Sender<Stop>,
+    terminal: &Terminal,
+) -> Result<(LoadedTexts, Engines), CommandError> {
+    let start = Instant::now();
+    let asked = engine_options(args);
+    let (texts, engine) = load::load(&args.model, asked, terminal)?.into_parts();
+    let recovery = Recovery {
+        name: "the engine".to_owned(),
+        rebuild: rebuild(args.model.clone(), asked, texts.fingerprint().clone(), terminal.clone()),
+        build_time: start.elapsed(),
+        pause: RELOAD_PAUSE,
+        max_attempts: RELOAD_ATTEMPTS,
+        gave_up: Box::new(move |why| drop(stop.send(Stop::EngineLost(why)))),
+    };
+    let slot = EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching the engine"))?;
+    Ok((texts, slot.into()))
+}
+
+/// The words here, the model in processes of its own.
+fn start_workers(
+    args: &ServeArgs,
+    count: usize,
+    stop: Sender<Stop>,
+    terminal: &Terminal,
+) -> Result<(LoadedTexts, Engines), CommandError> {
+    let texts = load::load_texts(&args.model, engine_options(args), terminal)?;
+    let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
+    let slots = workers::start(args, count, texts.fingerprint(), terminal, gave_up)?;
+    Ok((texts, Engines::new(slots)))
 }
 
 /// Loads the model again, if it still is the same.
@@ -407,7 +453,8 @@ fn settings(args: &ServeArgs) -> Settings {
         deadline: args.limits.request_timeout.map(|span| span.0),
         tool_format: answers.tool_format,
         reasoning_format: answers.reasoning_format,
-        enable_thinking: answers.no_think.then_some(false),
+        enable_thinking: (answers.think || answers.no_think).then_some(answers.think),
+        isolated: args.isolation.isolate || args.isolation.workers.is_some(),
     }
 }
 
@@ -495,10 +542,11 @@ fn bind_error(address: &str, error: io::Error) -> CommandError {
     }
 }
 
-fn connection_limits(args: &LimitArgs, terminal: &Terminal) -> ConnectionLimits {
+fn connection_limits(args: &LimitArgs, num_workers: usize, terminal: &Terminal) -> ConnectionLimits {
     let defaults = ConnectionLimits::default();
     let asked = args.max_connections.unwrap_or(defaults.max_connections);
-    let room = descriptors::raise_limit().map(|limit| limit.saturating_sub(OTHER_DESCRIPTORS).max(1));
+    let others = OTHER_DESCRIPTORS + num_workers * DESCRIPTORS_PER_WORKER;
+    let room = descriptors::raise_limit().map(|limit| limit.saturating_sub(others).max(1));
     let max_connections = room.map_or(asked, |room| asked.min(room));
     if max_connections < asked {
         terminal.warn(&format!(

@@ -26,6 +26,15 @@ impl Terminal {
         Self { when, color, is_terminal, verbose, quiet }
     }
 
+    /// The flag that has another llmctl say as much, where it takes one.
+    pub fn verbosity(&self) -> Option<String> {
+        match (self.quiet, self.verbose) {
+            (true, _) => Some("--quiet".to_owned()),
+            (false, 0) => None,
+            (false, level) => Some(format!("-{}", "v".repeat(usize::from(level)))),
+        }
+    }
+
     /// The log of the engine: LLMCTL_LOG, else what -v asks for.
     pub fn start_log(&self) {
         let level = match (self.quiet, self.verbose) {

@@ -3,14 +3,44 @@
 //! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
 //! in one `match`, so a new variant is a compile error there.
 
+use std::any::Any;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::template::TemplateError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-#[derive(Debug, Clone, thiserror::Error)]
+/// A text of the program itself. A name for it, because serde would borrow a reference from what it reads.
+type Lasting = &'static str;
+
+/// Different texts of other processes that are kept, and the bytes of each: more than any llmctl has.
+const MAX_LASTING: usize = 1024;
+const MAX_LASTING_BYTES: usize = 256;
+
+/// Gives a text that comes from another process the life of a text of this one. They come from a small set, so each is kept
+/// once and for good; beyond the bounds a word stands in.
+fn lasting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Lasting, D::Error> {
+    static KEPT: Mutex<BTreeSet<Lasting>> = Mutex::new(BTreeSet::new());
+    let text = String::deserialize(deserializer)?;
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kept.get(text.as_str()) {
+        return Ok(known);
+    }
+    if kept.len() >= MAX_LASTING || text.len() > MAX_LASTING_BYTES {
+        return Ok("value");
+    }
+    let lasting = Box::leak(text.into_boxed_str());
+    kept.insert(lasting);
+    Ok(lasting)
+}
+
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum Error {
     /// The prompt has no tokens; nothing can be computed from it.
     #[error("the prompt is empty")]
@@ -31,15 +61,19 @@ pub enum Error {
 
     /// A value out of its range; the request was not started.
     #[error("{name}: {message}")]
-    InvalidParameter { name: &'static str, message: String },
+    InvalidParameter {
+        #[serde(deserialize_with = "lasting")]
+        name: Lasting,
+        message: String,
+    },
 
     /// This model or backend cannot do what was asked; the session is untouched.
     #[error("not supported by this model: {0}")]
-    NotSupported(&'static str),
+    NotSupported(#[serde(deserialize_with = "lasting")] Lasting),
 
     /// The call is not legal in the session's present state (e.g. decode without a pending token).
     #[error("invalid state: {0}")]
-    InvalidState(&'static str),
+    InvalidState(#[serde(deserialize_with = "lasting")] Lasting),
 
     /// An earlier error left the session's state unknown; only `reset` is legal.
     #[error("the session failed earlier and must be reset")]
@@ -87,15 +121,22 @@ pub enum Error {
 
     /// The model computed what is no number, as one does whose weights are damaged; the session was reset.
     #[error("the model's logits hold {0}")]
-    NotFinite(&'static str),
+    NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
 
     /// The engine thread is gone; nothing more can be asked of it.
     #[error("the engine has stopped")]
     EngineGone,
 }
 
+/// What a panic said, for a message.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
 /// Why an answer cannot be held to a schema, a regular expression or a grammar.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum GrammarError {
     /// Well-formed, but `keyword` cannot be enforced while tokens are chosen. Nothing is approximated.
     #[error("{keyword:?} cannot be enforced: {message}")]
@@ -115,7 +156,8 @@ pub enum GrammarError {
 }
 
 /// Why a saved session cannot be read or written. Every message names the file.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum StoreError {
     /// The system refused: no permission, a full disk, a read-only folder. What was saved before still is.
     #[error("{}: {message}", path.display())]
@@ -131,7 +173,8 @@ pub enum StoreError {
 }
 
 /// Why a model cannot be loaded. Every message names the file, and the tensor or key at fault.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum LoadError {
     #[error("{}: no such file or directory", .0.display())]
     NotFound(PathBuf),

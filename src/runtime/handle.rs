@@ -43,6 +43,11 @@ pub trait EngineDoor: Send + Sync {
     /// [`Error::EngineGone`].
     fn is_alive(&self) -> bool;
 
+    /// How it ended, once it is not alive any more, where that can be told.
+    fn last_words(&self) -> Option<String> {
+        None
+    }
+
     /// Ends all requests at the next step, waiting ones too; each goes on to its `Done`.
     ///
     /// # Errors
@@ -106,6 +111,11 @@ impl Deref for EngineHandle {
 impl EngineHandle {
     pub fn new(door: impl EngineDoor + 'static) -> Self {
         Self { door: Arc::new(door) }
+    }
+
+    /// Whether both lead to the same engine.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.door, &other.door)
     }
 
     /// Starts a request. What is wrong with the request itself is refused here, without waiting for the engine; what

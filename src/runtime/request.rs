@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 use super::error::Error;
 use super::grammar::Grammar;
 
@@ -181,7 +183,8 @@ pub struct Limits {
 
 /// The context is never cut silently: a `max_tokens` that cannot be honoured is refused, or lowered because the
 /// request says so; then `Started` reports the limit in force, and reaching it is `ContextFull`, not `MaxTokens`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Overflow {
     #[default]
     Refuse,
@@ -207,20 +210,29 @@ impl Limits {
 }
 
 /// One generated token, with its log-probability if asked for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Token {
     pub id: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<Logprob>,
 }
 
 /// Natural-log probabilities under the model's distribution before temperature and truncation
 /// (after penalties and bias), as OpenAI reports them. A grammar does not change them: they tell what the model would
 /// have said, so a token that was forced may be an unlikely one, and `top` may hold tokens that were not allowed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Logprob {
+    /// Negative infinity where the model rules the token out; JSON has no word for that, and then it is null.
+    #[serde(deserialize_with = "null_is_impossible")]
     pub logprob: f32,
     /// The most likely tokens, best first.
     pub top: Vec<(u32, f32)>,
+}
+
+fn null_is_impossible<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f32::NEG_INFINITY))
 }
 
 /// What the engine says while it works. `Done` or `Failed` is last; nothing follows it.
@@ -250,7 +262,8 @@ pub enum Event {
 }
 
 /// What was decided at admission.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Started {
     pub prompt_tokens: usize,
     /// The limit in force: the request's, or what the context leaves.
@@ -263,7 +276,8 @@ pub struct Started {
 }
 
 /// Where the tokens of a session and a prompt part, with some on either side to tell why. One of the two may end there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Difference {
     /// Tokens that are the same before it.
     pub position: usize,
@@ -276,7 +290,8 @@ pub struct Difference {
 }
 
 /// What of a prompt did not have to be computed, and why not more.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Reuse {
     /// Prompt tokens whose KV was there already.
     pub cached_tokens: usize,
@@ -289,7 +304,8 @@ pub struct Reuse {
 }
 
 /// Why as much of a prompt was reused as was.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReuseReason {
     /// Nothing was known: no session, a new one, or reuse is off.
     #[default]
@@ -310,6 +326,8 @@ pub enum ReuseReason {
     PrefixCache,
     /// As `PrefixCache`, from pages on disk.
     Restored,
+    /// The engine that held the session is gone, and nothing of it was on disk. Said by whoever brought the session to another.
+    EngineLost,
 }
 
 impl ReuseReason {
@@ -325,6 +343,7 @@ impl ReuseReason {
             ReuseReason::Evicted => "evicted",
             ReuseReason::PrefixCache => "prefix_cache",
             ReuseReason::Restored => "restored",
+            ReuseReason::EngineLost => "engine_lost",
         }
     }
 }
@@ -338,7 +357,8 @@ pub struct Outcome {
     pub seed: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum Finish {
     /// An end-of-generation token (its id).
     Eos(u32),

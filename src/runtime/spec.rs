@@ -6,13 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::{Error, Result};
 use super::grammar::GrammarCompiler;
 use super::model::{ModelSpec, STEP_TOKENS};
 use super::text::Tokenizer;
 
 /// What the engine is asked to serve.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineConfig {
     /// The most tokens a sequence may hold; at most what the model was made for.
     pub context_length: usize,
@@ -54,7 +56,7 @@ impl EngineConfig {
 }
 
 /// What the engine serves.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineSpec {
     pub model: ModelSpec,
     pub config: EngineConfig,

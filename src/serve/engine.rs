@@ -1,9 +1,9 @@
-//! The way to the engine thread, and the engine's way back after it was lost.
+//! The way to one engine, a thread or a worker process, and the engine's way back after it was lost.
 //!
-//! A panic in a step fails that step's requests and no more; what is meant here is the loss of the thread itself. A watching
-//! thread then builds the engine anew, with pauses that grow while it does not last, and gives up after so many failures in
-//! a row. Whoever asks meanwhile is told when to come back. Sessions are not this file's matter: what they had on disk is
-//! found there again.
+//! A panic in a step fails that step's requests and no more; what is meant here is the loss of the thread itself, or of the
+//! process. A watching thread then builds the engine anew, with pauses that grow while it does not last, and gives up after so
+//! many failures, or so many engines that came to nothing, in a row. Whoever asks meanwhile is told when to come back. Sessions
+//! are not this file's matter: what they had on disk is found there again.
 //!
 //! Invariant: a report of loss that is late, about an engine that has been replaced, costs the new one no request: it is
 //! asked before it is given up.
@@ -24,23 +24,46 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long an engine that is gone may take to give its memory back before the next one is built.
 const UNWIND_TIME: Duration = Duration::from_secs(30);
 
-/// An engine that lasted this long is not held responsible for what came before.
+/// An engine that lasted this long, or has answered a request, is not held responsible for what came before.
 const LASTING: Duration = Duration::from_secs(60);
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How a lost engine comes back.
 pub struct Recovery {
+    /// What it is called in the log: `the engine`, `worker 2`.
+    pub name: String,
     /// Makes a new engine of the same model, or says why it cannot.
     pub rebuild: Box<dyn FnMut() -> Result<EngineHandle, String> + Send>,
     /// How long that takes, as far as is known.
     pub build_time: Duration,
     /// The first attempt is made at once; this is the pause before the second, and each is twice the one before.
     pub pause: Duration,
-    /// Failures in a row after which it is given up.
+    /// Failures in a row after which it is given up, and engines in a row that came to nothing.
     pub max_attempts: u32,
     /// Told when it has been given up, and why.
     pub gave_up: Box<dyn FnMut(String) + Send>,
+}
+
+/// What can be said of an engine's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Up,
+    /// Lost, or said to be; it is being brought back.
+    Down,
+    /// Not brought back any more.
+    GivenUp,
+}
+
+impl Standing {
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Standing::Up => "up",
+            Standing::Down => "restarting",
+            Standing::GivenUp => "failed",
+        }
+    }
 }
 
 /// Holds the engine that is in use.
@@ -53,6 +76,7 @@ pub struct EngineSlot {
 struct Shared {
     state: RwLock<State>,
     num_restarts: AtomicU64,
+    num_answers: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -69,7 +93,11 @@ enum State {
 impl EngineSlot {
     /// Without recovery: an engine that is lost stays lost.
     pub fn new(engine: EngineHandle) -> Self {
-        let shared = Shared { state: RwLock::new(State::Up(engine)), num_restarts: AtomicU64::new(0) };
+        let shared = Shared {
+            state: RwLock::new(State::Up(engine)),
+            num_restarts: AtomicU64::new(0),
+            num_answers: AtomicU64::new(0),
+        };
         Self { shared: Arc::new(shared), watch: None }
     }
 
@@ -78,7 +106,13 @@ impl EngineSlot {
     pub fn with_recovery(engine: EngineHandle, recovery: Recovery) -> std::io::Result<Self> {
         let slot = Self::new(engine);
         let (sender, inbox) = mpsc::channel();
-        let watch = Watch { slot: Arc::downgrade(&slot.shared), inbox, recovery, num_short_lived: 0 };
+        let watch = Watch {
+            slot: Arc::downgrade(&slot.shared),
+            inbox,
+            recovery,
+            num_short_lived: 0,
+            last_words: None,
+        };
         thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
         Ok(Self { watch: Some(sender), ..slot })
     }
@@ -121,6 +155,27 @@ impl EngineSlot {
     pub fn num_restarts(&self) -> u64 {
         self.shared.num_restarts.load(Ordering::Relaxed)
     }
+
+    /// A request has come to its end, which speaks for the engine.
+    pub fn answered(&self) {
+        self.shared.num_answers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether this is the engine in use.
+    pub fn holds(&self, engine: &EngineHandle) -> bool {
+        match self.shared.state() {
+            State::Up(own) | State::Doubted(own) => own.is_same(engine),
+            State::Down { .. } | State::GivenUp => false,
+        }
+    }
+
+    pub fn standing(&self) -> Standing {
+        match self.shared.state() {
+            State::Up(engine) if engine.is_alive() => Standing::Up,
+            State::Up(_) | State::Doubted(_) | State::Down { .. } => Standing::Down,
+            State::GivenUp => Standing::GivenUp,
+        }
+    }
 }
 
 impl Shared {
@@ -141,11 +196,13 @@ struct Watch {
     recovery: Recovery,
     /// Engines in a row that did not last.
     num_short_lived: u32,
+    /// What the last one that was lost, or could not be built, said.
+    last_words: Option<String>,
 }
 
 impl Watch {
     fn run(mut self) {
-        let mut up_since = Instant::now();
+        let (mut up_since, mut num_answered) = (Instant::now(), 0);
         while !self.is_over(LOOK_EVERY) {
             let Some(slot) = self.slot.upgrade() else { return };
             let (State::Up(engine) | State::Doubted(engine)) = slot.state() else { return };
@@ -154,16 +211,22 @@ impl Watch {
                 slot.set(State::Up(engine));
                 continue;
             }
-            tracing::error!("the engine has stopped; requests get 503 until it is back");
-            let lasted = up_since.elapsed() >= LASTING;
-            self.num_short_lived = if lasted { 0 } else { self.num_short_lived + 1 };
             slot.set(State::Down { back_at: Instant::now() + self.recovery.build_time });
+            let answered = slot.num_answers.load(Ordering::Relaxed);
             drop(slot);
-            wait_for_end(engine);
+            let lasted = up_since.elapsed() >= LASTING || answered > num_answered;
+            self.num_short_lived = if lasted { 0 } else { self.num_short_lived + 1 };
+            self.last_words = wait_for_end(engine);
+            let why = self.last_words.as_deref().map_or_else(String::new, |words| format!(": {words}"));
+            tracing::error!("{} has stopped, and is brought back{why}", self.recovery.name);
+            if self.num_short_lived > self.recovery.max_attempts {
+                let count = self.num_short_lived;
+                return self.give_up(&format!("has stopped {count} times in a row without an answer"));
+            }
             if !self.bring_back() {
                 return;
             }
-            up_since = Instant::now();
+            (up_since, num_answered) = (Instant::now(), answered);
         }
     }
 
@@ -193,21 +256,28 @@ impl Watch {
                     let Some(slot) = self.slot.upgrade() else { return false };
                     slot.num_restarts.fetch_add(1, Ordering::Relaxed);
                     slot.set(State::Up(engine));
-                    tracing::warn!(
-                        "the engine is back after {:.1} s of loading",
-                        start.elapsed().as_secs_f64()
-                    );
+                    let seconds = start.elapsed().as_secs_f64();
+                    tracing::warn!("{} is back after {seconds:.1} s of loading", self.recovery.name);
                     return true;
                 }
-                Err(error) => tracing::error!("the engine could not be brought back: {error}"),
+                Err(error) => {
+                    tracing::error!("{} could not be brought back: {error}", self.recovery.name);
+                    self.last_words = Some(error);
+                }
             }
         }
+        let attempts = self.recovery.max_attempts;
+        self.give_up(&format!("could not be brought back in {attempts} attempts"));
+        false
+    }
+
+    fn give_up(&mut self, what: &str) {
         if let Some(slot) = self.slot.upgrade() {
             slot.set(State::GivenUp);
         }
-        let attempts = self.recovery.max_attempts;
-        (self.recovery.gave_up)(format!("the engine could not be brought back in {attempts} attempts"));
-        false
+        let why =
+            self.last_words.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
+        (self.recovery.gave_up)(format!("{} {what}{why}", self.recovery.name));
     }
 
     /// The first attempt is made at once, unless engines do not last.
@@ -220,10 +290,11 @@ impl Watch {
     }
 }
 
-/// Its memory is needed for the next one.
-fn wait_for_end(engine: EngineHandle) {
+/// Its memory is needed for the next one. Returns how it ended, where that is known.
+fn wait_for_end(engine: EngineHandle) -> Option<String> {
     let give_up_at = Instant::now() + UNWIND_TIME;
     while engine.is_alive() && Instant::now() < give_up_at {
         thread::sleep(Duration::from_millis(5));
     }
+    engine.last_words()
 }

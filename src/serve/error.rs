@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::runtime::{Error, GrammarError, StoreError};
 
+/// The code of a request whose engine is not there.
+const ENGINE_DOWN: &str = "engine_unavailable";
+
 /// A refusal or failure, in OpenAI's words.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -48,8 +51,13 @@ impl ApiError {
     /// No engine at the moment.
     pub fn engine_down() -> Self {
         let message = "the engine has stopped and is being brought back";
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("engine_unavailable"), message);
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(ENGINE_DOWN), message);
         error.retry_after(Duration::from_secs(5))
+    }
+
+    /// Whether it is [`Self::engine_down`]: another engine, or the same a little later, may do better.
+    pub fn is_engine_down(&self) -> bool {
+        self.code == Some(ENGINE_DOWN)
     }
 
     pub fn param(mut self, param: impl Into<String>) -> Self {

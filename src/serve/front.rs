@@ -18,6 +18,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::App;
 use super::access::{self, AccessLog, X_REQUEST_ID};
+use super::engines::Place;
 use super::error::ApiError;
 use super::guard::{self, Bodies, Policy};
 use super::metrics::Format;
@@ -63,7 +64,7 @@ impl Front {
 
     /// The model is there. Its observer is the one that this was made with.
     pub fn open(&self, app: App) {
-        self.observer().metrics().register_model(&app.model().id);
+        self.observer().metrics().register_model(&app.model().id, app.engines().len());
         // A second one would be a bug of the caller; the first stays.
         if self.shared.app.set(app).is_ok() {
             self.shared.stage.store(Stage::Serving as u8, Ordering::Release);
@@ -122,6 +123,17 @@ impl Front {
         self.app().map_or(Ok(()), |app| app.engine().map(drop))
     }
 
+    /// `status`, and how each worker is, where there are any.
+    fn status(&self, status: &str) -> serde_json::Value {
+        let mut body = json!({"status": status});
+        if let Some(app) = self.app().filter(|app| app.settings().isolated) {
+            let worker =
+                |place: Place| json!({"state": place.standing.name(), "restarts": place.num_restarts});
+            body["workers"] = app.engines().places().into_iter().map(worker).collect();
+        }
+        body
+    }
+
     /// For those who are turned away because there is too much to do.
     pub fn retry_after(&self) -> Duration {
         match self.app().and_then(|app| app.engine().ok()) {
@@ -160,24 +172,22 @@ fn cors(origins: &[String]) -> CorsLayer {
         .max_age(PREFLIGHT_AGE)
 }
 
-/// The process lives.
-async fn health() -> Json<serde_json::Value> {
-    Json(json!({"status": "ok"}))
+/// The process lives; and how its workers are, where there are any.
+async fn health(State(front): State<Front>) -> Json<serde_json::Value> {
+    Json(front.status("ok"))
 }
 
-/// A request would be taken.
+/// A request would be taken, which one engine is enough for.
 async fn ready(State(front): State<Front>) -> Result<Json<serde_json::Value>, ApiError> {
     front.check_ready()?;
-    Ok(Json(json!({"status": "ready"})))
+    Ok(Json(front.status("ready")))
 }
 
 async fn metrics(State(front): State<Front>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = Format::accepted(accept.unwrap_or_default());
-    let engine = front.app().and_then(|app| app.engine().ok());
-    let load = engine.map(|engine| engine.last_load());
-    let num_restarts = front.app().map_or(0, App::num_engine_restarts);
+    let places = front.app().map_or_else(Vec::new, |app| app.engines().places());
     let is_ready = front.check_ready().is_ok();
-    let text = front.observer().metrics().encode(format, load, is_ready, num_restarts);
+    let text = front.observer().metrics().encode(format, &places, is_ready);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }

@@ -15,6 +15,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use super::engine::Standing;
+use super::engines::Place;
 use super::observe::TurnRecord;
 use crate::runtime::{EngineLoad, Finish};
 
@@ -64,13 +66,28 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
+/// Engines are numbered from 0, as vLLM's are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EngineLabels {
+    engine: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResumeLabels {
+    engine: String,
+    reason: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FinishLabels {
+    engine: String,
     finished_reason: &'static str,
 }
 
 type Level = Gauge<i64, AtomicI64>;
 type Ratio = Gauge<f64, AtomicU64>;
+type PerEngine<M> = Family<EngineLabels, M>;
+type Times = Family<EngineLabels, Histogram, fn() -> Histogram>;
 
 /// All that is counted.
 #[derive(Debug)]
@@ -103,59 +120,74 @@ impl HttpMetrics {
 pub struct EngineMetrics {
     pub ready: Level,
     restarts: Counter,
-    running: Level,
-    waiting: Level,
-    sessions: Level,
-    kv_capacity: Level,
-    kv_allocated: Level,
-    kv_held: Level,
-    kv_usage: Ratio,
+    pub retries: Counter,
+    up: PerEngine<Level>,
+    running: PerEngine<Level>,
+    waiting: PerEngine<Level>,
+    sessions: PerEngine<Level>,
+    kv_capacity: PerEngine<Level>,
+    kv_allocated: PerEngine<Level>,
+    kv_held: PerEngine<Level>,
+    kv_usage: PerEngine<Ratio>,
 }
 
+/// An engine that is not there has nothing.
+const NO_LOAD: EngineLoad = EngineLoad {
+    num_waiting: 0,
+    num_running: 0,
+    num_sessions: 0,
+    kv_free: 0,
+    kv_capacity: 0,
+    kv_allocated: 0,
+};
+
 impl EngineMetrics {
-    pub fn set(&self, load: &EngineLoad) {
-        let level = |gauge: &Level, value: usize| {
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    fn set(&self, engine: usize, place: &Place) {
+        let labels = EngineLabels { engine: engine.to_string() };
+        let level = |gauge: &PerEngine<Level>, value: usize| {
+            gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
+        let load = place.load.as_ref().unwrap_or(&NO_LOAD);
         let held = load.kv_capacity.saturating_sub(load.kv_free);
+        level(&self.up, usize::from(place.standing == Standing::Up));
         level(&self.running, load.num_running);
         level(&self.waiting, load.num_waiting);
         level(&self.sessions, load.num_sessions);
         level(&self.kv_capacity, load.kv_capacity);
         level(&self.kv_allocated, load.kv_allocated);
         level(&self.kv_held, held);
-        self.kv_usage.set(held as f64 / load.kv_capacity.max(1) as f64);
+        self.kv_usage.get_or_create(&labels).set(held as f64 / load.kv_capacity.max(1) as f64);
     }
 }
 
 #[derive(Debug)]
 struct TurnMetrics {
     finished: Family<FinishLabels, Counter>,
-    resumed: Family<ReasonLabels, Counter>,
-    prompt_tokens: Counter,
-    cached_tokens: Counter,
-    restored_tokens: Counter,
-    generated_tokens: Counter,
-    first_token: Histogram,
-    inter_token: Histogram,
-    total: Histogram,
-    queue: Histogram,
-    prefill: Histogram,
-    decode: Histogram,
+    resumed: Family<ResumeLabels, Counter>,
+    prompt_tokens: PerEngine<Counter>,
+    cached_tokens: PerEngine<Counter>,
+    restored_tokens: PerEngine<Counter>,
+    generated_tokens: PerEngine<Counter>,
+    first_token: Times,
+    inter_token: Times,
+    total: Times,
+    queue: Times,
+    prefill: Times,
+    decode: Times,
 }
 
 impl TurnMetrics {
     fn new() -> Self {
-        let latency = || Histogram::new(LATENCY_BUCKETS);
+        let latency = || Times::new_with_constructor(|| Histogram::new(LATENCY_BUCKETS));
         Self {
             finished: Family::default(),
             resumed: Family::default(),
-            prompt_tokens: Counter::default(),
-            cached_tokens: Counter::default(),
-            restored_tokens: Counter::default(),
-            generated_tokens: Counter::default(),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            restored_tokens: Family::default(),
+            generated_tokens: Family::default(),
             first_token: latency(),
-            inter_token: Histogram::new(TOKEN_BUCKETS),
+            inter_token: Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             total: latency(),
             queue: latency(),
             prefill: latency(),
@@ -163,21 +195,39 @@ impl TurnMetrics {
         }
     }
 
+    /// Shows what there is of an engine before it has done anything, so that rates begin at 0.
+    fn begin(&self, engine: usize) {
+        let labels = EngineLabels { engine: engine.to_string() };
+        let counts =
+            [&self.prompt_tokens, &self.cached_tokens, &self.restored_tokens, &self.generated_tokens];
+        counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
+        let times =
+            [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
+        times.iter().for_each(|times| drop(times.get_or_create(&labels)));
+    }
+
     fn add(&self, record: &TurnRecord) {
         let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
+        let engine = record.engine.to_string();
+        let labels = EngineLabels { engine: engine.clone() };
+        let count = |counter: &PerEngine<Counter>, count: usize| {
+            counter.get_or_create(&labels).inc_by(count as u64);
+        };
         let finished_reason = match record.outcome.finish {
             Finish::Cancelled => "abort",
             ref finish => finish.reason(),
         };
-        self.finished.get_or_create(&FinishLabels { finished_reason }).inc();
+        self.finished.get_or_create(&FinishLabels { engine: engine.clone(), finished_reason }).inc();
         if let Some(started) = &record.started {
-            self.resumed.get_or_create(&ReasonLabels { reason: started.reuse.reason.name() }).inc();
-            self.restored_tokens.inc_by(started.reuse.restored_tokens as u64);
+            let reason = started.reuse.reason.name();
+            self.resumed.get_or_create(&ResumeLabels { engine, reason }).inc();
+            count(&self.restored_tokens, started.reuse.restored_tokens);
         }
-        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
-        self.cached_tokens.inc_by(usage.cached_tokens as u64);
-        self.generated_tokens.inc_by(usage.completion_tokens as u64);
-        let observe = |histogram: &Histogram, time: Duration| histogram.observe(time.as_secs_f64());
+        count(&self.prompt_tokens, usage.prompt_tokens);
+        count(&self.cached_tokens, usage.cached_tokens);
+        count(&self.generated_tokens, usage.completion_tokens);
+        let observe =
+            |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
         timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
         record.inter_token.iter().for_each(|&time| observe(&self.inter_token, time));
         observe(&self.total, timings.total);
@@ -234,29 +284,23 @@ impl Metrics {
         self.turns.add(record);
     }
 
-    /// Begins to show what concerns this model.
-    pub fn register_model(&self, id: &str) {
+    /// Begins to show what concerns this model, which so many engines compute.
+    pub fn register_model(&self, id: &str, num_engines: usize) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        // vLLM numbers its engines; there is one here.
-        let labels = [("model_name", id), ("engine", "0")];
-        let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
-        self.register_ours(registry.sub_registry_with_labels(labels.clone().into_iter()));
-        self.register_vllm(registry.sub_registry_with_labels(labels.into_iter()));
+        let label = [("model_name".into(), id.to_owned().into())];
+        self.register_ours(registry.sub_registry_with_labels(label.clone().into_iter()));
+        self.register_vllm(registry.sub_registry_with_labels(label.into_iter()));
+        (0..num_engines).for_each(|engine| self.turns.begin(engine));
     }
 
-    /// What `/metrics` answers. `load` is the engine's, where there is one; `is_ready` and `num_restarts` as they are now.
-    pub fn encode(
-        &self,
-        format: Format,
-        load: Option<EngineLoad>,
-        is_ready: bool,
-        num_restarts: u64,
-    ) -> String {
+    /// What `/metrics` answers. `engines` are those of the model, where there is one; they and `is_ready` as they are now.
+    pub fn encode(&self, format: Format, engines: &[Place], is_ready: bool) -> String {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = &self.engine;
         engine.ready.set(i64::from(is_ready));
+        let num_restarts: u64 = engines.iter().map(|place| place.num_restarts).sum();
         engine.restarts.inc_by(num_restarts.saturating_sub(engine.restarts.get()));
-        load.iter().for_each(|load| engine.set(load));
+        engines.iter().enumerate().for_each(|(index, place)| engine.set(index, place));
         self.process.read();
         let mut out = String::new();
         text::encode(&mut out, &registry).expect("a string takes everything");
@@ -275,6 +319,8 @@ impl Metrics {
         r.register("llmctl_ready", "1 while requests are taken", self.engine.ready.clone());
         let restarts = self.engine.restarts.clone();
         r.register("llmctl_engine_restarts", "Times the engine was lost and brought back", restarts);
+        let retries = self.engine.retries.clone();
+        r.register("llmctl_engine_retries", "Requests begun again after their engine was lost", retries);
         r.register("llmctl_http_requests", "HTTP requests answered", http.requests.clone());
         r.register("llmctl_http_requests_in_flight", "HTTP requests being answered", http.in_flight.clone());
         r.register("llmctl_http_connections", "Open connections", http.connections.clone());
@@ -291,6 +337,7 @@ impl Metrics {
 
     fn register_ours(&self, r: &mut Registry) {
         let (engine, turns) = (&self.engine, &self.turns);
+        r.register("llmctl_engine_up", "1 while the engine is there", engine.up.clone());
         r.register("llmctl_sessions", "Sessions in the engine", engine.sessions.clone());
         r.register("llmctl_kv_capacity_bytes", "Most that KV may take", engine.kv_capacity.clone());
         r.register("llmctl_kv_allocated_bytes", "KV with memory behind it", engine.kv_allocated.clone());
@@ -313,8 +360,7 @@ impl Metrics {
         r.register("vllm:prompt_tokens", "Prompt tokens, reused ones included", turns.prompt_tokens.clone());
         r.register("vllm:generation_tokens", "Generated tokens", turns.generated_tokens.clone());
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
-        let mut time =
-            |name: &str, help: &str, histogram: &Histogram| r.register(name, help, histogram.clone());
+        let mut time = |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
         time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);
         for name in ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"] {
             time(name, "From one token to the next", &turns.inter_token);
@@ -359,13 +405,23 @@ mod tests {
     #[test]
     fn both_formats_name_a_metric_alike() {
         let metrics = Metrics::default();
-        metrics.register_model("m \"1\"");
+        metrics.register_model("m \"1\"", 2);
         let labels = HttpLabels { method: "GET".into(), route: "/health".into(), status: 200 };
         metrics.http.requests.get_or_create(&labels).inc();
-        let text = metrics.encode(Format::Text, None, true, 2);
+        let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..NO_LOAD };
+        let places = [
+            Place { standing: Standing::Up, num_restarts: 0, load: Some(load) },
+            Place { standing: Standing::Down, num_restarts: 2, load: None },
+        ];
+        let text = metrics.encode(Format::Text, &places, true);
         for expected in [
             "# TYPE vllm:num_requests_running gauge\n",
-            "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 0\n",
+            "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 3\n",
+            "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
+            "vllm:kv_cache_usage_perc{model_name=\"m \\\"1\\\"\",engine=\"0\"} 0.25\n",
+            "llmctl_engine_up{model_name=\"m \\\"1\\\"\",engine=\"0\"} 1\n",
+            "llmctl_engine_up{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
+            "vllm:generation_tokens_total{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
             "# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total{",
             "# TYPE llmctl_engine_restarts_total counter\nllmctl_engine_restarts_total 2\n",
             "# TYPE llmctl_build_info gauge\nllmctl_build_info{version=",
@@ -376,7 +432,7 @@ mod tests {
             assert!(text.contains(expected), "{expected} in\n{text}");
         }
         assert!(!text.contains("EOF"));
-        let open = metrics.encode(Format::OpenMetrics, None, true, 2);
+        let open = metrics.encode(Format::OpenMetrics, &places, true);
         assert!(open.contains("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total{"), "{open}");
         assert!(open.ends_with("# EOF\n") && open.contains("llmctl_engine_restarts_total 2\n"));
         let samples = |text: &str| {

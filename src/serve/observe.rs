@@ -24,6 +24,8 @@ pub struct TurnRecord {
     /// The `x-request-id` in force.
     pub request_id: String,
     pub session: Option<String>,
+    /// Which engine has answered.
+    pub engine: usize,
     pub started: Option<Started>,
     pub outcome: Outcome,
     /// Times between tokens, in order; one less than there are tokens.
@@ -128,6 +130,7 @@ mod tests {
         TurnRecord {
             request_id: "r1".to_owned(),
             session,
+            engine: 0,
             started: Some(started),
             outcome,
             inter_token: vec![],

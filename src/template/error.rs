@@ -3,8 +3,11 @@
 //! A template is data from a model file or from the user, so every failure is an ordinary value: a reason that can
 //! be shown, the line where the template is at fault, and one variant per thing that a caller can do about it.
 
+use serde::{Deserialize, Serialize};
+
 /// Why a template gave no text. Lines count from 1.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum TemplateError {
     /// The model brings no chat template; the caller must send raw text or name a template file.
     #[error("the model has no chat template")]
@@ -15,8 +18,8 @@ pub enum TemplateError {
     Syntax { line: usize, message: String },
 
     /// The template called `raise_exception`: its author refuses this conversation.
-    #[error("the chat template refuses this conversation: {0}")]
-    Raised(String),
+    #[error("the chat template refuses this conversation: {message} (template line {line})")]
+    Raised { line: usize, message: String },
 
     /// The template does something that its own data does not allow, e.g. reads a member of nothing.
     #[error("template line {line}: {message}")]

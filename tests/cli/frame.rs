@@ -13,6 +13,8 @@ fn help_is_as_written() {
     insta::assert_snapshot!("help_run", llmctl(&["run", "--help"]).check(0, "").stdout);
     insta::assert_snapshot!("help_serve_short", llmctl(&["serve", "-h"]).check(0, "").stdout);
     insta::assert_snapshot!("help_serve", llmctl(&["serve", "--help"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_worker_short", llmctl(&["worker", "-h"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_worker", llmctl(&["worker", "--help"]).check(0, "").stdout);
 }
 
 #[test]

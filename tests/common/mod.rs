@@ -4,6 +4,7 @@ pub mod alloc;
 pub mod gguf;
 pub mod golden;
 pub mod k_quants;
+pub mod remote;
 pub mod scripted;
 pub mod server;
 pub mod toy;

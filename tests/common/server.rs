@@ -1,9 +1,10 @@
 //! The server's endpoints without a socket: a toy engine that says what a test has written down, behind a real tokenizer
-//! and a chat template.
+//! and a chat template. The engine is a thread, or stands behind the worker protocol, as the test is run.
 //!
 //! The script goes by the text: after a question (the last user message, or a text to go on with) come the tokens of its
 //! answer, one by one; an unknown question is answered with `echo: ` and itself.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::golden::parity_folder;
+use super::remote::behind_pipes;
 use super::toy::{Log, Rule, ToyModel, hashed_logits, one_hot};
 
 /// ChatML, with a switch for thinking and a place for tools.
@@ -49,6 +51,45 @@ pub const MODEL: &str = "org/toy";
 
 const HEADER: &str = "<|im_start|>assistant\n";
 const USER: &str = "<|im_start|>user\n";
+
+/// Which kind of engine answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Thread,
+    Worker,
+}
+
+thread_local! {
+    /// Of the servers that this thread's test starts.
+    static KIND: Cell<Kind> = const { Cell::new(Kind::Thread) };
+}
+
+/// Servers that this thread starts from now on have this kind of engine.
+pub fn use_kind(kind: Kind) {
+    KIND.set(kind);
+}
+
+/// Runs asynchronous tests twice: with the engine as a thread, and behind the worker protocol.
+macro_rules! both_kinds {
+    ($($name:ident),* $(,)?) => {
+        mod in_a_thread {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                crate::common::server::use_kind(crate::common::server::Kind::Thread);
+                super::$name().await;
+            })*
+        }
+
+        mod in_a_worker {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                crate::common::server::use_kind(crate::common::server::Kind::Worker);
+                super::$name().await;
+            })*
+        }
+    };
+}
+pub(crate) use both_kinds;
 
 /// What the model says to what.
 #[derive(Clone)]
@@ -262,6 +303,11 @@ impl Build {
         };
         let vocabulary = tokenizer.clone();
         let engine = EngineHandle::spawn(move || Engine::new(Box::new(model), vocabulary, config));
+        let engine = engine.expect("an engine");
+        let engine = match KIND.get() {
+            Kind::Thread => engine,
+            Kind::Worker => behind_pipes(engine, tokenizer.clone()),
+        };
         let model = ServedModel {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
@@ -269,7 +315,7 @@ impl Build {
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
         };
-        let engine = EngineSlot::new(engine.expect("an engine"));
+        let engine = EngineSlot::new(engine);
         let settings = Settings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, engine, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());

@@ -182,12 +182,19 @@ async fn turn(State(app): State<App>, id: RequestId, body: String) -> Result<Res
                     let said = format!("done {}", outcome.finish.reason());
                     let (request_id, session, started) = (id.0.clone(), session.clone(), started.take());
                     let inter_token = vec![Duration::from_millis(1)];
-                    app.observer().turn(&TurnRecord { request_id, session, started, outcome, inter_token });
+                    app.observer().turn(&TurnRecord {
+                        request_id,
+                        session,
+                        engine: 0,
+                        started,
+                        outcome,
+                        inter_token,
+                    });
                     said
                 }
                 Some(Event::Failed(error)) => format!("failed {error}"),
                 None => {
-                    app.engine_lost();
+                    app.engine_lost(&engine);
                     "failed: the engine is gone".to_owned()
                 }
                 Some(_) => continue,

@@ -53,6 +53,7 @@ fn fragile_engine(root: &Path) -> EngineHandle {
 
 fn recovery(rebuild: impl FnMut() -> Result<EngineHandle, String> + Send + 'static) -> Recovery {
     Recovery {
+        name: "the engine".to_owned(),
         rebuild: Box::new(rebuild),
         build_time: Duration::from_secs(7),
         pause: Duration::from_millis(1),
@@ -133,9 +134,9 @@ fn a_false_alarm_costs_nobody_his_engine() {
     };
     let slot = EngineSlot::with_recovery(counting_engine(), recovery(rebuild)).expect("a thread");
     let site = Site::with(Options::default(), slot);
-    site.app.engine_lost();
+    site.app.engine_lost(&site.app.engine().expect("up"));
     eventually("it is up again", || get(site.address(), "/ready").status == 200);
-    assert_eq!((num_built.load(Ordering::SeqCst), site.app.num_engine_restarts()), (0, 0));
+    assert_eq!((num_built.load(Ordering::SeqCst), site.app.engines().num_restarts()), (0, 0));
 }
 
 #[test]

@@ -14,6 +14,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
 use crate::runtime::kv::{PageName, PagePool};
@@ -47,7 +49,8 @@ pub struct Engine {
 }
 
 /// Requests in flight and KV in use, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EngineLoad {
     pub num_waiting: usize,
     pub num_running: usize,

@@ -2,6 +2,8 @@
 //!
 //! Invariants: a session that a request is in is not touched from here; a refused call changes nothing.
 
+use serde::{Deserialize, Serialize};
+
 use super::Engine;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::Sampling;
@@ -9,8 +11,9 @@ use crate::runtime::sequence::Sequence;
 use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
 
 /// A named session with its tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionDetail {
+    #[serde(flatten)]
     pub info: SessionInfo,
     /// Prompt and generated tokens, an end of generation excluded.
     pub tokens: Vec<u32>,

@@ -15,10 +15,12 @@ pub use self::compiler::{Grammar, GrammarCompiler};
 pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// What an answer must keep to.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case", deny_unknown_fields)]
 pub enum GrammarSource {
     /// Any JSON object.
     JsonObject,

@@ -14,6 +14,8 @@ pub mod table;
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 pub use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 pub use pool::PagePool;
 pub use prefix::{PageKey, PageName};
@@ -27,7 +29,7 @@ pub struct Place {
 }
 
 /// What layers of one kind keep of a sequence between steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateGroup {
     pub keep: Keep,
     /// Bytes of one page.
@@ -35,7 +37,8 @@ pub struct StateGroup {
 }
 
 /// How long it is kept, and so what a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Keep {
     /// A page holds the rows of [`PAGE_TOKENS`] tokens; all are seen for ever.
     All,

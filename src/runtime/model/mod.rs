@@ -1,12 +1,16 @@
-//! Models: the seam that the engine drives (`Model`), the decoder that implements it, and the families as facts.
+//! Models: the seam that the engine drives (`Model`), the decoder that implements it, the families as facts, and those that
+//! run through candle-transformers.
 
 pub mod arch;
+pub mod borrowed;
 pub mod config;
 pub mod decoder;
 pub mod rope;
 pub mod weights;
 
 pub use config::*;
+
+use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::kv::{PageTable, Place, StateGroup};
@@ -56,7 +60,7 @@ impl Logits {
 }
 
 /// What the engine must know of a model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// Family name, e.g. `qwen3`.
     pub architecture: String,

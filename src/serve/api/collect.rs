@@ -22,6 +22,10 @@ pub async fn all(mut running: Running) -> Result<Collected, ApiError> {
     while let Some(update) = running.updates.recv().await {
         match update {
             Update::Progress(_) => {}
+            Update::Again => {
+                tokens.clear();
+                answers.clear();
+            }
             Update::Said { choice, tokens: new, .. } => at(&mut tokens, choice).extend(new),
             Update::Finished { choice, answer } => *at(&mut answers, choice) = Some(answer),
             Update::Ended(totals) => {

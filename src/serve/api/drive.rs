@@ -2,11 +2,13 @@
 //!
 //! Invariants: nobody hears of success before every request of the ask is in the queue or further; a reader that goes
 //! away stops all of them, at the engine's next step, and what a session has heard by then is kept as a cancelled turn;
-//! a turn is on disk, and its session free for the next, before `Finished` says so. Templates, tokenizers and files are
-//! used on blocking threads only. The task outlives its reader by as much as that takes.
+//! a turn is on disk, and its session free for the next, before `Finished` says so. An engine that is lost costs an ask of
+//! which its client has seen nothing a second attempt, and any other an error, never a shorter answer. Templates, tokenizers and
+//! files are used on blocking threads only. The task outlives its reader by as much as that takes.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -15,16 +17,21 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::conversations::Opened;
-use super::prepare::{Prepared, prepare};
-use super::turn::{Answered, Ask, Delta, InSession, Progress, Running, Totals, Update};
+use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
+use super::turn::{Answered, Ask, Delta, Progress, Running, Totals, Update};
 use super::voice::Voice;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
-    EngineHandle, Error, Event, Finish, Outcome, Request, Sampling, Started, StopHandle, Token,
+    EngineHandle, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started,
+    StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::observe::TurnRecord;
+
+/// How long an ask whose engine was lost waits for another, and how often it looks.
+const RETRY_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Starts an ask; returns when all its requests are admitted.
 ///
@@ -47,16 +54,18 @@ type Admission = Result<Vec<String>, ApiError>;
 
 async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates: UnboundedSender<Update>) {
     // Both receivers may be gone: then nobody is left to be told.
-    let mut flight = match Flight::submit(&app, ask).await {
+    let mut flight = match Flight::prepare(&app, ask).await {
         Ok(flight) => flight,
         Err(error) => return drop(admitted.send(Err(retriable(&app, error)))),
     };
-    if let Err(error) = flight.wait_for_admission(&updates).await {
+    let mut admitted = Some(admitted);
+    let ended = flight.fly(&mut admitted, &updates).await;
+    if let Some(admitted) = admitted {
         flight.close().await;
+        let error = ended.err().unwrap_or_else(|| internal("the request ended unadmitted"));
         return drop(admitted.send(Err(retriable(&app, error))));
     }
-    let _ = admitted.send(Ok(std::mem::take(&mut flight.prompts)));
-    let last = match flight.deliver(&updates).await {
+    let last = match ended {
         Ok(totals) => Update::Ended(totals),
         Err(error) => {
             flight.flush_all(&updates);
@@ -127,14 +136,18 @@ impl Choice {
 /// The requests of one ask, while they run.
 struct Flight {
     app: App,
-    request_id: String,
-    sampling: Sampling,
-    /// Choices of one prompt stand together.
-    num_per_prompt: usize,
+    ask: Ask,
+    prompts: Vec<PreparedPrompt>,
+    grammar: Option<Grammar>,
+    markup: Arc<[u32]>,
+    /// Nothing when the engine was lost.
+    seat: Option<Seat>,
+    begun: Instant,
+    has_retried: bool,
+    /// The updates tell something of an answer.
+    has_spoken: bool,
     choices: Vec<Choice>,
-    prompts: Vec<String>,
     turn: Option<(Opened, PromptedTurn)>,
-    session: Option<InSession>,
     events: UnboundedReceiver<(usize, Event)>,
     /// Came before the answer's first byte.
     backlog: VecDeque<(usize, Event)>,
@@ -149,49 +162,144 @@ impl Drop for Flight {
 }
 
 impl Flight {
-    /// Hands all requests of the ask to the engine.
-    async fn submit(app: &App, ask: Ask) -> Result<Self, ApiError> {
+    async fn prepare(app: &App, ask: Ask) -> Result<Self, ApiError> {
+        let begun = Instant::now();
         let on_thread = app.clone();
         let prepared = spawn_blocking(move || prepare(&on_thread, &ask).map(|prepared| (prepared, ask)));
         let (prepared, ask) = prepared.await.map_err(|_| internal("preparing the prompt failed"))??;
-        let Prepared { engine, prompts, turn, grammar, markup } = prepared;
-        let (sender, events) = mpsc::unbounded_channel();
-        let mut flight = Self {
+        let Prepared { seat, prompts, turn, grammar, markup } = prepared;
+        Ok(Self {
             app: app.clone(),
-            request_id: ask.request_id,
-            sampling: ask.sampling,
-            num_per_prompt: ask.num_choices,
+            ask,
+            prompts,
+            grammar,
+            markup,
+            seat,
+            begun,
+            has_retried: false,
+            has_spoken: false,
             choices: Vec::new(),
-            prompts: Vec::new(),
             turn,
-            session: ask.session,
-            events,
+            events: mpsc::unbounded_channel().1,
             backlog: VecDeque::new(),
             stops: Vec::new(),
             totals: Totals::default(),
-        };
-        for prompt in prompts {
-            for nth in 0..ask.num_choices {
-                let seed = flight.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
-                let request = Request {
-                    prompt: prompt.tokens.clone(),
-                    sampling: Sampling { seed, ..flight.sampling.clone() },
-                    limits: ask.limits.clone(),
-                    logprobs: ask.logprobs,
-                    grammar: grammar.clone(),
-                    markup: markup.clone(),
-                    session: flight.session.as_ref().map(|session| session.name.to_string()),
-                    ..Request::default()
-                };
-                let submitted = flight.submit_one(&engine, request, prompt.ear.voice(), &sender);
-                if let Err(error) = submitted {
-                    flight.close().await;
-                    return Err(error);
-                }
+        })
+    }
+
+    /// To the end, with a second attempt where the first was lost with its engine. `admitted` is taken as soon as the ask is.
+    async fn fly(
+        &mut self,
+        admitted: &mut Option<oneshot::Sender<Admission>>,
+        updates: &UnboundedSender<Update>,
+    ) -> Result<Totals, ApiError> {
+        loop {
+            let error = match self.attempt(admitted, updates).await {
+                Ok(totals) => return Ok(totals),
+                Err(error) => error,
+            };
+            if !self.may_retry(&error) {
+                return Err(error);
             }
-            flight.prompts.push(prompt.text);
+            self.stop(); // those of other requests of this ask, which may be with the engine still
+            self.move_on(updates).await?;
+            self.has_retried = true;
+            self.app.observer().metrics().engine.retries.inc();
+            tracing::warn!("request {} begins again: its engine was lost", self.ask.request_id);
+            if std::mem::take(&mut self.has_spoken) {
+                let _ = updates.send(Update::Again); // to nobody, when the reader has gone
+            }
         }
-        Ok(flight)
+    }
+
+    /// Once, and only what its client has seen nothing of.
+    fn may_retry(&self, error: &ApiError) -> bool {
+        let is_seen = self.ask.is_streamed && self.has_spoken;
+        let is_saved = self.ask.session.is_some() && self.turn.is_none();
+        error.is_engine_down() && !self.has_retried && !is_seen && !is_saved
+    }
+
+    /// Waits for an engine, for a while.
+    async fn move_on(&mut self, updates: &UnboundedSender<Update>) -> Result<(), ApiError> {
+        let give_up_at = Instant::now() + RETRY_WITHIN;
+        loop {
+            let error = match self.take_seat().await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let back_at = Instant::now() + error.retry_after.unwrap_or_default();
+            if !error.is_engine_down() || back_at > give_up_at {
+                return Err(error);
+            }
+            tokio::select! {
+                () = updates.closed() => return Err(error),
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    async fn take_seat(&mut self) -> Result<(), ApiError> {
+        let (app, turn) = (self.app.clone(), self.turn.take());
+        let seated = spawn_blocking(move || {
+            let seated = seat(&app, turn.as_ref().map(|(opened, _)| opened));
+            (seated, turn)
+        });
+        let (seated, turn) = seated.await.map_err(|_| internal("bringing the session back failed"))?;
+        self.turn = turn;
+        self.seat = Some(seated?);
+        Ok(())
+    }
+
+    async fn attempt(
+        &mut self,
+        admitted: &mut Option<oneshot::Sender<Admission>>,
+        updates: &UnboundedSender<Update>,
+    ) -> Result<Totals, ApiError> {
+        self.submit()?;
+        self.wait_for_admission(updates).await?;
+        if let Some(admitted) = admitted.take() {
+            let texts = self.prompts.iter_mut().map(|prompt| std::mem::take(&mut prompt.text));
+            let _ = admitted.send(Ok(texts.collect()));
+        }
+        self.deliver(updates).await
+    }
+
+    /// Hands all requests of the ask to the engine.
+    fn submit(&mut self) -> Result<(), ApiError> {
+        let engine = self.seat.as_ref().ok_or_else(ApiError::engine_down)?.engine.clone();
+        let (sender, events) = mpsc::unbounded_channel();
+        (self.events, self.totals) = (events, Totals::default());
+        self.choices.clear();
+        self.backlog.clear();
+        self.stops.clear();
+        for prompt in 0..self.prompts.len() {
+            for nth in 0..self.ask.num_choices {
+                let request = self.request(prompt, nth);
+                let voice = self.prompts[prompt].ear.voice();
+                self.submit_one(&engine, request, voice, &sender)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&self, prompt: usize, nth: usize) -> Request {
+        let ask = &self.ask;
+        let seed = ask.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
+        let mut limits = ask.limits.clone();
+        if self.has_retried {
+            // It counts from the first attempt.
+            limits.deadline = limits.deadline.map(|deadline| deadline.saturating_sub(self.begun.elapsed()));
+        }
+        Request {
+            prompt: self.prompts[prompt].tokens.clone(),
+            sampling: Sampling { seed, ..ask.sampling.clone() },
+            limits,
+            logprobs: ask.logprobs,
+            grammar: self.grammar.clone(),
+            markup: self.markup.clone(),
+            session: ask.session.as_ref().map(|session| session.name.to_string()),
+            ..Request::default()
+        }
     }
 
     fn submit_one(
@@ -225,12 +333,14 @@ impl Flight {
         }
     }
 
-    /// What the engine refuses with. That it is gone is news to others as well.
+    /// What the engine refuses with. That it is gone is news to others as well, who know when to come back.
     fn refused(&self, error: Error) -> ApiError {
-        if matches!(error, Error::EngineGone) {
-            self.app.engine_lost();
+        let Error::EngineGone = error else { return error.into() };
+        if let Some(seat) = &self.seat {
+            self.app.engine_lost(&seat.engine);
         }
-        error.into()
+        let other = self.app.engine_of(self.ask.session.as_ref().map(|session| &session.name));
+        other.err().unwrap_or_else(ApiError::engine_down)
     }
 
     /// The next event; a reader that goes away meanwhile stops the requests, which then come to their ends.
@@ -282,13 +392,18 @@ impl Flight {
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
+            self.has_spoken |= matches!(update, Update::Said { .. } | Update::Finished { .. });
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))
     }
 
-    fn start(&mut self, index: usize, started: Started) -> Update {
-        if let Some(session) = &self.session {
+    fn start(&mut self, index: usize, mut started: Started) -> Update {
+        let is_brought_back = self.seat.as_ref().is_some_and(|seat| seat.is_brought_back);
+        if is_brought_back && started.reuse.reason == ReuseReason::Evicted {
+            started.reuse.reason = ReuseReason::EngineLost; // it was not for others that its KV went
+        }
+        if let Some(session) = &self.ask.session {
             self.app.conversations().note(&session.name, &started);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
@@ -302,6 +417,7 @@ impl Flight {
     fn flush(&mut self, index: usize, is_cut: bool, updates: &UnboundedSender<Update>) {
         let deltas = self.choices[index].voice.finish(is_cut);
         if !deltas.is_empty() {
+            self.has_spoken = true;
             let _ = updates.send(Update::Said { choice: index, deltas, tokens: Vec::new() });
         }
     }
@@ -327,7 +443,10 @@ impl Flight {
         choice.is_done = true;
         let reuse = choice.started.as_ref().map(|started| started.reuse).unwrap_or_default();
         let answer = Answered { said: choice.voice.said().clone(), outcome, reuse };
-        self.totals.add(&answer, index.is_multiple_of(self.num_per_prompt));
+        self.totals.add(&answer, index.is_multiple_of(self.ask.num_choices));
+        if let Some(seat) = &self.seat {
+            self.app.engines().answered(&seat.engine);
+        }
         self.record(index, &answer.outcome);
         self.save(index, &answer).await?;
         Ok(Update::Finished { choice: index, answer })
@@ -336,8 +455,9 @@ impl Flight {
     fn record(&mut self, index: usize, outcome: &Outcome) {
         let choice = &mut self.choices[index];
         self.app.observer().turn(&TurnRecord {
-            request_id: self.request_id.clone(),
-            session: self.session.as_ref().map(|session| session.name.to_string()),
+            request_id: self.ask.request_id.clone(),
+            session: self.ask.session.as_ref().map(|session| session.name.to_string()),
+            engine: self.seat.as_ref().map_or(0, |seat| seat.index),
             started: choice.started.clone(),
             outcome: outcome.clone(),
             inter_token: std::mem::take(&mut choice.inter_token),
@@ -351,7 +471,7 @@ impl Flight {
             message: answer.said.to_message(),
             generated: std::mem::take(&mut self.choices[index].ids),
             outcome: answer.outcome.clone(),
-            sampling: self.sampling.clone(),
+            sampling: self.ask.sampling.clone(),
         };
         let app = self.app.clone();
         let save = move || {
@@ -367,7 +487,7 @@ impl Flight {
 /// Gives a conversation up. One that came to nothing takes no place in the engine either, before its name is free again.
 fn leave(app: &App, opened: Opened) {
     if opened.is_forgotten()
-        && let Ok(engine) = app.engine()
+        && let Ok(engine) = app.engine_of(Some(opened.name()))
     {
         let _ = engine.close_session(opened.name().as_str()); // it may never have begun there
     }

@@ -1,5 +1,6 @@
-//! From an ask to tokens and a grammar: rendering, encoding, opening the conversation, compiling. All that may take long or
-//! wait for a disk, and nothing that the engine computes: for blocking threads.
+//! From an ask to tokens, a grammar and an engine: rendering, encoding, opening the conversation, compiling, and bringing the
+//! session to the engine that it goes to. All that may take long or wait for a disk, and nothing that the engine computes: for
+//! blocking threads.
 
 use std::sync::Arc;
 
@@ -17,13 +18,24 @@ use crate::template::{Conversation, Dialect, ToolChoice};
 
 /// An ask with tokens.
 pub struct Prepared {
-    pub engine: EngineHandle,
+    /// Nothing when the engine was lost meanwhile.
+    pub seat: Option<Seat>,
     pub prompts: Vec<PreparedPrompt>,
     pub turn: Option<(Opened, PromptedTurn)>,
     /// What all answers keep to.
     pub grammar: Option<Grammar>,
     /// Special tokens that the ear must hear.
     pub markup: Arc<[u32]>,
+}
+
+/// The engine that an ask goes to, which knows its session.
+#[derive(Clone)]
+pub struct Seat {
+    pub engine: EngineHandle,
+    /// Its number.
+    pub index: usize,
+    /// The session was with an engine that has been lost.
+    pub is_brought_back: bool,
 }
 
 pub struct PreparedPrompt {
@@ -41,9 +53,10 @@ pub fn prepare(app: &App, ask: &Ask) -> Result<Prepared, ApiError> {
         Prompt::Texts(texts) => {
             let prompts = texts.iter().map(|text| prepare_text(app, text)).collect::<Result<_, _>>()?;
             let grammar = shaped(ask.shape.as_ref(), |source| app.grammars(&engine).compile(source))?;
-            Ok(Prepared { engine, prompts, turn: None, grammar, markup: Arc::default() })
+            let seat = Some(Seat::of(app, engine));
+            Ok(Prepared { seat, prompts, turn: None, grammar, markup: Arc::default() })
         }
-        Prompt::Chat(conversation) => prepare_chat(app, engine, ask, conversation),
+        Prompt::Chat(conversation) => prepare_chat(app, &engine, ask, conversation),
     }
 }
 
@@ -58,14 +71,14 @@ fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
 
 fn prepare_chat(
     app: &App,
-    engine: EngineHandle,
+    engine: &EngineHandle,
     ask: &Ask,
     conversation: &Conversation,
 ) -> Result<Prepared, ApiError> {
     let model = app.model();
     let session = match &ask.session {
         None => None,
-        Some(session) => Some(open(app, &engine, session)?),
+        Some(session) => Some(app.conversations().open(&session.name, &model.fingerprint)?),
     };
     let fresh;
     let (dialogue, conversation) = match (&session, &ask.session) {
@@ -80,10 +93,10 @@ fn prepare_chat(
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
     let grammar = match ask.tools.is_on() {
-        true => called(app.grammars(&engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
+        true => called(app.grammars(engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
         false => {
             let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
-            let compiler = app.grammars(&engine);
+            let compiler = app.grammars(engine);
             shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?
         }
     };
@@ -91,8 +104,12 @@ fn prepare_chat(
     let markup = model.speech.markup(&app.dialect());
     let ear = Ear::new(dialect, ask.tools.heard(), turn.tail(), ask.is_streamed);
     let prompt = PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), ear };
+    let seat = match seat(app, session.as_ref()) {
+        Err(error) if error.is_engine_down() => None,
+        seat => Some(seat?),
+    };
     let turn = session.map(|opened| (opened, turn));
-    Ok(Prepared { engine, prompts: vec![prompt], turn, grammar, markup })
+    Ok(Prepared { seat, prompts: vec![prompt], turn, grammar, markup })
 }
 
 /// The conversation so far and the new messages.
@@ -100,17 +117,32 @@ fn followed(dialogue: &Dialogue, added: &Conversation) -> Conversation {
     Conversation { messages: dialogue.followed_by(added.messages.clone()).messages, ..added.clone() }
 }
 
-/// Opens a session and tells the engine what it held, if that does not know.
-fn open(app: &App, engine: &EngineHandle, session: &InSession) -> Result<Opened, ApiError> {
-    let model = &app.model().fingerprint;
-    let opened = app.conversations().open(&session.name, model)?;
-    if let Some(tokens) = opened.saved().tokens_of(model) {
-        match engine.restore_session(session.name.as_str(), tokens) {
-            Ok(()) | Err(Error::InvalidParameter { .. }) => {} // it knows the session already
-            Err(error) => return Err(error.into()),
+impl Seat {
+    fn of(app: &App, engine: EngineHandle) -> Self {
+        Self { index: app.engines().index_of(&engine), engine, is_brought_back: false }
+    }
+}
+
+/// Finds the engine for a session, or for none, and tells it what the session held, if it does not know.
+///
+/// # Errors
+/// 503 without an engine, or when it was lost meanwhile; what the engine refuses with.
+pub fn seat(app: &App, session: Option<&Opened>) -> Result<Seat, ApiError> {
+    let Some(opened) = session else { return Ok(Seat::of(app, app.engine()?)) };
+    let name = opened.name();
+    let mut seat = Seat::of(app, app.engine_of(Some(name))?);
+    let Some(tokens) = opened.saved().tokens_of(&app.model().fingerprint) else { return Ok(seat) };
+    match seat.engine.restore_session(name.as_str(), tokens) {
+        Ok(()) => seat.is_brought_back = app.conversations().resumes(name).last.is_some(),
+        Err(Error::InvalidParameter { .. }) => {} // it knows the session already
+        Err(error) => {
+            if matches!(error, Error::EngineGone) {
+                app.engine_lost(&seat.engine);
+            }
+            return Err(error.into());
         }
     }
-    Ok(opened)
+    Ok(seat)
 }
 
 /// The grammar of an answer's shape, if it has one; what is wrong with it is told of its parameter.

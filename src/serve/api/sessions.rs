@@ -24,12 +24,10 @@ use crate::serve::wire::{Fields, Problems};
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let data = blocking(&app, |app| {
         let engine = app.engine()?;
-        let infos = engine.list_sessions()?;
-        let mut in_engine: HashMap<&str, &SessionInfo> =
-            infos.iter().map(|info| (info.name.as_str(), info)).collect();
+        let in_engines = in_engines(app)?;
         let listed = app.conversations().list()?;
         let session = |Listed { name, summary }: Listed| {
-            let info = in_engine.remove(name.as_str());
+            let info = in_engines.get(name.as_str());
             match summary {
                 Ok(summary) => session_json(app, &engine, &name, &summary, info),
                 Err(error) => json!({"id": name.as_str(), "object": "session", "error": error.to_string()}),
@@ -38,6 +36,30 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
         Ok(listed.into_iter().map(session).collect::<Vec<_>>())
     });
     Ok(Json(json!({"object": "list", "data": data.await?})))
+}
+
+/// What the engines know of their sessions. One that went down meanwhile knows nothing.
+fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
+    let mut known: HashMap<String, SessionInfo> = HashMap::new();
+    for engine in app.engines().up() {
+        match engine.list_sessions() {
+            Ok(infos) => {
+                for info in infos {
+                    // One that has moved may have left an older state behind.
+                    if !known.contains_key(&info.name) || is_with(app, &info.name, &engine) {
+                        known.insert(info.name.clone(), info);
+                    }
+                }
+            }
+            Err(Error::EngineGone) => app.engine_lost(&engine),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(known)
+}
+
+fn is_with(app: &App, name: &str, engine: &EngineHandle) -> bool {
+    app.engines().of(name).is_ok_and(|own| own.is_same(engine))
 }
 
 /// `?messages=true` adds the conversation.
@@ -52,7 +74,7 @@ pub async fn get(
         Some(_) => return Err(ApiError::invalid("messages", "messages is neither true nor false")),
     };
     let session = blocking(&app, move |app| {
-        let engine = app.engine()?;
+        let engine = app.engine_of(Some(&name))?;
         let (saved, summary) = app.conversations().read(&name)?;
         let info = known(app, engine.inspect_session(name.as_str()))?.map(|detail| detail.info);
         let mut session = session_json(app, &engine, &name, &summary, info.as_ref());
@@ -136,7 +158,7 @@ pub async fn reset(State(app): State<App>, InPath(name): InPath) -> Result<Json<
     let id = name.clone();
     blocking(&app, move |app| {
         let opened = known(app, app.conversations().open_known(&name, &app.model().fingerprint))?;
-        known(app, app.engine()?.reset_session(name.as_str()))?;
+        in_each(app, |engine| engine.reset_session(name.as_str()))?;
         match opened {
             Some(mut opened) => Ok(opened.rewind(0)?),
             None => Ok(()),
@@ -150,8 +172,9 @@ pub async fn reset(State(app): State<App>, InPath(name): InPath) -> Result<Json<
 pub async fn delete(State(app): State<App>, InPath(name): InPath) -> Result<Json<Value>, ApiError> {
     let id = name.clone();
     blocking(&app, move |app| {
-        known(app, app.engine()?.close_session(name.as_str()))?;
+        in_each(app, |engine| engine.close_session(name.as_str()))?;
         known(app, app.conversations().remove(&name))?;
+        app.engines().forget(name.as_str());
         Ok(())
     })
     .await?;
@@ -178,12 +201,43 @@ pub async fn fork(
         let model = &app.model().fingerprint;
         let num_turns = app.conversations().fork(&from, &to, turns, model).map_err(taken)?;
         if turns.is_none() {
-            // Shares what is in memory. Where that does not work out, the next turn finds what it can.
-            let _ = app.engine()?.fork_session(from.as_str(), to.as_str());
+            // Where that does not work out, the next turn finds what it can.
+            let _ = fork_in_memory(app, &from, &to);
         }
         Ok(json!({"forked": true, "session_id": to.as_str(), "from": from.as_str(), "turns": num_turns}))
     });
     Ok(Json(forked.await?))
+}
+
+/// Shares what is in memory; with an engine that is another's, only the tokens, whose KV may be on disk.
+fn fork_in_memory(app: &App, from: &SessionName, to: &SessionName) -> Result<(), ApiError> {
+    let (old, new) = (app.engine_of(Some(from))?, app.engine_of(Some(to))?);
+    if old.is_same(&new) {
+        return Ok(old.fork_session(from.as_str(), to.as_str())?);
+    }
+    let saved = app.conversations().read(to)?.0;
+    match saved.tokens_of(&app.model().fingerprint) {
+        Some(tokens) => Ok(new.restore_session(to.as_str(), tokens)?),
+        None => Ok(()),
+    }
+}
+
+/// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down
+/// meanwhile takes its sessions with it.
+fn in_each(app: &App, ask: impl Fn(&EngineHandle) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+    app.engine()?;
+    let mut refusal = Ok(());
+    for engine in app.engines().up() {
+        let answer = ask(&engine);
+        if matches!(answer, Err(Error::EngineGone)) {
+            app.engine_lost(&engine);
+            if app.engines().len() > 1 {
+                continue;
+            }
+        }
+        refusal = refusal.and(known(app, answer).map(drop));
+    }
+    refusal
 }
 
 /// A session of that name is a conflict, not a wrong value.

@@ -95,6 +95,7 @@ impl<C: Chunks> Feed<C> {
                 self.progress = Some(progress);
                 return;
             }
+            Some(Update::Again) => return, // nothing has been said
             Some(Update::Said { choice, deltas, tokens }) => {
                 self.progress = None;
                 self.chunks.said(choice, deltas, tokens)

@@ -111,6 +111,9 @@ pub enum Update {
         choice: usize,
         answer: Answered,
     },
+    /// What was said before does not count: the engine was lost, and another begins again. Not in a stream, whose reader has
+    /// seen it.
+    Again,
     /// All choices are complete.
     Ended(Totals),
     Failed(ApiError),

@@ -183,6 +183,9 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::PrefixCache => {
             "the same beginning had been computed before, here or elsewhere, in whole pages"
         }
+        ReuseReason::EngineLost => {
+            "the engine that held the conversation is gone, and nothing of it was on disk"
+        }
         ReuseReason::Restored => "what another process had computed was read from disk, in whole pages",
     }
 }

@@ -12,9 +12,9 @@ use crate::runtime::model::config::{
 };
 
 /// Bounds beyond which a number in a file is a lie; generous against the largest published models.
-const MAX_LAYERS: usize = 1 << 12;
+pub const MAX_LAYERS: usize = 1 << 12;
 pub const MAX_WIDTH: usize = 1 << 22;
-const MAX_VOCAB: usize = 1 << 26;
+pub const MAX_VOCAB: usize = 1 << 26;
 
 /// Hugging Face keys that a config may leave out, with the values its family's class gives them.
 #[derive(Debug, Clone, Copy)]

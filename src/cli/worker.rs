@@ -1,0 +1,148 @@
+//! `llmctl worker`: an engine behind standard input and output, for a program that speaks the worker protocol.
+//!
+//! Standard output carries the protocol and nothing else, from the first byte on. The input is read from the first moment, so
+//! that a worker whose parent has gone ends while it loads, too.
+
+use std::io;
+use std::process;
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use super::args::{EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
+use super::error::{CommandError, Exit, Kind};
+use super::load;
+use super::serve::{DEFAULT_MAX_SESSIONS, DEFAULT_MAX_WAITING, DEFAULT_PARALLEL};
+use super::signal::Graceful;
+use super::terminal::Terminal;
+use crate::runtime::Error;
+use crate::runtime::worker::protocol::{Answer, Code, ErrorLine, ModelId, Reply, write_line};
+use crate::runtime::worker::service::{End, Ended, Reception, Worker};
+
+/// Answer requests on standard input, one JSON object a line (for programs)
+///
+/// An engine in a process of its own. The protocol is that of docs/worker-protocol.md: requests with an `id` run together,
+/// those without one after the other, as clients of ExecuTorch's worker expect.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct WorkerArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub capacity: CapacityArgs,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How much at once.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Capacity")]
+pub struct CapacityArgs {
+    /// Requests that are computed at the same time (default: 4)
+    ///
+    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
+    /// as memory allows.
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub parallel: Option<usize>,
+
+    /// Requests that wait for their turn; more are refused (default: 64)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
+    pub max_waiting: Option<usize>,
+
+    /// Named sessions that exist at the same time; 0 allows none (default: 256)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
+    pub max_sessions: Option<usize>,
+
+    /// Take a session's memory when it has been idle this long, e.g. 30m (default: when others need it)
+    ///
+    /// What it has said stays, and its KV stays on disk.
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub session_ttl: Option<Span>,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  (echo '{\"prompt\": \"Once upon a time\", \"max_new_tokens\": 16}'; sleep 5) | llmctl worker --model ./model.gguf
+
+Protocol:
+  The first line on stdout is {\"ready\": true, ...}, or an error. Then each line on stdin is a request, and the lines that \
+answer it carry its `id`: {\"token\": \"text\"} any number of times and {\"done\": true, ...} or {\"error\": \"message\"}.
+  What else can be asked (open, close, reset, fork, restore, inspect, sessions, cancel, ping, notices, flush, shutdown) \
+is in docs/worker-protocol.md, and docs/worker-protocol.schema.json describes every line.
+
+End:
+  The end of stdin, a reader of stdout that goes away, SIGTERM, SIGINT and {\"op\": \"shutdown\"} end it alike: requests \
+under way are cancelled, sessions are saved, and the exit code is 0. Keep stdin open until the answers are there. A second \
+signal ends at once.
+
+Exit codes:
+  0    stopped, in good order
+  1    runtime failure, also when the engine failed
+  2    usage
+  65   bad input: a damaged model
+  66   model not found
+  74   stdout cannot be written
+  75   not enough memory
+  78   bad configuration
+  130  interrupted before it was ready, or by a second signal
+  143  terminated before it was ready, or by a second signal
+
+Environment and files:
+  LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.";
+
+/// Runs the subcommand.
+pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let reception = Reception::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
+        .map_err(|error| failure(error, "reading the input"))?;
+    let worker = load_worker(&args, terminal).inspect_err(say_why)?;
+    let graceful = Graceful::begin();
+    let stopper = reception.stopper();
+    graceful.on_signal(move |_| stopper.stop()).map_err(|error| failure(error, "waiting for signals"))?;
+    let ended = reception.serve(worker, io::stdout()).map_err(|error| failure(error, "starting"))?;
+    conclude(ended, terminal)
+}
+
+fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<Worker, CommandError> {
+    let (texts, engine) = load::load(&args.model, engine_options(args), terminal)?.into_parts();
+    let (info, speech, fingerprint) = texts.into_parts();
+    let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
+    Ok(Worker { engine, tokenizer: speech.tokenizer().clone(), model })
+}
+
+fn engine_options(args: &WorkerArgs) -> EngineOptions {
+    let capacity = &args.capacity;
+    let sharing = Sharing {
+        max_running: capacity.parallel.unwrap_or(DEFAULT_PARALLEL),
+        max_waiting: capacity.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+        max_sessions: capacity.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
+        session_ttl: capacity.session_ttl.map(|span| span.0),
+    };
+    EngineOptions { sharing, ..args.engine.resolve(true) }
+}
+
+/// The parent waits for a line; the exit code says the same to it.
+fn say_why(error: &CommandError) {
+    let detail = error.runtime().and_then(|error| serde_json::to_value(error).ok());
+    let code = Some(Code::LoadFailed);
+    let line = ErrorLine { error: error.to_string(), code, detail, session_id: None };
+    // A parent that does not read has the exit code.
+    let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: Answer::Error(line) });
+}
+
+fn conclude(ended: Ended, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if !ended.is_saved && !matches!(ended.why, End::EngineGone) {
+        terminal.warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
+    }
+    ended.notices.iter().for_each(|notice| terminal.warn(notice));
+    match ended.why {
+        End::Input | End::Shutdown(_) | End::Stopped | End::ReaderGone => Ok(Exit::Success),
+        End::OutputFailed(error) => Err(failure(error, "writing to standard output")),
+        End::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
+    }
+}
+
+fn failure(error: io::Error, doing: &str) -> CommandError {
+    CommandError::new(Kind::Io, error).context(doing.to_owned())
+}

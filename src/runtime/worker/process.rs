@@ -1,0 +1,336 @@
+//! Worker processes: started, watched, and ended with all that they have begun.
+//!
+//! Invariants: a process is started by a thread that lasts as long as it does, because Linux ends it with that thread; it is
+//! waited for as soon as it has ended, so it never stays as a zombie; its number is only used for a signal while it has not been
+//! waited for. Reads no variable and prints nothing: what a worker says on standard error goes to whoever started it.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::remote::{Patience, Peer, RemoteEngine, StartError};
+#[cfg(unix)]
+use super::unix;
+
+/// Lines of standard error that are kept for the diagnosis, and bytes of each that count.
+const KEPT_LINES: usize = 8;
+const MAX_LINE_BYTES: usize = 4096;
+
+/// How often it is looked whether a process that says nothing any more has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// A process that uses less of a processor than this part, in percent, does not compute.
+const LEAST_WORK_PERCENT: u64 = 1;
+
+/// Clock ticks per second in /proc/PID/stat: 100 on every architecture of Linux (`USER_HZ`).
+const TICKS_PER_SECOND: u64 = 100;
+
+/// How a worker is started.
+#[derive(Clone)]
+pub struct Launch {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    /// Variables that it does not get.
+    pub secrets: Vec<OsString>,
+    /// Bytes of memory that it may reserve for itself, and its priority; see [`unix::Limits`].
+    pub memory: Option<u64>,
+    pub nice: Option<i32>,
+    pub patience: Patience,
+    /// Gets each line of its standard error, on a thread of the worker's own.
+    pub said: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Launch {
+    /// Starts the worker and waits until it is ready.
+    ///
+    /// # Errors
+    /// [`StartError`], with how it ended and what it last said.
+    pub fn start(&self) -> Result<RemoteEngine, StartError> {
+        let (process, input, output) = Process::start(self)?;
+        RemoteEngine::connect(output, input, process, self.patience)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for name in &self.secrets {
+            command.env_remove(name);
+        }
+        #[cfg(unix)]
+        unix::prepare(&mut command, unix::Limits { memory: self.memory, nice: self.nice });
+        command
+    }
+}
+
+/// A process that runs, or has run.
+struct Process {
+    state: Mutex<State>,
+    ended: Condvar,
+    work: Mutex<Work>,
+}
+
+struct State {
+    child: Child,
+    status: Option<ExitStatus>,
+    last_lines: VecDeque<String>,
+}
+
+/// What it had computed when it was last looked.
+struct Work {
+    num_ticks: Option<u64>,
+    at: Instant,
+}
+
+type Pipes = (Arc<Process>, ChildStdin, ChildStdout);
+
+impl Process {
+    fn start(launch: &Launch) -> Result<Pipes, StartError> {
+        let lost = |error: &dyn std::fmt::Display| {
+            StartError::Lost(format!("{} could not be started: {error}", launch.program.display()))
+        };
+        let (sender, started) = mpsc::channel();
+        let (command, said) = (launch.command(), Arc::clone(&launch.said));
+        let body = move || keep(command, &*said, &sender);
+        thread::Builder::new().name("worker".to_owned()).spawn(body).map_err(|error| lost(&error))?;
+        let started = started.recv().map_err(|_| lost(&"its thread has failed"))?;
+        started.map_err(|error| lost(&error))
+    }
+
+    fn new(child: Child) -> Self {
+        let state = State { child, status: None, last_lines: VecDeque::new() };
+        let work = Work { num_ticks: None, at: Instant::now() };
+        Self { state: Mutex::new(state), ended: Condvar::new(), work: Mutex::new(work) }
+    }
+
+    /// What is behind the lock is whole at every moment.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, line: &str) {
+        let lines = &mut self.lock().last_lines;
+        if lines.len() == KEPT_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line.to_owned());
+    }
+
+    /// Waits for the process, so that nothing of it is left.
+    fn reap(&self) {
+        loop {
+            let mut state = self.lock();
+            match state.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => {
+                    state.status = Some(status);
+                    break;
+                }
+                // Somebody else has waited for it; how it ended is not known.
+                Err(_) => {
+                    state.status = Some(ExitStatus::default());
+                    break;
+                }
+            }
+            drop(state);
+            thread::sleep(LOOK_EVERY);
+        }
+        self.ended.notify_all();
+    }
+}
+
+/// A process' own thread: starts it, hears what it says, and waits for it.
+fn keep(mut command: Command, said: &dyn Fn(&str), started: &Sender<std::io::Result<Pipes>>) {
+    // Nobody is interested in an answer any more only when its receiver has panicked.
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return drop(started.send(Err(error))),
+    };
+    let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let process = Arc::new(Process::new(child));
+    let (Some(input), Some(output), Some(errors)) = pipes else { unreachable!("all three were asked for") };
+    let _ = started.send(Ok((Arc::clone(&process), input, output)));
+    listen(errors, &mut |line| {
+        process.note(line);
+        said(line);
+    });
+    process.reap();
+}
+
+/// Line by line to the end. A line that is too long comes in parts.
+fn listen(errors: ChildStderr, hear: &mut dyn FnMut(&str)) {
+    let mut errors = BufReader::new(errors);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let limit = MAX_LINE_BYTES as u64;
+        match errors.by_ref().take(limit).read_until(b'\n', &mut line) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        }
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        if !text.is_empty() {
+            hear(text);
+        }
+    }
+}
+
+impl Peer for Process {
+    fn kill(&self) {
+        let mut state = self.lock();
+        if state.status.is_some() {
+            return;
+        }
+        #[cfg(unix)]
+        unix::kill_group(state.child.id());
+        // The group is all of it, unless it has left it.
+        let _ = state.child.kill();
+    }
+
+    fn wait(&self) -> String {
+        let is_running = |state: &mut State| state.status.is_none();
+        let state = self.ended.wait_while(self.lock(), is_running).unwrap_or_else(PoisonError::into_inner);
+        let mut how = state.status.map_or_else(String::new, |status| status.to_string());
+        if let Some((last, before)) = state.last_lines.iter().collect::<Vec<_>>().split_last() {
+            how.push_str("; its last lines were:");
+            for line in before.iter().chain([last]) {
+                write!(how, "\n  {line}").expect("a string takes everything");
+            }
+        }
+        how
+    }
+
+    fn has_worked(&self) -> Option<bool> {
+        let num_ticks = num_ticks(self.lock().child.id())?;
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let before = std::mem::replace(&mut *work, Work { num_ticks: Some(num_ticks), at: now });
+        let ticks = num_ticks.saturating_sub(before.num_ticks?);
+        let elapsed_ms = u64::try_from((now - before.at).as_millis()).unwrap_or(u64::MAX);
+        let least = elapsed_ms.saturating_mul(TICKS_PER_SECOND * LEAST_WORK_PERCENT) / 100_000;
+        Some(ticks > least)
+    }
+}
+
+/// The processor time that a process has used so far, of all its threads, in clock ticks: `utime` and `stime` of proc_pid_stat(5).
+/// Nothing where there is no such file.
+fn num_ticks(pid: u32) -> Option<u64> {
+    ticks_of(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn ticks_of(stat: &str) -> Option<u64> {
+    // The second field is a name in parentheses, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some(field(14)? + field(15)?)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn launch(script: &str, said: Arc<Mutex<Vec<String>>>) -> Launch {
+        let patience = Patience { start: Duration::from_secs(60), answer: Duration::from_millis(300) };
+        let said = Arc::new(move |line: &str| said.lock().expect("free").push(line.to_owned()));
+        let args = ["-c", script].map(OsString::from).to_vec();
+        let secrets = vec!["CARGO_MANIFEST_DIR".into()]; // cargo sets it for tests
+        Launch { program: "/bin/sh".into(), args, secrets, memory: None, nice: None, patience, said }
+    }
+
+    fn failure(launch: &Launch) -> String {
+        match launch.start() {
+            Ok(_) => panic!("a shell is no engine"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn told(script: &str) -> (String, Vec<String>) {
+        let said = Arc::default();
+        let why = failure(&launch(script, Arc::clone(&said)));
+        let said = said.lock().expect("free").clone();
+        (why, said)
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_named() {
+        let launch = Launch { program: "/no/such/llmctl".into(), ..launch("", Arc::default()) };
+        assert!(failure(&launch).starts_with("/no/such/llmctl could not be started: "));
+    }
+
+    #[test]
+    fn the_diagnosis_has_status_and_last_lines() {
+        let (why, said) = told("for n in 1 2 3 4 5 6 7 8 9; do echo line $n >&2; done; exit 7");
+        assert!(why.starts_with("it has ended; exit status: 7; its last lines were:\n  line 2\n"), "{why}");
+        assert!(why.ends_with("  line 9"), "{why}");
+        assert_eq!(said.len(), 9);
+        let (why, _) = told("kill -SEGV $$");
+        assert!(why.contains("signal: 11"), "{why}");
+    }
+
+    #[test]
+    fn a_wrong_first_line_is_shown() {
+        let (why, _) = told("echo hello; sleep 600");
+        assert!(
+            why.contains("does not say that it is ready: \"hello\"") && why.contains("signal: 9"),
+            "{why}"
+        );
+        let (why, _) = told("printf '{\"ready\":true'; exit 0");
+        assert!(why.contains("ended within a line"), "{why}");
+        let (why, _) = told("echo '{\"error\":\"no such tensor\",\"code\":\"load_failed\"}'; exit 65");
+        assert_eq!(why, "backend failure: no such tensor");
+    }
+
+    #[test]
+    fn one_that_says_nothing_is_killed_with_all_that_it_has_begun() {
+        let mut silent = launch("sleep 600 & echo $! >&2; wait", Arc::default());
+        let said = Arc::new(Mutex::new(String::new()));
+        let heard = Arc::clone(&said);
+        silent.said = Arc::new(move |line| heard.lock().expect("free").push_str(line));
+        silent.patience.start = Duration::from_millis(500);
+        let why = failure(&silent);
+        assert!(why.starts_with("it was not ready within 500ms; signal: 9"), "{why}");
+        let grandchild = said.lock().expect("free").clone();
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        assert!(
+            !cfg!(target_os = "linux")
+                || (0..1000).any(|_| {
+                    thread::sleep(Duration::from_millis(10));
+                    is_gone()
+                })
+        );
+    }
+
+    #[test]
+    fn limits_are_in_force_and_secrets_are_not_there() {
+        let mut limited = launch(
+            "ulimit -d >&2; nice >&2; echo \"<$CARGO_MANIFEST_DIR>\" >&2; kill -TERM $$; echo alive >&2",
+            Arc::default(),
+        );
+        (limited.memory, limited.nice) = (Some(64 << 20), Some(5));
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&said);
+        limited.said = Arc::new(move |line| heard.lock().expect("free").push(line.to_owned()));
+        failure(&limited);
+        let said = said.lock().expect("free").clone();
+        assert_eq!(said, ["65536", "5", "<>", "alive"]);
+    }
+
+    #[test]
+    fn ticks_are_read_whatever_the_name() {
+        let stat = "1 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14 15";
+        assert_eq!(ticks_of(stat), Some(42));
+        assert_eq!(ticks_of("1 (a) S 1 2"), None);
+    }
+}

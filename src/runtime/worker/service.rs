@@ -1,0 +1,680 @@
+//! The worker's side of the protocol, over any pair of streams: takes calls, drives the engine, writes the lines.
+//!
+//! A thread reads, one writes, one takes calls up; those without an id have a thread that does them one after the other, and
+//! what may take long (text to encode, a grammar to compile, questions that wait for the engine's step) has threads beside it.
+//!
+//! Invariants: every call gets exactly one last line, whatever becomes of it, unless the worker ends first; a line is written
+//! whole. The engine never waits for a reader: lines wait in memory, bounded by what the calls under way may say, and there are
+//! at most so many of those ([`OpenCalls`]) before no further line is read. An end, of whatever kind, stops everything under
+//! way, waits a moment for it, and saves what sessions have computed.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read, Write};
+use std::iter;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::protocol::{
+    Answer, Call, Code, Detail, ErrorLine, Flush, Fork, Generate, Id, MAX_LINE_BYTES, ModelId, Named, OPS,
+    Op, Ready, Received, Refusal, Reply, Restore, Telling, VERSION, Yes, read_line, write_line,
+};
+use crate::runtime::engine::StopHandle;
+use crate::runtime::error::{Error, Result};
+use crate::runtime::grammar::GrammarCompiler;
+use crate::runtime::handle::EngineHandle;
+use crate::runtime::request::{Event, Request};
+use crate::runtime::text::{Encode, Tokenizer};
+
+/// Calls beyond those that the engine takes: questions, refusals, what a slow reader has not read yet.
+const SPARE_CALLS: usize = 256;
+
+/// Threads that encode text and compile grammars.
+const PREPARERS: usize = 4;
+
+/// What a pipe holds on Linux: about as much is read and written at once.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// How long the end waits for requests to end, and again for the reader to take the last lines.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long the end waits for KV to be saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a worker works with.
+pub struct Worker {
+    pub engine: EngineHandle,
+    pub tokenizer: Arc<Tokenizer>,
+    pub model: ModelId,
+}
+
+/// How a worker came to its end.
+#[derive(Debug)]
+pub struct Ended {
+    pub why: End,
+    /// False when the disk took too long over the KV of sessions.
+    pub is_saved: bool,
+    /// What the user should know, one sentence each.
+    pub notices: Vec<String>,
+}
+
+#[derive(Debug)]
+pub enum End {
+    /// The input ended.
+    Input,
+    /// Asked for by this call.
+    Shutdown(Option<Id>),
+    /// Asked for from outside.
+    Stopped,
+    /// Nobody reads the output any more.
+    ReaderGone,
+    OutputFailed(io::Error),
+    EngineGone,
+}
+
+enum Notice {
+    Line(Vec<u8>),
+    TooLong,
+    End(End),
+}
+
+/// The input, read from the first moment, so that its end is seen while the model is loaded.
+pub struct Reception {
+    notices: Receiver<Notice>,
+    sender: Sender<Notice>,
+    open_calls: Arc<OpenCalls>,
+    is_serving: Arc<AtomicBool>,
+}
+
+/// Ends a worker from outside; clones end the same one.
+#[derive(Clone)]
+pub struct Stopper(Sender<Notice>);
+
+impl Stopper {
+    pub fn stop(&self) {
+        // Without a receiver it has ended already.
+        let _ = self.0.send(Notice::End(End::Stopped));
+    }
+}
+
+impl Reception {
+    /// Begins to read. `ended_early` is called when the input ends before [`Reception::serve`].
+    ///
+    /// # Errors
+    /// The system's, when it has no thread to give.
+    pub fn open(
+        input: impl Read + Send + 'static,
+        ended_early: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        let (sender, notices) = mpsc::channel();
+        let open_calls = Arc::new(OpenCalls::new());
+        let is_serving = Arc::new(AtomicBool::new(false));
+        let reception = Self { notices, sender: sender.clone(), open_calls, is_serving };
+        let (open_calls, is_serving) = (reception.open_calls.clone(), reception.is_serving.clone());
+        let body = move || {
+            read_all(input, &sender, &open_calls);
+            if !is_serving.load(Ordering::SeqCst) {
+                ended_early();
+            }
+            let _ = sender.send(Notice::End(End::Input)); // it may have ended for another reason
+        };
+        thread::Builder::new().name("input".to_owned()).spawn(body)?;
+        Ok(reception)
+    }
+
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.sender.clone())
+    }
+
+    /// Says that it is ready, and answers calls until the end.
+    ///
+    /// # Errors
+    /// The system's, when it has no thread to give.
+    pub fn serve(self, worker: Worker, output: impl Write + Send + 'static) -> io::Result<Ended> {
+        self.is_serving.store(true, Ordering::SeqCst);
+        let config = &worker.engine.spec().config;
+        self.open_calls.set_most(config.max_running + config.max_waiting + SPARE_CALLS);
+        let (lines, waiting_lines) = mpsc::channel();
+        let writer = Writer {
+            output,
+            open_calls: self.open_calls.clone(),
+            notices: self.sender.clone(),
+            is_broken: false,
+        };
+        let (is_open, written) = mpsc::channel::<()>();
+        let body = move || {
+            writer.run(&waiting_lines);
+            drop(is_open);
+        };
+        thread::Builder::new().name("output".to_owned()).spawn(body)?;
+        let _ = lines.send(Line::Said(Reply { id: None, answer: ready(&worker) }));
+        let desk = Arc::new(Desk::new(worker, lines, self.sender));
+        let lanes = Lanes::start(&desk)?;
+        let why = take_calls(&desk, &lanes, &self.notices);
+        Ok(desk.finish(why, &written))
+    }
+}
+
+fn ready(worker: &Worker) -> Answer {
+    let spec = worker.engine.spec().clone();
+    let max_named_sessions = spec.config.max_sessions;
+    Answer::Ready(Box::new(Ready {
+        ready: Yes,
+        protocol: VERSION,
+        max_sessions: max_named_sessions.saturating_add(1),
+        max_named_sessions,
+        capabilities: OPS.map(str::to_owned).to_vec(),
+        model: worker.model.clone(),
+        spec,
+    }))
+}
+
+/// The reading thread: to the end of the input.
+fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) {
+    let mut input = BufReader::with_capacity(PIPE_BYTES, input);
+    let mut line = Vec::new();
+    loop {
+        let notice = match read_line(&mut input, &mut line) {
+            Ok(Received::Line) if line.iter().all(u8::is_ascii_whitespace) => continue,
+            Ok(Received::Line) => Notice::Line(std::mem::take(&mut line)),
+            Ok(Received::TooLong) => Notice::TooLong,
+            // Who wrote half a line is gone, and cannot be answered.
+            Ok(Received::Torn | Received::End) | Err(_) => return,
+        };
+        open_calls.begin();
+        if notices.send(notice).is_err() {
+            return;
+        }
+    }
+}
+
+/// Until something ends the worker.
+fn take_calls(desk: &Arc<Desk>, lanes: &Lanes, notices: &Receiver<Notice>) -> End {
+    loop {
+        match notices.recv() {
+            Ok(Notice::Line(line)) => take_up(desk, lanes, Call::parse(&line)),
+            Ok(Notice::TooLong) => {
+                let message = format!("a line of more than {MAX_LINE_BYTES} bytes");
+                take_up(desk, lanes, Err(Refusal { id: None, code: Code::InvalidRequest, message }));
+            }
+            Ok(Notice::End(why)) => return why,
+            Err(_) => return End::Stopped, // not while the desk lives, which can send
+        }
+    }
+}
+
+/// Sends a call where it is answered; what is quick and what must not wait is answered here.
+fn take_up(desk: &Arc<Desk>, lanes: &Lanes, call: Result<Call, Refusal>) {
+    let (id, op) = match call {
+        Ok(Call { id: Some(id), .. }) if desk.has(&id) => {
+            let message = "a call of this id is under way".to_owned();
+            let refusal = Refusal { id: Some(id), code: Code::DuplicateId, message };
+            return desk.send(Line::Last(refusal.into()));
+        }
+        Ok(Call { id, op: Op::Cancel(cancel) }) => {
+            let cancelled = desk.cancel(cancel.request.as_ref());
+            return desk.send(Line::Last(Reply { id, answer: Answer::Cancelled { cancelled } }));
+        }
+        Ok(Call { id: None, op }) => return lanes.one_by_one(Ok(op)),
+        Ok(Call { id: Some(id), op }) => (id, op),
+        Err(refusal) if refusal.id.is_none() => return lanes.one_by_one(Err(refusal)),
+        Err(refusal) => return desk.send(Line::Last(refusal.into())),
+    };
+    let (ticket, stop) = Ticket::new(desk, Some(id), matches!(op, Op::Generate(_)));
+    match op {
+        Op::Generate(generate) if generate.is_work() => lanes.prepare(Job { ticket, generate, stop }),
+        Op::Generate(generate) => desk.generate(Job { ticket, generate, stop }),
+        op => lanes.ask(ticket, op),
+    }
+}
+
+/// A generation to begin.
+struct Job {
+    ticket: Ticket,
+    generate: Box<Generate>,
+    stop: StopHandle,
+}
+
+/// The threads that calls go to.
+struct Lanes {
+    one_by_one: Sender<Result<Op, Refusal>>,
+    preparers: Sender<Job>,
+    questions: Sender<(Ticket, Op)>,
+}
+
+impl Lanes {
+    fn start(desk: &Arc<Desk>) -> io::Result<Self> {
+        let (one_by_one, calls) = mpsc::channel();
+        let (questions, asked) = mpsc::channel::<(Ticket, Op)>();
+        let (preparers, jobs) = mpsc::channel::<Job>();
+        let jobs = Arc::new(Mutex::new(jobs));
+        let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
+        };
+        let its = Arc::clone(desk);
+        start("calls", Box::new(move || its.answer_one_by_one(&calls)))?;
+        let its = Arc::clone(desk);
+        let answer = move |(ticket, op)| its.answer(ticket, op);
+        start("questions", Box::new(move || asked.into_iter().for_each(answer)))?;
+        for _ in 0..PREPARERS {
+            let (its, jobs) = (Arc::clone(desk), Arc::clone(&jobs));
+            let next = move || lock(&jobs).recv();
+            let body = move || {
+                while let Ok(job) = next() {
+                    its.generate(job);
+                }
+            };
+            start("prepare", Box::new(body))?;
+        }
+        Ok(Self { one_by_one, preparers, questions })
+    }
+
+    // The threads live as long as their senders, so a call is lost only when one of them has panicked; dropping it answers it.
+
+    fn one_by_one(&self, call: Result<Op, Refusal>) {
+        let _ = self.one_by_one.send(call);
+    }
+
+    fn prepare(&self, job: Job) {
+        let _ = self.preparers.send(job);
+    }
+
+    fn ask(&self, ticket: Ticket, op: Op) {
+        let _ = self.questions.send((ticket, op));
+    }
+}
+
+/// What all threads share.
+struct Desk {
+    engine: EngineHandle,
+    tokenizer: Arc<Tokenizer>,
+    compiler: GrammarCompiler,
+    lines: Sender<Line>,
+    notices: Sender<Notice>,
+    under_way: Mutex<UnderWay>,
+    all_over: Condvar,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    /// By id; of those without one, there is one at a time. Generations can be stopped.
+    calls: HashMap<Option<Id>, Option<StopHandle>>,
+    is_ending: bool,
+}
+
+impl Desk {
+    fn new(worker: Worker, lines: Sender<Line>, notices: Sender<Notice>) -> Self {
+        let Worker { engine, tokenizer, .. } = worker;
+        let compiler = engine.spec().grammar_compiler(Arc::clone(&tokenizer));
+        let (under_way, all_over) = Default::default();
+        Self { engine, tokenizer, compiler, lines, notices, under_way, all_over }
+    }
+
+    fn send(&self, line: Line) {
+        let _ = self.lines.send(line); // the writer goes only after the end
+    }
+
+    /// Whether a call of this id is under way.
+    fn has(&self, id: &Id) -> bool {
+        lock(&self.under_way).calls.contains_key(&Some(id.clone()))
+    }
+
+    /// Tells the generation of this id, or all, to stop; returns how many were told.
+    fn cancel(&self, request: Option<&Id>) -> usize {
+        let stops: Vec<StopHandle> = {
+            let under_way = lock(&self.under_way);
+            let named = under_way
+                .calls
+                .iter()
+                .filter(|(id, _)| request.is_none_or(|request| id.as_ref() == Some(request)));
+            named.filter_map(|(_, stop)| stop.clone()).collect()
+        };
+        stops.iter().for_each(StopHandle::stop);
+        stops.len()
+    }
+
+    /// The thread of calls without an id.
+    fn answer_one_by_one(self: &Arc<Self>, calls: &Receiver<Result<Op, Refusal>>) {
+        for call in calls {
+            let op = match call {
+                Ok(op) => op,
+                Err(refusal) => {
+                    self.send(Line::Last(refusal.into()));
+                    continue;
+                }
+            };
+            let (over, wait) = mpsc::channel();
+            let (mut ticket, stop) = Ticket::new(self, None, matches!(op, Op::Generate(_)));
+            ticket.over = Some(over);
+            match op {
+                Op::Generate(generate) => self.generate(Job { ticket, generate, stop }),
+                op => self.answer(ticket, op),
+            }
+            let _ = wait.recv(); // fails when the ticket goes
+        }
+    }
+
+    /// Prepares and submits; what follows comes from the engine's thread.
+    fn generate(&self, job: Job) {
+        let Job { mut ticket, generate, stop } = job;
+        ticket.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
+        let detail = Detail::of(ticket.id.is_some(), generate.events);
+        let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate))) {
+            Ok(Ok(request)) => request,
+            Ok(Err(error)) => return ticket.fail(&error),
+            Err(_) => return ticket.fail(&Error::Backend("preparing the request panicked".to_owned())),
+        };
+        if lock(&self.under_way).is_ending {
+            return ticket.refuse_at_end();
+        }
+        let mut telling = Telling::new(detail);
+        let mut ticket = Some(ticket);
+        let sink = move |event: Event| {
+            let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
+            let answer = telling.tell(event);
+            match (ticket.take_if(|_| is_last), &ticket, answer) {
+                (Some(ticket), _, Some(answer)) => ticket.end(answer),
+                (None, Some(ticket), Some(answer)) => ticket.say(answer),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        };
+        // It has been validated, so what fails is the engine, and then the ticket in the dropped sink says so.
+        if let Ok(engine_stop) = self.engine.submit_to(request, Box::new(sink)) {
+            stop.on_stop(move || engine_stop.stop());
+        }
+    }
+
+    fn prepare(&self, generate: Generate) -> Result<Request> {
+        let encode = |text: &str, is_behind: bool| match is_behind {
+            false => self.tokenizer.encode(text, Encode { add_special: false, parse_special: true }),
+            true => self.tokenizer.encode_chat_rest(text),
+        };
+        let request = generate.into_request(encode, |source| self.compiler.compile(source))?;
+        let spec = self.engine.spec();
+        request.validate(spec.vocab_size(), spec.context_length())?;
+        Ok(request)
+    }
+
+    /// Everything but generations.
+    fn answer(&self, mut ticket: Ticket, op: Op) {
+        ticket.session = op.session().map(str::to_owned);
+        if let Op::Shutdown(_) = op {
+            let why = End::Shutdown(ticket.id.clone());
+            ticket.leave();
+            let _ = self.notices.send(Notice::End(why)); // without a receiver it is ending already
+            return;
+        }
+        match self.ask(op, ticket.id.is_some()) {
+            Ok(answer) => ticket.end(answer),
+            Err(error) => ticket.fail(&error),
+        }
+    }
+
+    fn ask(&self, op: Op, tells_more: bool) -> Result<Answer> {
+        let engine = &self.engine;
+        let told = |existed: bool| tells_more.then_some(existed);
+        Ok(match op {
+            Op::Open(Named { session_id }) => {
+                // A new session that stands for nothing; of a name that is no name, the protocol knows nothing.
+                let existed = match engine.restore_session(&session_id, Vec::new()) {
+                    Err(Error::InvalidParameter { .. }) => true,
+                    other => other.map(|()| false)?,
+                };
+                Answer::Opened { opened: Yes, session_id, existed: told(existed) }
+            }
+            Op::Close(Named { session_id }) => {
+                let existed = existed(engine.close_session(&session_id))?;
+                Answer::Closed { closed: Yes, session_id, existed: told(existed) }
+            }
+            Op::Reset(Named { session_id }) => {
+                let existed = existed(engine.reset_session(&session_id))?;
+                Answer::Reset { reset: Yes, session_id, existed: told(existed) }
+            }
+            Op::Fork(Fork { session_id, to }) => {
+                engine.fork_session(&session_id, &to)?;
+                Answer::Forked { forked: Yes, session_id, to }
+            }
+            Op::Restore(Restore { session_id, tokens }) => {
+                engine.restore_session(&session_id, tokens)?;
+                Answer::Restored { restored: Yes, session_id }
+            }
+            Op::Inspect(Named { session_id }) => {
+                Answer::Session { session: engine.inspect_session(&session_id)? }
+            }
+            Op::Sessions(_) => Answer::Sessions { sessions: engine.list_sessions()? },
+            Op::Ping(_) => Answer::Pong { pong: Yes, load: engine.load()? },
+            Op::Notices(_) => Answer::Notices { notices: engine.take_notices()? },
+            Op::Flush(Flush { timeout_ms }) => {
+                Answer::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
+            }
+            Op::Generate(_) | Op::Cancel(_) | Op::Shutdown(_) => {
+                return Err(Error::InvalidState("no question to the engine")); // they are taken before
+            }
+        })
+    }
+
+    /// Stops what is under way, saves, and sees the last lines off.
+    fn finish(&self, why: End, written: &Receiver<()>) -> Ended {
+        lock(&self.under_way).is_ending = true;
+        self.cancel(None);
+        let still_under_way = |under_way: &mut UnderWay| !under_way.calls.is_empty();
+        let waited = self.all_over.wait_timeout_while(lock(&self.under_way), GRACE, still_under_way);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let (is_saved, notices) = self.save().unwrap_or_default();
+        if let End::Shutdown(id) = &why {
+            self.send(Line::Last(Reply { id: id.clone(), answer: Answer::Bye { bye: Yes } }));
+        }
+        self.send(Line::End);
+        // A reader that does not read keeps no worker alive.
+        let _ = written.recv_timeout(GRACE);
+        Ended { why, is_saved, notices }
+    }
+
+    /// Whether all is saved, and notices; nothing when the engine does not come to it: a step that hangs keeps no worker alive.
+    fn save(&self) -> Option<(bool, Vec<String>)> {
+        let (sender, saved) = mpsc::channel();
+        let engine = self.engine.clone();
+        let save = move || {
+            let is_saved = engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
+            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // nobody may be waiting any more
+        };
+        thread::Builder::new().name("save".to_owned()).spawn(save).ok()?;
+        saved.recv_timeout(FLUSH_TIMEOUT + GRACE).ok()
+    }
+}
+
+/// Whether there was such a session.
+fn existed(done: Result<()>) -> Result<bool> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(Error::SessionNotFound(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// A call under way. Its last line takes it off the desk; one that is lost says that the engine is.
+struct Ticket {
+    id: Option<Id>,
+    /// Named in errors.
+    session: Option<String>,
+    desk: Arc<Desk>,
+    is_over: bool,
+    /// Goes when it is over.
+    over: Option<Sender<()>>,
+}
+
+impl Ticket {
+    /// With what stops it. No other call of this id is under way.
+    fn new(desk: &Arc<Desk>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
+        let stop = StopHandle::default();
+        lock(&desk.under_way).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
+        (Self { id, session: None, desk: Arc::clone(desk), is_over: false, over: None }, stop)
+    }
+
+    fn say(&self, answer: Answer) {
+        self.desk.send(Line::Said(Reply { id: self.id.clone(), answer }));
+    }
+
+    fn end(mut self, answer: Answer) {
+        self.conclude(answer);
+    }
+
+    fn fail(self, error: &Error) {
+        let line = ErrorLine::new(error, self.id.is_some());
+        self.end(Answer::Error(line));
+    }
+
+    fn refuse_at_end(self) {
+        let error = "the worker is ending".to_owned();
+        let code = Some(Code::Ending);
+        self.end(Answer::Error(ErrorLine { error, code, detail: None, session_id: None }));
+    }
+
+    /// Over without a line of its own.
+    fn leave(mut self) {
+        self.take_off();
+    }
+
+    fn conclude(&mut self, mut answer: Answer) {
+        let mut is_engine_gone = false;
+        if let Answer::Error(line) = &mut answer {
+            line.session_id = self.session.take();
+            is_engine_gone = line.code == Some(Code::EngineGone);
+        }
+        self.take_off(); // before its client can hear of it and use the id again
+        self.desk.send(Line::Last(Reply { id: self.id.clone(), answer }));
+        if is_engine_gone {
+            let _ = self.desk.notices.send(Notice::End(End::EngineGone)); // it may be ending already
+        }
+    }
+
+    fn take_off(&mut self) {
+        self.is_over = true;
+        let mut under_way = lock(&self.desk.under_way);
+        under_way.calls.remove(&self.id);
+        if under_way.calls.is_empty() {
+            self.desk.all_over.notify_all();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let line = ErrorLine::new(&Error::EngineGone, self.id.is_some());
+            self.conclude(Answer::Error(line));
+        }
+    }
+}
+
+/// Something for the writing thread.
+enum Line {
+    Said(Reply),
+    /// Nothing follows it from the same call.
+    Last(Reply),
+    /// Nothing follows it at all.
+    End,
+}
+
+/// The writing thread's own.
+struct Writer<W> {
+    output: W,
+    open_calls: Arc<OpenCalls>,
+    notices: Sender<Notice>,
+    is_broken: bool,
+}
+
+impl<W: Write> Writer<W> {
+    fn run(mut self, lines: &Receiver<Line>) {
+        let mut bytes = Vec::new();
+        let mut is_over = false;
+        while !is_over && let Ok(first) = lines.recv() {
+            bytes.clear();
+            let mut num_answered = 0;
+            for line in iter::once(first).chain(lines.try_iter()) {
+                match line {
+                    Line::Said(reply) => self.append(&mut bytes, &reply),
+                    Line::Last(reply) => {
+                        self.append(&mut bytes, &reply);
+                        num_answered += 1;
+                    }
+                    Line::End => is_over = true,
+                }
+                if is_over || bytes.len() >= PIPE_BYTES {
+                    break;
+                }
+            }
+            self.write(&bytes);
+            self.open_calls.end(num_answered);
+        }
+    }
+
+    fn append(&mut self, bytes: &mut Vec<u8>, reply: &Reply) {
+        if let Err(error) = write_line(bytes, reply) {
+            self.fail(error);
+        }
+    }
+
+    /// Once it has failed, lines go nowhere, so that nobody waits for them until the worker ends.
+    fn write(&mut self, bytes: &[u8]) {
+        if self.is_broken {
+            return;
+        }
+        if let Err(error) = self.output.write_all(bytes).and_then(|()| self.output.flush()) {
+            self.fail(error);
+        }
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        self.is_broken = true;
+        let why = match error.kind() {
+            io::ErrorKind::BrokenPipe => End::ReaderGone,
+            _ => End::OutputFailed(error),
+        };
+        let _ = self.notices.send(Notice::End(why)); // it may be ending already
+    }
+}
+
+/// How many calls are read and not yet answered to the last byte; the reading thread waits at the limit.
+struct OpenCalls {
+    count: Mutex<Count>,
+    fewer: Condvar,
+}
+
+struct Count {
+    open: usize,
+    most: usize,
+}
+
+impl OpenCalls {
+    fn new() -> Self {
+        Self { count: Mutex::new(Count { open: 0, most: SPARE_CALLS }), fewer: Condvar::new() }
+    }
+
+    fn set_most(&self, most: usize) {
+        lock(&self.count).most = most;
+        self.fewer.notify_all();
+    }
+
+    fn begin(&self) {
+        let is_full = |count: &mut Count| count.open >= count.most;
+        let waited = self.fewer.wait_while(lock(&self.count), is_full);
+        waited.unwrap_or_else(PoisonError::into_inner).open += 1;
+    }
+
+    fn end(&self, num_calls: usize) {
+        let mut count = lock(&self.count);
+        count.open = count.open.saturating_sub(num_calls);
+        self.fewer.notify_all();
+    }
+}
+
+/// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
