@@ -91,22 +91,22 @@ async fn several_choices_have_a_seed_each_and_share_the_prompt() {
         body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         body
     };
-    let reply = server.chat(FREE, body(json!({"n": 3, "seed": 7}))).await.ok();
-    let choices = reply["choices"].as_array().expect("choices");
+    let together = server.chat(FREE, body(json!({"n": 3, "seed": 7}))).await.ok();
+    let choices = together["choices"].as_array().expect("choices");
     assert_eq!(choices.len(), 3);
     let mut alone = Vec::new();
     for seed in 7..10 {
         let reply = server.chat(FREE, body(json!({"seed": seed}))).await.ok();
         alone.push(reply["choices"][0]["message"]["content"].clone());
-        assert_eq!(reply["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens"]);
+        assert_eq!(reply["usage"]["prompt_tokens"], together["usage"]["prompt_tokens"]);
     }
     for (index, (choice, alone)) in choices.iter().zip(&alone).enumerate() {
         assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(index), alone));
     }
     assert_ne!(alone[0], alone[1]);
-    assert_eq!(reply["usage"]["completion_tokens"], 36, "all choices count");
+    assert_eq!(together["usage"]["completion_tokens"], 36, "all choices count");
     let one = server.chat(FREE, body(json!({"seed": 7}))).await.ok();
-    assert_eq!(reply["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"], "the prompt counts once");
+    assert_eq!(together["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"], "the prompt counts once");
 
     let events = server.chat(FREE, body(json!({"n": 2, "seed": 8, "stream": true}))).await.events();
     for (index, alone) in alone[1..].iter().enumerate() {

@@ -1125,6 +1125,7 @@ mod tests {
             Error::InvalidParameter { name: "top_p", message: message.clone() },
             Error::NotSupported("forking a session"),
             Error::InvalidState("no pending token"),
+            Error::NotFinite("NaN"),
             Error::Poisoned,
             Error::SessionBusy(name.clone()),
             Error::SessionsFull { capacity: 0 },
