@@ -15,7 +15,7 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread", "worker"], // the two kinds of engine behind a handle
     &["handle"],
-    &["engine"],
+    &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
@@ -49,6 +49,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "session::conversation",
     "session::store",
     "spec",
+    "template_check",
     "tensor",
     "text",
     "thread",

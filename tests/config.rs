@@ -114,6 +114,76 @@ fn what_show_prints_is_a_configuration_file() {
 }
 
 #[test]
+fn large_numbers_are_read_back_as_they_are_shown() {
+    let user = User::new();
+    user.user_file("[run]\nseed = 18446744073709551615\nmax-tokens = 7\n");
+    let shown = user.stdout(&["config", "show"]);
+    assert!(shown.contains("seed = 18446744073709551615\n"), "{shown}");
+    let other = User::new();
+    other.user_file(&shown);
+    assert_eq!(other.stdout(&["config", "show"]), shown);
+    let json = user.json(&["config", "show", "--output", "json"]);
+    let values = json["values"].as_array().expect("a list");
+    let seed = values.iter().find(|value| value["key"] == "seed" && value["command"] == "run");
+    assert_eq!(seed.expect("a seed")["value"], u64::MAX);
+}
+
+#[test]
+fn nested_subcommands_have_tables_of_their_own() {
+    let user = User::new();
+    user.user_file("timeout = \"7s\"\n[bench]\nrepetitions = 2\n[bench.serve]\nconcurrency = [1, 2]\nendpoint = \"http://127.0.0.1:1\"\n");
+    let shown = user.stdout(&["config", "show", "--origin"]);
+    let origin = "# ~/.config/llmctl/config.toml:";
+    for (key, line) in [("timeout = \"7s\"", 1), ("repetitions = 2", 3), ("concurrency = [1, 2]", 5)] {
+        let line = format!("{origin}{line}");
+        assert!(shown.lines().any(|l| l.starts_with(key) && l.ends_with(&line)), "{key} {line} in\n{shown}");
+    }
+    let table = shown.split("[bench.serve]").nth(1).expect("a table");
+    assert!(table.contains("concurrency") && table.contains("endpoint = "), "{shown}");
+    // The endpoint is used: nobody listens there.
+    failure(&user.output(&["bench", "serve"]), 69);
+    user.user_file("[bench]\nconcurrency = 4\n");
+    let said = failure(&user.output(&["models"]), 78);
+    assert!(said.contains("unknown key \"concurrency\"; it belongs in [bench.serve]"), "{said}");
+}
+
+#[test]
+fn a_files_defaults_for_batches_leave_other_runs_alone() {
+    let user = User::new();
+    user.user_file("[run]\nany-model = true\n");
+    failure(&user.output(&["run", "--model", "/no/such/model", "hello"]), 66);
+}
+
+#[test]
+fn a_switch_that_a_variable_turns_off_is_shown_as_off() {
+    let user = User::new();
+    user.user_file("quiet = true\n[run]\nraw = true\n");
+    let output = user.command(&["config", "show", "--origin"]).env("LLMCTL_RAW", "no").output();
+    let shown = text(&output.expect("llmctl starts"));
+    let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap_or_default().to_owned();
+    assert!(line("raw = ").starts_with("raw = false") && line("raw = ").ends_with("# LLMCTL_RAW"), "{shown}");
+    let excluded = user.command(&["-v", "config", "show", "--origin"]).env("LLMCTL_QUIET", "1").output();
+    let shown = text(&excluded.expect("llmctl starts"));
+    assert!(shown.contains("verbose = 1") && shown.contains("# quiet is not set"), "{shown}");
+}
+
+#[test]
+fn doctor_says_which_variables_are_wrong_and_believes_the_others() {
+    let user = User::new();
+    let mut command = user.command(&["doctor", "--output", "json"]);
+    command.envs([("LLMCTL_TEMPERATURE", "warm"), ("LLMCTL_THREADS", "3"), ("LLMCTL_MODEL", "o/gone")]);
+    let json: Value = serde_json::from_str(&text(&command.output().expect("llmctl starts"))).expect("JSON");
+    assert_eq!(json["cpu"]["threads"], 3);
+    assert_eq!(json["models"]["default"], "o/gone");
+    let names = serde_json::json!(["LLMCTL_MODEL", "LLMCTL_TEMPERATURE", "LLMCTL_THREADS"]);
+    assert_eq!(json["config"]["variables"], names);
+    let warnings = json["warnings"].as_array().expect("a list");
+    let wrong = warnings.iter().find(|warning| warning["name"] == "variables").expect("a warning");
+    let message = wrong["message"].as_str().expect("text");
+    assert!(message.starts_with("LLMCTL_TEMPERATURE: invalid value 'warm'"), "{message}");
+}
+
+#[test]
 fn mistakes_are_exit_78_with_positions_and_suggestions() {
     let user = User::new();
     user.user_file("ctx = 100\ntemprature = 1\n");

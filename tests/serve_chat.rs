@@ -410,7 +410,7 @@ async fn a_developer_is_a_system_where_the_template_knows_no_other() {
     };
     assert!(prompt(CHATML).await.starts_with("<|im_start|>system\nbe brief"));
     assert!(
-        prompt(&format!("{CHATML}{{# developer #}}")).await.starts_with("<|im_start|>developer\nbe brief")
+        prompt(&format!("{CHATML}{{# 'developer' #}}")).await.starts_with("<|im_start|>developer\nbe brief")
     );
 }
 

@@ -5,7 +5,7 @@
 
 mod app;
 mod binary;
-mod client;
+pub mod client;
 mod connections;
 mod engine;
 #[cfg(target_os = "linux")]

@@ -358,6 +358,24 @@ fn idle_sessions_give_way_the_longest_unused_first_and_come_back() {
 }
 
 #[test]
+fn a_request_that_is_stopped_early_leaves_what_the_session_stands_for() {
+    let (mut engine, _) = tight(hashing(64));
+    let saved: Vec<u32> = (0..100).map(|i| i % 60).collect();
+    engine.restore_session("a", saved.clone()).expect("room");
+    let id = engine.submit(within("a", limited(&[&saved[..], &[1, 2]].concat(), 1))).expect("fits");
+    engine.step(); // a part of the prompt
+    engine.cancel(id);
+    for _ in 0..20 {
+        engine.step();
+    }
+    assert!(engine.is_idle());
+    assert_eq!(tokens(&engine, "a"), saved);
+    let back = run_one(&mut engine, within("a", limited(&[&saved[..], &[1, 2]].concat(), 1)));
+    assert_eq!(back.reuse().first_difference, None, "it goes on where the session ended: {:?}", back.reuse());
+    assert_ne!(back.reuse().reason, ReuseReason::New);
+}
+
+#[test]
 fn a_refused_call_by_hand_takes_no_pages_from_idle_sessions() {
     let (mut engine, _) = tight(counting(64));
     run_one(&mut engine, within("a", limited(&[5; 100], 1)));

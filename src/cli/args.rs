@@ -4,7 +4,7 @@
 //! until the model's own defaults are known, so that precedence is decided in one place. Loads nothing, reads no
 //! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use super::error::CommandError;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::{GenerationDefaults, Isa};
-use crate::runtime::{Limits, Overflow, Sampling};
+use crate::runtime::{Error, Limits, Overflow, Sampling};
 
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -101,9 +101,32 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub chat_template: Option<PathBuf>,
 
+    /// Begin prompts with this token instead of the model's own; `none` for no token
+    #[arg(long, value_name = "ID", hide_short_help = true)]
+    pub bos_id: Option<BosId>,
+
+    /// End answers at this token instead of those that the model's files list; may be repeated
+    #[arg(long, value_name = "ID", value_delimiter = ',', hide_short_help = true)]
+    pub eos_id: Vec<u32>,
+
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
+}
+
+/// `--bos-id`: a token id, or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BosId(pub Option<u32>);
+
+impl FromStr for BosId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            id => id.parse().map(|id| Self(Some(id))).map_err(|_| "neither a token id nor `none`".to_owned()),
+        }
+    }
 }
 
 /// `--dtype`.
@@ -407,6 +430,19 @@ impl FromStr for TokenBias {
 }
 
 impl SamplingArgs {
+    /// What can be known to be wrong without a model; ids beyond its vocabulary are the engine's to refuse.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming the field.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = self.logit_bias.iter().find(|entry| !seen.insert(entry.id)) {
+            let message = format!("token {} is given twice", twice.id);
+            return Err(Error::InvalidParameter { name: "logit_bias", message });
+        }
+        self.resolve(&GenerationDefaults::default()).0.validate(usize::MAX)
+    }
+
     /// The sampling in force: flag, else the publisher's recommendation, else the built-in default.
     ///
     /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
@@ -496,6 +532,16 @@ mod tests {
         let (sampling, taken) = SamplingArgs::default().resolve(&GenerationDefaults::default());
         assert_eq!(sampling, Sampling::default());
         assert!(taken.is_empty());
+    }
+
+    #[test]
+    fn a_token_has_one_bias() {
+        let check = |ids: &[u32]| {
+            let logit_bias = ids.iter().map(|&id| TokenBias { id, bias: 1.0 }).collect();
+            SamplingArgs { logit_bias, ..SamplingArgs::default() }.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[5, 6]), Ok(()));
+        assert_eq!(check(&[5, 6, 5]), Err("logit_bias: token 5 is given twice".to_owned()));
     }
 
     #[test]

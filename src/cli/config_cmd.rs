@@ -4,18 +4,17 @@
 //! subcommands that have the flag agree, which is how variables and the top of a file work, else in the
 //! subcommand's table.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fmt::Write;
 
 use clap::{Arg, Args, Command, Subcommand};
 use serde_json::json;
 
 use super::config::shape::{self, Scalar, Shape};
-use super::config::{Config, file};
+use super::config::{Chosen, Config, Explicit, file};
 use super::error::{CommandError, Exit, Kind};
 use super::places::Places;
 use super::report::{ReportFormat, print, print_json};
+use super::variables;
 
 /// Show the configuration in force, and where its files are
 #[derive(Debug, Clone, Args)]
@@ -64,14 +63,19 @@ publisher recommends (generation_config.json), else the built-in one. Keys are l
   max-tokens = 256               # for `llmctl run` only
   stop = [\"###\"]                 # a repeatable flag
   stats = true                   # a switch
+  [bench.serve]
+  concurrency = 4                # for `llmctl bench serve` only
   [aliases]
   small = \"org/small-model\"      # llmctl run --model small
+
+The variable of a switch says yes or no (also true, on, 1; false, off, 0). A variable, and a value of a file, yields to
+a flag that excludes it.
 
 An unknown key or a wrong type is an error with file, line and column (exit code 78), and so is a file named by
 --config that is not there.";
 
 /// Subcommands whose unset flags are not worth a line each.
-const HELPERS: [&str; 5] = ["models", "config", "doctor", "completions", "man"];
+const HELPERS: [&str; 7] = ["models", "sessions", "template", "config", "doctor", "completions", "man"];
 
 /// One flag of one subcommand with the value in force.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,8 +83,9 @@ struct Setting {
     /// The subcommand whose table it belongs to; `None` is the top.
     table: Option<String>,
     key: String,
-    /// `None`: not set, the built-in behaviour applies.
+    /// `None`: not set, the built-in behaviour applies. A number that TOML's own type has no room for is a string here.
     value: Option<toml::Value>,
+    takes_integers: bool,
     origin: Origin,
 }
 
@@ -113,7 +118,7 @@ pub fn run(
         ConfigCommand::Path(args) => path(&args, config),
         ConfigCommand::Show(args) => {
             config.check()?;
-            let settings = settings(config, places, command, &|name| std::env::var_os(name))?;
+            let settings = settings(config, places, command)?;
             match args.output {
                 ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)),
                 ReportFormat::Json => print_json(&to_json(&settings, config)),
@@ -122,13 +127,20 @@ pub fn run(
     }
 }
 
-/// The text in force for `key` in `llmctl run`, where it is set and valid.
-pub fn value_of(key: &str, config: &Config, places: &Places, command: &Command) -> Option<String> {
-    let run = command.find_subcommand("run")?;
-    let settings = command_settings(config, places, run, Some("run"), &|name| std::env::var_os(name)).ok()?;
-    let setting = settings.into_iter().find(|setting| setting.key == key)?;
-    let value = setting.value?;
-    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+/// The text in force for `key` in `llmctl run`, where it is set.
+///
+/// # Errors
+/// A usage error for a variable whose value the flag does not take.
+pub fn value_of(
+    key: &str,
+    config: &Config,
+    places: &Places,
+    command: &Command,
+) -> Result<Option<String>, CommandError> {
+    let Some(run) = command.find_subcommand("run") else { return Ok(None) };
+    let Some(arg) = file::find(run, key) else { return Ok(None) };
+    let setting = Scope::new(config, places, run, vec!["run".to_owned()])?.setting(key, arg)?;
+    Ok(setting.value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
 }
 
 fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
@@ -149,98 +161,93 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
     }
 }
 
-type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
-
 /// Every key with its value, the top first, then table by table.
-fn settings(
-    config: &Config,
-    places: &Places,
-    command: &Command,
-    variables: &Variables<'_>,
-) -> Result<Vec<Setting>, CommandError> {
-    let mut settings: Vec<Setting> = Vec::new();
-    let root = command;
-    let scopes = root.get_subcommands().map(|sub| (Some(sub.get_name()), sub));
-    for (scope, command) in std::iter::once((None, root)).chain(scopes) {
-        let mut found = command_settings(config, places, command, scope, variables)?;
-        if scope.is_some() {
-            // A global flag may be set in a subcommand's table too.
-            let global = command_settings(config, places, root, scope, variables)?;
-            let is_own = |s: &Setting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
-            found.extend(global.into_iter().filter(is_own));
-        }
-        for setting in found {
-            let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
-            let unset_helper =
-                setting.origin == Origin::BuiltIn && scope.is_some_and(|name| HELPERS.contains(&name));
-            if !known && !unset_helper {
-                settings.push(setting);
-            }
-        }
+fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<Setting>, CommandError> {
+    let mut settings = Scope::new(config, places, command, Vec::new())?.settings()?;
+    for below in command.get_subcommands() {
+        collect(config, places, (command, below), &[], &mut settings)?;
     }
     settings.sort_by_key(|setting| setting.table.is_some());
     Ok(settings)
 }
 
-fn command_settings(
+/// Adds those of the subcommand `below`, whose parents have the tables `parents` (the nearest first), and of all below it.
+fn collect(
     config: &Config,
     places: &Places,
-    command: &Command,
-    scope: Option<&str>,
-    variables: &Variables<'_>,
-) -> Result<Vec<Setting>, CommandError> {
-    let variable = |arg: &Arg| {
-        let name = arg.get_env()?.to_str()?.to_owned();
-        let value = variables(&name).filter(|value| !value.is_empty())?;
-        Some((name, value.to_string_lossy().into_owned()))
-    };
-    let explicit: BTreeSet<String> = command
-        .get_arguments()
-        .map(|arg| (arg, arg.get_id().as_str()))
-        .filter(|(arg, id)| variable(arg).is_some() || config.flag(id).is_some())
-        .map(|(_, id)| id.to_owned())
-        .collect();
-    let chosen = config.chosen(command, scope, &explicit)?;
-    let own = scope.map(str::to_owned);
-    let keyed = command.get_arguments().filter_map(|arg| Some((shape::key(arg)?, arg)));
-    keyed
-        .map(|(key, arg)| {
-            let id = arg.get_id().as_str();
-            let (table, words, origin) = if let Some(words) = config.flag(id).filter(|_| scope.is_none()) {
-                (None, words.to_vec(), Origin::Flag)
-            } else if let Some((name, value)) = variable(arg) {
-                (None, variable_words(arg, &name, &value)?, Origin::Variable(name))
-            } else if let Some((file, entry)) = chosen.get(id) {
-                let path = places.shorten(&file.path);
-                (entry.scope.clone(), entry.values.clone(), Origin::File { path, line: entry.line })
-            } else {
-                (own.clone(), built_in(arg), Origin::BuiltIn)
-            };
-            let value = typed(arg, &words);
-            Ok(Setting { table, key: key.to_owned(), value, origin })
-        })
-        .collect()
+    (root, below): (&Command, &Command),
+    parents: &[String],
+    settings: &mut Vec<Setting>,
+) -> Result<(), CommandError> {
+    let name = below.get_name();
+    let own = parents.first().map_or(name.to_owned(), |parent| format!("{parent}.{name}"));
+    let tables: Vec<String> = std::iter::once(own).chain(parents.iter().cloned()).collect();
+    let mut found = Scope::new(config, places, below, tables[..1].to_vec())?.settings()?;
+    // A global flag may be set in a subcommand's table too.
+    let global = Scope::new(config, places, root, tables.clone())?.settings()?;
+    let is_own = |s: &Setting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
+    found.extend(global.into_iter().filter(is_own));
+    let is_helper = tables.last().is_some_and(|top| HELPERS.contains(&top.as_str()));
+    for setting in found {
+        let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
+        let is_idle = is_helper && setting.origin == Origin::BuiltIn;
+        if !known && !is_idle {
+            settings.push(setting);
+        }
+    }
+    below
+        .get_subcommands()
+        .try_for_each(|further| collect(config, places, (root, further), &tables, settings))
 }
 
-fn variable_words(arg: &Arg, name: &str, value: &str) -> Result<Vec<String>, CommandError> {
-    let check = |word: &str| {
-        shape::check(arg, word).map_err(|message| CommandError::usage(format!("{name}: {message}")))
-    };
-    match Shape::of(arg) {
-        // The words that clap's BoolishValueParser takes.
-        Shape::Switch => match &*value.to_ascii_lowercase() {
-            "y" | "yes" | "t" | "true" | "on" | "1" => Ok(vec!["true".to_owned()]),
-            "n" | "no" | "f" | "false" | "off" | "0" => Ok(vec!["false".to_owned()]),
-            _ => Err(CommandError::usage(format!("{name}: {value:?} is neither true nor false"))),
-        },
-        _ => {
-            let words: Vec<String> = match arg.get_value_delimiter() {
-                Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
-                None => vec![value.to_owned()],
+/// The flags of one command, with what files say about them.
+struct Scope<'a> {
+    config: &'a Config,
+    places: &'a Places,
+    command: &'a Command,
+    /// The tables that count, the winning one first; none at the top.
+    tables: Vec<String>,
+    chosen: Chosen<'a>,
+}
+
+impl<'a> Scope<'a> {
+    fn new(
+        config: &'a Config,
+        places: &'a Places,
+        command: &'a Command,
+        tables: Vec<String>,
+    ) -> Result<Self, CommandError> {
+        let off = variables::switched_off(command);
+        let is_given = |id: &str, arg: &Arg| {
+            config.flag(id).is_some() || (variables::in_force(arg).is_some() && !off.contains(id))
+        };
+        let ids = command.get_arguments().map(|arg| (arg.get_id().as_str(), arg));
+        let given = ids.filter(|(id, arg)| is_given(id, arg)).map(|(id, _)| id.to_owned()).collect();
+        let chosen = config.chosen(command, &tables, &Explicit { given, off })?;
+        Ok(Self { config, places, command, tables, chosen })
+    }
+
+    fn settings(&self) -> Result<Vec<Setting>, CommandError> {
+        let keyed = self.command.get_arguments().filter_map(|arg| Some((shape::key(arg)?, arg)));
+        keyed.map(|(key, arg)| self.setting(key, arg)).collect()
+    }
+
+    fn setting(&self, key: &str, arg: &Arg) -> Result<Setting, CommandError> {
+        let id = arg.get_id().as_str();
+        let (table, words, origin) =
+            if let Some(words) = self.config.flag(id).filter(|_| self.tables.is_empty()) {
+                (None, words.to_vec(), Origin::Flag)
+            } else if let Some((name, value)) = variables::in_force(arg) {
+                (None, variables::words(arg, &name, &value)?, Origin::Variable(name))
+            } else if let Some((file, entry)) = self.chosen.get(id) {
+                let path = self.places.shorten(&file.path);
+                (entry.scope.clone(), entry.values.clone(), Origin::File { path, line: entry.line })
+            } else {
+                (self.tables.first().cloned(), built_in(arg), Origin::BuiltIn)
             };
-            words.iter().try_for_each(|word| check(word))?;
-            Ok(words)
-        }
+        let takes_integers =
+            matches!(Shape::of(arg), Shape::One(Scalar::Integer) | Shape::Many(Scalar::Integer));
+        Ok(Setting { table, key: key.to_owned(), value: typed(arg, &words), takes_integers, origin })
     }
 }
 
@@ -283,7 +290,7 @@ fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool)
             text += &format!("\n[{}]\n", table.as_deref().unwrap_or_default());
         }
         let line = match &setting.value {
-            Some(value) => format!("{} = {value}", setting.key),
+            Some(value) => format!("{} = {}", setting.key, literal(value, setting.takes_integers)),
             None => format!("# {} is not set", setting.key),
         };
         push_line(&mut text, &line, origin.then(|| setting.origin.to_string()));
@@ -301,6 +308,27 @@ fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool)
         text += "# nothing is set: what the model recommends and built-in defaults apply (--origin lists all keys)\n";
     }
     text
+}
+
+/// The value as it stands in a file.
+fn literal(value: &toml::Value, takes_integers: bool) -> String {
+    match value {
+        toml::Value::String(digits) if takes_integers => digits.clone(),
+        toml::Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(|item| literal(item, takes_integers)).collect();
+            format!("[{}]", items.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The value in JSON, whose numbers have room for all of ours.
+fn json_value(value: &toml::Value, takes_integers: bool) -> serde_json::Value {
+    match value {
+        toml::Value::String(digits) if takes_integers => json!(digits.parse::<u64>().ok()),
+        toml::Value::Array(items) => items.iter().map(|item| json_value(item, takes_integers)).collect(),
+        other => json!(other),
+    }
 }
 
 fn push_line(text: &mut String, line: &str, origin: Option<String>) {
@@ -322,7 +350,8 @@ fn to_json(settings: &[Setting], config: &Config) -> serde_json::Value {
                 Origin::File { path, line } => json!({"kind": "file", "path": path, "line": line}),
                 Origin::BuiltIn => json!({"kind": "built-in"}),
             };
-            json!({"command": setting.table, "key": setting.key, "value": setting.value, "origin": origin})
+            let value = setting.value.as_ref().map(|value| json_value(value, setting.takes_integers));
+            json!({"command": setting.table, "key": setting.key, "value": value, "origin": origin})
         })
         .collect();
     let alias = |(file, alias): (&file::ConfigFile, &file::Alias)| {

@@ -20,6 +20,7 @@ use super::models::find;
 use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
+use super::variables;
 use crate::runtime::load::{Isa, hub, kernels_name};
 use crate::runtime::{machine, memory};
 
@@ -62,7 +63,8 @@ pub fn run(
     places: &Places,
     command: &Command,
 ) -> Result<Exit, CommandError> {
-    let in_force = |key: &str| config_cmd::value_of(key, config, places, command);
+    // What is wrong with a variable or a file is said among the facts of the configuration.
+    let in_force = |key: &str| config_cmd::value_of(key, config, places, command).ok().flatten();
     let model = in_force("model");
     let mut facts = build_facts();
     facts.extend(machine_facts(Path::new("/")));
@@ -70,6 +72,7 @@ pub fn run(
     facts.extend(thread_facts(Path::new("/"), in_force("threads"), in_force("threads-batch")));
     facts.extend(memory_facts(Path::new("/")));
     facts.extend(config_facts(config, places));
+    facts.push(variables_fact(command));
     facts.extend(folder_facts(places));
     facts.extend(model_facts(config, model.as_deref(), places));
     facts.extend(terminal_facts());
@@ -199,6 +202,15 @@ fn config_facts(config: &Config, places: &Places) -> Vec<Fact> {
     let state = if problem.is_some() { "broken" } else { "ok" };
     facts.push(Fact::new("config", "state", state, state).warn(problem));
     facts
+}
+
+/// The variables of flags that are set.
+fn variables_fact(command: &Command) -> Fact {
+    let (names, wrong) = variables::survey(command);
+    let warning = wrong.into_iter().collect::<Vec<_>>().join("; ");
+    let names: Vec<String> = names.into_iter().collect();
+    let text = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Fact::new("config", "variables", names, text).warn(Some(warning).filter(|warning| !warning.is_empty()))
 }
 
 /// Folders of llmctl's own: private, and writable where they exist.

@@ -187,6 +187,9 @@ impl From<Error> for CommandError {
             }
             Error::Grammar(GrammarError::Failed(_)) | Error::Backend(_) => (Kind::Failure, None),
             Error::Grammar(_) => (Kind::BadData, None),
+            Error::NotFinite(_) => {
+                (Kind::BadData, Some("the model's weights are probably damaged; fetch its files again"))
+            }
             Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))
             }
@@ -277,6 +280,14 @@ mod tests {
         let error = CommandError::from(error);
         assert_eq!(error.kind, Kind::Temporary);
         assert_eq!(error.hint_text(), Some("--ctx 1024 is the largest context that fits"));
+    }
+
+    #[test]
+    fn what_is_no_number_is_the_models_fault() {
+        let error = CommandError::from(Error::NotFinite("NaN"));
+        assert_eq!((error.kind, error.to_string().as_str()), (Kind::BadData, "the model's logits hold NaN"));
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("damaged")));
+        assert_eq!(CommandError::from(Error::Backend("x".to_owned())).kind, Kind::Failure);
     }
 
     #[test]

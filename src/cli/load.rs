@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{self, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype};
+use super::args::{
+    self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+};
 use super::error::{CommandError, Kind};
 use super::models;
 use super::output::visible;
@@ -32,8 +34,8 @@ use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, NotYet, Request, Sampling,
-    Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, LoadError, NotYet, Request,
+    Sampling, Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -62,7 +64,8 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load::load(&resolved, &options, &mut |done, total| bar.show(done, total));
     bar.clear();
-    let loaded = loaded?;
+    let mut loaded = loaded?;
+    set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
@@ -147,17 +150,33 @@ fn open_disk(asked: EngineOptions, model: Fingerprint) -> Result<Option<DiskStor
     Ok(Some(DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })?))
 }
 
-/// As [`load`], without the weights: enough to render and to count tokens.
-pub fn load_texts(args: &ModelArgs, terminal: &Terminal) -> Result<LoadedTexts, CommandError> {
+/// As [`load`], without the weights: enough to render and to count tokens, with the context that `load` would give. A
+/// model that has no room here is told of, and has the context that was asked for.
+///
+/// # Errors
+/// Those of [`load`], but for the weights.
+pub fn load_texts(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<LoadedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
+    let options = options(args, asked, terminal)?;
     let facts = load::model_facts(&resolved.source)?.decoder?;
-    if let Some(asked) = args.ctx.filter(|&asked| asked > facts.context_length) {
-        return Err(crate::runtime::LoadError::ContextTooLong { asked, most: facts.context_length }.into());
-    }
-    let texts = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
-    let context_tokens = args.ctx.unwrap_or(facts.context_length);
+    let files = ModelFiles::open(&resolved.source)?;
+    let mut notices = Vec::new();
+    let context_tokens = match load::context_length(&files, &options, &mut notices) {
+        Err(error @ LoadError::TooBig { .. }) => {
+            terminal.warn(&error.to_string());
+            args.ctx.unwrap_or(facts.context_length)
+        }
+        context => context?,
+    };
+    notices.iter().for_each(|notice| terminal.note(notice));
+    let mut texts = load::load_texts(&files)?;
+    set_tokens(args, &mut texts)?;
     let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();
@@ -182,6 +201,17 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.note(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// The tokens around turns that the flags name in place of the files'.
+fn set_tokens(args: &ModelArgs, texts: &mut ModelTexts) -> Result<(), CommandError> {
+    if let Some(BosId(bos)) = args.bos_id {
+        texts.set_bos(bos)?;
+    }
+    if !args.eos_id.is_empty() {
+        texts.set_ends(&args.eos_id)?;
+    }
+    Ok(())
 }
 
 fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
@@ -374,7 +404,7 @@ impl From<TemplateError> for CommandError {
             TemplateError::Missing => {
                 "complete plain text with --raw, or give a template with --chat-template FILE"
             }
-            TemplateError::Raised(_) => {
+            TemplateError::Raised { .. } => {
                 "change the messages, or give another template with --chat-template FILE"
             }
             TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",

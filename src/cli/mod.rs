@@ -13,6 +13,8 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod error;
+#[cfg(test)]
+mod guide_facts;
 pub mod load;
 pub mod man;
 pub mod models;
@@ -23,8 +25,10 @@ pub mod run;
 pub mod serve;
 pub mod sessions;
 pub mod signal;
+pub mod template_cmd;
 pub mod terminal;
 pub mod tty;
+pub mod variables;
 pub mod worker;
 pub mod workers;
 
@@ -32,15 +36,17 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::builder::BoolishValueParser;
-use clap::error::{ContextKind, ContextValue};
-use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
 use config::Config;
 use error::{CommandError, Exit, Kind};
+use output::OutputError;
 use places::Places;
 use terminal::Terminal;
+pub use variables::variable;
+use variables::with_variables;
 
 /// Run large language models from the terminal
 #[derive(Debug, Parser)]
@@ -71,6 +77,7 @@ pub enum Command {
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Sessions(sessions::SessionsArgs),
+    Template(template_cmd::TemplateArgs),
     Config(config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
@@ -129,19 +136,19 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 
 fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let places = Places::from_environment();
-    let (cli, config) = match parse(args, color, &places) {
+    let (cli, config, command) = match parse(args, color, &places) {
         Ok(parsed) => parsed,
-        Err(verdict) => return print_clap(&verdict),
+        Err(verdict) => return print_clap(&verdict, color),
     };
     let global = &cli.global;
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     signal::install();
-    let mut command = cli.command;
-    if let Command::Serve(args) = &mut command {
+    let mut asked = cli.command;
+    if let Command::Serve(args) = &mut asked {
         args.isolation.config.clone_from(&global.config);
     }
-    dispatch(command, &terminal, &config, &places).unwrap_or_else(|error| {
+    dispatch(asked, &terminal, &config, &places, &command).unwrap_or_else(|error| {
         terminal.error(&error);
         Exit::from(error.kind)
     })
@@ -152,6 +159,7 @@ fn dispatch(
     terminal: &Terminal,
     config: &Config,
     places: &Places,
+    definition: &clap::Command,
 ) -> Result<Exit, CommandError> {
     match command {
         Command::Run(mut args) => {
@@ -181,9 +189,12 @@ fn dispatch(
         }
         Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
         Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
+        Command::Template(args) => {
+            config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
+        }
         // These help to repair a broken configuration, or have nothing to do with it.
-        Command::Config(args) => config_cmd::run(args, config, places, &self::command()),
-        Command::Doctor(args) => doctor::run(args, config, places, &self::command()),
+        Command::Config(args) => config_cmd::run(args, config, places, definition),
+        Command::Doctor(args) => doctor::run(args, config, places, definition),
         Command::Completions(args) => completions::run(args, self::command()),
         Command::Man(args) => man::run(args, self::command()),
     }
@@ -194,21 +205,32 @@ pub fn command() -> clap::Command {
     with_variables(Cli::command())
 }
 
-/// Parses twice: what is given, then the same with the configuration files' values as defaults.
-fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<(Cli, Config), clap::Error> {
-    let base = command().color(match color {
+/// Parses twice: what is given, then the same with the configuration files' values as defaults. The last value is the
+/// definition with the variables that are in force.
+fn parse(
+    args: Vec<OsString>,
+    color: ColorWhen,
+    places: &Places,
+) -> Result<(Cli, Config, clap::Command), clap::Error> {
+    let mut base = command().color(match color {
         ColorWhen::Auto => clap::ColorChoice::Auto,
         ColorWhen::Always => clap::ColorChoice::Always,
         ColorWhen::Never => clap::ColorChoice::Never,
     });
     let mut command = base.clone();
-    let given = command.try_get_matches_from_mut(&args).map_err(|error| suggest(error, &command))?;
+    let mut parsed = command.try_get_matches_from_mut(&args);
+    if parsed.as_ref().is_err_and(|error| error.kind() == ErrorKind::ArgumentConflict) {
+        base = variables::yield_to(base, &args);
+        command = base.clone();
+        parsed = command.try_get_matches_from_mut(&args);
+    }
+    let given = parsed.map_err(|error| suggest(error, &command))?;
     let named = given.get_one::<std::path::PathBuf>("config");
     let (config, configured) =
-        Config::read(named.map(|path| path.as_path()), places, &base).apply(base, &given);
+        Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    Ok((cli, config))
+    Ok((cli, config, base))
 }
 
 /// clap's similarity misses swapped letters in names as short as ours (`rnu`).
@@ -224,32 +246,6 @@ fn suggest(mut error: clap::Error, command: &clap::Command) -> clap::Error {
         error.insert(ContextKind::SuggestedSubcommand, meant);
     }
     error
-}
-
-/// Puts the variable behind each flag by rule instead of by hand, so that no flag can be forgotten.
-fn with_variables(command: clap::Command) -> clap::Command {
-    let command = command.mut_args(|arg| {
-        let Some(name) = variable(&arg) else { return arg };
-        let arg = match arg.get_action() {
-            // A bare flag's variable may say 1, yes, on, true, or the opposite.
-            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
-            _ => arg,
-        };
-        // An empty variable is how a shell script says "not set".
-        let is_empty = std::env::var_os(&name).is_some_and(|value| value.is_empty());
-        if is_empty { arg } else { arg.env(name).hide_env(true) }
-    });
-    command.mut_subcommands(with_variables)
-}
-
-/// `LLMCTL_MAX_TOKENS` for `--max-tokens`; none for positional arguments, help and version.
-pub fn variable(arg: &clap::Arg) -> Option<String> {
-    let acts = matches!(
-        arg.get_action(),
-        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
-    );
-    let name = arg.get_long().filter(|_| !acts)?;
-    Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
 }
 
 /// `--color` before there is a parse, so that help and errors of the parser follow it too.
@@ -269,13 +265,17 @@ fn peek_color(args: &[OsString]) -> ColorWhen {
 }
 
 /// Help and version go to stdout and are a success, usage errors go to stderr.
-fn print_clap(verdict: &clap::Error) -> Exit {
-    let exit = if verdict.use_stderr() { Exit::from(Kind::Usage) } else { Exit::Success };
-    match verdict.print().and_then(|()| std::io::stdout().flush()) {
-        Err(error) if exit == Exit::Success && error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Exit::from(Kind::Io)
+fn print_clap(verdict: &clap::Error, color: ColorWhen) -> Exit {
+    let printed = verdict.print().and_then(|()| std::io::stdout().flush());
+    if verdict.use_stderr() {
+        return Exit::from(Kind::Usage);
+    }
+    match printed.map_err(|error| OutputError::new("standard output", error)) {
+        Err(OutputError::Failed(error)) => {
+            Terminal::new(color, 0, false).error(&error);
+            Exit::from(error.kind)
         }
-        _ => exit,
+        Err(OutputError::Closed) | Ok(()) => Exit::Success,
     }
 }
 

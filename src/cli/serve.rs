@@ -173,6 +173,10 @@ pub struct AnswerArgs {
     #[arg(long, hide_short_help = true)]
     pub no_think: bool,
 
+    /// Ask the model to think unless a request does not; for templates that know `enable_thinking`
+    #[arg(long, conflicts_with = "no_think", hide_short_help = true)]
+    pub think: bool,
+
     /// How the model writes tool calls (default: as its chat template shows)
     #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     pub tool_format: Option<ToolCallFormat>,
@@ -408,7 +412,7 @@ fn start_workers(
     stop: Sender<Stop>,
     terminal: &Terminal,
 ) -> Result<(LoadedTexts, Engines), CommandError> {
-    let texts = load::load_texts(&args.model, terminal)?;
+    let texts = load::load_texts(&args.model, engine_options(args), terminal)?;
     let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
     let slots = workers::start(args, count, texts.fingerprint(), terminal, gave_up)?;
     Ok((texts, Engines::new(slots)))
@@ -449,7 +453,7 @@ fn settings(args: &ServeArgs) -> Settings {
         deadline: args.limits.request_timeout.map(|span| span.0),
         tool_format: answers.tool_format,
         reasoning_format: answers.reasoning_format,
-        enable_thinking: answers.no_think.then_some(false),
+        enable_thinking: (answers.think || answers.no_think).then_some(answers.think),
         isolated: args.isolation.isolate || args.isolation.workers.is_some(),
     }
 }

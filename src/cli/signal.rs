@@ -9,10 +9,13 @@
 use std::io::Read;
 #[cfg(unix)]
 use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering};
+#[cfg(unix)]
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 #[cfg(unix)]
 use std::thread;
 
+#[cfg(unix)]
 use super::tty;
 
 /// One of those below.
@@ -22,11 +25,14 @@ const GRACEFUL: u8 = 1;
 const PATIENT: u8 = 2;
 const AT_PROMPT: u8 = 3;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
+#[cfg(unix)]
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 /// The end of a pipe that the first signal is written into, for those who wait for one; negative without any.
+#[cfg(unix)]
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
 /// Two signals closer than this are one wish: `timeout` signals the process and then its whole group.
+#[cfg(unix)]
 const SAME_WISH_MS: i64 = 200;
 
 /// While it lives, the first signal is for the holder to act on. One at a time.

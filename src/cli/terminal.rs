@@ -51,6 +51,8 @@ impl Terminal {
             return;
         };
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(self.color);
+        // By itself it would report a stderr that cannot be written to on stderr, and panic.
+        let log = log.log_internal_errors(false);
         // Fails only when a log is already set up, as in tests.
         let _ = log.with_writer(std::io::stderr).compact().try_init();
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use super::args::{ByteSize, EngineArgs, ModelArgs, Span};
+use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, Span};
 use super::error::{CommandError, Kind};
 use super::report::bytes;
 use super::serve::{CapacityArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, ServeArgs};
@@ -252,6 +252,8 @@ impl Flags {
             kv_type,
             device,
             chat_template,
+            bos_id,
+            eos_id,
             aliases: _, // the worker reads the same configuration
         } = model;
         self.text("--model", model.clone());
@@ -265,6 +267,9 @@ impl Flags {
         self.name("--kv-type", *kv_type);
         self.name("--device", *device);
         self.path("--chat-template", chat_template.as_deref());
+        let bos_id = bos_id.map(|BosId(id)| id.map_or("none".to_owned(), |id| id.to_string()));
+        self.text("--bos-id", bos_id);
+        eos_id.iter().for_each(|id| self.text("--eos-id", Some(id)));
     }
 
     fn engine(&mut self, engine: &EngineArgs) {
@@ -341,6 +346,8 @@ mod tests {
             "--kv-type=q8_0",
             "--device=cpu",
             "--chat-template=a b.jinja",
+            "--bos-id=none",
+            "--eos-id=3,5",
             "--no-warm-resume",
             "--kv-memory=3M",
             "--kv-disk=0",

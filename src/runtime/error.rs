@@ -3,6 +3,7 @@
 //! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
 //! in one `match`, so a new variant is a compile error there.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -118,9 +119,19 @@ pub enum Error {
     #[error("backend failure: {0}")]
     Backend(String),
 
+    /// The model computed what is no number, as one does whose weights are damaged; the session was reset.
+    #[error("the model's logits hold {0}")]
+    NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
+
     /// The engine thread is gone; nothing more can be asked of it.
     #[error("the engine has stopped")]
     EngineGone,
+}
+
+/// What a panic said, for a message.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
 /// Why an answer cannot be held to a schema, a regular expression or a grammar.

@@ -24,6 +24,7 @@ pub mod session;
 pub mod spec;
 pub mod speech;
 pub mod step;
+pub mod template_check;
 pub mod tensor;
 pub mod text;
 pub mod thread;
@@ -32,6 +33,7 @@ pub mod worker;
 pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
+pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};

@@ -55,7 +55,7 @@ impl Sampler {
     /// `sampling.logit_bias` and in `turn.mask` is below its length (ids beyond it are passed over).
     ///
     /// # Errors
-    /// [`Error::Backend`] when a logit is NaN or infinite, or when all are masked (negative infinity).
+    /// [`Error::NotFinite`] when a logit is NaN or infinite, [`Error::Backend`] when all are masked (negative infinity).
     pub fn sample(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
         let edited = self.edit(logits, sampling, turn);
         let mut buffer = std::mem::take(&mut self.edited);
@@ -223,10 +223,10 @@ fn best(logits: &[f32]) -> Result<(u32, f32)> {
     }
     let highest = highest.iter().chain(rest).fold(f32::NEG_INFINITY, |highest, &logit| highest.max(logit));
     if has_nan.contains(&true) || rest.iter().any(|logit| logit.is_nan()) {
-        return Err(Error::Backend("the model's logits hold NaN".to_owned()));
+        return Err(Error::NotFinite("NaN"));
     }
     match logits.iter().position(|&logit| logit == highest) {
-        _ if highest == f32::INFINITY => Err(Error::Backend("the model's logits hold infinity".to_owned())),
+        _ if highest == f32::INFINITY => Err(Error::NotFinite("infinity")),
         Some(index) if highest > f32::NEG_INFINITY => Ok((index as u32, highest)),
         _ => Err(Error::Backend("every token is masked".to_owned())),
     }
@@ -426,7 +426,12 @@ mod tests {
         for sampling in [Sampling::default(), at_temperature(1.0), edited] {
             for logits in [nan_first, nan_last, masked, infinite] {
                 let result = sample(&logits, &sampling, &FIRST);
-                assert!(matches!(result, Err(Error::Backend(_))), "{logits:?} {sampling:?}: {result:?}");
+                let is_told = match result {
+                    Err(Error::Backend(_)) => logits == masked,
+                    Err(Error::NotFinite(what)) => logits != masked && ["NaN", "infinity"].contains(&what),
+                    _ => false,
+                };
+                assert!(is_told, "{logits:?} {sampling:?}: {result:?}");
             }
         }
         assert!(sample(&[], &Sampling::default(), &FIRST).is_err());

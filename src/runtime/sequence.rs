@@ -195,8 +195,9 @@ impl Sequence {
         if self.turn.states_at.contains(&len) {
             table.publish_state(tokens);
         } else if len >= self.turn.generated_from && len.is_multiple_of(PAGE_TOKENS) {
-            table.publish_state(tokens);
-            if let Some(last) = self.last_state.replace(len) {
+            // What others have announced is theirs to take back.
+            let own = table.publish_state(tokens).then_some(len);
+            if let Some(last) = std::mem::replace(&mut self.last_state, own) {
                 table.forget_state(tokens, last);
             }
         }

@@ -23,15 +23,16 @@ pub struct Speech {
     dialect: Dialect,
 }
 
+/// What templates print of a tokenizer.
+pub fn special_tokens(tokenizer: &Tokenizer) -> SpecialTokens {
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
+    SpecialTokens { bos: token(tokenizer.bos()), eos: token(tokenizer.eos()), ..SpecialTokens::default() }
+}
+
 impl Speech {
     /// `template` is used in place of the model's own.
     pub fn new(texts: ModelTexts, template: Option<&str>) -> Self {
-        let token = |id: Option<u32>| id.and_then(|id| texts.tokenizer.id_to_token(id)).map(str::to_owned);
-        let specials = SpecialTokens {
-            bos: token(texts.tokenizer.bos()),
-            eos: token(texts.tokenizer.eos()),
-            ..SpecialTokens::default()
-        };
+        let specials = special_tokens(&texts.tokenizer);
         let source = template.or(texts.chat_templates.default.as_deref());
         let template =
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
@@ -71,6 +72,11 @@ impl Speech {
     /// The chat template in force as it is written, when there is one that compiles.
     pub fn template_source(&self) -> Option<&str> {
         self.template.as_ref().ok().map(ChatTemplate::source)
+    }
+
+    /// Whether the chat template in force tells messages of this role apart; `None` without one.
+    pub fn template_knows_role(&self, role: &str) -> Option<bool> {
+        self.template.as_ref().ok().map(|template| template.has_literal(role))
     }
 
     /// Whether the chat template in force reads a variable of this name.

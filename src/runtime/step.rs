@@ -5,12 +5,11 @@
 //! with rows that look valid; a failure in sampling one row fails that sequence alone, and when it is its grammar that fails
 //! its rows stay.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use super::error::{Error, GrammarError, Result};
+use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
 use super::kv::{PagePool, Place};
 use super::model::{Batch, Logits, Model, Row};
@@ -204,11 +203,6 @@ fn free_dropped(model: &mut dyn Model, pool: &PagePool) {
 /// A panic as an error. Unwind safety: what it leaves half-written is KV rows of the sequences being fed, which stay
 /// poisoned, and the model's scratch space, which the next call overwrites.
 fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(Error::Backend(panic_message(&*panic))))
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("the model panicked: {}", text.unwrap_or("without a message"))
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|panic| Err(Error::Backend(format!("the model panicked: {}", panic_text(&*panic)))))
 }

@@ -138,7 +138,7 @@ pub async fn observe(State(front): State<Front>, mut request: Request, next: Nex
         Ok(response) => response,
         Err(panic) => {
             front.observer().metrics().http.panics.inc();
-            tracing::error!("request {}: a bug of the server: {}", id.0, panic_message(&*panic));
+            tracing::error!("request {}: a bug of the server: {}", id.0, crate::runtime::panic_text(&*panic));
             let message = "the server met a bug while answering this request";
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal_error"), message).into_response()
         }
@@ -206,11 +206,6 @@ async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Se
         Err(panic) => Poll::Ready(Err(panic)),
     })
     .await
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
 /// One request, logged and counted when it is dropped.
@@ -315,7 +310,7 @@ impl HttpBody for Tracked {
         let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut this.inner).poll_frame(cx)));
         let polled = polled.unwrap_or_else(|panic| {
             this.entry.observer.metrics().http.panics.inc();
-            let message = panic_message(&*panic);
+            let message = crate::runtime::panic_text(&*panic);
             tracing::error!("request {}: a bug while streaming: {message}", this.entry.id.0);
             this.inner = Body::empty();
             Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other("the response broke off")))))

@@ -120,9 +120,11 @@ impl From<Error> for ApiError {
                 (StatusCode::INTERNAL_SERVER_ERROR, Some("grammar_error"))
             }
             Error::EngineGone => return Self::engine_down(),
-            Error::InvalidState(_) | Error::Poisoned | Error::Load(_) | Error::Backend(_) => {
-                (StatusCode::INTERNAL_SERVER_ERROR, None)
-            }
+            Error::InvalidState(_)
+            | Error::Poisoned
+            | Error::Load(_)
+            | Error::Backend(_)
+            | Error::NotFinite(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         Self::new(status, code, error.to_string())
     }

@@ -261,20 +261,38 @@ const TOOL_CALL_SIGNS: &[(ToolCallFormat, &[&str])] = &[
     (ToolCallFormat::Llama3, &["{\"name\": ", "\"parameters\": ", "ipython"]),
 ];
 
-/// The first format whose signs are all in the source.
-fn first_sign<F: Copy>(rules: &[(F, &[&str])], source: &str) -> Option<F> {
-    rules.iter().find(|(_, signs)| signs.iter().all(|sign| source.contains(sign))).map(|(format, _)| *format)
+/// The first format whose signs are all in the source, and the first of these.
+fn first_sign<F: Copy>(rules: &[(F, &[&'static str])], source: &str) -> Option<(F, &'static str)> {
+    let rule = rules.iter().find(|(_, signs)| signs.iter().all(|sign| source.contains(sign)));
+    rule.map(|(format, signs)| (*format, signs[0]))
 }
 
-/// Without Jinja's comments, which may speak of other formats.
+/// Without Jinja's comments, which may speak of other formats; their line breaks stay.
 fn without_comments(source: &str) -> String {
     let mut rest = source;
     let mut text = String::with_capacity(source.len());
     while let Some((before, comment)) = rest.split_once("{#") {
         text.push_str(before);
-        rest = comment.split_once("#}").map_or("", |(_, after)| after);
+        let (comment, after) = comment.split_once("#}").unwrap_or((comment, ""));
+        text.extend(comment.chars().filter(|&c| c == '\n'));
+        rest = after;
     }
     text + rest
+}
+
+/// What in a template tells a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sign {
+    pub text: &'static str,
+    /// Of the template, from 1.
+    pub line: usize,
+}
+
+impl Sign {
+    fn find(text: &'static str, source: &str) -> Self {
+        let before = source.split(text).next().unwrap_or_default();
+        Self { text, line: before.matches('\n').count() + 1 }
+    }
 }
 
 impl Dialect {
@@ -282,9 +300,19 @@ impl Dialect {
     pub fn detect(template_source: &str) -> Self {
         let source = without_comments(template_source);
         Self {
-            reasoning: first_sign(REASONING_SIGNS, &source),
-            tool_calls: first_sign(TOOL_CALL_SIGNS, &source),
+            reasoning: first_sign(REASONING_SIGNS, &source).map(|(format, _)| format),
+            tool_calls: first_sign(TOOL_CALL_SIGNS, &source).map(|(format, _)| format),
         }
+    }
+
+    /// What [`Self::detect`] goes by: the sign of the reasoning format and that of the call format.
+    pub fn signs(template_source: &str) -> (Option<Sign>, Option<Sign>) {
+        let source = without_comments(template_source);
+        let find = |text| Sign::find(text, &source);
+        (
+            first_sign(REASONING_SIGNS, &source).map(|(_, text)| find(text)),
+            first_sign(TOOL_CALL_SIGNS, &source).map(|(_, text)| find(text)),
+        )
     }
 
     /// Whether the end of a prompt has opened reasoning: the marker that will close it.
@@ -360,5 +388,19 @@ impl Dialect {
             special,
         };
         Some(grammar::lark(&request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_stand_where_the_template_has_them() {
+        let source = "{# <tool_call>\n <think> #}{{ tools }}\n{{ '</think>' }}\n<tool_call>";
+        let (reasoning, tool_calls) = Dialect::signs(source);
+        assert_eq!(reasoning, Some(Sign { text: "</think>", line: 3 }));
+        assert_eq!(tool_calls, Some(Sign { text: "<tool_call>", line: 4 }));
+        assert_eq!(Dialect::signs("{{ messages }}"), (None, None));
     }
 }

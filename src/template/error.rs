@@ -18,8 +18,8 @@ pub enum TemplateError {
     Syntax { line: usize, message: String },
 
     /// The template called `raise_exception`: its author refuses this conversation.
-    #[error("the chat template refuses this conversation: {0}")]
-    Raised(String),
+    #[error("the chat template refuses this conversation: {message} (template line {line})")]
+    Raised { line: usize, message: String },
 
     /// The template does something that its own data does not allow, e.g. reads a member of nothing.
     #[error("template line {line}: {message}")]

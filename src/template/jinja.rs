@@ -88,13 +88,19 @@ impl ChatTemplate {
         &self.inner.source
     }
 
+    /// Whether the template has this word as a text of its own, as one that tells roles apart does.
+    pub fn has_literal(&self, word: &str) -> bool {
+        ['\'', '"'].iter().any(|quote| self.inner.source.contains(&format!("{quote}{word}{quote}")))
+    }
+
     /// Whether the template reads a variable of this name somewhere.
     pub fn reads(&self, variable: &str) -> bool {
         let template = self.inner.env.get_template(NAME);
         template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
     }
 
-    /// Renders a conversation. Where the template fails on tool arguments as a mapping, it gets them as JSON text.
+    /// Renders a conversation. Where the template fails on tool arguments as a mapping, or escapes them, it gets them as JSON
+    /// text; where it fails on messages without content, their content is none or empty.
     ///
     /// # Errors
     /// `Raised` when the template refuses the conversation, `Render` when it fails on it, `TooExpensive` when it hits
@@ -109,16 +115,41 @@ impl ChatTemplate {
             && !options.continue_final_message;
         variables.insert("add_generation_prompt".to_owned(), Json::Bool(prompt));
         let mut text = self.render_variables(&variables, options.now).or_else(|error| match error {
-            TemplateError::Render { .. } if spell_arguments_out(&mut variables) => {
-                self.render_variables(&variables, options.now).map_err(|_| error)
-            }
+            TemplateError::Render { .. } => self.render_adapted(&variables, options.now).ok_or(error),
             error => Err(error),
         })?;
+        if let Some(unescaped) = self.without_escapes(&variables, options.now, &text) {
+            text = unescaped;
+        }
         if options.continue_final_message {
             cut_behind_final_message(&mut text, conversation)?;
         }
         text.push_str(options.response_prefix.as_deref().unwrap_or_default());
         Ok(text)
+    }
+
+    /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
+    fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
+        ADAPTATIONS.iter().find_map(|changes| {
+            let mut adapted = variables.clone();
+            let num_changed = changes.iter().filter(|change| change(&mut adapted)).count();
+            // With one of two left out it is a form that was tried before.
+            (num_changed == changes.len()).then(|| self.render_variables(&adapted, now).ok()).flatten()
+        })
+    }
+
+    /// The rendering with tool arguments as JSON text, where that has fewer quotes escaped for HTML. Mistral's own templates
+    /// mark arguments as safe and add other text to them, which Jinja then escapes: no model was trained on that.
+    fn without_escapes(&self, variables: &Map<String, Json>, now: DateTime, text: &str) -> Option<String> {
+        const QUOTE: &str = "&#34;";
+        let num_escaped = text.matches(QUOTE).count();
+        if num_escaped == 0 {
+            return None;
+        }
+        let mut adapted = variables.clone();
+        spell_arguments_out(&mut adapted).then_some(())?;
+        let spelt = self.render_variables(&adapted, now).ok()?;
+        (spelt.matches(QUOTE).count() < num_escaped).then_some(spelt)
     }
 
     /// Renders with variables given by name, on top of the special tokens: the raw form of [`Self::render`].
@@ -241,7 +272,8 @@ fn failure(error: &minijinja::Error) -> TemplateError {
     let mut innermost = error;
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
-            return TemplateError::Raised(message.clone());
+            let line = innermost.line().or(error.line()).unwrap_or(1);
+            return TemplateError::Raised { line, message: message.clone() };
         }
         if let Some(Exhausted(reason)) = current.downcast_ref() {
             return TemplateError::TooExpensive(reason.clone());
@@ -314,6 +346,41 @@ fn message_json(message: &Message) -> Json {
         }
     }
     Json::Object(members)
+}
+
+/// A change of a conversation's form; tells whether there was anything to change.
+type Adaptation = fn(&mut Map<String, Json>) -> bool;
+
+/// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
+const ADAPTATIONS: [&[Adaptation]; 5] = [
+    &[spell_arguments_out],
+    &[say_none],
+    &[spell_arguments_out, say_none],
+    // Last: a template that tells calls by content that is none prints none of them beside an empty one.
+    &[say_nothing],
+    &[spell_arguments_out, say_nothing],
+];
+
+/// Gives messages without content one that is none, as OpenAI's answers with calls have it. Some templates (DeepSeek R1's
+/// Llama distillations) test for none and fail on what is not there.
+fn say_none(variables: &mut Map<String, Json>) -> bool {
+    fill_contents(variables, &Json::Null)
+}
+
+/// Gives messages without content an empty one. Others (Qwen 3's first, Granite's, Devstral's) only know texts.
+fn say_nothing(variables: &mut Map<String, Json>) -> bool {
+    fill_contents(variables, &Json::String(String::new()))
+}
+
+fn fill_contents(variables: &mut Map<String, Json>, content: &Json) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        if let Some(members) = message.as_object_mut().filter(|members| !members.contains_key("content")) {
+            members.insert("content".to_owned(), content.clone());
+            changed = true;
+        }
+    }
+    changed
 }
 
 /// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
@@ -509,7 +576,7 @@ mod tests {
         let error = |source: &str| rendered(source, &json!({"d": {}})).expect_err(source);
         assert_eq!(
             error("a\n{{ raise_exception('no ' + 'way') }}"),
-            TemplateError::Raised("no way".to_owned())
+            TemplateError::Raised { line: 2, message: "no way".to_owned() }
         );
         assert!(
             matches!(error("a\n\n{{ d.x.y }}"), TemplateError::Render { line: 3, message } if message.contains("'y'"))
@@ -675,6 +742,45 @@ mod tests {
         let conversation = Conversation { messages: vec![message], ..Conversation::default() };
         let text = template.render(&conversation, &RenderOptions::default());
         assert_eq!(text.as_deref(), Ok(r#"> {"a": [1, "x"]}"#));
+    }
+
+    #[test]
+    fn content_is_none_for_templates_that_test_for_it() {
+        let source = "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}{% else %}\
+            {{ m['content'].strip() }}{% endif %};{% endfor %}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({}) };
+        let answer = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+        let conversation =
+            Conversation { messages: vec![Message::user(" hi "), answer], ..Conversation::default() };
+        let text = template.render(&conversation, &RenderOptions::default());
+        assert_eq!(text.as_deref(), Ok("hi;f;"));
+    }
+
+    #[test]
+    fn content_is_empty_for_templates_that_only_know_texts() {
+        let source = "{% for m in messages %}{{ 'x' + m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %};{% endfor %}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({}) };
+        let answer = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
+        let conversation =
+            Conversation { messages: vec![Message::user("hi"), answer], ..Conversation::default() };
+        assert_eq!(template.render(&conversation, &RenderOptions::default()).as_deref(), Ok("xhi;xf;"));
+    }
+
+    #[test]
+    fn arguments_that_a_template_would_escape_are_spelt_out() {
+        let source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}\
+            {% set a = c.function.arguments %}{% if a is not string %}{% set a = a | tojson | safe %}{% endif %}\
+            {{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' + a + '}' }}{% endfor %}{% endfor %}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({"a": "<"}) };
+        let answer = Message { tool_calls: vec![call], ..Message::assistant("") };
+        // What the user wrote stays as it is.
+        let messages = vec![Message::user("&#34;"), answer];
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let text = template.render(&conversation, &RenderOptions::default());
+        assert_eq!(text.as_deref(), Ok("&#34;{\"name\": \"f\", \"arguments\": {\"a\": \"<\"}}"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod source;
 mod tool_call;
 
 pub use clock::DateTime;
-pub use dialect::{Dialect, ReasoningFormat, ToolCallFormat, ToolChoice, UnknownFormat};
+pub use dialect::{Dialect, ReasoningFormat, Sign, ToolCallFormat, ToolChoice, UnknownFormat};
 pub use error::TemplateError;
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, Message, Role, ToolCall};

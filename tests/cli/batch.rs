@@ -108,7 +108,25 @@ fn an_existing_file_is_neither_overwritten_nor_appended_to() {
     batch(&place, &model, &[]).check(2, "out.jsonl exists and is not empty");
     batch(&place, &model, &["--resume"]).check(65, "does not hold the results of a batch");
     assert_eq!(place.read("out.jsonl"), "precious");
+    let foreign = r#"{"custom_id":"a","prompt":"one"}
+{"custom_id":"b","prompt":"precious last"}"#;
+    place.write("out.jsonl", foreign);
+    batch(&place, &model, &["--resume"]).check(65, "is not the result of a batch");
+    assert_eq!(place.read("out.jsonl"), foreign);
     place.run(&["run", "--model", &model, "--batch", "none.jsonl", "--out", "new"]).check(66, "none.jsonl");
+}
+
+#[test]
+fn a_system_prompt_that_rows_have_no_place_for_is_told_of_or_refused() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    place.write("in.jsonl", input(2));
+    let ran = batch(&place, &model, &["--system", "Be brief."]);
+    ran.check(0, "row \"row-0\" (line 1) is a text completion, to which the system prompt is not given");
+    assert_eq!(ran.stderr.matches("system prompt").count(), 1, "{ran:?}");
+    place.write("rows.jsonl", "{\"prompt\": \"x\", \"system\": \"s\"}\n");
+    let raw = place.run(&["run", "--model", &model, "--raw", "--batch", "rows.jsonl"]);
+    raw.check(4, "system has no place in a prompt that is completed as plain text (--raw)");
 }
 
 #[cfg(target_os = "linux")]

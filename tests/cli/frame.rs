@@ -76,6 +76,88 @@ fn every_flag_has_a_variable_and_the_flag_wins() {
     with("LLMCTL_OUTPUT", "yaml", &[]).check(2, "--output");
 }
 
+/// `llmctl run` of a model that is not there, which is found out (66) once the flags are accepted.
+fn accepted(place: &Place, variables: &[(&str, &str)], args: &[&str]) {
+    let mut command = place.command(&[&["run", "--model", "/no/such/model"], args].concat());
+    command.envs(variables.iter().copied());
+    finish(command, "").check(66, "/no/such/model");
+}
+
+#[test]
+fn a_variable_that_says_off_is_not_a_flag_that_is_given() {
+    let place = Place::new();
+    place.write("rows.jsonl", "");
+    accepted(&place, &[("LLMCTL_RAW", "0")], &["--system", "x", "hi"]);
+    accepted(&place, &[("LLMCTL_NO_STREAM", "false")], &["--batch", "rows.jsonl"]);
+    accepted(&place, &[("LLMCTL_QUIET", "0")], &["-v", "hi"]);
+    accepted(&place, &[("LLMCTL_VERBOSE", "0")], &["--quiet", "hi"]);
+    accepted(&place, &[("LLMCTL_RESUME", "no")], &["hi"]);
+    let mut chat = place.command(&["chat", "--model", "/no/such/model", "-c"]);
+    chat.env("LLMCTL_EPHEMERAL", "off");
+    finish(chat, "").check(66, "");
+    // It still says off to who says on with less weight.
+    place.write("llmctl.toml", "[run]\nraw = true\n");
+    accepted(&place, &[("LLMCTL_RAW", "0")], &["--system", "x", "hi"]);
+    let Some(model) = super::stories() else { return };
+    let said_plain = |value: &str| {
+        let mut command = place.command(&["run", "--model", &model, "--dry-run", "hi"]);
+        command.env("LLMCTL_RAW", value);
+        finish(command, "").check(0, "").stderr.contains("has no chat template")
+    };
+    assert_eq!((said_plain("0"), said_plain(""), said_plain("1")), (true, false, false));
+}
+
+#[test]
+fn a_flag_wins_over_a_variable_that_it_excludes() {
+    let place = Place::new();
+    place.write("rows.jsonl", "");
+    accepted(&place, &[("LLMCTL_DTYPE", "f16")], &["--quantize", "q8_0", "hi"]);
+    accepted(&place, &[("LLMCTL_QUANTIZE", "q8_0")], &["--dtype", "f16", "hi"]);
+    accepted(&place, &[("LLMCTL_RAW", "1")], &["--system", "x", "hi"]);
+    accepted(&place, &[("LLMCTL_QUIET", "1")], &["--verbose", "hi"]);
+    accepted(&place, &[("LLMCTL_NO_STREAM", "1")], &["--batch", "rows.jsonl"]);
+    let mut both = place.command(&["run", "hi"]);
+    both.env("LLMCTL_DTYPE", "f16").env("LLMCTL_QUANTIZE", "q8_0");
+    finish(both, "").check(2, "cannot be used with");
+    place.run(&["run", "--dtype", "f16", "--quantize", "q8_0", "hi"]).check(2, "cannot be used with");
+}
+
+#[test]
+fn a_variable_is_for_the_subcommands_whose_flag_takes_its_value() {
+    let place = Place::new();
+    let with = |value: &str, args: &[&str]| {
+        let mut command = place.command(args);
+        command.env("LLMCTL_OUTPUT", value);
+        finish(command, "")
+    };
+    for args in [
+        &["models"][..],
+        &["sessions"],
+        &["sessions", "list"],
+        &["doctor"],
+        &["config", "show"],
+        &["config", "path"],
+    ] {
+        with("jsonl", args).check(0, "");
+        with("yaml", args).check(2, "--output");
+    }
+    assert!(with("jsonl", &["run", "--list-prompts"]).check(0, "").stdout.starts_with("{\"schema\":"));
+    assert!(with("json", &["models"]).check(0, "").stdout.starts_with('{'));
+    with("md", &["run", "--model", "/no/such/model", "hi"]).check(66, "/no/such/model");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_cannot_be_written_to_is_no_error() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+    let run = |args: &[&str]| {
+        Place::new().command(args).stdout(Stdio::null()).stderr(full()).status().expect("runs").code()
+    };
+    assert_eq!(run(&["-v", "run", "--model", "/no/such/model", "hi"]), Some(66));
+    let Some(model) = super::stories() else { return };
+    assert_eq!(run(&["-vvv", "run", "--model", &model, "--raw", "hi", "-n", "1"]), Some(0));
+}
+
 #[test]
 fn devices_that_are_not_built_in_are_refused() {
     let Some(model) = super::stories() else { return };
@@ -121,7 +203,9 @@ fn a_reader_of_help_that_leaves_is_no_failure() {
 fn a_full_disk_is_an_error_also_for_help_and_lists() {
     for args in [&["--help"][..], &["run", "--list-prompts"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
-        let status = Place::new().command(args).stdout(full).stderr(Stdio::null()).status().expect("runs");
-        assert_eq!(status.code(), Some(74), "{args:?}");
+        let output = Place::new().command(args).stdout(full).output().expect("runs");
+        assert_eq!(output.status.code(), Some(74), "{args:?}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains("error: writing to standard output: No space left"), "{args:?}: {stderr}");
     }
 }

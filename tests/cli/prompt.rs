@@ -19,6 +19,12 @@ fn prompts_are_listed_and_usable_by_name() {
     let json: serde_json::Value = serde_json::from_str(&json.check(0, "").stdout).expect("JSON");
     assert_eq!(json["prompts"].as_array().expect("prompts").len(), list.stdout.lines().count());
 
+    let lines = llmctl(&["run", "--list-prompts", "--output", "jsonl"]);
+    for line in lines.check(0, "").stdout.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON per line");
+        assert!(line["schema"] == "llmctl.prompts.v1" && line["name"].is_string(), "{line}");
+    }
+
     let place = Place::new();
     let Some(ran) = rendered(&place, &["--prompt", "translate", "--var", "language=Dutch"], "Good day.\n")
     else {
@@ -57,6 +63,12 @@ fn a_prompt_that_is_not_there_is_66_and_one_not_given_is_2() {
     place.run(&["run", "hi", "--system-file", "none.txt"]).check(66, "none.txt");
     place.run(&["run", "--prompt-file", "."]).check(66, "directory");
     place.run(&["run", "--prompt", "summarize"]).check(2, "needs an input");
+    place.run(&["run", "--prompt-file", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
+    place.run(&["run", "hi", "--schema", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
+    place
+        .run(&["run", "--prompt", "translate", "--var", "language=a", "--var", "language=b", "hi"])
+        .check(2, "\"language\" is given twice");
+    place.run(&["run", "hi", "--logit-bias", "5=1,5=2"]).check(2, "--logit-bias: token 5 is given twice");
     place.run(&["run", "hi", "--var", "a=b"]).check(2, "--var fills a prompt file");
     place.run(&["run", "--prompt", "translate", "hi"]).check(2, "language");
     place

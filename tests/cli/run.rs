@@ -119,7 +119,9 @@ fn stop_strings_limits_and_their_exit_codes() {
     let clamped = run(&["--raw", ONCE, "--ctx", "32", "-n", "64", "--overflow", "clamp"]).expect("fixtures");
     clamped.check(0, "the context of 32 tokens is full");
     run(&["--raw", ONCE, "--ctx", "100000"]).expect("fixtures").check(2, "100000");
-    run(&["--raw", ONCE, "--logit-bias", "999999=1"]).expect("fixtures").check(2, "vocabulary");
+    run(&["--raw", ONCE, "--logit-bias", "999999=1"])
+        .expect("fixtures")
+        .check(2, "error: --logit-bias: token id 999999 is not in the vocabulary");
 }
 
 #[test]
@@ -227,6 +229,45 @@ fn models_that_are_missing_or_damaged_are_told_apart() {
         place.write("cut.gguf", &whole[..part]);
         place.run(&["run", "hi", "--model", "./cut.gguf"]).check(65, "cut.gguf");
     }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_a_damaged_model() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    for entry in std::fs::read_dir(&model).expect("the model's files") {
+        let entry = entry.expect("a file");
+        place.write(&entry.file_name().to_string_lossy(), std::fs::read(entry.path()).expect("reads"));
+    }
+    let path = place.path("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("the weights");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    bytes[8 + header..].fill(0xff); // NaN in every float type
+    std::fs::write(&path, bytes).expect("written");
+    let ran = place.run(&["run", "--model", ".", "--raw", ONCE, "-n", "4"]);
+    ran.check(65, "the model's logits hold NaN").check(65, "hint: the model's weights are probably damaged");
+}
+
+#[test]
+fn a_dry_run_has_the_context_of_a_real_one() {
+    let prompt = ["--raw", "one two three four five six"];
+    let Some(real) = run(&[&prompt[..], &["--kv-memory", "24K"]].concat()) else { return };
+    let dry = run(&[&prompt[..], &["--kv-memory", "24K", "--dry-run"]].concat()).expect("fixtures");
+    let refusal = |ran: &Ran| {
+        ran.check(65, "by --kv-memory");
+        ran.stderr
+            .lines()
+            .filter(|line| line.contains("limited") || line.starts_with("error"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(refusal(&dry), refusal(&real));
+    run(&[&prompt[..], &["--kv-memory", "1", "--dry-run"]].concat())
+        .expect("fixtures")
+        .check(2, "--kv-memory");
+    run(&[&prompt[..], &["--ctx", "100000", "--dry-run"]].concat()).expect("fixtures").check(2, "100000");
+    let shown = run(&[&prompt[..], &["--ctx", "64", "--dry-run"]].concat()).expect("fixtures");
+    shown.check(0, "of a context of 64");
 }
 
 #[test]

@@ -122,6 +122,8 @@ fn an_id_in_use_is_refused_until_it_is_free_again() {
     client.send(&json!({"op": "ping", "id": "a"}));
     let refused = client.line();
     assert_eq!((&refused["code"], &refused["id"]), (&json!("duplicate_id"), &json!("a")));
+    client.send(&json!({"op": "cancel", "id": "a"}));
+    assert_eq!(client.line()["code"], "duplicate_id", "nothing was cancelled");
     gate.send(()).expect("it waits");
     assert_eq!(client.line(), json!({"id": "a", "token": "4 "}));
     let mut second = endless(json!("b"), 20, 1);
@@ -267,6 +269,26 @@ fn a_reader_that_does_not_read_holds_nobody_up() {
         assert_eq!(answer.done()["completion_tokens"], NUM_TOKENS);
     }
     drop(client);
+    assert!(matches!(desk.end().why, End::Input));
+}
+
+#[test]
+fn a_flood_of_lines_is_answered_as_fast_as_it_is_read() {
+    const NUM_LINES: usize = 5000;
+    let (desk, mut input, output) = start(spawn(Setup::default(), ToyModel::new(64, counting(64))));
+    let flood = std::thread::spawn(move || {
+        for _ in 0..NUM_LINES {
+            input.write_all(b"nonsense\n").expect("a pipe");
+        }
+        input
+    });
+    // More lines than may be open, and more answers than a pipe holds.
+    let client = Client::new(std::io::sink(), output);
+    assert_eq!(client.line()["ready"], true);
+    for _ in 0..NUM_LINES {
+        client.answer().check_error("invalid_request", "not a JSON object");
+    }
+    drop(flood.join().expect("no panic"));
     assert!(matches!(desk.end().why, End::Input));
 }
 

@@ -190,12 +190,14 @@ struct Batch<'a> {
     /// How many rows of this file had each custom_id.
     seen: HashMap<String, usize>,
     counts: Counts,
+    /// Rows that the default system prompt does not reach.
+    without_system: usize,
 }
 
 impl<'a> Batch<'a> {
     fn new(llm: &'a dyn Llm, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
-        let (seen, counts) = Default::default();
-        Self { llm, defaults, results, earlier, seen, counts }
+        let (seen, counts, without_system) = Default::default();
+        Self { llm, defaults, results, earlier, seen, counts, without_system }
     }
 
     fn answer_all(
@@ -221,6 +223,7 @@ impl<'a> Batch<'a> {
                 progress.set_length(progress.length().unwrap_or(1).saturating_sub(1));
                 continue;
             };
+            self.note_system(&id, number, &row, progress, terminal);
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
                 Ok(Answered::Body(body, usage)) => {
                     self.counts.add(&usage);
@@ -293,6 +296,29 @@ impl<'a> Batch<'a> {
             Ok(Ending::ReaderGone { .. }) => {
                 Answered::Failed(CommandError::new(Kind::Bug, anyhow::anyhow!("an answer was not taken")))
             }
+        }
+    }
+
+    /// A text completion has no place for a system prompt: said of the first.
+    fn note_system(
+        &mut self,
+        id: &str,
+        number: usize,
+        row: &Result<Row, RowError>,
+        progress: &ProgressBar,
+        terminal: &Terminal,
+    ) {
+        let is_completion = row.as_ref().is_ok_and(|row| row.form == Form::Completion);
+        if self.defaults.system.is_none() || !is_completion {
+            return;
+        }
+        self.without_system += 1;
+        if self.without_system == 1 {
+            let message = format!(
+                "row {id:?} (line {number}) is a text completion, to which the system prompt is not given, \
+                 nor to others like it"
+            );
+            progress.suspend(|| terminal.note(&message));
         }
     }
 

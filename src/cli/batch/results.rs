@@ -111,9 +111,16 @@ fn sync_folder(path: &Path) {
 /// How every row that llmctl writes begins.
 const ROW_START: &[u8] = b"{\"id\":\"batch_req_";
 
+/// How the id of a result begins, ours and OpenAI's.
+const ID_START: &str = "batch_req_";
+
+/// What tells a result from the rows of any other file, which may have a custom_id too.
 #[derive(Deserialize)]
 struct EarlierRow {
+    id: String,
     custom_id: String,
+    #[serde(rename = "response")]
+    _response: IgnoredAny,
     error: Option<IgnoredAny>,
 }
 
@@ -130,7 +137,7 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
         let is_whole = line.ends_with(b"\n");
         match serde_json::from_slice::<EarlierRow>(&line) {
             _ if read == 0 => break,
-            Ok(row) if is_whole => {
+            Ok(row) if is_whole && row.id.starts_with(ID_START) => {
                 *earlier.rows.entry(row.custom_id).or_default() += 1;
                 earlier.failed += usize::from(row.error.is_some());
                 good += read;
@@ -143,8 +150,9 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
             }
         }
     }
-    // A torn only line must be the start of one of ours: otherwise a wrong --out would be emptied.
-    let is_ours = good > 0 || line.starts_with(ROW_START) || ROW_START.starts_with(&line);
+    // Only what a kill can leave is cut off, the start of a row of ours or a hole: anything else is somebody's work.
+    let is_hole = line.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
+    let is_ours = is_hole || line.starts_with(ROW_START) || ROW_START.starts_with(&line);
     if !is_ours {
         let message = format!("{} does not hold the results of a batch", path.display());
         return Err(CommandError::bad_data(message).hint("give another --out"));
@@ -187,6 +195,13 @@ mod tests {
     #[test]
     fn a_file_of_something_else_is_left_alone() {
         for other in ["my thesis\n", "my thesis", "{\"a\":1}\n", "{\"prompt\":\"x\"}"] {
+            assert_eq!(resumed(other), (Err(Kind::BadData), other.to_owned()));
+        }
+        let input =
+            "{\"custom_id\":\"a\",\"prompt\":\"one\"}\n{\"custom_id\":\"b\",\"prompt\":\"precious last\"}";
+        let foreign = "{\"id\":\"1\",\"custom_id\":\"a\",\"response\":{}}\n";
+        let tail = format!("{ROW}\n{{\"custom_id\":\"b\",\"prompt\":\"precious last\"}}");
+        for other in [input, foreign, &tail] {
             assert_eq!(resumed(other), (Err(Kind::BadData), other.to_owned()));
         }
         let middle = format!("{ROW}\nnot a row\n{FAILED}\n");

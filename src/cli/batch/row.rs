@@ -81,7 +81,9 @@ impl RowError {
                 let code = if is_unsupported { "unsupported_parameter" } else { "invalid_value" };
                 Self { param: Some("response_format".to_owned()), ..Self::new(code, message) }
             }
-            Some(Error::Backend(_)) => Self { status: 500, ..Self::new("backend_error", message) },
+            Some(Error::Backend(_) | Error::NotFinite(_)) => {
+                Self { status: 500, ..Self::new("backend_error", message) }
+            }
             _ if matches!(error.kind, Kind::BadData | Kind::Usage) => Self::new("invalid_prompt", message),
             _ => return Err(error),
         };
@@ -154,19 +156,27 @@ fn row(mut fields: Fields<'_>, defaults: &Defaults) -> (Row, Result<(), ApiError
 /// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
 fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (Row, Result<(), ApiError>) {
     let model = check_model(&mut fields, defaults);
-    let system = if form.is_none() { fields.text("system") } else { None };
-    let system = system.or_else(|| defaults.system.clone());
+    let own_system = if form.is_none() { fields.text("system") } else { None };
     let has_messages = fields.has("messages");
     let (form, ask) = match form {
-        Some(Form::Chat) => (Form::Chat, Ask::Chat(conversation(&mut fields, system))),
+        Some(Form::Chat) => (Form::Chat, Ask::Chat(conversation(&mut fields, None, defaults))),
         Some(Form::Completion) => (Form::Completion, Ask::Text(prompt(&mut fields))),
         None if has_messages && fields.has("prompt") => {
             fields.out_of_range("prompt", "and messages are two questions, and a row has one");
-            (Form::Chat, Ask::Chat(conversation(&mut fields, system)))
+            (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, defaults)))
         }
-        None if has_messages => (Form::Chat, Ask::Chat(conversation(&mut fields, system))),
-        None if defaults.raw => (Form::Completion, Ask::Text(prompt(&mut fields))),
+        None if has_messages => (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, defaults))),
+        None if defaults.raw => {
+            if own_system.is_some() {
+                fields.out_of_range(
+                    "system",
+                    "has no place in a prompt that is completed as plain text (--raw)",
+                );
+            }
+            (Form::Completion, Ask::Text(prompt(&mut fields)))
+        }
         None => {
+            let system = own_system.or_else(|| defaults.system.clone());
             let mut messages = vec![Message::user(prompt(&mut fields))];
             messages.splice(0..0, system.map(Message::system));
             let kwargs = template_variables(&mut fields);
@@ -209,9 +219,14 @@ fn prompt(fields: &mut Fields<'_>) -> String {
     String::new()
 }
 
-fn conversation(fields: &mut Fields<'_>, system: Option<String>) -> Conversation {
+/// The row's messages behind its system prompt, or behind the default one where it has none of its own.
+fn conversation(fields: &mut Fields<'_>, own_system: Option<String>, defaults: &Defaults) -> Conversation {
     let mut messages = message::messages(fields);
     let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
+    if has_system && own_system.is_some() {
+        fields.out_of_range("system", "and a system message are two system prompts, and a row has one");
+    }
+    let system = own_system.or_else(|| defaults.system.clone());
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
@@ -306,6 +321,26 @@ mod tests {
         assert_eq!(row.expect("a row").limits.max_tokens, Some(2));
         assert_eq!(refused(json!({"prompt": "a", "messages": []})).0, "prompt");
         assert_eq!(refused(json!({"temperature": 0.5})).0, "prompt");
+    }
+
+    #[test]
+    fn a_system_prompt_is_never_dropped() {
+        let system = "system".to_owned();
+        let both = json!({"messages": [{"role": "system", "content": "a"}], "system": "b"});
+        assert_eq!(refused(both), (system.clone(), "invalid_value"));
+        let defaults = Defaults { raw: true, system: Some("flag".to_owned()), ..Defaults::default() };
+        let raw = |row: Value| parse(row.to_string().as_bytes(), 1, &defaults).1;
+        let error = raw(json!({"prompt": "x", "system": "s"})).expect_err("nowhere to put it");
+        assert_eq!((error.param, error.code), (Some(system), "invalid_value"));
+        let chat =
+            raw(json!({"messages": [{"role": "user", "content": "x"}], "system": "s"})).expect("a row");
+        let Ask::Chat(conversation) = chat.ask else { panic!("a chat") };
+        assert_eq!(conversation.messages[0], Message::system("s"), "its own before the flag's");
+        let messages = json!([{"role": "developer", "content": "d"}, {"role": "user", "content": "x"}]);
+        let Ask::Chat(conversation) = raw(json!({"messages": messages})).expect("a row").ask else {
+            panic!("a chat")
+        };
+        assert_eq!(conversation.messages.len(), 2, "the flag is a default only");
     }
 
     #[test]

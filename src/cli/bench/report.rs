@@ -332,6 +332,55 @@ pub mod sample {
     use super::super::runner::{self, Rounds};
     use super::*;
 
+    fn model(setting: &Setting) -> ModelFacts {
+        let cost = Cost {
+            operations: 1_000_000_000,
+            head_operations: 300_000_000,
+            weight_bytes: 400_000_000,
+            kv_bytes: 1000,
+            is_integer: true,
+        };
+        ModelFacts {
+            setting: setting.clone(),
+            architecture: Some("qwen3".to_owned()),
+            parameters: Some(596_000_000),
+            bytes: Some(400_000_000),
+            quantization: Some("Q4_K_M".to_owned()),
+            context: Some(528),
+            kv_bytes_per_token: Some(1000),
+            kernels: Some("avx512-vnni".to_owned()),
+            load_s: vec![0.75],
+            cost: Some(cost),
+            ..ModelFacts::default()
+        }
+    }
+
+    fn machine() -> Machine {
+        let probe = |threads: usize| Probe {
+            threads,
+            read_gb_s: 20.0 * threads as f64,
+            int8_gop_s: Some(1000.0),
+            f32_gop_s: None,
+        };
+        Machine {
+            cpu: Some("A processor".to_owned()),
+            processors: Some(2),
+            probes: vec![probe(1), probe(2)],
+            peak_memory: Some(1 << 30),
+            load: Some(Load { others: 0.25, ..Load::default() }),
+            ..Machine::default()
+        }
+    }
+
+    fn build() -> Build {
+        Build {
+            version: "1.2.3".to_owned(),
+            commit: Some("abc123".to_owned()),
+            profile: "release".to_owned(),
+            target: "x86_64-linux".to_owned(),
+        }
+    }
+
     /// Two engines, one prompt test and one at depth. `faster` multiplies the rates.
     pub fn document(faster: f64) -> Document {
         let sweep = Sweep {
@@ -354,53 +403,13 @@ pub mod sample {
         let ended =
             runner::run(&mut [&mut one, &mut two], &cases, rounds, &mut results, &mut Counting::default());
         assert!(matches!(ended, Ok(None)), "{ended:?}");
-        let cost = Cost {
-            operations: 1_000_000_000,
-            head_operations: 300_000_000,
-            weight_bytes: 400_000_000,
-            kv_bytes: 1000,
-            is_integer: true,
-        };
-        let model = |setting: &Setting| ModelFacts {
-            setting: setting.clone(),
-            architecture: Some("qwen3".to_owned()),
-            parameters: Some(596_000_000),
-            bytes: Some(400_000_000),
-            quantization: Some("Q4_K_M".to_owned()),
-            context: Some(528),
-            kv_bytes_per_token: Some(1000),
-            kernels: Some("avx512-vnni".to_owned()),
-            load_s: vec![0.75],
-            cost: Some(cost),
-            ..ModelFacts::default()
-        };
-        let probe = |threads: usize| Probe {
-            threads,
-            read_gb_s: 20.0 * threads as f64,
-            int8_gop_s: Some(1000.0),
-            f32_gop_s: None,
-        };
-        let machine = Machine {
-            cpu: Some("A processor".to_owned()),
-            processors: Some(2),
-            probes: vec![probe(1), probe(2)],
-            peak_memory: Some(1 << 30),
-            load: Some(Load { others: 0.25, ..Load::default() }),
-            ..Machine::default()
-        };
-        let build = Build {
-            version: "1.2.3".to_owned(),
-            commit: Some("abc123".to_owned()),
-            profile: "release".to_owned(),
-            target: "x86_64-linux".to_owned(),
-        };
         let mut document = Document {
             schema: SCHEMA.to_owned(),
-            build,
+            build: build(),
             command: vec!["bench".to_owned()],
             started: 1_700_000_000,
             complete: true,
-            machine,
+            machine: machine(),
             models: vec![model(&one.setting), model(&two.setting)],
             server: None,
             cases: results,

@@ -7,7 +7,7 @@
 
 mod actions;
 mod answer;
-mod command;
+pub(in crate::cli) mod command;
 mod complete;
 mod input;
 mod pace;

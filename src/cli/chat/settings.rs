@@ -6,7 +6,6 @@ use clap::Parser;
 
 use crate::cli::args::{LimitArgs, SamplingArgs};
 use crate::cli::error::CommandError;
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::{Error, Overflow, Sampling};
 
 /// What can be set.
@@ -63,8 +62,7 @@ impl Settings {
                 changed.limits.ignore_eos = self.limits.ignore_eos; // a bare flag counts as given
             }
         }
-        let (sampling, _) = changed.sampling.resolve(&GenerationDefaults::default());
-        sampling.validate(usize::MAX).map_err(|error| match error {
+        changed.sampling.check().map_err(|error| match error {
             Error::InvalidParameter { name, message } => CommandError::usage(format!("{name}: {message}")),
             other => other.into(),
         })?;
@@ -133,6 +131,7 @@ fn refusal(key: &str, error: &clap::Error) -> CommandError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::load::GenerationDefaults;
 
     #[test]
     fn every_key_can_be_set_and_taken_back() {

@@ -85,8 +85,7 @@ impl<'a> Chat<'a> {
     /// Locks the session, loads the model, and says what there is.
     pub fn begin(args: ChatArgs, terminal: &'a Terminal, places: &'a Places) -> Result<Self, CommandError> {
         let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
-        let (sampling, _) = settings.sampling.resolve(&Default::default());
-        sampling.validate(usize::MAX).map_err(crate::cli::run::flag_error)?;
+        settings.sampling.check().map_err(crate::cli::run::flag_error)?;
         let system = system_prompt(&args)?;
         let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;

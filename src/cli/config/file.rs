@@ -1,7 +1,7 @@
 //! One configuration file: TOML to entries with their lines, checked against the command line's definition.
 //!
 //! Keys are long flag names, with dashes or underscores: at the top for every subcommand that has the flag, in a
-//! `[run]` table for one. `[aliases]` names model references. Everything wrong is a [`Problem`] with its position;
+//! `[run]` or `[bench.serve]` table for one. `[aliases]` names model references. Everything wrong is a [`Problem`] with its position;
 //! all of them are reported, not only the first. Pure: reads no file.
 
 use std::fmt;
@@ -20,7 +20,7 @@ const ALIASES: &str = "aliases";
 /// A value for a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The subcommand whose table it is in; `None` at the top.
+    /// The subcommand whose table it is in, as `run` or `bench.serve`; `None` at the top.
     pub scope: Option<String>,
     /// The flag's long name.
     pub key: String,
@@ -86,6 +86,16 @@ pub fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| shape::key(arg) == Some(key))
 }
 
+/// `command` and everything below it.
+fn with_all_below(command: &Command) -> Vec<&Command> {
+    std::iter::once(command).chain(command.get_subcommands().flat_map(with_all_below)).collect()
+}
+
+/// The subcommand of `command` that has the flag of `key`.
+fn below_with<'a>(command: &'a Command, key: &str) -> Option<&'a str> {
+    command.get_subcommands().find(|below| find(below, key).is_some()).map(Command::get_name)
+}
+
 /// The position of a byte offset: line and column from 1.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
@@ -107,28 +117,39 @@ impl<'a> Reader<'a> {
     }
 
     fn top(&mut self, table: &DeTable<'_>) {
-        let commands: Vec<&Command> =
-            std::iter::once(self.command).chain(self.command.get_subcommands()).collect();
+        let commands = with_all_below(self.command);
         for (name, value) in table {
             match value.get_ref().as_table() {
                 Some(inner) if name.get_ref() == ALIASES => self.aliases(inner),
-                Some(inner) => self.subcommand(name, inner),
+                Some(inner) => self.subcommand(self.command, "", name, inner),
                 None => self.entry(None, &commands, name, value),
             }
         }
     }
 
-    fn subcommand(&mut self, name: &Spanned<toml::de::DeString<'_>>, table: &DeTable<'_>) {
-        let found = self.command.get_subcommands().find(|sub| sub.get_name() == name.get_ref().as_ref());
+    /// The table `name` inside that of `parent`; `prefix` is what stands before the name in full.
+    fn subcommand(
+        &mut self,
+        parent: &'a Command,
+        prefix: &str,
+        name: &Spanned<toml::de::DeString<'_>>,
+        table: &DeTable<'_>,
+    ) {
+        let path = format!("{prefix}{}", name.get_ref());
+        let found = parent.get_subcommands().find(|sub| sub.get_name() == name.get_ref().as_ref());
         let Some(subcommand) = found else {
-            let names = self.command.get_subcommands().map(Command::get_name).chain([ALIASES]);
+            let aliases = prefix.is_empty().then_some(ALIASES);
+            let names = parent.get_subcommands().map(Command::get_name).chain(aliases);
             let nearest = nearest(name.get_ref(), names);
-            return self.problem(name.span(), format!("unknown table [{}]{nearest}", name.get_ref()));
+            return self.problem(name.span(), format!("unknown table [{path}]{nearest}"));
         };
         // Global flags may be set for one subcommand too.
         let commands = [self.command, subcommand];
         for (key, value) in table {
-            self.entry(Some(subcommand.get_name()), &commands, key, value);
+            match value.get_ref().as_table() {
+                Some(inner) => self.subcommand(subcommand, &format!("{path}."), key, inner),
+                None => self.entry(Some(&path), &commands, key, value),
+            }
         }
     }
 
@@ -143,8 +164,11 @@ impl<'a> Reader<'a> {
         let args: Vec<&Arg> = commands.iter().filter_map(|command| find(command, &key)).collect();
         if args.is_empty() {
             let keys = commands.iter().flat_map(|command| command.get_arguments()).filter_map(shape::key);
-            let nearest = nearest(&key, keys);
-            return self.problem(name.span(), format!("unknown key {:?}{nearest}", name.get_ref()));
+            let advice = match commands.last().and_then(|command| below_with(command, &key)) {
+                Some(below) => format!("; it belongs in [{}.{below}]", scope.unwrap_or_default()),
+                None => nearest(&key, keys),
+            };
+            return self.problem(name.span(), format!("unknown key {:?}{advice}", name.get_ref()));
         }
         if self.file.entries.iter().any(|other| other.key == key && other.scope.as_deref() == scope) {
             return self.problem(name.span(), format!("{key:?} is given twice"));
@@ -267,8 +291,10 @@ mod tests {
             .arg(Arg::new("output").long("output").value_parser(["text", "json", "jsonl"]))
             .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue))
             .arg(Arg::new("words"));
-        let list =
-            Command::new("models").arg(Arg::new("output").long("output").value_parser(["text", "json"]));
+        let show = Command::new("show").arg(Arg::new("level").long("level").value_parser(value_parser!(u8)));
+        let list = Command::new("models")
+            .subcommand(show)
+            .arg(Arg::new("output").long("output").value_parser(["text", "json"]));
         Command::new("llmctl")
             .arg(Arg::new("verbose").long("verbose").action(ArgAction::Count))
             .arg(Arg::new("config").long("config"))
@@ -304,6 +330,11 @@ mod tests {
         assert_eq!(entries("max-tokens = 18446744073709551615"), [".max-tokens=18446744073709551615@1"]);
         assert_eq!(entries("output = \"jsonl\""), [".output=jsonl@1"]);
         assert_eq!(entries("[run]\nverbose = 1"), ["run.verbose=1@2"]);
+        assert_eq!(
+            entries("[models.show]\nlevel = 1\nverbose = 2").join(" "),
+            "models.show.level=1@2 models.show.verbose=2@3"
+        );
+        assert_eq!(entries("level = 1"), [".level=1@1"], "the top is for nested subcommands too");
     }
 
     #[test]
@@ -321,6 +352,14 @@ mod tests {
         assert_eq!(problems("words = 1"), ["c.toml:1:1: unknown key \"words\""]);
         assert_eq!(problems("[models]\ntemperature = 1"), ["c.toml:2:1: unknown key \"temperature\""]);
         assert_eq!(problems("config = \"x\"").len(), 1);
+        assert_eq!(
+            problems("[models]\nlevel = 1"),
+            ["c.toml:2:1: unknown key \"level\"; it belongs in [models.show]"]
+        );
+        assert_eq!(
+            problems("[models.shwo]\nlevel = 1"),
+            ["c.toml:1:9: unknown table [models.shwo]; did you mean \"show\"?"]
+        );
     }
 
     #[test]

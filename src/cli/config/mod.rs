@@ -3,7 +3,8 @@
 //! Precedence: flag > `LLMCTL_*` > project file > user file > (the model's own defaults) > built-in. The first
 //! two and the last are clap's; the files come between them as clap default values, so that there is one rule and
 //! one parser. Within a file a subcommand's table wins over the top. A value from a file yields to a flag or
-//! variable that it conflicts with, and to a conflicting value of a file that wins over it.
+//! variable that it conflicts with, and to a conflicting value of a file that wins over it. A switch that is off excludes
+//! nothing.
 
 pub mod file;
 pub mod shape;
@@ -17,6 +18,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::error::{CommandError, Kind};
 use super::places::Places;
+use super::variables;
 use crate::runtime::load::hub::Aliases;
 use file::{ConfigFile, Entry, Problem};
 use shape::Shape;
@@ -65,8 +67,17 @@ pub struct Config {
     flags: BTreeMap<String, Vec<String>>,
 }
 
+/// What the command line and the variables say about the flags of one command, by id.
+#[derive(Debug, Default)]
+pub struct Explicit {
+    /// Given, with whatever value.
+    pub given: BTreeSet<String>,
+    /// Switched off by a variable: no file turns them on.
+    pub off: BTreeSet<String>,
+}
+
 /// Values that files give to the flags of one command, by the flags' ids.
-type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a Entry)>;
+pub type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a Entry)>;
 
 impl Config {
     /// Reads the files of this call. What is wrong with them is kept for [`Config::check`], because a command such
@@ -160,48 +171,66 @@ impl Config {
     }
 
     fn with_defaults(&self, command: Command, matches: &ArgMatches) -> Result<Command, CommandError> {
-        let Some((name, sub_matches)) = matches.subcommand() else { return Ok(command) };
-        let mut explicit = explicit_ids(matches);
-        explicit.extend(explicit_ids(sub_matches));
-        let root = self.chosen(&command, Some(name), &explicit)?;
-        let command = match command.find_subcommand(name) {
-            Some(subcommand) => {
-                let values = self.chosen(subcommand, Some(name), &explicit)?;
-                command.mut_subcommand(name, |sub| sub.mut_args(|arg| with_default(arg, &values)))
-            }
-            None => command,
-        };
+        let Some((name, below)) = matches.subcommand() else { return Ok(command) };
+        let on_root = Explicit::of(matches, &command);
+        let root = self.chosen(&command, &tables(matches), &on_root)?;
+        let command = self.below(command, name, below, "", &on_root)?;
         Ok(command.mut_args(|arg| with_default(arg, &root)))
     }
 
-    /// What the files say about the flags of `command`, in the table `scope` or at the top.
+    /// The subcommand `name` of `command`, and those below it that `matches` found, with the defaults from their own tables.
+    fn below(
+        &self,
+        command: Command,
+        name: &str,
+        matches: &ArgMatches,
+        parents: &str,
+        on_root: &Explicit,
+    ) -> Result<Command, CommandError> {
+        let Some(found) = command.find_subcommand(name) else { return Ok(command) };
+        let table = format!("{parents}{name}");
+        let mut explicit = Explicit::of(matches, found);
+        explicit.given.extend(on_root.given.iter().cloned());
+        let values = self.chosen(found, std::slice::from_ref(&table), &explicit)?;
+        let mut found = found.clone().mut_args(|arg| with_default(arg, &values));
+        if let Some((name, below)) = matches.subcommand() {
+            found = self.below(found, name, below, &format!("{table}."), on_root)?;
+        }
+        Ok(command.mut_subcommand(name, |_| found))
+    }
+
+    /// What the files say about the flags of `command`, in `tables` (the winning one first) or at the top.
     ///
     /// # Errors
     /// [`Kind::Config`] when one file gives values that exclude each other.
     pub fn chosen(
         &self,
         command: &Command,
-        scope: Option<&str>,
-        explicit: &BTreeSet<String>,
+        tables: &[String],
+        explicit: &Explicit,
     ) -> Result<Chosen<'_>, CommandError> {
         let mut chosen = Chosen::new();
-        for layer in self.layers(scope) {
-            let held: BTreeSet<String> = explicit.iter().chain(chosen.keys()).cloned().collect();
+        let mut excluding = explicit.given.clone();
+        for layer in self.layers(tables) {
             let mut fresh: Vec<(&Arg, &ConfigFile, &Entry)> = Vec::new();
             for (file, entry) in layer {
                 let Some(arg) = file::find(command, &entry.key) else { continue };
-                let fits = entry.values.iter().all(|value| shape::check(arg, value).is_ok());
                 let id = arg.get_id().as_str();
-                if !fits || held.contains(id) || held.iter().any(|other| conflict(command, id, other)) {
+                let is_decided =
+                    explicit.given.contains(id) || explicit.off.contains(id) || chosen.contains_key(id);
+                let fits = entry.values.iter().all(|value| shape::check(arg, value).is_ok());
+                let excludes = |other: &str| !is_off_in(arg, entry) && conflict(command, id, other);
+                if is_decided || !fits || excluding.iter().any(|other| excludes(other)) {
                     continue;
                 }
-                if let Some((_, _, other)) =
-                    fresh.iter().find(|(a, ..)| conflict(command, id, a.get_id().as_str()))
-                {
+                let clash = fresh.iter().find(|(a, _, e)| !is_off_in(a, e) && excludes(a.get_id().as_str()));
+                if let Some((_, _, other)) = clash {
                     return Err(excluded(file, entry, other));
                 }
                 fresh.push((arg, file, entry));
             }
+            let on = fresh.iter().filter(|(arg, _, entry)| !is_off_in(arg, entry));
+            excluding.extend(on.map(|(arg, ..)| arg.get_id().to_string()));
             chosen.extend(
                 fresh.into_iter().map(|(arg, file, entry)| (arg.get_id().to_string(), (file, entry))),
             );
@@ -210,19 +239,44 @@ impl Config {
     }
 
     /// Entries in groups of equal precedence, the winning group first.
-    fn layers(&self, scope: Option<&str>) -> Vec<Vec<(&ConfigFile, &Entry)>> {
+    fn layers(&self, tables: &[String]) -> Vec<Vec<(&ConfigFile, &Entry)>> {
         let of = |file, wanted: Option<&str>| -> Vec<(&ConfigFile, &Entry)> {
             let file: &ConfigFile = file;
             file.entries.iter().filter(|e| e.scope.as_deref() == wanted).map(|e| (file, e)).collect()
         };
-        self.files
-            .iter()
-            .flat_map(|file| {
-                let top = of(file, None);
-                if scope.is_some() { vec![of(file, scope), top] } else { vec![top] }
-            })
-            .collect()
+        let scopes = || tables.iter().map(|table| Some(table.as_str())).chain([None]);
+        self.files.iter().flat_map(|file| scopes().map(move |scope| of(file, scope))).collect()
     }
+}
+
+impl Explicit {
+    fn of(matches: &ArgMatches, command: &Command) -> Self {
+        Self { given: explicit_ids(matches), off: variables::switched_off(command) }
+    }
+}
+
+/// The tables of the subcommands that `matches` found: `bench.serve`, then `bench`.
+fn tables(matches: &ArgMatches) -> Vec<String> {
+    let (mut tables, mut matches) = (Vec::<String>::new(), matches);
+    while let Some((name, below)) = matches.subcommand() {
+        tables.push(tables.last().map_or(name.to_owned(), |parents| format!("{parents}.{name}")));
+        matches = below;
+    }
+    tables.reverse();
+    tables
+}
+
+/// Whether a word for a switch or a count asks for nothing.
+pub fn is_off(arg: &Arg, word: &str) -> bool {
+    match Shape::of(arg) {
+        Shape::Switch => word == "false",
+        Shape::Count => word.parse() == Ok(0_u8),
+        Shape::One(_) | Shape::Many(_) => false,
+    }
+}
+
+fn is_off_in(arg: &Arg, entry: &Entry) -> bool {
+    entry.values.iter().all(|value| is_off(arg, value))
 }
 
 fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> {
@@ -249,7 +303,7 @@ fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
 }
 
 /// Whether clap would refuse both together on the command line.
-fn conflict(command: &Command, a: &str, b: &str) -> bool {
+pub fn conflict(command: &Command, a: &str, b: &str) -> bool {
     let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
     let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };
     let excludes =
@@ -286,7 +340,9 @@ mod tests {
             .arg(Arg::new("stop").long("stop").action(ArgAction::Append))
             .arg(Arg::new("raw").long("raw").action(ArgAction::SetTrue))
             .arg(Arg::new("inner").long("inner").global(true))
-            .subcommand(Command::new("show"));
+            .subcommand(
+                Command::new("show").arg(Arg::new("level").long("level").value_parser(value_parser!(u8))),
+            );
         Command::new("llmctl")
             .arg(
                 Arg::new("quiet")
@@ -376,6 +432,42 @@ mod tests {
         );
         let files = ["[run]\nquantize = \"q8_0\"\n", "quantize = \"q4_0\"\ndtype = \"f16\""];
         assert_eq!(text(&files, &[], "quantize"), ["q8_0"]);
+    }
+
+    #[test]
+    fn what_is_off_excludes_nothing() {
+        let file = "quiet = false\nverbose = 1";
+        assert_eq!(parse(&[file], &[]).expect("no conflict").get_count("verbose"), 1);
+        let matches = parse(&["quiet = false", "verbose = 1"], &[]).expect("no conflict");
+        assert_eq!(matches.get_count("verbose"), 1);
+        let matches = parse(&["quiet = false", "quiet = true"], &[]).expect("no conflict");
+        assert!(!matches.get_flag("quiet"), "it still decides its own flag");
+        let off = Explicit { off: ["quiet".to_owned()].into(), ..Explicit::default() };
+        let config = config(&["quiet = true\n[run]\nverbose = 1"]);
+        let chosen = config.chosen(&command(), &["run".to_owned()], &off).expect("no conflict");
+        assert_eq!(chosen.keys().collect::<Vec<_>>(), ["verbose"]);
+    }
+
+    #[test]
+    fn a_nested_subcommand_has_a_table_of_its_own() {
+        let level = |files: &[&str], words: &[&str]| {
+            let matches = parse(files, words).expect("no conflict");
+            let show = matches.subcommand_matches("run").and_then(|run| run.subcommand_matches("show"));
+            show.and_then(|show| show.get_one::<u8>("level").copied())
+        };
+        let tables = "level = 1\n[run]\ntemperature = 2\n[run.show]\nlevel = 3";
+        assert_eq!(level(&[tables], &["show"]), Some(3));
+        assert_eq!(level(&[tables], &["show", "--level", "4"]), Some(4));
+        assert_eq!(level(&["level = 1"], &["show"]), Some(1));
+        assert_eq!(
+            level(&["level = 1", tables], &["show"]),
+            Some(1),
+            "the winning file's top before another's table"
+        );
+        assert_eq!(level(&[], &["show"]), None);
+        let quiet = |file| parse(&[file], &["show"]).expect("no conflict").get_flag("quiet");
+        assert!(quiet("quiet = false\n[run]\nquiet = true"), "a global flag is also set by the tables above");
+        assert!(!quiet("[run]\nquiet = true\n[run.show]\nquiet = false"));
     }
 
     #[test]

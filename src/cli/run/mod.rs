@@ -14,7 +14,7 @@ pub mod session;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::batch;
@@ -23,7 +23,6 @@ use super::load::{self, LoadedLlm};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::{Error, Finish, Grammar, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
@@ -232,7 +231,7 @@ answered so far as a cancelled turn; a turn that fails leaves the session as it 
 Batch:
   A row is OpenAI's batch form {\"custom_id\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\" or \
 \"/v1/completions\", \"body\": {...}}, or {\"prompt\" or \"messages\", \"custom_id\", \"max_tokens\", \"temperature\", ...}.
-  Flags are the defaults of the rows; a parameter that is not supported is refused by name. A row without custom_id \
+  Flags are the defaults of the rows, --system of chats only; a parameter that is not supported is refused by name. A row without custom_id \
 gets line-N.
   Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
 rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips it.
@@ -279,7 +278,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     }
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     if args.prompt.dry_run {
-        let texts = load::load_texts(&args.model, terminal)?;
+        let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
         let rendered = render(&texts, &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
@@ -294,20 +293,33 @@ fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<LoadedLlm, CommandE
 
 /// What can be known to be wrong before anything is read or loaded.
 fn check(args: &RunArgs) -> Result<(), CommandError> {
-    let (sampling, _) = args.sampling.resolve(&GenerationDefaults::default());
-    // The vocabulary is not known yet; the engine checks ids once more.
-    sampling.validate(usize::MAX).map_err(flag_error)?;
+    args.sampling.check().map_err(flag_error)?;
+    check_stdin(args)?;
     let logprobs = args.output.logprobs;
     if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
     }
-    if args.batch.batch.is_none() && (args.batch.out.is_some() || args.batch.any_model) {
-        return Err(CommandError::usage("--out and --any-model are for --batch"));
+    // From a configuration file: of flags, clap knows.
+    if args.batch.batch.is_none() && args.batch.out.is_some() {
+        return Err(CommandError::usage("--out is for --batch"));
     }
     let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
     if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
         let hint = "add --output json or --output jsonl";
         return Err(CommandError::usage("--logprobs has no place in plain text").hint(hint));
+    }
+    Ok(())
+}
+
+/// Whoever names stdin wants it read. (`--batch -` is clap's to refuse.)
+fn check_stdin(args: &RunArgs) -> Result<(), CommandError> {
+    let reader = match (&args.prompt.prompt_file, &args.constraint.schema) {
+        (Some(path), _) if path.as_os_str() == "-" => "--prompt-file -",
+        (_, Some(schema)) if schema == "-" => "--schema -",
+        _ => return Ok(()),
+    };
+    if args.prompt.no_stdin {
+        return Err(CommandError::usage(format!("{reader} reads stdin, and --no-stdin forbids it")));
     }
     Ok(())
 }
@@ -319,6 +331,16 @@ pub(super) fn flag_error(error: Error) -> CommandError {
             CommandError::usage(format!("--{}: {message}", name.replace('_', "-")))
         }
         other => other.into(),
+    }
+}
+
+/// As [`flag_error`], for what only the engine can refuse, e.g. an id that is no token of this model. The prompt is no flag.
+fn late_flag_error(error: CommandError) -> CommandError {
+    match error.runtime() {
+        Some(Error::InvalidParameter { name, message }) if *name != "prompt" => {
+            flag_error(Error::InvalidParameter { name, message: message.clone() })
+        }
+        _ => error,
     }
 }
 
@@ -386,7 +408,7 @@ fn answer(
     let mut report = Report::new(llm, form, Output::stdout(), terminal).sampling(&sampling).prefill(prefill);
     let graceful = Graceful::begin();
     let mut heard = Heard::new(&mut report);
-    let ending = generate(llm, request, &graceful, &mut heard);
+    let ending = generate(llm, request, &graceful, &mut heard).map_err(late_flag_error);
     let said = heard.said;
     let mut keep = |outcome: &Outcome| keep(Finished { said: &said, outcome, sampling: &sampling });
     let ending = ending.and_then(|ending| {
@@ -492,7 +514,15 @@ fn dry_run(
 /// `--list-prompts`.
 fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
     let width = prompt::STORED.iter().map(|prompt| prompt.name.len()).max().unwrap_or(0);
+    const SCHEMA: &str = "llmctl.prompts.v1";
     let object = |prompt: &prompt::StoredPrompt| json!({"name": prompt.name, "description": prompt.description(), "text": prompt.text()});
+    let line = |prompt: &prompt::StoredPrompt| {
+        let mut line = json!({"schema": SCHEMA});
+        if let (Value::Object(line), Value::Object(prompt)) = (&mut line, object(prompt)) {
+            line.extend(prompt);
+        }
+        line.to_string()
+    };
     let lines: Vec<_> = match format {
         OutputFormat::Text => {
             let line =
@@ -501,12 +531,57 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
         }
         OutputFormat::Json => {
             let all: Vec<_> = prompt::STORED.iter().map(object).collect();
-            vec![format!("{:#}", json!({"schema": "llmctl.prompts.v1", "prompts": all}))]
+            vec![format!("{:#}", json!({"schema": SCHEMA, "prompts": all}))]
         }
-        OutputFormat::Jsonl => prompt::STORED.iter().map(|prompt| object(prompt).to_string()).collect(),
+        OutputFormat::Jsonl => prompt::STORED.iter().map(line).collect(),
     };
     match Output::stdout().line(&lines.join("\n")) {
         Err(OutputError::Failed(error)) => Err(error),
         Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_names_stdin_wants_it_read() {
+        let args = |file: Option<&str>, schema: Option<&str>, no_stdin| {
+            let mut args = RunArgs::default();
+            args.prompt.prompt_file = file.map(PathBuf::from);
+            args.prompt.no_stdin = no_stdin;
+            args.constraint.schema = schema.map(str::to_owned);
+            check(&args).map_err(|error| error.to_string())
+        };
+        let refusal = |reader: &str| Err(format!("{reader} reads stdin, and --no-stdin forbids it"));
+        assert_eq!(args(Some("-"), None, true), refusal("--prompt-file -"));
+        assert_eq!(args(Some("ask.txt"), Some("-"), true), refusal("--schema -"));
+        assert_eq!(args(Some("ask.txt"), Some("{}"), true), Ok(()));
+        assert_eq!(args(Some("-"), None, false), Ok(()));
+    }
+
+    #[test]
+    fn a_files_defaults_for_batches_are_no_mistake_elsewhere_but_an_unwritten_out_is() {
+        let args = |any_model, out: Option<&str>| {
+            let batch = BatchArgs { any_model, out: out.map(PathBuf::from), ..BatchArgs::default() };
+            check(&RunArgs { batch, ..RunArgs::default() }).map_err(|error| error.to_string())
+        };
+        assert_eq!(args(true, None), Ok(()));
+        assert_eq!(args(false, Some("x")), Err("--out is for --batch".to_owned()));
+    }
+
+    #[test]
+    fn late_refusals_name_flags_too() {
+        let late = |name| {
+            let message = "is wrong".to_owned();
+            late_flag_error(Error::InvalidParameter { name, message }.into()).to_string()
+        };
+        assert_eq!(late("logit_bias"), "--logit-bias: is wrong");
+        assert_eq!(late("prompt"), "prompt: is wrong", "--prompt names a stored one");
+        assert_eq!(
+            late_flag_error(Error::PromptEmpty.into()).kind,
+            CommandError::from(Error::PromptEmpty).kind
+        );
     }
 }

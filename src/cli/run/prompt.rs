@@ -90,8 +90,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     }
     let skip_stdin = from_stdin || args.no_stdin || io::stdin().is_terminal();
     let stdin = if skip_stdin { None } else { read_all_stdin(terminal)? };
-    let variables = args.var.iter().map(|(key, value)| Ok((key.clone(), variable_value(value)?)));
-    let variables = variables.collect::<Result<_, CommandError>>()?;
+    let variables = variables(&args.var)?;
     let parts = Parts {
         is_template: args.name.is_some() || !args.var.is_empty(),
         variables,
@@ -166,6 +165,17 @@ fn fill(
         error => broken(error),
     })?;
     Ok(join([Some(rendered.text), rest]).unwrap_or_default())
+}
+
+/// What `--var` gives, each key once.
+fn variables(given: &[(String, String)]) -> Result<BTreeMap<String, String>, CommandError> {
+    let mut variables = BTreeMap::new();
+    for (key, value) in given {
+        if variables.insert(key.clone(), variable_value(value)?).is_some() {
+            return Err(CommandError::usage(format!("--var: {key:?} is given twice")));
+        }
+    }
+    Ok(variables)
 }
 
 fn variable_value(value: &str) -> Result<String, CommandError> {
@@ -312,6 +322,16 @@ mod tests {
         let error = filled("<{{ input }}>", &[], None).unwrap_err();
         assert!(error.to_string().contains("needs an input"));
         assert_eq!(filled("{{ broken", &[], None).unwrap_err().kind, Kind::BadData);
+    }
+
+    #[test]
+    fn a_variable_is_given_once() {
+        let given = |keys: &[&str]| {
+            let pairs: Vec<_> = keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
+            variables(&pairs).map_err(|error| (error.kind, error.to_string()))
+        };
+        assert_eq!(given(&["a", "b"]).expect("two keys").len(), 2);
+        assert_eq!(given(&["a", "b", "a"]), Err((Kind::Usage, "--var: \"a\" is given twice".to_owned())));
     }
 
     #[test]

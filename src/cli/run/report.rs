@@ -24,7 +24,7 @@ const SCHEMA: &str = "llmctl.run.v1";
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
     pub format: OutputFormat,
-    /// Text as it comes, or at the end.
+    /// Text as it comes, or at the end: in jsonl as one event.
     pub stream: bool,
     pub logprobs: bool,
 }
@@ -79,6 +79,7 @@ impl<'a, W: Write> Report<'a, W> {
                 self.output.line(&format!("{:#}", Value::Object(object)))
             }
             OutputFormat::Jsonl => {
+                self.release()?;
                 let mut object = self.result(outcome);
                 object.shift_insert(1, "event".to_owned(), "done".into());
                 self.output.line(&Value::Object(object).to_string())
@@ -91,6 +92,7 @@ impl<'a, W: Write> Report<'a, W> {
         self.clear_progress();
         if self.form.format == OutputFormat::Jsonl {
             // The error itself is what the command ends with; a second one from here would hide it.
+            let _ = self.release();
             let _ = self.event("error", json!({"kind": kind, "message": message}));
         } else if self.form.format == OutputFormat::Text && self.form.stream && !self.text.is_empty() {
             let _ = self.output.write(if self.text.ends_with('\n') { "" } else { "\n" });
@@ -127,6 +129,20 @@ impl<'a, W: Write> Report<'a, W> {
         self.output.line(&Value::Object(object).to_string())
     }
 
+    /// The one event of an answer that is not streamed, if anything was said.
+    fn release(&mut self) -> Result<(), OutputError> {
+        if self.form.stream || self.text.is_empty() && self.tokens.is_empty() {
+            return Ok(());
+        }
+        let (text, tokens) = (self.text.clone(), std::mem::take(&mut self.tokens));
+        self.text_event(&text, &tokens)
+    }
+
+    fn text_event(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
+        self.event("text", json!({"text": text, "tokens": tokens}))
+    }
+
     fn take(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
         self.text.push_str(text);
         match self.form.format {
@@ -138,9 +154,10 @@ impl<'a, W: Write> Report<'a, W> {
                 }
                 Ok(())
             }
+            OutputFormat::Jsonl if self.form.stream => self.text_event(text, tokens),
             OutputFormat::Jsonl => {
-                let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
-                self.event("text", json!({"text": text, "tokens": tokens}))
+                self.tokens.extend_from_slice(tokens);
+                Ok(())
             }
         }
     }
@@ -418,6 +435,21 @@ mod tests {
         assert_eq!(joined, "{hi");
         assert!(lines.iter().all(|line| line["schema"] == SCHEMA));
         assert_eq!(lines.last().expect("lines")["event"], "done");
+    }
+
+    #[test]
+    fn jsonl_that_is_not_streamed_has_one_text_event() {
+        let texts = |stream| -> Vec<(String, usize)> {
+            let text = written(OutputFormat::Jsonl, stream, "hi!", "{");
+            let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+            let event =
+                |line: Value| Some((line["text"].as_str()?.to_owned(), line["tokens"].as_array()?.len()));
+            lines.filter_map(event).collect()
+        };
+        let streamed = texts(true);
+        assert!(streamed.len() > 1, "{streamed:?}");
+        let num_tokens = streamed.iter().map(|(_, tokens)| tokens).sum();
+        assert_eq!(texts(false), [("{hi!".to_owned(), num_tokens)]);
     }
 
     #[test]

@@ -125,7 +125,7 @@ fn preview(
     if let Some(saved) = &saved {
         check_system(saved, &next)?;
     }
-    let texts = load::load_texts(&args.model, terminal)?;
+    let texts = load::load_texts(&args.model, args.engine.resolve(true), terminal)?;
     check_template(texts.speech())?;
     let model = texts.fingerprint().clone();
     let dialogue = match saved {

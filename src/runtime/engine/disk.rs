@@ -5,7 +5,7 @@
 //! pins nothing: if its memory is used otherwise before its turn, only warmth is lost. A page is copied out only when the I/O
 //! thread has room for it, and while others generate only a few per step.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::Engine;
@@ -27,7 +27,7 @@ const LOAD_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct Disk {
     store: DiskStore,
-    saves: VecDeque<PageAt>,
+    saves: Saves,
     restoring: Vec<Restoring>,
     notices: Vec<String>,
 }
@@ -100,9 +100,30 @@ impl PageAt {
     }
 }
 
+/// Pages to be saved, in order, none twice.
+#[derive(Debug, Default)]
+struct Saves {
+    order: VecDeque<PageAt>,
+    keys: HashSet<disk::PageKey>,
+}
+
+impl Saves {
+    fn push(&mut self, page: PageAt) {
+        if self.keys.insert(page.disk_key()) {
+            self.order.push_back(page);
+        }
+    }
+
+    fn pop(&mut self) -> Option<PageAt> {
+        let page = self.order.pop_front()?;
+        self.keys.remove(&page.disk_key());
+        Some(page)
+    }
+}
+
 impl Disk {
     pub fn new(store: DiskStore) -> Self {
-        Self { store, saves: VecDeque::new(), restoring: Vec::new(), notices: Vec::new() }
+        Self { store, saves: Saves::default(), restoring: Vec::new(), notices: Vec::new() }
     }
 
     pub fn num_restoring(&self) -> usize {
@@ -149,7 +170,7 @@ impl Engine {
     pub fn flush_disk(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
         let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-        while self.disk.as_ref().is_some_and(|disk| disk.store.is_saving() && !disk.saves.is_empty()) {
+        while self.disk.as_ref().is_some_and(|disk| disk.store.is_saving() && !disk.saves.order.is_empty()) {
             if left().is_zero() {
                 return false;
             }
@@ -163,7 +184,7 @@ impl Engine {
     /// When a step has something to do for the disk though no request is in flight.
     pub(super) fn disk_wakeup(&self) -> Option<Instant> {
         let disk = self.disk.as_ref()?;
-        let first = disk.saves.front()?;
+        let first = disk.saves.order.front()?;
         let pause = if disk.store.takes(self.page_bytes(first.group)) { Duration::ZERO } else { ROOM_PAUSE };
         Some(Instant::now() + pause)
     }
@@ -191,7 +212,7 @@ impl Engine {
             }
         }
         if let Some(disk) = self.disk.as_mut().filter(|disk| !disk.store.is_saving()) {
-            disk.saves.clear();
+            disk.saves = Saves::default();
         }
     }
 
@@ -329,10 +350,11 @@ impl Engine {
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
         // What is there already is used again: of a live conversation nothing goes before what nobody uses.
         let is_new = |page: &PageAt| {
-            !disk.store.touch(page.disk_key(), page.number as u32) && !disk.saves.contains(page)
+            !disk.store.touch(page.disk_key(), page.number as u32)
+                && !disk.saves.keys.contains(&page.disk_key())
         };
-        let news: Vec<_> = pages.filter(is_new).collect();
-        disk.saves.extend(news);
+        let news: Vec<_> = pages.filter(is_new).collect(); // those that are to be saved are not among them
+        news.into_iter().for_each(|page| disk.saves.push(page));
     }
 
     /// Copies out up to `num_bytes` of what is to be saved, as far as the I/O thread has room; whether it got on.
@@ -341,13 +363,13 @@ impl Engine {
         let Some(disk) = disk else { return false };
         let mut left = num_bytes;
         let mut bytes = Vec::new();
-        while let Some(next) = disk.saves.front() {
+        while let Some(next) = disk.saves.order.front() {
             let len = executor.spec().model.groups[next.group].page_bytes;
             if left < len.min(num_bytes) || !disk.store.takes(len) {
                 break;
             }
             left = left.saturating_sub(len);
-            let page = disk.saves.pop_front().expect("there is a first");
+            let page = disk.saves.pop().expect("there is a first");
             let Some(held) = pool.find(page.group, page.name, page.key()) else { continue };
             bytes.clear();
             match executor.export_page(held.place(), &mut bytes) {

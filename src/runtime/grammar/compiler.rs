@@ -4,7 +4,6 @@
 //! Invariants: the token trie is built once, at the first compilation; who asks for a source that another is compiling waits
 //! for that; a compilation that is given up cannot be ended, but no more than [`MAX_COMPILING`] run at a time.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,10 +17,12 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{ParserFactory, TokenParser};
 
+use serde_json::Value;
+
 use super::GrammarSource;
 use super::schema;
 use super::vocabulary::token_environment;
-use crate::runtime::error::{Error, GrammarError, Result};
+use crate::runtime::error::{Error, GrammarError, Result, panic_text};
 use crate::runtime::text::Tokenizer;
 
 /// Bytes of a source. OpenAI takes schemas of about 120,000 characters.
@@ -36,8 +37,12 @@ const MAX_COMPILE_TIME: Duration = Duration::from_secs(10);
 /// Compilations at a time, those that were given up included.
 const MAX_COMPILING: usize = 4;
 
-/// The library recurses into schemas and expressions. Address space only; what is not touched takes no memory.
-const STACK_BYTES: usize = 64 << 20;
+/// Definitions in a Lark grammar: the library follows rules by recursion, as it does references in schemas.
+const MAX_RULES: usize = 2048;
+
+/// The library recurses into schemas, rules and expressions; enough for their limits in a build without optimisation. Address
+/// space only; what is not touched takes no memory.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Grammars kept for the next request with the same source.
 const MAX_CACHED: usize = 64;
@@ -120,7 +125,9 @@ impl GrammarCompiler {
         let body = move || {
             let compiled = catch_unwind(AssertUnwindSafe(|| shared.compile(grammar, kept)));
             drop(permit);
-            let _ = sender.send(compiled.unwrap_or_else(|panic| Err(GrammarError::Failed(message(&*panic)))));
+            let _ = sender.send(
+                compiled.unwrap_or_else(|panic| Err(GrammarError::Failed(panic_text(&*panic).to_owned()))),
+            );
         };
         let spawned = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES).spawn(body);
         spawned.map_err(|error| GrammarError::Failed(format!("no thread to compile in: {error}")))?;
@@ -248,11 +255,6 @@ fn out_of_time() -> GrammarError {
     GrammarError::TooComplex(format!("not compiled within {MAX_COMPILE_TIME:?}"))
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic").to_owned()
-}
-
 /// Names a source in the cache; two that differ in the order of members differ.
 fn key(source: &GrammarSource) -> Result<String, GrammarError> {
     let key = match source {
@@ -279,26 +281,57 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
         }
         GrammarSource::Lark(grammar) => {
             check_nesting(grammar)?;
-            check_attributes(grammar)?;
+            check_rules(grammar)?;
             Ok(TopLevelGrammar::from_lark(grammar.clone()))
         }
     }
 }
 
+/// Refuses too many definitions, rules that do more than constrain, and schemas within that lead too deep.
+fn check_rules(grammar: &str) -> Result<(), GrammarError> {
+    if grammar.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
+        return Err(GrammarError::TooComplex(format!("more than {MAX_RULES} rules")));
+    }
+    check_attributes(grammar)?;
+    let schemas = grammar.split("%json").skip(1);
+    let mut parsed =
+        schemas.filter_map(|rest| serde_json::Deserializer::from_str(rest).into_iter::<Value>().next()?.ok());
+    parsed.try_for_each(|schema| schema::check_chain(&schema))
+}
+
 /// Refuses attributes of rules that ask for more than a mask: a temperature of their own, or text that is generated and then
 /// taken back. They stand in brackets before the colon of a line (llguidance, docs/syntax.md).
 fn check_attributes(grammar: &str) -> Result<(), GrammarError> {
-    let heads =
-        grammar.lines().filter_map(|line| line.split_once(':')).filter_map(|(head, _)| head.split_once('['));
-    let names =
-        heads.flat_map(|(_, list)| list.split(',')).filter_map(|attribute| attribute.split('=').next());
-    match names.map(str::trim).find(|name| ["stop", "stop_capture", "temperature"].contains(name)) {
+    const DOING_MORE: [&str; 3] = ["stop", "stop_capture", "temperature"];
+    let name_in = |line: &str| {
+        let bare = without_strings(line);
+        let (head, _) = bare.split_once(':')?;
+        let (_, list) = head.split_once('[')?;
+        let names = list.split(',').filter_map(|attribute| attribute.split('=').next());
+        let name = names.map(str::trim).find(|name| DOING_MORE.contains(name));
+        name.map(str::to_owned)
+    };
+    match grammar.lines().find_map(name_in) {
         None => Ok(()),
-        Some(name) => {
+        Some(keyword) => {
             let message = "a rule can constrain what comes next, and nothing else".to_owned();
-            Err(GrammarError::Unsupported { keyword: name.to_owned(), message })
+            Err(GrammarError::Unsupported { keyword, message })
         }
     }
+}
+
+/// A line without what stands between double quotes, where a colon or a comma is only text.
+fn without_strings(line: &str) -> String {
+    let (mut bare, mut is_inside, mut is_escaped) = (String::with_capacity(line.len()), false, false);
+    for c in line.chars() {
+        if c == '"' && !is_escaped {
+            is_inside = !is_inside;
+        } else if !is_inside {
+            bare.push(c);
+        }
+        is_escaped = is_inside && c == '\\' && !is_escaped;
+    }
+    bare
 }
 
 /// Counts brackets wherever they are, in literals too: more than enough for what people write.
@@ -391,6 +424,27 @@ mod tests {
         assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
     }
 
+    /// On the real stack: just below the limits nothing overflows, whatever the library says of it; above, it is not asked.
+    #[test]
+    fn long_chains_are_compiled_or_refused() {
+        let compiler = compiler();
+        let deep = schema::tests::chain(schema::MAX_CHAIN - 3);
+        let in_lark = |schema: &Value| GrammarSource::Lark(format!("start: %json {schema}\n"));
+        let rules = |count: usize| {
+            let rule = |n: usize| format!("r{n}: r{}\n", n + 1);
+            let rules: String = (0..count).map(rule).collect();
+            GrammarSource::Lark(format!("start: r0\n{rules}r{count}: \"a\"\n"))
+        };
+        for source in [GrammarSource::JsonSchema(deep.clone()), in_lark(&deep), rules(MAX_RULES - 2)] {
+            drop(compiler.compile(&source)); // the thread, and so the process, has survived it
+        }
+        let deeper = schema::tests::chain(schema::MAX_CHAIN);
+        for source in [GrammarSource::JsonSchema(deeper.clone()), in_lark(&deeper), rules(MAX_RULES)] {
+            let refused = compiler.compile(&source);
+            assert!(matches!(refused, Err(Error::Grammar(GrammarError::TooComplex(_)))), "{refused:?}");
+        }
+    }
+
     #[test]
     fn attributes_that_do_more_than_constrain_are_named() {
         let named = |grammar: &str| match check_attributes(grammar) {
@@ -402,6 +456,7 @@ mod tests {
         };
         assert_eq!(named("start: a\na[max_tokens=3, temperature=0.2]: /b/").as_deref(), Some("temperature"));
         assert_eq!(named("a[stop=\"x\"]: /b/").as_deref(), Some("stop"));
+        assert_eq!(named(r#"a[capture="x:\"y", temperature=0.2]: /b/"#).as_deref(), Some("temperature"));
         assert_eq!(named("start: \"a[temperature=1]: \" /[stop=]/\na[lazy, max_tokens=4]: /b/"), None);
     }
 }

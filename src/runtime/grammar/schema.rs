@@ -3,6 +3,7 @@
 //!
 //! Invariant: an answer that satisfies the schema made here satisfies the one that was given.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
@@ -12,6 +13,10 @@ use crate::runtime::error::GrammarError;
 
 /// Arrays and objects within each other.
 const MAX_DEPTH: usize = 64;
+
+/// Schemas on the way from the root through references, each counted with what it lies in: the library follows them by
+/// recursion, and its stack is made for as many.
+pub const MAX_CHAIN: usize = 2048;
 
 /// llguidance reads its options from this member of a schema.
 const OPTIONS: &str = "x-guidance";
@@ -88,6 +93,9 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     }
     check_resources(&schema)?;
     simplify(&mut schema);
+    let whole = Value::Object(schema);
+    check_chain(&whole)?;
+    let Value::Object(mut schema) = whole else { unreachable!("made above") };
     schema.insert(OPTIONS.to_owned(), layout());
     Ok(Value::Object(schema))
 }
@@ -115,6 +123,41 @@ fn depth(value: &Value) -> usize {
         Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
         _ => 0,
     }
+}
+
+/// Walks as the library does: depth first in the order of members, each reference once, definitions only where they are
+/// referred to.
+///
+/// # Errors
+/// [`GrammarError::TooComplex`] where that goes deeper than [`MAX_CHAIN`].
+pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
+    let mut seen = HashSet::new();
+    let mut ahead = vec![(root, 1)];
+    while let Some((value, depth)) = ahead.pop() {
+        if depth > MAX_CHAIN {
+            let message = format!("references lead more than {MAX_CHAIN} schemas deep");
+            return Err(GrammarError::TooComplex(message));
+        }
+        let target = |reference: &str| reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        match value {
+            Value::Array(items) => ahead.extend(items.iter().rev().map(|item| (item, depth + 1))),
+            Value::Object(members) => {
+                for (keyword, member) in members.iter().rev() {
+                    match member {
+                        Value::String(reference) if keyword == "$ref" => {
+                            let is_new = seen.insert(reference);
+                            ahead
+                                .extend(target(reference).filter(|_| is_new).map(|found| (found, depth + 1)));
+                        }
+                        _ if keyword == "$defs" || keyword == "definitions" => {}
+                        _ => ahead.push((member, depth + 1)),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Takes out keywords that constrain nothing, and writes counts as integers, in a schema and those below it.
@@ -240,7 +283,7 @@ pub fn explain(error: &impl Display) -> GrammarError {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     /// What the library gets, without our options.
@@ -289,6 +332,24 @@ mod tests {
         let nested = |levels| (1..levels).fold(json!({}), |inner, _| json!({"items": inner}));
         assert!(prepare(&nested(MAX_DEPTH)).is_ok());
         assert!(matches!(prepare(&nested(MAX_DEPTH + 1)), Err(GrammarError::TooComplex(_))));
+    }
+
+    /// Definitions that each refer to the next.
+    pub fn chain(levels: usize) -> Value {
+        let definition = |n: usize| (format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", n + 1)}));
+        let mut definitions: Map<String, Value> = (0..levels).map(definition).collect();
+        definitions.insert(format!("d{levels}"), json!({"type": "null"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    }
+
+    #[test]
+    fn chains_of_references_are_bounded_and_circles_are_not_chains() {
+        assert!(prepare(&chain(MAX_CHAIN - 3)).is_ok());
+        assert!(matches!(prepare(&chain(MAX_CHAIN)), Err(GrammarError::TooComplex(_))));
+        let circle = json!({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"items": {"$ref": "#"}}}});
+        assert!(prepare(&circle).is_ok());
+        let unused = json!({"type": "null", "$defs": chain(MAX_CHAIN)["$defs"]});
+        assert!(prepare(&unused).is_ok());
     }
 
     #[test]

@@ -99,7 +99,11 @@ impl PageTable {
     /// Takes over what others have computed of `tokens` since: true when that is more than is covered.
     pub fn catch_up(&mut self, tokens: &[u32], most: usize) -> bool {
         let is_known = self.next_name(tokens).is_some_and(|(name, key)| {
-            (0..self.groups.len()).any(|group| self.pool.contains(group, name, key))
+            let mut lasting = self.groups_that(|keep| keep == Keep::All).peekable();
+            match lasting.peek() {
+                Some(_) => lasting.all(|group| self.pool.contains(group, name, key)),
+                None => (0..self.groups.len()).any(|group| self.pool.contains(group, name, key)),
+            }
         });
         let found = is_known.then(|| Self::from_index(&self.pool, tokens, most).0);
         match found.filter(|found| found.len > self.len) {
@@ -168,14 +172,16 @@ impl PageTable {
                 taken.push((group, self.pool.take(group).ok_or(PoolExhausted)?));
             }
         }
-        for (group, pages) in self.groups.iter().enumerate() {
-            let open = pages.open(self.len).filter(|page| page.is_shared() || page.is_indexed());
-            let Some(open) = open else { continue };
+        let open =
+            || self.groups.iter().enumerate().filter_map(|(n, pages)| Some((n, pages.open(self.len)?)));
+        for (group, _) in open().filter(|(_, page)| page.is_shared()) {
+            copies.push((group, self.pool.take(group).ok_or(PoolExhausted)?));
+        }
+        // All that is needed is there. The copy of a page that only the index knows is a courtesy: without room its name goes.
+        for (group, page) in open().filter(|(_, page)| !page.is_shared() && page.is_indexed()) {
             match self.pool.take(group) {
                 Some(own) => copies.push((group, own)),
-                None if open.is_shared() => return Err(PoolExhausted),
-                // The copy of a page that only the index knows is a courtesy: without room its name goes instead.
-                None => open.forget(),
+                None => page.forget(),
             }
         }
         self.len = len;
@@ -309,17 +315,17 @@ impl PageTable {
         self.pool.has_index() && !self.has_state()
     }
 
-    /// Announces the state after the last token, if that fills a page; the next `extend` goes on with a copy.
-    pub fn publish_state(&mut self, tokens: &[u32]) {
+    /// Announces the state after the last token, if that fills a page; the next `extend` goes on with a copy. False when others
+    /// have announced all of it before.
+    pub fn publish_state(&mut self, tokens: &[u32]) -> bool {
         if !self.len.is_multiple_of(PAGE_TOKENS) || self.len == 0 {
-            return;
+            return false;
         }
-        let Some((name, key)) = self.key(tokens, self.len / PAGE_TOKENS - 1) else { return };
-        for pages in self.groups.iter().filter(|pages| pages.spec.keep == Keep::State) {
-            if let Some(page) = pages.pages.back() {
-                self.pool.publish(page, name, key);
-            }
-        }
+        let Some((name, key)) = self.key(tokens, self.len / PAGE_TOKENS - 1) else { return false };
+        let states = self.groups.iter().filter(|pages| pages.spec.keep == Keep::State);
+        let pages: Vec<&Page> = states.filter_map(|pages| pages.pages.back()).collect();
+        pages.iter().for_each(|page| self.pool.publish(page, name, key));
+        pages.iter().any(|page| page.is_indexed())
     }
 
     /// Takes back the announcement of the state after `len` tokens.

@@ -143,7 +143,7 @@ fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
 }
 
 /// generation_config.json, and config.json's `eos_token_id` beside it.
-fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
+pub(super) fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
     let mut generation = hf::generation_config(path)?.unwrap_or_default();
     generation.eos_token_ids.extend(hf::config_eos_ids(path, config)?);
     Ok(generation)

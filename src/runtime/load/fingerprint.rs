@@ -60,16 +60,29 @@ pub fn fingerprint(
     context_length: usize,
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
+    let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
+    fingerprint_as(files, config.architecture, &ropes, options)
+}
+
+/// The same of any model that goes by this name, given what of its rotary settings depends on the context.
+///
+/// # Errors
+/// Those of [`fingerprint`].
+pub(super) fn fingerprint_as(
+    files: &ModelFiles,
+    architecture: &str,
+    ropes: &[&str],
+    options: &LoadOptions,
+) -> Result<Fingerprint, LoadError> {
     // Named one by one, so that a new option is decided upon. Memory and the context asked for end in `context_length`.
     let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
         options;
     let weights =
         files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
-    let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
     let facts = json!({
         "scheme": SCHEME,
         "llmctl": env!("CARGO_PKG_VERSION"),
-        "architecture": config.architecture,
+        "architecture": architecture,
         "backend": backend(*device),
         "dtype": dtype.map(Dtype::name),
         "quantize": quantize.map(Dtype::name),

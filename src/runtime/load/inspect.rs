@@ -9,7 +9,7 @@ use super::hub::{ModelKind, ModelSource, summary};
 use crate::runtime::backend::KvType;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::model::arch::{Description, describe};
+use crate::runtime::model::arch::{Description, Recognised, recognise};
 use crate::runtime::model::decoder::kv_bytes_per_token;
 
 /// Facts about a model that is not loaded.
@@ -63,18 +63,26 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
         parameters: values.values().fold(0, |sum, count| sum.saturating_add(*count)),
         bytes: summary.bytes,
         quantization: summary.quantization.or(most),
-        decoder: describe(files.facts()).map(|description| decoder_facts(&description)),
+        decoder: recognise(files.facts()).map(|recognised| decoder_facts(&recognised)),
         has_chat_template: files.chat_templates()?.default.is_some(),
     })
 }
 
-fn decoder_facts(description: &Description) -> DecoderFacts {
-    let config = &description.config;
-    DecoderFacts {
-        context_length: config.context_length,
-        num_layers: config.layers.len(),
-        hidden_size: config.hidden_size,
-        vocab_size: config.vocab_size,
-        kv_bytes_per_token: kv_bytes_per_token(config, KvType::default()),
+fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
+    match recognised {
+        Recognised::Native(Description { config, .. }) => DecoderFacts {
+            context_length: config.context_length,
+            num_layers: config.layers.len(),
+            hidden_size: config.hidden_size,
+            vocab_size: config.vocab_size,
+            kv_bytes_per_token: kv_bytes_per_token(config, KvType::default()),
+        },
+        Recognised::Borrowed(plan) => DecoderFacts {
+            context_length: plan.context_length,
+            num_layers: plan.sizes.num_layers,
+            hidden_size: plan.sizes.hidden_size,
+            vocab_size: plan.sizes.vocab_size,
+            kv_bytes_per_token: plan.kv_bytes_per_token(),
+        },
     }
 }

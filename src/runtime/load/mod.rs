@@ -5,6 +5,7 @@
 //! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
 //! justify.
 
+mod borrowed;
 pub mod facts;
 pub mod files;
 pub mod fingerprint;
@@ -16,6 +17,7 @@ pub mod metadata;
 mod q4_k;
 pub mod quantize;
 pub mod safetensors;
+pub mod texts;
 pub mod tokenizer;
 
 use std::cell::RefCell;
@@ -31,6 +33,7 @@ pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
+pub use texts::TextFiles;
 
 use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
@@ -39,7 +42,7 @@ use super::error::{Error, LoadError};
 use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::Keep;
 use super::memory::{Demand, fit};
-use super::model::arch::{Description, describe};
+use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
 use super::model::weights::WeightFile;
@@ -75,6 +78,42 @@ pub struct ModelTexts {
     pub listed_ends: Vec<u32>,
     /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
     pub end_of_generation: Vec<u32>,
+}
+
+impl ModelTexts {
+    /// Puts another token in front of prompts, or none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    ///
+    /// # Panics
+    /// When the tokenizer is shared already.
+    pub fn set_bos(&mut self, bos: Option<u32>) -> Result<(), Error> {
+        self.check_tokens("bos-id", bos.as_slice())?;
+        Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that nobody uses yet").set_bos(bos);
+        Ok(())
+    }
+
+    /// Takes these ids to end a turn, and no others.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    pub fn set_ends(&mut self, ids: &[u32]) -> Result<(), Error> {
+        self.check_tokens("eos-id", ids)?;
+        self.listed_ends.clear();
+        self.end_of_generation = ids.to_vec();
+        self.end_of_generation.sort_unstable();
+        self.end_of_generation.dedup();
+        Ok(())
+    }
+
+    fn check_tokens(&self, name: &'static str, ids: &[u32]) -> Result<(), Error> {
+        let missing = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none());
+        missing.map_or(Ok(()), |id| {
+            let message = format!("the model has no token {id}");
+            Err(Error::InvalidParameter { name, message })
+        })
+    }
 }
 
 /// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` where the file is silent.
@@ -136,11 +175,7 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     let tokenizer = files.tokenizer()?;
     let generation = files.generation()?;
     let listed_ends = generation.eos_token_ids.clone();
-    let mut end_of_generation = generation.eos_token_ids;
-    end_of_generation.extend(tokenizer.eos());
-    end_of_generation.extend(tokenizer.turn_terminators());
-    end_of_generation.sort_unstable();
-    end_of_generation.dedup();
+    let end_of_generation = texts::end_of_generation(generation.eos_token_ids, &tokenizer);
     Ok(ModelTexts {
         identity: fingerprint::identity(files)?,
         tokenizer: Arc::new(tokenizer),
@@ -163,21 +198,37 @@ pub fn load(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
-    let description = describe(files.facts())?;
+    let recognised = recognise(files.facts())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
-    fit_vocabulary(&mut texts, &description.config, &mut notices);
-    let context_length = context(&files, &description, options, &mut notices)?;
-    let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
-    let model = decoder(&files, description, options, context_length, progress, &mut notices)?;
+    let vocab_size = match &recognised {
+        Recognised::Native(description) => description.config.vocab_size,
+        Recognised::Borrowed(plan) => {
+            borrowed::check(&files, plan, options)?;
+            notices.extend(borrowed::notices(plan));
+            plan.sizes.vocab_size
+        }
+    };
+    fit_vocabulary(&mut texts, vocab_size, &mut notices);
+    let context_length = context_of(&files, &recognised, options, &mut notices)?;
+    let (fingerprint, model) = match recognised {
+        Recognised::Native(description) => (
+            fingerprint(&files, &description.config, context_length, options)?,
+            decoder(&files, description, options, context_length, progress, &mut notices)?,
+        ),
+        Recognised::Borrowed(plan) => (
+            fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
+            borrowed::load(&files, plan, options, context_length, progress)?,
+        ),
+    };
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
 }
 
 /// Published models have tokens without a row (Gemma 3's image token, padding added later): a prompt with one is refused
 /// when it is submitted, and no answer can end with one.
-fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut Vec<String>) {
-    let (tokens, rows) = (texts.tokenizer.vocab_size(), config.vocab_size);
+fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
+    let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
         notices.push(format!("the tokenizer has {tokens} tokens, but the model only {rows} rows for them"));
     }
@@ -188,20 +239,47 @@ fn fit_vocabulary(texts: &mut ModelTexts, config: &DecoderConfig, notices: &mut 
     }
 }
 
-/// The context in force, or why it cannot be had.
-fn context(
+/// The context that [`load`] would give the model, from the headers alone.
+///
+/// # Errors
+/// As [`load`], of the settings and of what does not fit.
+pub fn context_length(
     files: &ModelFiles,
-    description: &Description,
     options: &LoadOptions,
     notices: &mut Vec<String>,
 ) -> Result<usize, LoadError> {
-    let config = &description.config;
-    let most = config.context_length;
+    context_of(files, &recognise(files.facts())?, options, notices)
+}
+
+fn context_of(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
+    match recognised {
+        Recognised::Native(description) => {
+            let demand = |context| demand(files, description, options, context);
+            context(description.config.context_length, demand, options, notices)
+        }
+        Recognised::Borrowed(plan) => {
+            context(plan.context_length, |_| Ok(borrowed::demand(files, plan)), options, notices)
+        }
+    }
+}
+
+/// The context in force, of at most `most` tokens, or why it cannot be had. `demand` says what the model takes with one.
+fn context(
+    most: usize,
+    demand: impl Fn(usize) -> Result<Demand, LoadError>,
+    options: &LoadOptions,
+    notices: &mut Vec<String>,
+) -> Result<usize, LoadError> {
     let wanted = match options.context {
         Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
         asked => asked.unwrap_or(most),
     };
-    let demand = demand(files, description, options, wanted)?;
+    let demand = demand(wanted)?;
     let base = demand.weights.saturating_add(demand.fixed);
     if let Some(asked) = options.kv_memory {
         check_kv_memory(asked, demand, options, wanted)?;

@@ -1,6 +1,8 @@
-//! Models: the seam that the engine drives (`Model`), the decoder that implements it, and the families as facts.
+//! Models: the seam that the engine drives (`Model`), the decoder that implements it, the families as facts, and those that
+//! run through candle-transformers.
 
 pub mod arch;
+pub mod borrowed;
 pub mod config;
 pub mod decoder;
 pub mod rope;

@@ -161,13 +161,13 @@ impl Dialogue {
     }
 
     /// Takes the answer to a turn that this conversation prompted. When this returns, the turn is on disk; a cancelled one
-    /// too, marked as such.
+    /// too, marked as such, unless it was stopped before its answer began.
     ///
     /// # Errors
     /// [`Error::Store`]: the turn is not part of the conversation.
     pub fn finish(&mut self, turn: PromptedTurn, answer: Answer) -> Result<Finished> {
         let Answer { message, generated, outcome, sampling } = answer;
-        if outcome.finish == Finish::Cancelled && generated.is_empty() {
+        if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
             return Ok(Finished::Empty);
         }
         // A stop string was generated, and is not part of what the client saw.

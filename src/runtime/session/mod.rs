@@ -504,20 +504,27 @@ impl SessionTable {
         if let Some(session) = self.named_mut(name) {
             session.state = SessionState::Running;
             std::mem::swap(&mut lent.sequence, &mut session.sequence);
-            lent.evicted = std::mem::take(&mut session.evicted);
+            lent.evicted.clone_from(&session.evicted);
             lent.dirty = std::mem::take(&mut session.dirty);
         }
         lent
     }
 
-    /// Takes back what the request left. After a failed step that is nothing.
+    /// Takes back what the request left. After a failed step that is nothing; a request that was stopped before it had computed
+    /// again what had been given to others leaves the session as it was.
     pub fn give_back(&mut self, name: &str, mut sequence: Sequence) {
         let Ok(id) = self.find(name) else { return };
         self.touch(id);
         if let Some(session) = self.named_mut(name) {
             session.state = SessionState::Idle;
             session.dirty = sequence.is_poisoned();
-            if session.dirty {
+            let tokens = sequence.resident().tokens();
+            let stopped_short = tokens.len() < session.evicted.len() && session.evicted.starts_with(tokens);
+            if session.dirty || !stopped_short {
+                session.evicted.clear();
+            }
+            // What is resident of tokens that it still stands for is found in the index.
+            if session.dirty || stopped_short {
                 sequence.reset();
             }
             session.sequence = sequence;

@@ -9,8 +9,8 @@
 //! then says the same, and costs a prefill. Beyond the reference, which counts answers: a conversation first seen with
 //! history resumes too, because foreign answers have no entry and do not shift ours.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
@@ -73,14 +73,20 @@ impl SplicedPrompt {
 const TAIL_BYTES: usize = 96;
 
 /// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
-/// blocks that are empty or only opened (Qwen3 and its kin, Gemma 4), and white space (Mistral's `[/INST] `). Tried in this
-/// order: history may hold a thought where the mark got an empty block, so a block is taken off when there is one.
-const SCAFFOLDS: [&str; 9] = [
+/// blocks that are empty, only opened or only closed (Qwen3 and its kin, DeepSeek, GLM, Gemma 4), and white space
+/// (Mistral's `[/INST] `). Tried in this order: history may hold a thought where the mark got an empty block, so a block is
+/// taken off when there is one.
+const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
+    "\n<think></think>\n",
     "<think></think>\n",
+    "<think>\n</think>",
     "<think></think>",
+    "</think>",
+    "<think>\n\n",
     "<think>\n",
+    "<think>",
     "<|channel>thought\n<channel|>",
     "",
     " ",
@@ -322,9 +328,10 @@ impl Marks {
     fn new(conversation: &Conversation, count: usize) -> Self {
         // The debug form holds every text of the conversation, its letters and digits as they are.
         let everything = format!("{conversation:?}");
-        let stems = (0u32..).map(|n| format!("Zq{n}xSpliced"));
-        let stem = { stems }.find(|stem| !everything.contains(stem)).expect("a conversation is finite");
-        Self { stem, count }
+        let number = |rest: &str| rest.split_once("xSpliced").and_then(|(digits, _)| digits.parse().ok());
+        let taken: BTreeSet<u64> = everything.split("Zq").skip(1).filter_map(number).collect();
+        let free = (0..).zip(&taken).find(|(n, taken)| n != *taken).map_or(taken.len() as u64, |(n, _)| n);
+        Self { stem: format!("Zq{free}xSpliced"), count }
     }
 
     /// Letters and digits only: templates trim, escape and split on much else.
@@ -575,6 +582,14 @@ mod tests {
     }
 
     #[test]
+    fn marks_are_words_that_nobody_has_said() {
+        let stem = |text: &str| Marks::new(&conversation(&[user(text)]), 1).stem;
+        assert_eq!(stem("hi"), "Zq0xSpliced");
+        assert_eq!(stem("Zq0xSpliced Zq1xSplicedZq3xSpliced"), "Zq2xSpliced");
+        assert_eq!(stem("Zq0 Zq1xSpliced ZqZq0xSpliced Zq99999999999999999999xSpliced"), "Zq2xSpliced");
+    }
+
+    #[test]
     fn edited_regenerated_and_foreign_answers() {
         let [q1, q2, q3] = ["one?", "two?", "three?"].map(user);
         let [a1, a2] = ["one", "two"].map(Message::assistant);
@@ -655,7 +670,7 @@ mod tests {
             ("changes case", |a| format!("[assistant]{}[/]", a.to_uppercase())),
             ("cuts them", |a| format!("[assistant]{}[/]", &a[..3])),
             ("another header", |a| format!("[model]{a}[/]")),
-            ("something in front", |a| format!("[assistant]<think>{a}[/]")),
+            ("something in front", |a| format!("[assistant]<note>{a}[/]")),
             ("depends on the answer", |a| format!("[assistant]{a}[/{}]", a.len())),
         ];
         for (what, template) in templates {

@@ -36,8 +36,8 @@ const SPARE_CALLS: usize = 256;
 /// Threads that encode text and compile grammars.
 const PREPARERS: usize = 4;
 
-/// Lines that are ready together are written together, up to about this many bytes.
-const WRITE_BYTES: usize = 64 << 10;
+/// What a pipe holds on Linux: about as much is read and written at once.
+const PIPE_BYTES: usize = 64 << 10;
 
 /// How long the end waits for requests to end, and again for the reader to take the last lines.
 const GRACE: Duration = Duration::from_secs(5);
@@ -175,7 +175,7 @@ fn ready(worker: &Worker) -> Answer {
 
 /// The reading thread: to the end of the input.
 fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) {
-    let mut input = BufReader::with_capacity(WRITE_BYTES, input);
+    let mut input = BufReader::with_capacity(PIPE_BYTES, input);
     let mut line = Vec::new();
     loop {
         let notice = match read_line(&mut input, &mut line) {
@@ -210,6 +210,11 @@ fn take_calls(desk: &Arc<Desk>, lanes: &Lanes, notices: &Receiver<Notice>) -> En
 /// Sends a call where it is answered; what is quick and what must not wait is answered here.
 fn take_up(desk: &Arc<Desk>, lanes: &Lanes, call: Result<Call, Refusal>) {
     let (id, op) = match call {
+        Ok(Call { id: Some(id), .. }) if desk.has(&id) => {
+            let message = "a call of this id is under way".to_owned();
+            let refusal = Refusal { id: Some(id), code: Code::DuplicateId, message };
+            return desk.send(Line::Last(refusal.into()));
+        }
         Ok(Call { id, op: Op::Cancel(cancel) }) => {
             let cancelled = desk.cancel(cancel.request.as_ref());
             return desk.send(Line::Last(Reply { id, answer: Answer::Cancelled { cancelled } }));
@@ -219,12 +224,7 @@ fn take_up(desk: &Arc<Desk>, lanes: &Lanes, call: Result<Call, Refusal>) {
         Err(refusal) if refusal.id.is_none() => return lanes.one_by_one(Err(refusal)),
         Err(refusal) => return desk.send(Line::Last(refusal.into())),
     };
-    let is_generate = matches!(op, Op::Generate(_));
-    let Some((ticket, stop)) = Ticket::new(desk, Some(id.clone()), is_generate) else {
-        let message = "a call of this id is under way".to_owned();
-        let refusal = Refusal { id: Some(id), code: Code::DuplicateId, message };
-        return desk.send(Line::Last(refusal.into()));
-    };
+    let (ticket, stop) = Ticket::new(desk, Some(id), matches!(op, Op::Generate(_)));
     match op {
         Op::Generate(generate) if generate.is_work() => lanes.prepare(Job { ticket, generate, stop }),
         Op::Generate(generate) => desk.generate(Job { ticket, generate, stop }),
@@ -318,6 +318,11 @@ impl Desk {
         let _ = self.lines.send(line); // the writer goes only after the end
     }
 
+    /// Whether a call of this id is under way.
+    fn has(&self, id: &Id) -> bool {
+        lock(&self.under_way).calls.contains_key(&Some(id.clone()))
+    }
+
     /// Tells the generation of this id, or all, to stop; returns how many were told.
     fn cancel(&self, request: Option<&Id>) -> usize {
         let stops: Vec<StopHandle> = {
@@ -343,9 +348,7 @@ impl Desk {
                 }
             };
             let (over, wait) = mpsc::channel();
-            let Some((mut ticket, stop)) = Ticket::new(self, None, matches!(op, Op::Generate(_))) else {
-                return; // there is no other
-            };
+            let (mut ticket, stop) = Ticket::new(self, None, matches!(op, Op::Generate(_)));
             ticket.over = Some(over);
             match op {
                 Op::Generate(generate) => self.generate(Job { ticket, generate, stop }),
@@ -449,8 +452,9 @@ impl Desk {
             Op::Flush(Flush { timeout_ms }) => {
                 Answer::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
             }
-            Op::Cancel(cancel) => Answer::Cancelled { cancelled: self.cancel(cancel.request.as_ref()) },
-            Op::Generate(_) | Op::Shutdown(_) => return Err(Error::InvalidState("not a question")),
+            Op::Generate(_) | Op::Cancel(_) | Op::Shutdown(_) => {
+                return Err(Error::InvalidState("no question to the engine")); // they are taken before
+            }
         })
     }
 
@@ -461,8 +465,7 @@ impl Desk {
         let still_under_way = |under_way: &mut UnderWay| !under_way.calls.is_empty();
         let waited = self.all_over.wait_timeout_while(lock(&self.under_way), GRACE, still_under_way);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-        let is_saved = self.engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
-        let notices = self.engine.take_notices().unwrap_or_default();
+        let (is_saved, notices) = self.save().unwrap_or_default();
         if let End::Shutdown(id) = &why {
             self.send(Line::Last(Reply { id: id.clone(), answer: Answer::Bye { bye: Yes } }));
         }
@@ -470,6 +473,18 @@ impl Desk {
         // A reader that does not read keeps no worker alive.
         let _ = written.recv_timeout(GRACE);
         Ended { why, is_saved, notices }
+    }
+
+    /// Whether all is saved, and notices; nothing when the engine does not come to it: a step that hangs keeps no worker alive.
+    fn save(&self) -> Option<(bool, Vec<String>)> {
+        let (sender, saved) = mpsc::channel();
+        let engine = self.engine.clone();
+        let save = move || {
+            let is_saved = engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
+            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // nobody may be waiting any more
+        };
+        thread::Builder::new().name("save".to_owned()).spawn(save).ok()?;
+        saved.recv_timeout(FLUSH_TIMEOUT + GRACE).ok()
     }
 }
 
@@ -494,15 +509,11 @@ struct Ticket {
 }
 
 impl Ticket {
-    /// With what stops it; nothing when a call of this id is under way.
-    fn new(desk: &Arc<Desk>, id: Option<Id>, is_generate: bool) -> Option<(Self, StopHandle)> {
+    /// With what stops it. No other call of this id is under way.
+    fn new(desk: &Arc<Desk>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
         let stop = StopHandle::default();
-        let mut under_way = lock(&desk.under_way);
-        if under_way.calls.contains_key(&id) {
-            return None;
-        }
-        under_way.calls.insert(id.clone(), is_generate.then(|| stop.clone()));
-        Some((Self { id, session: None, desk: Arc::clone(desk), is_over: false, over: None }, stop))
+        lock(&desk.under_way).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
+        (Self { id, session: None, desk: Arc::clone(desk), is_over: false, over: None }, stop)
     }
 
     fn say(&self, answer: Answer) {
@@ -594,7 +605,7 @@ impl<W: Write> Writer<W> {
                     }
                     Line::End => is_over = true,
                 }
-                if is_over || bytes.len() >= WRITE_BYTES {
+                if is_over || bytes.len() >= PIPE_BYTES {
                     break;
                 }
             }

@@ -361,7 +361,7 @@ fn effort(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, speech: &Spe
 
 /// Templates that do not know `developer` print nothing for it; it is OpenAI's newer word for `system`.
 fn known_role(message: Message, speech: &Speech) -> Message {
-    let is_known = speech.template_source().is_none_or(|source| source.contains("developer"));
+    let is_known = speech.template_knows_role(Role::Developer.as_str()).unwrap_or(true);
     match message.role {
         Role::Developer if !is_known => Message { role: Role::System, ..message },
         _ => message,

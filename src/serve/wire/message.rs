@@ -102,6 +102,20 @@ fn tool_calls(fields: &mut Fields<'_>) -> Vec<ToolCall> {
     calls.into_iter().enumerate().filter_map(read).collect()
 }
 
+/// Levels of arguments that are read as JSON, as of a model's own calls; deeper ones stay text, since what they become part of
+/// has to be read back too.
+const MAX_DEPTH: usize = 100;
+
+/// Whether no array or object lies in this many others.
+fn is_within(value: &Value, levels: usize) -> bool {
+    let below = |value| levels.checked_sub(1).is_some_and(|levels| is_within(value, levels));
+    match value {
+        Value::Array(items) => levels > 0 && items.iter().all(below),
+        Value::Object(members) => levels > 0 && members.values().all(below),
+        _ => true,
+    }
+}
+
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
@@ -118,7 +132,10 @@ fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     // OpenAI sends arguments as a string of JSON; templates want the value.
     let arguments = match function.take("arguments") {
         None => Value::Object(Map::new()),
-        Some(Value::String(text)) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        Some(Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(value) if is_within(&value, MAX_DEPTH) => value,
+            _ => Value::String(text),
+        },
         Some(other) => other,
     };
     function.end();

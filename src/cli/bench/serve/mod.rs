@@ -67,7 +67,7 @@ pub struct ServeArgs {
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {
     /// Address of the server, e.g. http://127.0.0.1:8484; https is not supported
-    #[arg(long, value_name = "URL", conflicts_with = "own", required_unless_present = "own")]
+    #[arg(long, value_name = "URL", conflicts_with = "own")]
     pub endpoint: Option<String>,
 
     /// Start llmctl's own server in this process, on a free port of 127.0.0.1
@@ -231,13 +231,13 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     let key = api_key(args)?;
     let graceful = Graceful::begin();
     let own = match endpoint {
-        Some(_) => None,
-        None => Some(own::start(
+        None if args.target.own => Some(own::start(
             &own_model(args),
             args.target.ctx.unwrap_or(plan.context),
             plan.users(args),
             terminal,
         )?),
+        _ => None,
     };
     let endpoint = match (endpoint, &own) {
         (Some(endpoint), _) => endpoint,

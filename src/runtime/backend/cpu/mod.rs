@@ -31,7 +31,7 @@ const ROWS_PER_TASK: usize = 16;
 const SERIAL_LIMIT: usize = 1 << 15;
 
 /// Rows of a step from which it counts as a batch, which arithmetic limits and not memory.
-const BATCH_ROWS: usize = 32;
+pub const BATCH_ROWS: usize = 32;
 
 /// What the CPU backend computes with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

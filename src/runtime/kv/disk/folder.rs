@@ -212,17 +212,22 @@ impl Folder {
     /// Those of the file system, but for a folder that does not exist.
     pub fn list(&self) -> io::Result<Vec<PageKey>> {
         let file = |entry: &DirEntry, key| entry.file_type().is_ok_and(|kind| kind.is_file()).then_some(key);
-        match walk(&self.path, &AtomicBool::new(false), file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            listed => listed,
-        }
+        unless_gone(walk(&self.path, &AtomicBool::new(false), file)).map(Option::unwrap_or_default)
     }
 
-    /// The pages of all fingerprints below the root, without what cannot be read. Incomplete once `stop` is set.
-    pub fn list_all(&self, stop: &AtomicBool) -> Vec<Found> {
-        let Ok(entries) = fs::read_dir(&self.root) else { return Vec::new() };
-        let folders = entries.filter_map(Result::ok).filter(is_folder);
-        folders.flat_map(|folder| walk(&folder.path(), stop, Found::measure).unwrap_or_default()).collect()
+    /// The pages of all fingerprints below the root. Incomplete once `stop` is set.
+    ///
+    /// # Errors
+    /// Those of the file system, but for a folder that does not exist, or that another process has removed meanwhile.
+    pub fn list_all(&self, stop: &AtomicBool) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for folder in unless_gone(fs::read_dir(&self.root))?.into_iter().flatten() {
+            let folder = folder?;
+            if is_folder(&folder) {
+                found.extend(unless_gone(walk(&folder.path(), stop, Found::measure))?.unwrap_or_default());
+            }
+        }
+        Ok(found)
     }
 
     pub fn is_ours(&self, found: &Found) -> bool {
@@ -305,21 +310,31 @@ fn walk<T>(
     take: impl Fn(&DirEntry, PageKey) -> Option<T>,
 ) -> io::Result<Vec<T>> {
     let mut taken = Vec::new();
-    for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
         match entry.file_name().to_str() {
             Some(name) if is_fan_out(name) && is_folder(&entry) => {
-                let Ok(files) = fs::read_dir(entry.path()) else { continue };
                 let page = |file: DirEntry| take(&file, page_key(name, &file)?);
-                taken.extend(files.filter_map(Result::ok).filter_map(page));
+                for file in unless_gone(fs::read_dir(entry.path()))?.into_iter().flatten() {
+                    taken.extend(page(file?));
+                }
             }
             Some(name) if is_unfinished(name) => remove_if_old(&entry),
             _ => {}
         }
     }
     Ok(taken)
+}
+
+/// Nothing where there is no such file or folder.
+fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 fn is_folder(entry: &DirEntry) -> bool {

@@ -108,7 +108,7 @@ impl Worker<'_> {
         if self.space.fits(len) {
             return Ok(true);
         }
-        let Some(found) = self.walk() else { return Ok(false) };
+        let Some(found) = self.walk()? else { return Ok(false) };
         if self.space.fits(len) {
             return Ok(true);
         }
@@ -116,18 +116,19 @@ impl Worker<'_> {
         Ok(true)
     }
 
-    /// Counts what is there, and learns of the pages that others have saved or removed. `None` when the thread is to end.
-    fn walk(&mut self) -> Option<Vec<Found>> {
+    /// Counts what is there, and learns of the pages that others have saved or removed. `None` when the thread is to end. What is
+    /// known stays where the folders cannot be read.
+    fn walk(&mut self) -> io::Result<Option<Vec<Found>>> {
         let stop = self.queue.stop_flag();
-        let found = self.folder.list_all(stop);
+        let found = self.folder.list_all(stop)?;
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            return None;
+            return Ok(None);
         }
         self.space.used_bytes = Some(found.iter().map(|page| page.num_bytes).sum());
         self.space.new_bytes = 0;
         let ours = found.iter().filter(|page| self.folder.is_ours(page));
         self.queue.replace_index(ours.map(|page| page.key));
-        Some(found)
+        Ok(Some(found))
     }
 
     /// Removes pages, those last used the longest ago first, until `target` bytes are left.

@@ -12,9 +12,9 @@ use crate::runtime::model::config::{
 };
 
 /// Bounds beyond which a number in a file is a lie; generous against the largest published models.
-const MAX_LAYERS: usize = 1 << 12;
+pub const MAX_LAYERS: usize = 1 << 12;
 pub const MAX_WIDTH: usize = 1 << 22;
-const MAX_VOCAB: usize = 1 << 26;
+pub const MAX_VOCAB: usize = 1 << 26;
 
 /// Hugging Face keys that a config may leave out, with the values its family's class gives them.
 #[derive(Debug, Clone, Copy)]
@@ -56,59 +56,24 @@ impl Default for Defaults {
 
 /// A Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change what differs.
 pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Description, LoadError> {
-    let width = |key: &str, default: Option<usize>| match (facts.count(key)?, default) {
-        (None, Some(default)) => Ok(default),
-        _ => facts.size(key, MAX_WIDTH),
-    };
-    // Where layers differ, GGUF has a list; the family gives each layer its own.
-    let widest = |key: &'static str, default: Option<usize>, num_layers: usize| match facts.value(key) {
-        Some(Value::Array(_)) => {
-            let counts = facts.counts(key, num_layers)?.unwrap_or_default();
-            let most = counts.into_iter().max().filter(|most| (1..=MAX_WIDTH).contains(most));
-            most.ok_or_else(|| facts.error(key, format!("has no count between 1 and {MAX_WIDTH}")))
-        }
-        _ => width(key, default),
-    };
     if !defaults.experts {
         refuse_experts(facts)?;
     }
-    let hidden_size = width(facts.pick("hidden_size", "embedding_length"), None)?;
+    let hidden_size = width(facts, facts.pick("hidden_size", "embedding_length"), None)?;
     let num_layers = facts.size(facts.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
-    let heads_key = facts.pick("num_attention_heads", "attention.head_count");
-    let num_heads = width(heads_key, defaults.num_heads)?;
-    let kv_heads_key = facts.pick("num_key_value_heads", "attention.head_count_kv");
-    let default_kv_heads = Some(defaults.num_kv_heads.unwrap_or(num_heads));
-    let num_kv_heads = widest(kv_heads_key, default_kv_heads, num_layers)?;
-    if !num_heads.is_multiple_of(num_kv_heads) {
-        let message = format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
-        return Err(facts.error(kv_heads_key, message));
-    }
-    let head_dim = head_dim(facts, hidden_size / num_heads, defaults)?;
+    let attention = attention(facts, hidden_size, num_layers, defaults)?;
     let vocab_size = match (facts.count("vocab_size")?, defaults.vocab_size) {
         (None, Some(default)) => default,
         _ => facts.size("vocab_size", MAX_VOCAB)?,
     };
-    let rotated = rotated_dim(facts, head_dim, defaults.rotated)?;
+    let rotated = rotated_dim(facts, attention.head_dim, defaults.rotated)?;
     let norm_eps = norm_eps(facts, defaults)?;
     let inner_key = facts.pick("intermediate_size", "feed_forward_length");
     let layer = LayerConfig {
-        mixer: MixerConfig::Attention(AttentionConfig {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            window: None,
-            softcap: None,
-            rope: Some(0),
-            qk_norm: QkNorm::None,
-            kv: KvSource::Own,
-            value_norm: false,
-            has_sinks: false,
-            has_output_gate: false,
-        }),
+        mixer: MixerConfig::Attention(attention),
         feed_forward: FeedForwardConfig {
             dense: Some(MlpConfig {
-                intermediate_size: widest(inner_key, defaults.intermediate_size, num_layers)?,
+                intermediate_size: widest(facts, inner_key, defaults.intermediate_size, num_layers)?,
                 activation: activation(facts, defaults.activation)?,
             }),
             experts: None,
@@ -143,6 +108,58 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         alternating_experts: false,
     };
     Ok(Description { config, naming })
+}
+
+/// Every position seen, with the first rotation.
+fn attention(
+    facts: &Facts,
+    hidden_size: usize,
+    num_layers: usize,
+    defaults: Defaults,
+) -> Result<AttentionConfig, LoadError> {
+    let num_heads =
+        width(facts, facts.pick("num_attention_heads", "attention.head_count"), defaults.num_heads)?;
+    let kv_heads_key = facts.pick("num_key_value_heads", "attention.head_count_kv");
+    let default_kv_heads = Some(defaults.num_kv_heads.unwrap_or(num_heads));
+    let num_kv_heads = widest(facts, kv_heads_key, default_kv_heads, num_layers)?;
+    if !num_heads.is_multiple_of(num_kv_heads) {
+        let message = format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
+        return Err(facts.error(kv_heads_key, message));
+    }
+    let head_dim = head_dim(facts, hidden_size / num_heads, defaults)?;
+    Ok(AttentionConfig {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window: None,
+        softcap: None,
+        rope: Some(0),
+        qk_norm: QkNorm::None,
+        kv: KvSource::Own,
+        value_norm: false,
+        has_sinks: false,
+        has_output_gate: false,
+    })
+}
+
+fn width(facts: &Facts, key: &str, default: Option<usize>) -> Result<usize, LoadError> {
+    match (facts.count(key)?, default) {
+        (None, Some(default)) => Ok(default),
+        _ => facts.size(key, MAX_WIDTH),
+    }
+}
+
+/// Where layers differ, GGUF has a list; the family gives each layer its own.
+fn widest(facts: &Facts, key: &str, default: Option<usize>, num_layers: usize) -> Result<usize, LoadError> {
+    match facts.value(key) {
+        Some(Value::Array(_)) => {
+            let counts = facts.counts(key, num_layers)?.unwrap_or_default();
+            let most = counts.into_iter().max().filter(|most| (1..=MAX_WIDTH).contains(most));
+            most.ok_or_else(|| facts.error(key, format!("has no count between 1 and {MAX_WIDTH}")))
+        }
+        _ => width(facts, key, default),
+    }
 }
 
 fn context_length(facts: &Facts, defaults: Defaults) -> Result<usize, LoadError> {

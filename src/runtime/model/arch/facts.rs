@@ -73,6 +73,11 @@ impl Facts {
         LoadError::Malformed { path: self.path.clone(), what: key.to_owned(), message: message.into() }
     }
 
+    /// The file is in order, and of a kind that llmctl does not run.
+    pub fn unsupported(&self, message: impl Into<String>) -> LoadError {
+        LoadError::Unsupported { path: self.path.clone(), message: message.into() }
+    }
+
     /// A count; `None` when the file does not say.
     pub fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let Some(value) = self.value(key) else { return Ok(None) };

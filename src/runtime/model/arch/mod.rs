@@ -6,7 +6,7 @@
 mod dense;
 mod experts;
 mod facts;
-mod rope;
+pub(super) mod rope;
 
 mod gemma2;
 mod gemma3;
@@ -24,8 +24,10 @@ mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
+pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use facts::{Facts, Format};
 
+use super::borrowed;
 use super::config::{DecoderConfig, Naming};
 use crate::runtime::error::LoadError;
 
@@ -67,7 +69,26 @@ pub const FAMILIES: &[Family] = &[
     smollm3::FAMILY,
 ];
 
-/// Finds the family that `facts` name and lets it describe them.
+/// Who computes a model.
+pub enum Recognised {
+    /// Our decoder.
+    Native(Description),
+    /// candle-transformers.
+    Borrowed(borrowed::Plan),
+}
+
+/// Finds the family that `facts` name, and how it is computed.
+///
+/// # Errors
+/// Those of [`describe`] and [`borrowed::find`].
+pub fn recognise(facts: &Facts) -> Result<Recognised, LoadError> {
+    match borrowed::find(facts)? {
+        Some(plan) => Ok(Recognised::Borrowed(plan)),
+        None => describe(facts).map(Recognised::Native),
+    }
+}
+
+/// Finds the native family that `facts` name and lets it describe them.
 ///
 /// # Errors
 /// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; [`LoadError::Malformed`] naming a key that is
@@ -78,7 +99,10 @@ pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
         Format::HuggingFace => family.model_types,
         Format::Gguf => family.gguf_names,
     };
-    let known = || FAMILIES.iter().flat_map(names);
+    // From GGUF only native families run.
+    let borrowed = borrowed::FAMILIES.iter().filter(|_| !facts.is_gguf());
+    let known =
+        || FAMILIES.iter().flat_map(names).chain(borrowed.clone().flat_map(|family| family.model_types));
     match FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
         Some(family) => (family.describe)(facts),
         None => {

@@ -63,6 +63,11 @@ impl<F: LogFile> Log<F> {
         Self { file, len: 0, chain: None, has_debris: false }
     }
 
+    /// Bytes of the whole lines.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
     /// Goes on where `scan` found the intact lines to end: cuts a torn end off, or gives the last line its line feed.
     ///
     /// # Errors

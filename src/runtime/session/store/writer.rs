@@ -7,13 +7,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::folder::{self, Lock, io_error};
+use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
 use super::record::{Record, TurnRecord};
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, TRANSCRIPT, Turn, now_ms};
-use crate::runtime::error::{Error, Result};
+use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
+
+/// A file of this length is rewritten when most of it is turns that were replaced.
+const COMPACT_BYTES: u64 = 64 << 20;
 
 /// The one writer of a session. Dropping it lets others in.
 #[derive(Debug)]
@@ -23,6 +26,10 @@ pub struct SessionWriter {
     log: Log<File>,
     saved: SavedSession,
     notices: Vec<String>,
+    /// Nothing shorter is rewritten unasked.
+    compact_bytes: u64,
+    /// Length of the file from which on it is worth looking how much of it is still needed.
+    compact_at: u64,
     /// Held, never used.
     _lock: Lock,
 }
@@ -40,7 +47,16 @@ pub(super) struct Opened {
 impl SessionWriter {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { name, folder, log, saved, notices, lock } = opened;
-        Self { name, folder, log, saved, notices, _lock: lock }
+        Self {
+            name,
+            folder,
+            log,
+            saved,
+            notices,
+            compact_bytes: COMPACT_BYTES,
+            compact_at: COMPACT_BYTES,
+            _lock: lock,
+        }
     }
 
     pub fn name(&self) -> &SessionName {
@@ -95,14 +111,33 @@ impl SessionWriter {
     /// # Errors
     /// [`Error::Store`]; the session goes on in the file that was there.
     pub fn compact(&mut self) -> Result<()> {
-        let records = self.saved.to_records(&self.name, now_ms());
+        let bodies = self.needed();
+        self.rewrite(&bodies)
+    }
+
+    /// What a new file would say.
+    fn needed(&self) -> Vec<String> {
+        self.saved.to_records(&self.name, now_ms()).iter().map(Record::to_body).collect()
+    }
+
+    fn rewrite(&mut self, bodies: &[String]) -> Result<()> {
         let path = self.folder.join("transcript.new");
-        let bodies: Vec<String> = records.iter().map(Record::to_body).collect();
-        self.log = replace(&path, &self.folder.join(TRANSCRIPT), &bodies)
-            .map_err(|error| io_error(&path, &error))?;
+        self.log =
+            replace(&path, &self.folder.join(TRANSCRIPT), bodies).map_err(|error| io_error(&path, &error))?;
         // Either file is the whole session, so a folder that cannot be synced costs nothing.
         drop(folder::sync_folder(&self.folder));
         Ok(())
+    }
+
+    /// Keeps a file from growing by what nobody needs, up to where it could not be read back any more.
+    fn compact_if_long(&mut self) -> Result<()> {
+        if self.log.len() < self.compact_at {
+            return Ok(());
+        }
+        let bodies = self.needed();
+        let needed = num_bytes(&bodies);
+        self.compact_at = needed.saturating_mul(4).max(self.compact_bytes);
+        if self.log.len() < self.compact_at { Ok(()) } else { self.rewrite(&bodies) }
     }
 
     /// Records the new name, which the folder has already.
@@ -121,11 +156,22 @@ impl SessionWriter {
             let record = Record::from_body(body).map_err(|error| refuse(error.to_string()))?;
             saved.apply(record).map_err(refuse)?;
         }
+        self.compact_if_long()?;
         let path = self.folder.join(TRANSCRIPT);
+        if self.log.len() + num_bytes(&bodies) > MAX_FILE_BYTES {
+            let message =
+                format!("the turn is not saved: the file would be longer than {MAX_FILE_BYTES} bytes");
+            return Err(StoreError::Unsupported { path, message }.into());
+        }
         self.log.append(&bodies).map_err(|error| io_error(&path, &error))?;
         self.saved = saved;
         Ok(())
     }
+}
+
+/// At most, as lines of a log.
+fn num_bytes(bodies: &[String]) -> u64 {
+    bodies.iter().map(|body| body.len() as u64 + 64).sum()
 }
 
 /// Writes a whole log beside another and puts it in the other's place.
@@ -145,5 +191,48 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SessionStore;
+    use super::*;
+    use crate::runtime::request::{Finish, Sampling, Usage};
+    use crate::template::Message;
+
+    fn turn(text: &str) -> Turn {
+        Turn {
+            messages: vec![Message::user(text), Message::assistant("yes")],
+            kept_tokens: 0,
+            prompt_tail: vec![1, 2],
+            generated: vec![3],
+            splice_after: None,
+            sampling: Sampling::default(),
+            finish: Finish::Eos(2),
+            usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 1 },
+            started_ms: 1,
+            finished_ms: 2,
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_mostly_history_is_rewritten() {
+        let folder = tempfile::TempDir::new().expect("a scratch folder");
+        let store = SessionStore::new(folder.path());
+        let name = SessionName::new("a").expect("a name");
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned() };
+        let mut writer = store.create(&name, &model).expect("created");
+        (writer.compact_bytes, writer.compact_at) = (4096, 4096);
+        for n in 0..200 {
+            writer.append_after(0, &model, &turn(&format!("{n} {}", "x".repeat(300)))).expect("saved");
+            let len = fs::metadata(writer.folder.join(TRANSCRIPT)).expect("there").len();
+            assert_eq!(len, writer.log.len());
+            assert!(len < 8192, "{len} bytes after edit {n}");
+        }
+        drop(writer);
+        let turns = store.read(&name).expect("reads").turns;
+        assert_eq!(turns.len(), 1);
+        assert_eq!(turns[0].turn, turn(&format!("199 {}", "x".repeat(300))));
     }
 }

@@ -272,6 +272,14 @@ impl Tokenizer {
         self.bos
     }
 
+    /// Puts `bos` before texts in place of the token that the files name, or nothing.
+    pub fn set_bos(&mut self, bos: Option<u32>) {
+        let old = self.bos;
+        self.prefix.retain(|&id| Some(id) != old && Some(id) != bos);
+        self.prefix.splice(0..0, bos);
+        self.bos = bos;
+    }
+
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }

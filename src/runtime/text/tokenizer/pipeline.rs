@@ -14,6 +14,7 @@ use tokenizers::{
 };
 
 use super::spm::Spm;
+use crate::runtime::error::panic_text;
 
 /// What spells a word.
 pub(super) enum Speller {
@@ -108,10 +109,6 @@ fn vocabulary(added: &[Added], normalizer: Option<&NormalizerWrapper>) -> Result
 pub(super) fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(format!("the tokenizers library failed: {}", text.unwrap_or("no reason given")))
-        }
+        Err(panic) => Err(format!("the tokenizers library failed: {}", panic_text(&*panic))),
     }
 }

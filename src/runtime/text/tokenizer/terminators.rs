@@ -8,16 +8,17 @@
 
 /// Ends a turn wherever it is special.
 const ALWAYS: &[&str] = &[
-    "<|im_end|>",      // ChatML: Qwen, SmolLM, LFM2
-    "<|endoftext|>",   // GPT-2 and everything after; end of document
-    "<|eot_id|>",      // Llama 3
-    "<|eom_id|>",      // Llama 3: end of message, a tool answers next
-    "<|eot|>",         // Llama 4
-    "<|eom|>",         // Llama 4
-    "<|end_of_text|>", // Llama 3, Granite
-    "<end_of_turn>",   // Gemma 2 and 3
-    "<turn|>",         // Gemma 4
-    "</s>",            // Llama 2, Mistral
+    "<|im_end|>",       // ChatML: Qwen, SmolLM, LFM2
+    "<|endoftext|>",    // GPT-2 and everything after; end of document
+    "<|eot_id|>",       // Llama 3
+    "<|eom_id|>",       // Llama 3: end of message, a tool answers next
+    "<|eot|>",          // Llama 4
+    "<|eom|>",          // Llama 4
+    "<|end_of_text|>",  // Llama 3, Granite
+    "<end_of_turn>",    // Gemma 2 and 3
+    "<turn|>",          // Gemma 4
+    "<|tool_response>", // Gemma 4: follows a call; a tool answers next
+    "</s>",             // Llama 2, Mistral
 ];
 
 /// Ends a turn in phi-3, but only a message *within* a turn in Harmony (gpt-oss), where analysis, commentary and

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Rebuilds guide.gguf, its scores, its loss curve and its card: sh make.sh FOLDER MINUTES
+# FOLDER keeps the run; called again, it goes on from the last checkpoint. Needs Python 3.11 with requirements.txt.
+set -e
+cd "$(dirname "$0")"
+folder=$1
+# One thread per operator: the trainer's two workers are the parallelism. Few arenas, or memory grows with every length of batch.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MALLOC_ARENA_MAX=2
+python chat.py
+python check.py
+python train.py "$folder" "$2"
+python export.py "$folder/guide.pt" ../guide.gguf
+OMP_NUM_THREADS=2 python evaluate.py ../guide.gguf "$folder/scores"
+python plot.py "$folder/log.jsonl" ../loss.svg
+python card.py "$folder"

@@ -1,0 +1,238 @@
+//! The `LLMCTL_<FLAG>` variable behind every flag, put there by rule instead of by hand, so that none can be forgotten.
+//!
+//! clap counts a variable that is set as a flag that is given, so only a variable that means to give it is shown to clap.
+//! Not shown: an empty one, which is how a shell script says "not set"; a switch or count that says off, which excludes
+//! nothing and needs nothing, but still wins over files; one whose value only a flag of that name in another subcommand
+//! takes; and one that a flag on the command line excludes, because the flag wins.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+
+use clap::builder::BoolishValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use super::config::shape::{self, Shape};
+use super::config::{conflict, is_off};
+use super::error::CommandError;
+
+/// `LLMCTL_MAX_TOKENS` for `--max-tokens`; none for positional arguments, help and version.
+pub fn variable(arg: &Arg) -> Option<String> {
+    let acts = matches!(
+        arg.get_action(),
+        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+    );
+    let name = arg.get_long().filter(|_| !acts)?;
+    Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
+}
+
+/// The flag's variable and its value, where there is one.
+fn set(arg: &Arg) -> Option<(String, OsString)> {
+    let name = variable(arg)?;
+    let value = std::env::var_os(&name).filter(|value| !value.is_empty())?;
+    Some((name, value))
+}
+
+/// The variable that is in force for a flag of a command from [`with_variables`], and what it says.
+pub fn in_force(arg: &Arg) -> Option<(String, String)> {
+    let (name, value) = set(arg)?;
+    let counts = arg.get_env().is_some() || says_off(arg, &value);
+    counts.then(|| (name, value.to_string_lossy().into_owned()))
+}
+
+/// Puts the variable behind each flag of `command` and of all below it.
+pub fn with_variables(command: Command) -> Command {
+    let mut taken = BTreeSet::new();
+    collect_taken(&command, &mut taken);
+    attach(command, &taken)
+}
+
+/// The variables whose value some flag of that name takes.
+fn collect_taken(command: &Command, taken: &mut BTreeSet<String>) {
+    let fitting = command.get_arguments().filter_map(|arg| set(arg).filter(|(_, value)| fits(arg, value)));
+    taken.extend(fitting.map(|(name, _)| name));
+    command.get_subcommands().for_each(|below| collect_taken(below, taken));
+}
+
+fn attach(command: Command, taken: &BTreeSet<String>) -> Command {
+    let command = command.mut_args(|arg| {
+        let Some(name) = variable(&arg) else { return arg };
+        let is_empty = std::env::var_os(&name).is_some_and(|value| value.is_empty());
+        let is_for_it = set(&arg).is_none_or(|(name, value)| {
+            !says_off(&arg, &value) && (fits(&arg, &value) || !taken.contains(&name))
+        });
+        let arg = match arg.get_action() {
+            // A bare flag's variable may say 1, yes, on, true, or the opposite.
+            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+            _ => arg,
+        };
+        if is_empty || !is_for_it { arg } else { arg.env(name).hide_env(true) }
+    });
+    command.mut_subcommands(|below| attach(below, taken))
+}
+
+/// Whether the flag's own parser takes the value.
+fn fits(arg: &Arg, value: &OsStr) -> bool {
+    match (Shape::of(arg), value.to_str()) {
+        (_, None) => true, // only some parsers take what is not UTF-8, and they say so themselves
+        (Shape::Switch, Some(word)) => truth(word).is_some(),
+        (_, Some(word)) => shape::check(arg, word).is_ok(),
+    }
+}
+
+fn says_off(arg: &Arg, value: &OsStr) -> bool {
+    let word = value.to_str().unwrap_or_default();
+    match Shape::of(arg) {
+        Shape::Switch => truth(word) == Some(false),
+        _ => is_off(arg, word),
+    }
+}
+
+/// The words that clap's `BoolishValueParser` takes.
+fn truth(word: &str) -> Option<bool> {
+    match &*word.to_ascii_lowercase() {
+        "y" | "yes" | "t" | "true" | "on" | "1" => Some(true),
+        "n" | "no" | "f" | "false" | "off" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// Ids of the flags of `command` that a variable says are off.
+pub fn switched_off(command: &Command) -> BTreeSet<String> {
+    let is_switched_off = |arg: &&Arg| set(arg).is_some_and(|(_, value)| says_off(arg, &value));
+    command.get_arguments().filter(is_switched_off).map(|arg| arg.get_id().to_string()).collect()
+}
+
+/// The variable's value as the flag's words.
+///
+/// # Errors
+/// A usage error that names the variable.
+pub fn words(arg: &Arg, name: &str, value: &str) -> Result<Vec<String>, CommandError> {
+    let refusal = |message: String| CommandError::usage(format!("{name}: {message}"));
+    if Shape::of(arg) == Shape::Switch {
+        let truth = truth(value).ok_or_else(|| refusal(format!("{value:?} is neither true nor false")))?;
+        return Ok(vec![truth.to_string()]);
+    }
+    let words: Vec<String> = match arg.get_value_delimiter() {
+        Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
+        None => vec![value.to_owned()],
+    };
+    words.iter().try_for_each(|word| shape::check(arg, word)).map_err(refusal)?;
+    Ok(words)
+}
+
+/// The variables that are in force for any flag of `command` and below, and what is wrong with them.
+pub fn survey(command: &Command) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut names, mut wrong) = (BTreeSet::new(), BTreeSet::new());
+    for arg in command.get_arguments() {
+        if let Some((name, value)) = in_force(arg) {
+            wrong.extend(words(arg, &name, &value).err().map(|error| error.to_string()));
+            names.insert(name);
+        }
+    }
+    for (more, wrongs) in command.get_subcommands().map(survey) {
+        names.extend(more);
+        wrong.extend(wrongs);
+    }
+    (names, wrong)
+}
+
+/// `command` without the variables that flags among `args` exclude.
+pub fn yield_to(command: Command, args: &[OsString]) -> Command {
+    // Whatever else is wrong with the arguments is for the real parse to say.
+    match bare(command.clone()).ignore_errors(true).try_get_matches_from(args) {
+        Ok(given) => without_excluded(command, &given),
+        Err(_) => command,
+    }
+}
+
+fn bare(command: Command) -> Command {
+    command.mut_args(|arg| arg.env(None::<&'static str>)).mut_subcommands(bare)
+}
+
+fn without_excluded(command: Command, given: &ArgMatches) -> Command {
+    let is_given = |arg: &&Arg| {
+        let id = arg.get_id().as_str();
+        given.try_contains_id(id).is_ok() && given.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let flags: Vec<&str> =
+        command.get_arguments().filter(is_given).map(|arg| arg.get_id().as_str()).collect();
+    let is_excluded = |arg: &&Arg| flags.iter().any(|flag| conflict(&command, arg.get_id().as_str(), flag));
+    let excluded: BTreeSet<_> =
+        command.get_arguments().filter(is_excluded).map(|arg| arg.get_id().clone()).collect();
+    let command = command.mut_args(|arg| match excluded.contains(arg.get_id()) {
+        true => arg.env(None::<&'static str>),
+        false => arg,
+    });
+    match given.subcommand() {
+        Some((name, below)) if command.find_subcommand(name).is_some() => {
+            command.mut_subcommand(name, |sub| without_excluded(sub, below))
+        }
+        _ => command,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A command whose flags have variables that no environment sets.
+    fn command() -> Command {
+        let run = Command::new("run")
+            .arg(Arg::new("dtype").long("dtype").env("LLMCTL_TEST_UNSET_DTYPE"))
+            .arg(
+                Arg::new("quantize")
+                    .long("quantize")
+                    .env("LLMCTL_TEST_UNSET_QUANTIZE")
+                    .conflicts_with("dtype"),
+            )
+            .arg(Arg::new("seed").long("seed").env("LLMCTL_TEST_UNSET_SEED"))
+            .arg(Arg::new("out").long("out").requires("seed"));
+        let quiet = Arg::new("quiet").long("quiet").action(ArgAction::SetTrue).global(true);
+        Command::new("llmctl")
+            .arg(quiet.env("LLMCTL_TEST_UNSET_QUIET").conflicts_with("verbose"))
+            .arg(Arg::new("verbose").long("verbose").action(ArgAction::Count).global(true))
+            .subcommand(run)
+    }
+
+    /// The flags that have no variable any more.
+    fn yielding(args: &[&str]) -> Vec<String> {
+        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        let command = yield_to(command(), &args);
+        let run = command.find_subcommand("run").expect("run");
+        let silent = command.get_arguments().chain(run.get_arguments());
+        let silent = silent.filter(|arg| arg.get_env().is_none()).map(|arg| arg.get_id().to_string());
+        silent.filter(|id| id != "verbose" && id != "out").collect()
+    }
+
+    #[test]
+    fn variables_yield_to_the_flags_that_exclude_them_and_to_no_others() {
+        assert_eq!(yielding(&["llmctl", "run", "--quantize", "q8_0"]), ["dtype"]);
+        assert_eq!(yielding(&["llmctl", "run", "--dtype", "f16"]), ["quantize"], "whoever names the other");
+        assert_eq!(yielding(&["llmctl", "run", "--verbose"]), ["quiet"], "a global flag");
+        assert_eq!(yielding(&["llmctl", "run", "--seed", "1"]), [""; 0]);
+        assert_eq!(
+            yielding(&["llmctl", "run", "--out", "f", "--dtype", "f16"]),
+            ["quantize"],
+            "needs a variable"
+        );
+    }
+
+    #[test]
+    fn a_variable_off_is_told_from_one_that_is_wrong() {
+        let switch = Arg::new("raw").long("raw").action(ArgAction::SetTrue);
+        let count = Arg::new("verbose").long("verbose").action(ArgAction::Count);
+        let text = Arg::new("stop").long("stop");
+        for word in ["0", "no", "False", "off", "n", "f"] {
+            assert!(says_off(&switch, OsStr::new(word)) && fits(&switch, OsStr::new(word)), "{word}");
+            assert_eq!(words(&switch, "LLMCTL_RAW", word).expect("a word"), ["false"]);
+        }
+        for word in ["1", "yes", "perhaps", ""] {
+            assert!(!says_off(&switch, OsStr::new(word)), "{word}");
+        }
+        let refusal = words(&switch, "LLMCTL_RAW", "perhaps").expect_err("no truth").to_string();
+        assert_eq!(refusal, "LLMCTL_RAW: \"perhaps\" is neither true nor false");
+        assert!(says_off(&count, OsStr::new("0")) && !says_off(&count, OsStr::new("2")));
+        assert!(!says_off(&text, OsStr::new("0")), "a text may be 0");
+    }
+}

@@ -1,0 +1,120 @@
+//! Calls there and back: what a template prints for calls in history comes apart into the same calls.
+
+use serde_json::{Value, json};
+
+use super::matrix::{TOOL, call, calls, question, talk_with_tools, tools};
+use super::{Finding, Found, Subject, Trouble, Verdict, quoted};
+use crate::template::{
+    Content, Message, ReasoningFormat, TemplateError, ToolCall, ToolCallFormat, parse_answer,
+};
+
+/// Calls with every kind of argument, in texts that tempt a parser.
+pub fn one_call(subject: &Subject) -> Found {
+    let Some(format) = subject.dialect.tool_calls else { return Ok(no_format()) };
+    let text = "def f(x):\n\treturn \"<\" if x else 'y'\n";
+    let single = [
+        call(0, TOOL, json!({"city": "Køge \"old\" harbour", "days": 3, "exact": true})),
+        call(0, "write_log", json!({"text": text, "share": 0.5, "tags": ["a", "b c"]})),
+        call(0, "write_log", json!({"text": "see </tool_call> and <tool_call|>"})),
+        call(0, TOOL, json!({"city": "12"})),
+    ];
+    let findings = single.into_iter().map(|call| there_and_back(subject, &[call]));
+    let findings = findings.collect::<Result<Vec<Finding>, Trouble>>()?;
+    let worst = super::worst(findings).unwrap_or_else(no_format);
+    Ok(match worst.verdict {
+        Verdict::Ok => Finding::ok(format!("calls of earlier answers parse back as {format}")),
+        _ => worst,
+    })
+}
+
+pub fn two_calls(subject: &Subject) -> Found {
+    if subject.dialect.tool_calls.is_none() {
+        return Ok(no_format());
+    }
+    let two = [
+        call(0, TOOL, json!({"city": "Bergen", "days": 3})),
+        call(1, "write_log", json!({"text": "ebb", "tags": []})),
+    ];
+    there_and_back(subject, &two)
+}
+
+fn no_format() -> Finding {
+    Finding::skipped("the template shows no format for calls")
+}
+
+/// Renders an answer with these calls, without content and with an empty one, as clients send either.
+fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> Found {
+    let empty = Some(Content::Text(String::new()));
+    let [absent, empty] = [None, empty].map(|content| {
+        let message = Message { content, ..calls(wanted.iter().cloned()) };
+        printed_turn(subject, message).map(|turn| compared(subject, wanted, &turn))
+    });
+    let finding = |turn: Result<Result<(), String>, Trouble>| match turn {
+        Ok(Ok(())) => Finding::ok("the same calls come back"),
+        Ok(Err(why)) => Finding::fail(why),
+        Err(trouble) => Finding::from(trouble),
+    };
+    let (absent, empty) = (finding(absent), finding(empty));
+    let one_is_ok = absent.verdict == Verdict::Ok || empty.verdict == Verdict::Ok;
+    Ok(match (absent.verdict > empty.verdict, one_is_ok) {
+        (_, true) if absent.verdict == empty.verdict => absent,
+        (true, true) => Finding::warning(format!(
+            "only of answers with empty content; without content: {}",
+            absent.reason
+        )),
+        (false, true) => {
+            Finding::warning(format!("only of answers without content; with empty content: {}", empty.reason))
+        }
+        _ => absent,
+    })
+}
+
+/// Whether the turn comes apart into these calls, and what it came apart into if not.
+fn compared(subject: &Subject, wanted: &[ToolCall], turn: &str) -> Result<(), String> {
+    let is_harmony = subject.dialect.tool_calls == Some(ToolCallFormat::Harmony)
+        || subject.dialect.reasoning == Some(ReasoningFormat::Harmony);
+    let tail = if is_harmony { "<|start|>assistant" } else { "" };
+    let answer = parse_answer(&subject.dialect, &tools(), tail, turn, false);
+    let found: Vec<(String, Value)> = answer
+        .calls
+        .iter()
+        .map(|call| (call.name.clone(), serde_json::from_str(&call.arguments).unwrap_or(Value::Null)))
+        .collect();
+    let wanted: Vec<(String, Value)> =
+        wanted.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
+    if found == wanted {
+        return Ok(());
+    }
+    let names = wanted.iter().filter(|(name, _)| turn.contains(name.as_str())).count();
+    Err(match found.is_empty() {
+        _ if names == 0 => "the calls of an earlier answer are not printed".to_owned(),
+        true => format!("no call is found in {}", quoted(turn)),
+        false => format!("{} come back as {}", shown(&wanted), shown(&found)),
+    })
+}
+
+fn shown(calls: &[(String, Value)]) -> String {
+    let calls: Vec<String> = calls.iter().map(|(name, arguments)| format!("{name}{arguments}")).collect();
+    quoted(&calls.join(" "))
+}
+
+/// An answer alone, as history prints it: what stands behind the prompt that asks for it.
+fn printed_turn(subject: &Subject, message: Message) -> Result<String, Trouble> {
+    let mut conversation = talk_with_tools([question(0)]);
+    let (plain, prompt) = (subject.history(&conversation)?, subject.prompt(&conversation)?);
+    conversation.messages.push(message);
+    let full = subject.history(&conversation)?;
+    if let Some(turn) = full.strip_prefix(prompt.as_str()) {
+        return Ok(turn.to_owned());
+    }
+    // The prompt opens reasoning that history does not print, or history closes turns in another way.
+    let common: usize =
+        plain.chars().zip(full.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+    let missing =
+        || Trouble::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() });
+    let turn = full.get(common..).ok_or_else(missing)?;
+    let header = prompt.get(common..).unwrap_or_default();
+    let open = subject.dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
+    let header = header[..open.unwrap_or(header.len())].trim_end();
+    Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
+}

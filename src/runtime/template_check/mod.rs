@@ -1,0 +1,317 @@
+//! Whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
+//! and judged, one finding per check. Needs a template; a tokenizer makes the checks exact, weights are not looked at.
+//!
+//! A check fails where a prompt would be wrong or lose something without anybody being told; it warns where a template
+//! refuses a conversation, or where something costs time. What llmctl does about a template's ways (a role it maps, answers
+//! that go back as ids) counts as done. Pure: knows no files and prints nothing.
+//!
+//! `matrix` is the conversations, `turns` the beginning and end of turns, `shapes` what is printed at all, `calls` tool calls
+//! there and back, `resume` whether one prompt begins with the one before it.
+
+mod calls;
+mod matrix;
+mod resume;
+mod shapes;
+mod turns;
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::error::Error;
+use super::speech::special_tokens;
+use super::text::Tokenizer;
+use crate::template::{
+    ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, SpecialTokens, TemplateError,
+};
+
+/// What is checked.
+pub struct Subject {
+    template: ChatTemplate,
+    /// How the template's answers are read.
+    dialect: Dialect,
+    tokenizer: Option<Arc<Tokenizer>>,
+    end_of_generation: Vec<u32>,
+    /// The text of the beginning-of-sequence token.
+    bos: Option<String>,
+}
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// There was nothing to check, or no tokenizer to check it with.
+    Skipped,
+    Ok,
+    Warning,
+    Fail,
+}
+
+impl Verdict {
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Skipped => "skipped",
+            Verdict::Ok => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Fail => "fail",
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Check {
+    pub name: &'static str,
+    pub verdict: Verdict,
+    /// One line.
+    pub reason: String,
+    /// More, for programs; null where there is no more.
+    pub detail: Value,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq)]
+struct Finding {
+    verdict: Verdict,
+    reason: String,
+    detail: Value,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, reason: impl Into<String>) -> Self {
+        Self { verdict, reason: reason.into(), detail: Value::Null }
+    }
+
+    fn ok(reason: impl Into<String>) -> Self {
+        Self::new(Verdict::Ok, reason)
+    }
+
+    fn warning(reason: impl Into<String>) -> Self {
+        Self::new(Verdict::Warning, reason)
+    }
+
+    fn fail(reason: impl Into<String>) -> Self {
+        Self::new(Verdict::Fail, reason)
+    }
+
+    fn skipped(reason: impl Into<String>) -> Self {
+        Self::new(Verdict::Skipped, reason)
+    }
+}
+
+/// Why a check came to no finding of its own.
+#[derive(Debug)]
+enum Trouble {
+    Template(TemplateError),
+    Encoding(Error),
+}
+
+impl From<TemplateError> for Trouble {
+    fn from(error: TemplateError) -> Self {
+        Self::Template(error)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Encoding(error)
+    }
+}
+
+impl From<Trouble> for Finding {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            // Its author says so, and so does the error that a client gets.
+            Trouble::Template(TemplateError::Raised { line, message }) => {
+                Self::warning(format!("refused by template line {line}: {}", message.trim()))
+            }
+            Trouble::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
+            Trouble::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
+        }
+    }
+}
+
+type Found = Result<Finding, Trouble>;
+type Judge = fn(&Subject) -> Found;
+
+/// All checks, in the order of a report.
+const CHECKS: [(&str, Judge); 25] = [
+    ("question", turns::plain_question),
+    ("reasoning-format", shapes::reasoning_format),
+    ("tool-format", shapes::tool_format),
+    ("bos", turns::bos),
+    ("generation-prompt", turns::generation_prompt),
+    ("prompt-after-tools", turns::prompt_after_tools),
+    ("turn-end", turns::turn_end),
+    ("turn-end-of-calls", turns::turn_end_of_calls),
+    ("system-prompt", shapes::system_prompt),
+    ("developer-role", shapes::developer_role),
+    ("late-system-prompt", shapes::late_system_prompt),
+    ("two-questions", shapes::two_questions),
+    ("answer-first", shapes::answer_first),
+    ("empty-answer", shapes::empty_answer),
+    ("text-parts", shapes::text_parts),
+    ("tools", shapes::tools),
+    ("tool-results", shapes::tool_results),
+    ("call-with-text", shapes::call_with_text),
+    ("round-trip", calls::one_call),
+    ("round-trip-of-two", calls::two_calls),
+    ("reasoning-in-history", shapes::reasoning_in_history),
+    ("prefix", resume::plain),
+    ("prefix-with-reasoning", resume::with_reasoning),
+    ("prefix-after-tools", resume::after_tools),
+    ("clock", turns::clock),
+];
+
+/// Checks a template, be it one that does not compile: then that is the only finding.
+pub fn check(subject: Result<&Subject, &TemplateError>) -> Vec<Check> {
+    let named = |name, finding: Finding| {
+        let Finding { verdict, reason, detail } = finding;
+        Check { name, verdict, reason, detail }
+    };
+    match subject {
+        Err(error) => vec![named("syntax", Finding::fail(error.to_string()))],
+        Ok(subject) => {
+            let run = |(name, judge): (_, Judge)| named(name, judge(subject).unwrap_or_else(Finding::from));
+            [named("syntax", Finding::ok("compiles"))]
+                .into_iter()
+                .chain(CHECKS.into_iter().map(run))
+                .collect()
+        }
+    }
+}
+
+/// The time that templates see, unless a check is about it.
+const NOW: DateTime = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute: 26, second: 53 };
+
+/// Variables by which templates switch reasoning on and off.
+const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// What a text stands for that begins sequences, and one that ends them, where there is no tokenizer to ask.
+const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];
+
+impl Subject {
+    /// `dialect` is what the template shows unless it is given. Without a tokenizer, texts are compared character by
+    /// character, and what only ids can tell is skipped. `end_of_generation` are the ids that end a turn.
+    ///
+    /// # Errors
+    /// Those of [`ChatTemplate::new`].
+    pub fn new(
+        source: &str,
+        tokenizer: Option<Arc<Tokenizer>>,
+        end_of_generation: Vec<u32>,
+        dialect: Dialect,
+    ) -> Result<Self, TemplateError> {
+        let [bos, eos] = PLACEHOLDERS.map(|text| Some(text.to_owned()));
+        let specials = match &tokenizer {
+            Some(tokenizer) => special_tokens(tokenizer),
+            None => SpecialTokens { bos, eos, ..SpecialTokens::default() },
+        };
+        let bos = specials.bos.clone();
+        let template = ChatTemplate::new(source, specials)?;
+        let shown = Dialect::detect(source);
+        let dialect = Dialect {
+            reasoning: dialect.reasoning.or(shown.reasoning),
+            tool_calls: dialect.tool_calls.or(shown.tool_calls),
+        };
+        Ok(Self { template, dialect, tokenizer, end_of_generation, bos })
+    }
+
+    fn rendered(
+        &self,
+        conversation: &Conversation,
+        is_prompt: bool,
+        now: DateTime,
+    ) -> Result<String, Trouble> {
+        let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
+        Ok(self.template.render(conversation, &options)?)
+    }
+
+    /// Ends with the header of an answer.
+    fn prompt(&self, conversation: &Conversation) -> Result<String, Trouble> {
+        self.rendered(conversation, true, NOW)
+    }
+
+    /// Without the header of an answer.
+    fn history(&self, conversation: &Conversation) -> Result<String, Trouble> {
+        self.rendered(conversation, false, NOW)
+    }
+
+    /// The ids of a rendering as the engine gets them, or its characters.
+    fn ids(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+        match &self.tokenizer {
+            Some(tokenizer) => Ok(tokenizer.encode_chat(text)?),
+            None => Ok(characters(text)),
+        }
+    }
+
+    /// As [`Self::ids`], of text behind other text.
+    fn ids_of_rest(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+        match &self.tokenizer {
+            Some(tokenizer) => Ok(tokenizer.encode_chat_rest(text)?),
+            None => Ok(characters(text)),
+        }
+    }
+
+    /// What ids say, for people.
+    fn shown(&self, ids: &[u32]) -> String {
+        let text = match &self.tokenizer {
+            Some(tokenizer) => {
+                let bytes =
+                    ids.iter().filter_map(|&id| tokenizer.token_bytes(id)).collect::<Vec<_>>().concat();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            None => ids.iter().filter_map(|&id| char::from_u32(id)).collect(),
+        };
+        quoted(&text)
+    }
+
+    /// What the units of [`Self::ids`] are called.
+    fn unit(&self) -> &'static str {
+        if self.tokenizer.is_some() { "token" } else { "character" }
+    }
+
+    /// The ways in which a template may be asked to think: as it likes, and switched on and off if it can be.
+    fn modes(&self) -> Vec<(&'static str, Map<String, Value>)> {
+        let mut modes = vec![("", Map::new())];
+        if let Some(switch) = THINKING_SWITCHES.into_iter().find(|switch| self.template.reads(switch)) {
+            for (name, thinks) in [(" (thinking on)", true), (" (thinking off)", false)] {
+                modes.push((name, Map::from_iter([(switch.to_owned(), json!(thinks))])));
+            }
+        }
+        modes
+    }
+
+    /// A text without the white space and the reasoning markers at its end.
+    fn without_scaffold<'a>(&self, text: &'a str) -> &'a str {
+        let mut bare = text.trim_end();
+        let Some((open, close)) = self.dialect.may_reason("") else { return bare };
+        while let Some(rest) = bare.strip_suffix(close).or_else(|| bare.strip_suffix(open)) {
+            bare = rest.trim_end();
+        }
+        bare
+    }
+}
+
+fn characters(text: &str) -> Vec<u32> {
+    text.chars().map(u32::from).collect()
+}
+
+/// A text between quotes, in one line and not too long.
+fn quoted(text: &str) -> String {
+    const MOST: usize = 60;
+    let count = text.chars().count();
+    if count <= MOST {
+        return format!("{text:?}");
+    }
+    let head: String = text.chars().take(MOST / 2).collect();
+    let tail: String = text.chars().skip(count - MOST / 2).collect();
+    format!("{head:?} ... {tail:?}")
+}
+
+/// The worst of several findings; of equals the first.
+fn worst(findings: impl IntoIterator<Item = Finding>) -> Option<Finding> {
+    findings.into_iter().reduce(|worst, next| if next.verdict > worst.verdict { next } else { worst })
+}
+
+#[cfg(test)]
+mod tests;

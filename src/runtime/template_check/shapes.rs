@@ -1,0 +1,162 @@
+//! What a template prints of each kind of message, what it refuses, and what it leaves out without a word.
+
+use serde_json::json;
+
+use super::matrix::{
+    ANSWERS, DESCRIPTION, QUESTIONS, RESULT, SYSTEM, THOUGHTS, TOOL, answer, call, calls, in_parts, question,
+    talk, talk_with_tools, thoughtful, weather_call, weather_result,
+};
+use super::{Finding, Found, Subject, Verdict, quoted};
+use crate::template::{Content, Conversation, Dialect, Message, Role};
+
+/// Which reasoning markup the template shows, and where.
+pub fn reasoning_format(subject: &Subject) -> Found {
+    let (sign, _) = Dialect::signs(subject.template.source());
+    Ok(match (subject.dialect.reasoning, sign) {
+        (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
+        (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
+        (Some(format), Some(sign)) => {
+            let finding =
+                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+            Finding {
+                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
+                ..finding
+            }
+        }
+    })
+}
+
+/// Which format of calls the template shows, and where.
+pub fn tool_format(subject: &Subject) -> Found {
+    let (_, sign) = Dialect::signs(subject.template.source());
+    Ok(match (subject.dialect.tool_calls, sign) {
+        (None, _) if subject.template.reads("tools") => Finding::warning(
+            "none that llmctl knows, although the template prints tools: requests with tools are refused unless --tool-format says how",
+        ),
+        (None, _) => Finding::ok("none: the template knows no tools"),
+        (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
+        (Some(format), Some(sign)) => {
+            let finding =
+                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+            Finding {
+                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
+                ..finding
+            }
+        }
+    })
+}
+
+/// The prompt of a conversation holds all these words.
+fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Found {
+    let text = subject.prompt(conversation)?;
+    let missing: Vec<String> =
+        words.iter().filter(|word| !text.contains(**word)).map(|word| quoted(word)).collect();
+    Ok(match &missing[..] {
+        [] => Finding::ok("printed"),
+        missing => Finding::fail(format!("left out without a word: {}", missing.join(", "))),
+    })
+}
+
+pub fn system_prompt(subject: &Subject) -> Found {
+    printed(subject, &talk([Message::system(SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
+}
+
+/// The server sends what a template does not know as a system prompt.
+pub fn developer_role(subject: &Subject) -> Found {
+    if !subject.template.has_literal(Role::Developer.as_str()) {
+        return Ok(Finding::ok("not known to the template, and sent as a system prompt"));
+    }
+    printed(subject, &talk([Message::new(Role::Developer, SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
+}
+
+pub fn late_system_prompt(subject: &Subject) -> Found {
+    let messages = [question(0), answer(0), Message::system(SYSTEM), question(1)];
+    printed(subject, &talk(messages), &[QUESTIONS[0], ANSWERS[0], SYSTEM, QUESTIONS[1]])
+}
+
+pub fn two_questions(subject: &Subject) -> Found {
+    printed(subject, &talk([question(0), question(1)]), &QUESTIONS[..2])
+}
+
+pub fn answer_first(subject: &Subject) -> Found {
+    printed(subject, &talk([answer(0), question(0)]), &[ANSWERS[0], QUESTIONS[0]])
+}
+
+pub fn empty_answer(subject: &Subject) -> Found {
+    printed(subject, &talk([question(0), Message::assistant(""), question(1)]), &QUESTIONS[..2])
+}
+
+/// Only a warning where it is not printed: the server joins text parts before the template sees them.
+pub fn text_parts(subject: &Subject) -> Found {
+    let finding = printed(subject, &talk([in_parts([QUESTIONS[0], QUESTIONS[1]])]), &QUESTIONS[..2]);
+    let finding = finding.unwrap_or_else(Finding::from);
+    Ok(match finding.verdict {
+        Verdict::Fail | Verdict::Warning => {
+            Finding::warning(format!("{}; the server sends parts as one text", finding.reason))
+        }
+        _ => finding,
+    })
+}
+
+/// Tools are described to the model. Where they are not, requests with tools are refused.
+pub fn tools(subject: &Subject) -> Found {
+    if !subject.template.reads("tools") {
+        return Ok(Finding::warning(
+            "not printed: the template knows none, and requests with tools are refused",
+        ));
+    }
+    let words = [TOOL, DESCRIPTION, "Name of the harbour", QUESTIONS[0]];
+    let alone = printed(subject, &talk_with_tools([question(0)]), &words)?;
+    let beside_system = talk_with_tools([Message::system(SYSTEM), question(0)]);
+    // A template that refuses system prompts says so in another check.
+    Ok(match printed(subject, &beside_system, &words) {
+        Ok(beside) if beside.verdict > alone.verdict => {
+            Finding { reason: format!("beside a system prompt: {}", beside.reason), ..beside }
+        }
+        _ => alone,
+    })
+}
+
+pub fn tool_results(subject: &Subject) -> Found {
+    if !subject.template.reads("tools") {
+        return Ok(Finding::skipped("the template knows no tools"));
+    }
+    let asked = talk_with_tools([question(0), weather_call(), weather_result()]);
+    printed(subject, &asked, &[QUESTIONS[0], RESULT])
+}
+
+/// An answer that says something and calls.
+pub fn call_with_text(subject: &Subject) -> Found {
+    if subject.dialect.tool_calls.is_none() {
+        return Ok(Finding::skipped("the template shows no format for calls"));
+    }
+    let content = Some(Content::Text(ANSWERS[0].to_owned()));
+    let called = Message { content, ..calls([call(0, TOOL, json!({"city": "Bergen"}))]) };
+    printed(subject, &talk_with_tools([question(0), called, weather_result()]), &[ANSWERS[0], "Bergen"])
+}
+
+/// What becomes of the thoughts of earlier turns.
+pub fn reasoning_in_history(subject: &Subject) -> Found {
+    let Some(format) = subject.dialect.reasoning else {
+        return Ok(Finding::skipped("the template shows no markup for reasoning"));
+    };
+    let earlier = subject.prompt(&talk([question(0), thoughtful(0), question(1)]))?.contains(THOUGHTS[0]);
+    let call = Message { reasoning: Some(THOUGHTS[0].to_owned()), ..weather_call() };
+    let in_loop = subject.prompt(&talk_with_tools([question(0), call, weather_result()]));
+    let in_loop = in_loop.ok().map(|text| text.contains(THOUGHTS[0]));
+    let word = |is_kept: bool| if is_kept { "kept" } else { "left out" };
+    let within =
+        in_loop.map_or_else(String::new, |kept| format!(", {} between calls of one turn", word(kept)));
+    let (open, close) = subject.dialect.may_reason("").unwrap_or_default();
+    let inline = Message::assistant(format!("{open}\n{}\n{close}\n\n{}", THOUGHTS[0], ANSWERS[0]));
+    let text = subject.prompt(&talk([question(0), inline, question(1)]))?;
+    let reason = format!("reasoning of earlier turns is {}{within}", word(earlier));
+    let detail = json!({"format": format.name(), "earlier_turns": earlier, "between_calls": in_loop});
+    // Clients that do not know of reasoning send it back as part of the content.
+    let finding = if !open.is_empty() && text.contains(THOUGHTS[0]) && !earlier {
+        Finding::ok(format!("{reason}; what a client sends back inside the content stays"))
+    } else {
+        Finding::ok(reason)
+    };
+    Ok(Finding { detail, ..finding })
+}
