@@ -35,6 +35,7 @@ mod same_answer;
 mod serve_chat;
 mod serve_clients;
 mod serve_ops;
+mod serve_retry;
 mod serve_sessions;
 mod serve_stream;
 mod serve_text;

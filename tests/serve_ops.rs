@@ -8,6 +8,8 @@ mod binary;
 pub mod client;
 mod connections;
 mod engine;
+#[cfg(target_os = "linux")]
+mod workers;
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};

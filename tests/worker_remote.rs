@@ -45,7 +45,8 @@ fn it_answers_as_one_in_this_process_does() {
         here
     };
     let stream = |request: &Request| {
-        let request = request.clone();
+        let mut request = request.clone();
+        request.sampling.seed.get_or_insert(3); // else each draws its own
         check(&move |engine| format!("{:#?}", engine.submit(request.clone()).map(told)))
     };
     let all = Request { sampling: seeded(7), logprobs: Some(3), ..limited(&(0..40).collect::<Vec<_>>(), 20) };
@@ -135,9 +136,9 @@ fn lost(other: Other, patience: Patience, script: impl FnOnce(&mut Script) + Sen
     assert!(matches!(engine.load(), Err(Error::EngineGone)));
     assert!(matches!(engine.list_sessions(), Err(Error::EngineGone)));
     assert!(matches!(engine.submit(limited(&[1], 1)), Err(Error::EngineGone)));
-    assert!(other.is_killed());
     for _ in 0..6000 {
         if !engine.is_alive() {
+            assert!(other.is_killed());
             return engine.last_words().expect("it has ended");
         }
         std::thread::sleep(Duration::from_millis(10));

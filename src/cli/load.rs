@@ -29,7 +29,7 @@ use crate::runtime::load::{
     open_device,
 };
 use crate::runtime::machine::default_threads;
-use crate::runtime::memory::{memory_limits, tightest};
+use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
@@ -230,7 +230,12 @@ pub fn options(
     let device = device(args, terminal)?;
     // What a GPU has is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
-        Device::Cpu(_) => tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
+        Device::Cpu(_) => {
+            // Weights that are used where they lie in the file do not count as data: what is packed finds out for itself.
+            let limits = memory_limits(Path::new("/")).into_iter();
+            let limits: Vec<_> = limits.filter(|limit| limit.kind != LimitKind::Data).collect();
+            tightest(&limits).map(|limit| limit.available)
+        }
         Device::Candle(_) => None,
     };
     Ok(LoadOptions {

@@ -53,8 +53,8 @@ pub struct IsolationArgs {
 
     /// Memory that a worker may reserve for itself, e.g. 8G (default: no limit; Linux)
     ///
-    /// Counts KV, packed weights, buffers and stacks (RLIMIT_DATA), not the model's file, which is mapped. A worker that wants more
-    /// ends, and is started again.
+    /// Counts KV, packed weights, buffers and stacks (RLIMIT_DATA), not the model's file, which is mapped. KV keeps to it; a worker
+    /// that goes beyond it otherwise ends, and is started again.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub worker_memory: Option<ByteSize>,
 

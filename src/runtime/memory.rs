@@ -1,7 +1,7 @@
 //! How much memory this process may still take, and whether a model fits into it.
 //!
 //! The kernel kills a process that passes its cgroup's limit without a word, so the question is asked before
-//! loading: every limit is read (cgroup and parents, the machine, the address space), the smallest wins, and
+//! loading: every limit is read (cgroup and parents, the machine, the process' own), the smallest wins, and
 //! `fit` says what the largest possible context is. Swap is left out on purpose: weights are read once per
 //! token, and a model that swaps is slower than one that is refused. `fit` is pure; the reader takes a root.
 
@@ -20,6 +20,8 @@ pub enum LimitKind {
     System,
     /// `ulimit -v`.
     AddressSpace,
+    /// `ulimit -d`: what the process may write to. Mapped files do not count.
+    Data,
 }
 
 /// One limit on this process's memory.
@@ -42,7 +44,8 @@ pub fn memory_limits(root: &Path) -> Vec<Limit> {
     if let Some((total, available)) = read(&meminfo).as_deref().and_then(parse_meminfo) {
         limits.push(Limit { kind: LimitKind::System, source: meminfo, total, available });
     }
-    limits.extend(address_space_limit(root));
+    limits.extend(own_limit(root, LimitKind::AddressSpace, "Max address space", "VmSize:"));
+    limits.extend(own_limit(root, LimitKind::Data, "Max data size", "VmData:"));
     limits
 }
 
@@ -103,23 +106,20 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     Some((kibibytes("MemTotal")?, kibibytes("MemAvailable")?))
 }
 
-fn address_space_limit(root: &Path) -> Option<Limit> {
+/// A limit of this process' own, by its name in /proc/self/limits, and what counts against it, by its name in
+/// /proc/self/status; `unlimited` is none.
+fn own_limit(root: &Path, kind: LimitKind, name: &str, taken: &str) -> Option<Limit> {
     let source = root.join("proc/self/limits");
-    let total = parse_address_space(&read(&source)?)?;
-    let taken = read(&root.join("proc/self/status")).as_deref().and_then(parse_vm_size).unwrap_or(0);
-    Some(Limit { kind: LimitKind::AddressSpace, source, total, available: total.saturating_sub(taken) })
+    let total = first_word_after(&read(&source)?, name).and_then(|word| parse_bytes(&word))?;
+    let status = read(&root.join("proc/self/status")).unwrap_or_default();
+    let kibibytes = first_word_after(&status, taken).and_then(|word| word.parse::<u64>().ok());
+    let taken = kibibytes.unwrap_or(0).saturating_mul(1024);
+    Some(Limit { kind, source, total, available: total.saturating_sub(taken) })
 }
 
-/// The soft limit of "Max address space" in /proc/self/limits; `unlimited` is none.
-fn parse_address_space(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    parse_bytes(line.split_whitespace().next()?)
-}
-
-/// Address space in use, from /proc/self/status.
-fn parse_vm_size(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+fn first_word_after(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next().map(str::to_owned)
 }
 
 /// What a model takes, in bytes.
@@ -286,6 +286,15 @@ mod tests {
         let unlimited = "Max address space         unlimited            unlimited            bytes\n";
         root.write("proc/self/limits", unlimited);
         assert_eq!(root.tightest().0, LimitKind::System);
+    }
+
+    #[test]
+    fn what_may_be_written_to_is_limited_too() {
+        let root = Root::new();
+        let limits = "Max data size             1073741824           1073741824           bytes\n";
+        root.write("proc/self/limits", limits)
+            .write("proc/self/status", "VmSize:\t9 kB\nVmData:\t 2048 kB\n");
+        assert_eq!(root.tightest(), (LimitKind::Data, GIB - (2 << 20), "proc/self/limits".into()));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! The script goes by the text: after a question (the last user message, or a text to go on with) come the tokens of its
 //! answer, one by one; an unknown question is answered with `echo: ` and itself.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -17,9 +19,9 @@ use futures_util::StreamExt;
 use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
-use llmctl::runtime::text::Tokenizer;
+use llmctl::runtime::text::{Tokenizer, Vocabulary};
 use llmctl::runtime::{Engine, EngineConfig, EngineHandle, Error, Speech};
-use llmctl::serve::engine::EngineSlot;
+use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
 use llmctl::serve::{App, ServedModel, Settings, api};
 use serde_json::{Value, json};
@@ -232,6 +234,8 @@ pub struct Build {
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_sessions: usize,
+    /// An engine that is lost is built anew.
+    pub recovers: bool,
 }
 
 impl Default for Build {
@@ -247,14 +251,48 @@ impl Default for Build {
             max_running: 4,
             max_waiting: 64,
             max_sessions: 16,
+            recovers: false,
         }
+    }
+}
+
+/// So many times, an engine of this server is lost when it comes to the text of a token: a bug outside of what a step guards.
+#[derive(Clone, Default)]
+pub struct Fatal(Arc<AtomicUsize>);
+
+impl Fatal {
+    pub fn set(&self, num_losses: usize) {
+        self.0.store(num_losses, Ordering::SeqCst);
+    }
+
+    fn strike(&self) {
+        let struck = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(struck.is_err(), "the end of this engine");
+    }
+}
+
+struct Fragile {
+    tokenizer: Arc<Tokenizer>,
+    fatal: Fatal,
+}
+
+impl Vocabulary for Fragile {
+    fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        self.fatal.strike();
+        self.tokenizer.token_bytes(id)
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.is_special(id)
     }
 }
 
 pub struct Server {
     pub app: App,
     pub gate: Gate,
+    /// Of the first engine.
     pub log: Log,
+    pub fatal: Fatal,
     pub tokenizer: Arc<Tokenizer>,
     router: Router,
 }
@@ -289,11 +327,15 @@ impl Build {
         let answers = self.answers.iter().map(|(question, answer)| ((*question).to_owned(), answer.clone()));
         let script = Script { tokenizer: tokenizer.clone(), answers: answers.collect() };
         let (end, vocab_size) = (script.end(), tokenizer.vocab_size() + 1);
-        let rule: Rule = Box::new(move |history| Ok(script.logits(history)));
         let gate = Gate::default();
-        let passed = gate.clone();
-        let model = ToyModel::new(vocab_size, rule).with_hook(Box::new(move || passed.pass()));
-        let log = model.log();
+        let model = {
+            let gate = gate.clone();
+            move || {
+                let (script, gate) = (script.clone(), gate.clone());
+                let rule: Rule = Box::new(move |history| Ok(script.logits(history)));
+                ToyModel::new(vocab_size, rule).with_hook(Box::new(move || gate.pass()))
+            }
+        };
         let config = EngineConfig {
             max_running: self.max_running,
             max_waiting: self.max_waiting,
@@ -301,12 +343,37 @@ impl Build {
             step_tokens: 64,
             ..EngineConfig::new(self.context_length, vec![end])
         };
-        let vocabulary = tokenizer.clone();
-        let engine = EngineHandle::spawn(move || Engine::new(Box::new(model), vocabulary, config));
-        let engine = engine.expect("an engine");
-        let engine = match KIND.get() {
-            Kind::Thread => engine,
-            Kind::Worker => behind_pipes(engine, tokenizer.clone()),
+        let fatal = Fatal::default();
+        let engine = {
+            let (tokenizer, fatal, kind) = (tokenizer.clone(), fatal.clone(), KIND.get());
+            move |model: ToyModel| {
+                let vocabulary = Arc::new(Fragile { tokenizer: tokenizer.clone(), fatal: fatal.clone() });
+                let config = config.clone();
+                let engine = EngineHandle::spawn(move || Engine::new(Box::new(model), vocabulary, config));
+                match kind {
+                    Kind::Thread => engine.expect("an engine"),
+                    Kind::Worker => behind_pipes(engine.expect("an engine"), tokenizer.clone()),
+                }
+            }
+        };
+        let first = model();
+        let log = first.log();
+        let slot = match self.recovers {
+            false => EngineSlot::new(engine(first)),
+            true => {
+                let recovery = Recovery {
+                    name: "the engine".to_owned(),
+                    rebuild: {
+                        let engine = engine.clone();
+                        Box::new(move || Ok(engine(model())))
+                    },
+                    build_time: Duration::from_millis(1),
+                    pause: Duration::from_millis(1),
+                    max_attempts: 5,
+                    gave_up: Box::new(|_| {}),
+                };
+                EngineSlot::with_recovery(engine(first), recovery).expect("a thread")
+            }
         };
         let model = ServedModel {
             id: MODEL.to_owned(),
@@ -315,11 +382,10 @@ impl Build {
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
         };
-        let engine = EngineSlot::new(engine);
         let settings = Settings { lenient: self.lenient, ..self.settings };
-        let app = App::new(model, engine, self.store, Observer::default(), settings);
+        let app = App::new(model, slot, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());
-        Server { app, gate, log, tokenizer, router }
+        Server { app, gate, log, fatal, tokenizer, router }
     }
 }
 

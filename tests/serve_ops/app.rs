@@ -18,6 +18,7 @@ use llmctl::runtime::{EngineHandle, Error, Event, Request, Speech};
 use llmctl::serve::access::{AccessLog, RequestId};
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::engine::EngineSlot;
+use llmctl::serve::engines::Engines;
 use llmctl::serve::error::ApiError;
 use llmctl::serve::front::Front;
 use llmctl::serve::guard::Policy;
@@ -87,6 +88,10 @@ pub fn loading(options: Options) -> Server {
 }
 
 pub fn app(engine: EngineSlot, observer: Observer) -> App {
+    app_with(engine.into(), observer, Settings::default())
+}
+
+pub fn app_with(engines: Engines, observer: Observer, settings: Settings) -> App {
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join("llama"))).expect("a model");
     let fingerprint = ModelFingerprint { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
     let model = ServedModel {
@@ -96,7 +101,7 @@ pub fn app(engine: EngineSlot, observer: Observer) -> App {
         fingerprint,
         defaults: GenerationDefaults::default(),
     };
-    App::new(model, engine, None, observer, Settings::default())
+    App::new(model, engines, None, observer, settings)
 }
 
 pub fn counting_engine() -> EngineHandle {

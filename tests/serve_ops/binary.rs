@@ -12,18 +12,18 @@ use crate::cli::{Place, Ran, read_line};
 use crate::common::golden::parity_folder;
 
 /// A server with a tiny model, that has said where it is.
-struct Serving {
-    child: Child,
-    address: SocketAddr,
+pub struct Serving {
+    pub child: Child,
+    pub address: SocketAddr,
     /// Lives as long as the server.
-    place: Place,
+    pub place: Place,
 }
 
-fn model() -> String {
+pub fn model() -> String {
     parity_folder().join("llama").to_string_lossy().into_owned()
 }
 
-fn start(place: Place, args: &[&str]) -> Serving {
+pub fn start(place: Place, args: &[&str]) -> Serving {
     let model = model();
     let mut command = place.command(&[&["serve", "--model", &model, "--port", "0"], args].concat());
     let mut child = command.stderr(Stdio::piped()).spawn().expect("llmctl starts");
@@ -34,7 +34,7 @@ fn start(place: Place, args: &[&str]) -> Serving {
 }
 
 /// What it says up to the line that tells where it is, or to its end.
-fn until_listening(stderr: &mut impl Read) -> Vec<String> {
+pub fn until_listening(stderr: &mut impl Read) -> Vec<String> {
     let mut lines = Vec::new();
     while !lines.last().is_some_and(|line: &String| line.is_empty() || line.starts_with("listening on ")) {
         lines.push(read_line(stderr));
@@ -44,7 +44,7 @@ fn until_listening(stderr: &mut impl Read) -> Vec<String> {
 
 impl Serving {
     /// How it ended, and what it said since it listened.
-    fn end(mut self) -> (ExitStatus, String) {
+    pub fn end(mut self) -> (ExitStatus, String) {
         let mut said = String::new();
         self.child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("UTF-8");
         let status = self.child.wait().expect("it ends");
@@ -54,7 +54,7 @@ impl Serving {
 }
 
 #[cfg(unix)]
-fn signal(child: &Child, number: i32) {
+pub fn signal(child: &Child, number: i32) {
     let pid = i32::try_from(child.id()).expect("a process id");
     // SAFETY: sends a signal to a child that has not been waited for.
     assert_eq!(unsafe { libc::kill(pid, number) }, 0);
@@ -200,7 +200,7 @@ fn health_is_answered_while_the_model_loads() {
     assert_eq!(child.wait().expect("it ends").code(), Some(143), "nothing was under way");
 }
 
-fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Reply {
+pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Reply {
     let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
     ask(address, &head, &body.to_string())
 }

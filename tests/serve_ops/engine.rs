@@ -10,9 +10,10 @@ use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{Engine, EngineHandle, Request, ReuseReason};
 use llmctl::serve::engine::{EngineSlot, Recovery};
+use llmctl::serve::engines::Engines;
 use serde_json::json;
 
-use super::app::{Options, Site, app, counting_engine, eventually, gated_engine, loading};
+use super::app::{Options, Site, app, counting_engine, eventually, gated_engine, loading, metric};
 use super::client::{ask, connect, get};
 use crate::common::toy::{Setup, ToyModel, counting, limited};
 
@@ -155,9 +156,97 @@ fn what_cannot_be_brought_back_is_given_up_and_said() {
     let site = Site::with(Options::default(), slot.expect("a thread"));
     ask(site.address(), TURN, "39");
     let why = said.recv_timeout(Duration::from_secs(60)).expect("it is said");
-    assert!(why.contains("3 attempts"), "{why}");
+    assert_eq!(why, "the engine could not be brought back in 3 attempts; the last time: no memory");
     assert_eq!(num_attempts.load(Ordering::SeqCst), 3);
     get(site.address(), "/ready").check(503, "engine_unavailable");
+}
+
+#[test]
+fn engines_that_come_to_nothing_are_given_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().to_owned();
+    let (say, said) = mpsc::channel();
+    let gave_up = Box::new(move |why: String| drop(say.send(why)));
+    let rebuild = {
+        let root = root.clone();
+        move || Ok(fragile_engine(&root))
+    };
+    let recovery = Recovery { gave_up, ..recovery(rebuild) };
+    let slot = EngineSlot::with_recovery(fragile_engine(&root), recovery).expect("a thread");
+    let site = Site::with(Options::default(), slot);
+    for _ in 0..6000 {
+        if let Ok(engine) = site.app.engine() {
+            let _ = engine.submit(limited(&[39], 5)).map(|stream| stream.for_each(drop));
+        }
+        if let Ok(why) = said.try_recv() {
+            assert_eq!(why, "the engine has stopped 4 times in a row without an answer");
+            assert_eq!(site.app.engines().num_restarts(), 3);
+            get(site.address(), "/ready").check(503, "engine_unavailable");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it is built again and again");
+}
+
+#[test]
+fn one_of_several_engines_is_enough() {
+    let engines = [counting_engine(), counting_engine(), counting_engine()];
+    let slots = engines.each_ref().map(|engine| EngineSlot::new(engine.clone()));
+    let server = loading(Options::default());
+    let settings = llmctl::serve::Settings { isolated: true, ..Default::default() };
+    let app = super::app::app_with(Engines::new(slots.into()), server.front().observer().clone(), settings);
+    server.open_with(app.clone(), axum::Router::new());
+    let at = super::app::address(&server);
+    let states = |reply: &super::client::Reply| {
+        let workers = reply.json()["workers"].as_array().expect("workers").clone();
+        workers.iter().map(|worker| worker["state"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
+    };
+    let home = |name: &str| app.engines().of(name).expect("up");
+    let names: Vec<String> = (0..30).map(|n| format!("s{n}")).collect();
+    let homes: Vec<EngineHandle> = names.iter().map(|name| home(name)).collect();
+    assert!(engines.iter().all(|engine| homes.iter().any(|home| home.is_same(engine))), "each has some");
+    assert_eq!(states(&get(at, "/ready")), ["up", "up", "up"]);
+
+    app.engine_lost(&engines[1]);
+    assert_eq!(get(at, "/ready").status, 200);
+    assert_eq!(states(&get(at, "/ready")), ["up", "failed", "up"]);
+    for (name, before) in names.iter().zip(&homes) {
+        let now = home(name);
+        assert!(!now.is_same(&engines[1]));
+        assert!(now.is_same(before) || before.is_same(&engines[1]), "only those move that must");
+    }
+    let metrics = get(at, "/metrics").body;
+    let up = |engine: usize| {
+        metric(&metrics, &format!("llmctl_engine_up{{model_name=\"toy\",engine=\"{engine}\"}}"))
+    };
+    assert_eq!([up(0), up(1), up(2)], [1.0, 0.0, 1.0]);
+
+    app.engine_lost(&engines[0]);
+    assert!(names.iter().all(|name| home(name).is_same(&engines[2])));
+    assert!(app.engine().expect("one is up").is_same(&engines[2]));
+    app.engine_lost(&engines[1]); // late news of one that is not there any more
+    app.engine_lost(&engines[2]);
+    get(at, "/ready").check(503, "engine_unavailable");
+    let health = get(at, "/health");
+    assert_eq!((health.status, states(&health)), (200, vec!["failed".to_owned(); 3]));
+}
+
+#[test]
+fn who_has_least_to_do_is_asked() {
+    let (busy, gate) = gated_engine();
+    let idle = counting_engine();
+    let engines = Engines::new(vec![EngineSlot::new(busy.clone()), EngineSlot::new(idle.clone())]);
+    assert!(engines.any().expect("up").is_same(&busy), "the first of equals");
+    let stream = busy.submit(limited(&[1], 3)).expect("valid");
+    eventually("it is at work", || {
+        let load = busy.last_load();
+        load.num_running + load.num_waiting == 1
+    });
+    assert!(engines.any().expect("up").is_same(&idle));
+    drop(gate);
+    stream.for_each(drop);
+    assert!(engines.any().expect("up").is_same(&busy));
 }
 
 #[test]

@@ -553,8 +553,8 @@ impl Link {
             open.load = *load;
         }
         let is_up = open.is_up();
-        let sink = match open.asks.get_mut(&id) {
-            Some(Ask::Generation(generation)) => generation.sink.take(),
+        match open.asks.get(&id) {
+            Some(Ask::Generation(_)) => {}
             Some(_) => {
                 let ask = open.asks.remove(&id);
                 drop(open);
@@ -567,6 +567,10 @@ impl Link {
         let event = answer.into_event().map_err(|answer| {
             format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
         })?;
+        let sink = match self.lock().asks.get_mut(&id) {
+            Some(Ask::Generation(generation)) => generation.sink.take(),
+            _ => None, // it was given up meanwhile
+        };
         if let Some(sink) = sink {
             self.deliver(id, sink, event);
         }
