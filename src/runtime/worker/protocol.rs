@@ -864,7 +864,7 @@ impl<'de> Deserialize<'de> for Yes {
     }
 }
 
-/// Exact to the nanosecond for a day, and what is longer to some: JSON's reader may miss a number by its last bit.
+/// Exact to the nanosecond for a day; beyond, reading JSON may miss the last one.
 fn ms(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e6
 }
