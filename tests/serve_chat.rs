@@ -96,9 +96,9 @@ async fn several_choices_have_a_seed_each_and_share_the_prompt() {
     assert_eq!(choices.len(), 3);
     let mut alone = Vec::new();
     for seed in 7..10 {
-        let reply = server.chat(FREE, body(json!({"seed": seed}))).await.ok();
-        alone.push(reply["choices"][0]["message"]["content"].clone());
-        assert_eq!(reply["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens"]);
+        let one = server.chat(FREE, body(json!({"seed": seed}))).await.ok();
+        alone.push(one["choices"][0]["message"]["content"].clone());
+        assert_eq!(one["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens"], "the prompt counts once");
     }
     for (index, (choice, alone)) in choices.iter().zip(&alone).enumerate() {
         assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(index), alone));
