@@ -64,7 +64,7 @@ pub struct CapacityArgs {
 
 const LONG_HELP: &str = "\
 Examples:
-  (echo '{\"prompt\": \"Once upon a time\", \"max_new_tokens\": 16}'; sleep 5) | llmctl worker --model ./model.gguf
+  echo '{\"prompt\": \"Once upon a time\", \"max_new_tokens\": 16}' | llmctl worker --model ./model.gguf
 
 Protocol:
   The first line on stdout is {\"ready\": true, ...}, or an error. Then each line on stdin is a request, and the lines that \
@@ -74,8 +74,8 @@ is in docs/worker-protocol.md, and docs/worker-protocol.schema.json describes ev
 
 End:
   The end of stdin, a reader of stdout that goes away, SIGTERM, SIGINT and {\"op\": \"shutdown\"} end it alike: requests \
-under way are cancelled, sessions are saved, and the exit code is 0. Keep stdin open until the answers are there. A second \
-signal ends at once.
+under way are cancelled, sessions are saved, and the exit code is 0. At the end of stdin, what was asked without an `id` is \
+answered first. A second signal ends at once.
 
 Exit codes:
   0    stopped, in good order

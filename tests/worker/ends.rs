@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client::{Process, command, generation, some_ids, spawn};
 use crate::cli::{Place, finish};
@@ -15,13 +15,12 @@ fn the_end_of_input_ends_it_at_any_moment() {
     for id in 0..6 {
         busy.client.send(&generation(json!(id), &some_ids(1500, id), 500));
     }
-    busy.client.send(&json!({"prompt": "and one without an id"}));
     busy.client.close_input();
     let mut num_ends = 0;
     while let Some(line) = busy.client.next() {
         num_ends += usize::from(line["done"] == true || line.get("error").is_some());
     }
-    assert!(num_ends >= 6, "each is told how it ended: {num_ends}");
+    assert_eq!(num_ends, 6, "each is told how it ended");
     busy.finish();
 
     let mut decoding = Process::start(&[]);
@@ -29,6 +28,22 @@ fn the_end_of_input_ends_it_at_any_moment() {
     while decoding.client.line().get("token").is_none() {}
     decoding.client.send_raw(b"{\"half\": ");
     decoding.finish();
+}
+
+/// As `llmctl worker < file`: the input has ended before the model is there.
+#[test]
+fn what_was_asked_without_ids_is_answered_before_the_end() {
+    let place = Place::new();
+    let asked = "{\"prompt\": \"a\", \"max_new_tokens\": 3}\nnonsense\n{\"op\": \"sessions\"}\n";
+    let ran = finish(command(&place, &[]), asked);
+    assert_eq!(ran.code, Some(0), "{}", place.read("stderr"));
+    let lines: Vec<Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines[0]["ready"], true);
+    let lasts: Vec<&Value> = lines[1..].iter().filter(|line| line.get("token").is_none()).collect();
+    let [done, refused, sessions] = lasts[..] else { panic!("{lines:?}") };
+    assert_eq!((&done["done"], &done["completion_tokens"]), (&json!(true), &json!(3)));
+    assert!(refused.get("error").is_some() && sessions["sessions"] == json!([]), "{lines:?}");
 }
 
 #[test]

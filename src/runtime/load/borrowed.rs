@@ -33,7 +33,8 @@ pub fn notices(plan: &Plan) -> Vec<String> {
     };
     let general = format!(
         "{name} has no description of its own in llmctl and runs through candle-transformers: slower, in f32, each sequence by \
-         itself, {prompts}; sessions only grow (no rewinding, no forks, nothing shared) and their KV is not kept on disk"
+         itself, {prompts}; sessions only grow (no rewinding, no forks, nothing shared) and their KV is not kept on disk; candle chooses its \
+         instructions (--cpu does not reach it)"
     );
     [general].into_iter().chain(plan.notices.iter().cloned()).collect()
 }

@@ -5,16 +5,17 @@
 //!
 //! Invariants: every call gets exactly one last line, whatever becomes of it, unless the worker ends first; a line is written
 //! whole. The engine never waits for a reader: lines wait in memory, bounded by what the calls under way may say, and there are
-//! at most so many of those ([`OpenCalls`]) before no further line is read. An end, of whatever kind, stops everything under
-//! way, waits a moment for it, and saves what sessions have computed.
+//! at most so many of those ([`OpenCalls`]) before no further line is read. Whoever asks without ids is answered before the end
+//! of the input counts. An end, of whatever kind, stops everything under way, waits a moment for it, and saves what sessions
+//! have computed.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
 use std::iter;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -38,6 +39,9 @@ const PREPARERS: usize = 4;
 
 /// What a pipe holds on Linux: about as much is read and written at once.
 const PIPE_BYTES: usize = 64 << 10;
+
+/// How often it is looked whether the last call of an ended input is answered.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// How long the end waits for requests to end, and again for the reader to take the last lines.
 const GRACE: Duration = Duration::from_secs(5);
@@ -102,7 +106,7 @@ impl Stopper {
 }
 
 impl Reception {
-    /// Begins to read. `ended_early` is called when the input ends before [`Reception::serve`].
+    /// Begins to read. `ended_early` is called when the input ends before [`Reception::serve`], and has asked nothing.
     ///
     /// # Errors
     /// The system's, when it has no thread to give.
@@ -116,8 +120,8 @@ impl Reception {
         let reception = Self { notices, sender: sender.clone(), open_calls, is_serving };
         let (open_calls, is_serving) = (reception.open_calls.clone(), reception.is_serving.clone());
         let body = move || {
-            read_all(input, &sender, &open_calls);
-            if !is_serving.load(Ordering::SeqCst) {
+            let num_calls = read_all(input, &sender, &open_calls);
+            if num_calls == 0 && !is_serving.load(Ordering::SeqCst) {
                 ended_early();
             }
             let _ = sender.send(Notice::End(End::Input)); // it may have ended for another reason
@@ -173,21 +177,23 @@ fn ready(worker: &Worker) -> Answer {
     }))
 }
 
-/// The reading thread: to the end of the input.
-fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) {
+/// The reading thread: to the end of the input. Returns how many calls there were.
+fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) -> usize {
     let mut input = BufReader::with_capacity(PIPE_BYTES, input);
     let mut line = Vec::new();
+    let mut num_calls = 0;
     loop {
         let notice = match read_line(&mut input, &mut line) {
             Ok(Received::Line) if line.iter().all(u8::is_ascii_whitespace) => continue,
             Ok(Received::Line) => Notice::Line(std::mem::take(&mut line)),
             Ok(Received::TooLong) => Notice::TooLong,
             // Who wrote half a line is gone, and cannot be answered.
-            Ok(Received::Torn | Received::End) | Err(_) => return,
+            Ok(Received::Torn | Received::End) | Err(_) => return num_calls,
         };
+        num_calls += 1;
         open_calls.begin();
         if notices.send(notice).is_err() {
-            return;
+            return num_calls;
         }
     }
 }
@@ -201,10 +207,24 @@ fn take_calls(desk: &Arc<Desk>, lanes: &Lanes, notices: &Receiver<Notice>) -> En
                 let message = format!("a line of more than {MAX_LINE_BYTES} bytes");
                 take_up(desk, lanes, Err(Refusal { id: None, code: Code::InvalidRequest, message }));
             }
+            Ok(Notice::End(End::Input)) => return answer_the_rest(lanes, notices),
             Ok(Notice::End(why)) => return why,
             Err(_) => return End::Stopped, // not while the desk lives, which can send
         }
     }
+}
+
+/// The input has ended: what came one after the other is still answered, as whoever pipes a file into the worker expects. A
+/// parent that has died takes the other end of the output with it, which ends the wait.
+fn answer_the_rest(lanes: &Lanes, notices: &Receiver<Notice>) -> End {
+    while lanes.num_in_line.load(Ordering::SeqCst) > 0 {
+        match notices.recv_timeout(LOOK_EVERY) {
+            Ok(Notice::End(why)) => return why,
+            Err(RecvTimeoutError::Disconnected) => return End::Stopped,
+            Ok(Notice::Line(_) | Notice::TooLong) | Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+    End::Input
 }
 
 /// Sends a call where it is answered; what is quick and what must not wait is answered here.
@@ -242,6 +262,8 @@ struct Job {
 /// The threads that calls go to.
 struct Lanes {
     one_by_one: Sender<Result<Op, Refusal>>,
+    /// Calls without an id that are not answered yet.
+    num_in_line: Arc<AtomicUsize>,
     preparers: Sender<Job>,
     questions: Sender<(Ticket, Op)>,
 }
@@ -256,7 +278,9 @@ impl Lanes {
             thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
         };
         let its = Arc::clone(desk);
-        start("calls", Box::new(move || its.answer_one_by_one(&calls)))?;
+        let num_in_line = Arc::<AtomicUsize>::default();
+        let its_line = Arc::clone(&num_in_line);
+        start("calls", Box::new(move || its.answer_one_by_one(&calls, &its_line)))?;
         let its = Arc::clone(desk);
         let answer = move |(ticket, op)| its.answer(ticket, op);
         start("questions", Box::new(move || asked.into_iter().for_each(answer)))?;
@@ -270,12 +294,13 @@ impl Lanes {
             };
             start("prepare", Box::new(body))?;
         }
-        Ok(Self { one_by_one, preparers, questions })
+        Ok(Self { one_by_one, num_in_line, preparers, questions })
     }
 
     // The threads live as long as their senders, so a call is lost only when one of them has panicked; dropping it answers it.
 
     fn one_by_one(&self, call: Result<Op, Refusal>) {
+        self.num_in_line.fetch_add(1, Ordering::SeqCst);
         let _ = self.one_by_one.send(call);
     }
 
@@ -338,24 +363,26 @@ impl Desk {
     }
 
     /// The thread of calls without an id.
-    fn answer_one_by_one(self: &Arc<Self>, calls: &Receiver<Result<Op, Refusal>>) {
+    fn answer_one_by_one(self: &Arc<Self>, calls: &Receiver<Result<Op, Refusal>>, num_in_line: &AtomicUsize) {
         for call in calls {
-            let op = match call {
-                Ok(op) => op,
-                Err(refusal) => {
-                    self.send(Line::Last(refusal.into()));
-                    continue;
-                }
-            };
-            let (over, wait) = mpsc::channel();
-            let (mut ticket, stop) = Ticket::new(self, None, matches!(op, Op::Generate(_)));
-            ticket.over = Some(over);
-            match op {
-                Op::Generate(generate) => self.generate(Job { ticket, generate, stop }),
-                op => self.answer(ticket, op),
+            match call {
+                Ok(op) => self.answer_alone(op),
+                Err(refusal) => self.send(Line::Last(refusal.into())),
             }
-            let _ = wait.recv(); // fails when the ticket goes
+            num_in_line.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// Returns when it is answered.
+    fn answer_alone(self: &Arc<Self>, op: Op) {
+        let (over, wait) = mpsc::channel();
+        let (mut ticket, stop) = Ticket::new(self, None, matches!(op, Op::Generate(_)));
+        ticket.over = Some(over);
+        match op {
+            Op::Generate(generate) => self.generate(Job { ticket, generate, stop }),
+            op => self.answer(ticket, op),
+        }
+        let _ = wait.recv(); // fails when the ticket goes
     }
 
     /// Prepares and submits; what follows comes from the engine's thread.
