@@ -210,6 +210,24 @@ mod tests {
         assert_eq!(messages.iter().map(message_json).collect::<Value>(), sent);
     }
 
+    /// What is read from text lies deeper in the record of a turn, which must be read back too.
+    #[test]
+    fn arguments_that_lie_too_deep_stay_text() {
+        let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+        let read = |arguments: String| {
+            let call =
+                json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+            let (messages, checked) =
+                read(json!([{"role": "assistant", "content": null, "tool_calls": [call]}]));
+            assert_eq!(checked, Ok(()));
+            messages[0].tool_calls[0].arguments.clone()
+        };
+        assert!(read(nested(MAX_DEPTH)).is_array());
+        for levels in [MAX_DEPTH + 1, 127] {
+            assert_eq!(read(nested(levels)), Value::String(nested(levels)));
+        }
+    }
+
     #[test]
     fn what_clients_send_back_of_answers_is_taken() {
         let (messages, checked) = read(json!([{

@@ -409,6 +409,18 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_read_is_not_taken_for_empty() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let (gone, file) = (scratch.path().join("gone"), scratch.path().join("file"));
+        fs::write(&file, "no folder").expect("written");
+        assert!(unless_gone(fs::read_dir(gone)).expect("nothing wrong").is_none());
+        assert!(unless_gone(fs::read_dir(&file)).is_err());
+        let all = |_: &DirEntry, key| Some(key);
+        assert!(walk(&file, &AtomicBool::new(false), all).is_err());
+        assert!(walk(scratch.path(), &AtomicBool::new(false), all).expect("reads").is_empty());
+    }
+
+    #[test]
     fn deeper_pages_count_as_used_earlier() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let modified = |depth| {
