@@ -38,9 +38,9 @@ use crate::template::{ReasoningFormat, ToolCallFormat};
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
 const DEFAULT_PORT: u16 = 8484;
 const DEFAULT_HOST: &str = "127.0.0.1";
-pub const DEFAULT_PARALLEL: usize = 4;
-pub const DEFAULT_MAX_WAITING: usize = 64;
-pub const DEFAULT_MAX_SESSIONS: usize = 256;
+const DEFAULT_PARALLEL: usize = 4;
+const DEFAULT_MAX_WAITING: usize = 64;
+const DEFAULT_MAX_SESSIONS: usize = 256;
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// Descriptors for everything that is no connection: model, sessions, KV, logs.
@@ -159,6 +159,19 @@ pub struct CapacityArgs {
     /// What it has said stays, and its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<Span>,
+}
+
+impl CapacityArgs {
+    /// How an engine is to serve so many.
+    pub fn options(&self, engine: &EngineArgs) -> EngineOptions {
+        let sharing = Sharing {
+            max_running: self.parallel.unwrap_or(DEFAULT_PARALLEL),
+            max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+            max_sessions: self.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
+            session_ttl: self.session_ttl.map(|span| span.0),
+        };
+        EngineOptions { sharing, ..engine.resolve(true) }
+    }
 }
 
 /// How requests are judged and answers read.
@@ -391,7 +404,7 @@ fn load_engine(
     terminal: &Terminal,
 ) -> Result<(LoadedTexts, Engines), CommandError> {
     let start = Instant::now();
-    let asked = engine_options(args);
+    let asked = args.capacity.options(&args.engine);
     let (texts, engine) = load::load(&args.model, asked, terminal)?.into_parts();
     let recovery = Recovery {
         name: "the engine".to_owned(),
@@ -412,7 +425,7 @@ fn start_workers(
     stop: Sender<Stop>,
     terminal: &Terminal,
 ) -> Result<(LoadedTexts, Engines), CommandError> {
-    let texts = load::load_texts(&args.model, engine_options(args), terminal)?;
+    let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), terminal)?;
     let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
     let slots = workers::start(args, count, texts.fingerprint(), terminal, gave_up)?;
     Ok((texts, Engines::new(slots)))
@@ -433,17 +446,6 @@ fn rebuild(
             false => Err("the files of the model have changed; start the server anew".to_owned()),
         }
     })
-}
-
-fn engine_options(args: &ServeArgs) -> EngineOptions {
-    let capacity = &args.capacity;
-    let sharing = Sharing {
-        max_running: capacity.parallel.unwrap_or(DEFAULT_PARALLEL),
-        max_waiting: capacity.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
-        max_sessions: capacity.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
-        session_ttl: capacity.session_ttl.map(|span| span.0),
-    };
-    EngineOptions { sharing, ..args.engine.resolve(true) }
 }
 
 fn settings(args: &ServeArgs) -> Settings {

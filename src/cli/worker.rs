@@ -9,10 +9,10 @@ use std::process;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
+use super::args::{EngineArgs, EngineOptions, ModelArgs, Span};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
-use super::serve::{DEFAULT_MAX_SESSIONS, DEFAULT_MAX_WAITING, DEFAULT_PARALLEL};
+use super::serve;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::Error;
@@ -112,14 +112,8 @@ fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<Worker, Command
 }
 
 fn engine_options(args: &WorkerArgs) -> EngineOptions {
-    let capacity = &args.capacity;
-    let sharing = Sharing {
-        max_running: capacity.parallel.unwrap_or(DEFAULT_PARALLEL),
-        max_waiting: capacity.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
-        max_sessions: capacity.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
-        session_ttl: capacity.session_ttl.map(|span| span.0),
-    };
-    EngineOptions { sharing, ..args.engine.resolve(true) }
+    let CapacityArgs { parallel, max_waiting, max_sessions, session_ttl } = args.capacity;
+    serve::CapacityArgs { parallel, max_waiting, max_sessions, session_ttl }.options(&args.engine)
 }
 
 /// The parent waits for a line; the exit code says the same to it.

@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 use super::engine::Standing;
 use super::engines::Place;
 use super::observe::TurnRecord;
-use crate::runtime::{EngineLoad, Finish};
+use crate::runtime::Finish;
 
 /// Content type of [`Format::Text`].
 const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -131,23 +131,13 @@ pub struct EngineMetrics {
     kv_usage: PerEngine<Ratio>,
 }
 
-/// An engine that is not there has nothing.
-const NO_LOAD: EngineLoad = EngineLoad {
-    num_waiting: 0,
-    num_running: 0,
-    num_sessions: 0,
-    kv_free: 0,
-    kv_capacity: 0,
-    kv_allocated: 0,
-};
-
 impl EngineMetrics {
     fn set(&self, engine: usize, place: &Place) {
         let labels = EngineLabels { engine: engine.to_string() };
         let level = |gauge: &PerEngine<Level>, value: usize| {
             gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        let load = place.load.as_ref().unwrap_or(&NO_LOAD);
+        let load = place.load.unwrap_or_default(); // an engine that is not there has nothing
         let held = load.kv_capacity.saturating_sub(load.kv_free);
         level(&self.up, usize::from(place.standing == Standing::Up));
         level(&self.running, load.num_running);
@@ -401,6 +391,7 @@ fn to_text(open_metrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::EngineLoad;
 
     #[test]
     fn both_formats_name_a_metric_alike() {
@@ -408,7 +399,7 @@ mod tests {
         metrics.register_model("m \"1\"", 2);
         let labels = HttpLabels { method: "GET".into(), route: "/health".into(), status: 200 };
         metrics.http.requests.get_or_create(&labels).inc();
-        let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..NO_LOAD };
+        let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..EngineLoad::default() };
         let places = [
             Place { standing: Standing::Up, num_restarts: 0, load: Some(load) },
             Place { standing: Standing::Down, num_restarts: 2, load: None },

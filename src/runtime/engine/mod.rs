@@ -49,7 +49,7 @@ pub struct Engine {
 }
 
 /// Requests in flight and KV in use, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineLoad {
     pub num_waiting: usize,

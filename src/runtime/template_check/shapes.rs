@@ -7,7 +7,7 @@ use super::matrix::{
     talk, talk_with_tools, thoughtful, weather_call, weather_result,
 };
 use super::{Finding, Found, Subject, Verdict, quoted};
-use crate::template::{Content, Conversation, Dialect, Message, Role};
+use crate::template::{Content, Conversation, Dialect, Message, Role, Sign};
 
 /// Which reasoning markup the template shows, and where.
 pub fn reasoning_format(subject: &Subject) -> Found {
@@ -15,15 +15,14 @@ pub fn reasoning_format(subject: &Subject) -> Found {
     Ok(match (subject.dialect.reasoning, sign) {
         (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
-        (Some(format), Some(sign)) => {
-            let finding =
-                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
-            Finding {
-                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
-                ..finding
-            }
-        }
+        (Some(format), Some(sign)) => seen(format.name(), sign),
     })
+}
+
+/// A format that the template itself shows.
+fn seen(format: &str, sign: Sign) -> Finding {
+    let finding = Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+    Finding { detail: json!({"format": format, "sign": sign.text, "line": sign.line}), ..finding }
 }
 
 /// Which format of calls the template shows, and where.
@@ -35,14 +34,7 @@ pub fn tool_format(subject: &Subject) -> Found {
         ),
         (None, _) => Finding::ok("none: the template knows no tools"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
-        (Some(format), Some(sign)) => {
-            let finding =
-                Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
-            Finding {
-                detail: json!({"format": format.name(), "sign": sign.text, "line": sign.line}),
-                ..finding
-            }
-        }
+        (Some(format), Some(sign)) => seen(format.name(), sign),
     })
 }
 

@@ -111,14 +111,8 @@ impl RemoteEngine {
         let watching = Arc::clone(&link);
         spawn("worker-watch", move || watching.watch(patience.answer), &link)?;
         let Ready { model, spec, .. } = ready;
-        link.lock().load = EngineLoad {
-            num_waiting: 0,
-            num_running: 0,
-            num_sessions: 0,
-            kv_free: spec.kv_memory,
-            kv_capacity: spec.kv_memory,
-            kv_allocated: 0,
-        };
+        link.lock().load =
+            EngineLoad { kv_free: spec.kv_memory, kv_capacity: spec.kv_memory, ..EngineLoad::default() };
         Ok(Self { spec, model, link })
     }
 
@@ -372,14 +366,7 @@ impl Open {
 
 impl Link {
     fn new(peer: Arc<dyn Peer>) -> Self {
-        let load = EngineLoad {
-            num_waiting: 0,
-            num_running: 0,
-            num_sessions: 0,
-            kv_free: 0,
-            kv_capacity: 0,
-            kv_allocated: 0,
-        };
+        let load = EngineLoad::default();
         let now = Instant::now();
         let open = Open {
             state: State::Up,
