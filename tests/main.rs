@@ -30,6 +30,7 @@ mod oracle;
 mod parity_table;
 mod phi3_gguf;
 mod quantized_products;
+mod qwen3_5_gguf;
 mod real_models;
 mod same_answer;
 mod serve_chat;

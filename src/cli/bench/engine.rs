@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::cost;
@@ -390,7 +391,10 @@ fn until_all_began(courses: &[Course]) -> Result<Duration, Error> {
 
 /// Tokens per second of sequences that generate together: from when the last has its first token to when the first of them has
 /// its last one, so that all take part all the time.
-fn rate_together(courses: &[Course]) -> Result<f64, Error> {
+///
+/// # Errors
+/// [`Kind::Temporary`] when there is no such time.
+fn rate_together(courses: &[Course]) -> Result<f64, Halt> {
     let mut start = courses[0].first()?;
     let mut end = courses[0].last()?;
     for course in courses {
@@ -400,7 +404,12 @@ fn rate_together(courses: &[Course]) -> Result<f64, Error> {
     let times = courses.iter().flat_map(|course| &course.tokens);
     let counted: usize =
         times.filter(|(time, _)| *time > start && *time <= end).map(|(_, count)| count).sum();
-    Ok(counted as f64 / end.saturating_duration_since(start).as_secs_f64())
+    let time = end.saturating_duration_since(start);
+    if time.is_zero() {
+        let apart = anyhow::anyhow!("the sequences did not generate at the same time: use a larger -n");
+        return Err(CommandError::new(Kind::Temporary, apart).into());
+    }
+    Ok(counted as f64 / time.as_secs_f64())
 }
 
 fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Request {
@@ -408,22 +417,28 @@ fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Reques
     Request { prompt, limits, session, ..Request::default() }
 }
 
-/// Submits all requests at once and hears each to its end.
+/// Submits all requests at once and hears each to its end. The first one's events wait until the last one is submitted: a small
+/// model would be done with it before this thread goes on.
 fn converse(handle: &EngineHandle, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
     let (sender, events) = mpsc::channel();
     let submitted = Instant::now();
     let mut stops = StopAll(Vec::new());
     let mut courses = Vec::new();
+    let gate = Arc::new(Mutex::new(()));
+    let closed = gate.lock();
     for (index, request) in requests.into_iter().enumerate() {
-        let sender = sender.clone();
-        let sink = move |event| match sender.send((Instant::now(), index, event)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+        let (sender, gate) = (sender.clone(), gate.clone());
+        let sink = move |event| {
+            drop(gate.lock());
+            match sender.send((Instant::now(), index, event)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
         };
         stops.0.push(handle.submit_to(request, Box::new(sink))?);
         courses.push((Vec::new(), Vec::new(), None, 0));
     }
-    drop(sender);
+    drop((closed, sender));
     loop {
         if let Some(signal) = graceful.received() {
             return Err(Halt::Interrupted(signal));

@@ -94,16 +94,27 @@ pub struct ConvSpec<'a, V> {
     pub silu: bool,
 }
 
-/// The heads of a gated delta net. Consecutive value heads share a key head.
+/// The heads of a gated delta net. Each key head serves as many value heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaShape {
     pub key_heads: usize,
     pub value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
+    /// Value heads take turns with the key heads (llama.cpp's form); else consecutive ones share a key head.
+    pub tiled: bool,
 }
 
 impl DeltaShape {
+    /// The key head that a value head reads.
+    pub fn key_head(self, value_head: usize) -> usize {
+        if self.tiled {
+            value_head % self.key_heads
+        } else {
+            value_head / (self.value_heads / self.key_heads)
+        }
+    }
+
     /// Queries, keys and values of a row.
     pub fn conv_width(self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
@@ -122,8 +133,8 @@ pub struct DeltaSpec<'a, V> {
     /// Index into [`KvLayout::stores`].
     pub store: usize,
     pub shape: DeltaShape,
-    /// `[value_heads]`: a state keeps `exp(-exp(decay_log) * softplus(decay + decay_bias))` of itself at each token.
-    pub decay_log: &'a V,
+    /// `[value_heads]`: a state keeps `exp(-fading * softplus(decay + decay_bias))` of itself at each token.
+    pub fading: &'a V,
     pub decay_bias: &'a V,
 }
 

@@ -328,7 +328,7 @@ fn demand(
     let Description { config, naming } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
     let mut weights = 0u64;
-    for (name, shape, dtype) in file.decoder_tensors() {
+    for (name, shape, dtype) in file.decoder_tensors(description.config.layers.len()) {
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
         let bytes = super::tensor::byte_len(dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;

@@ -256,6 +256,8 @@ pub struct Naming {
     /// Rows of gate and up take turns in the experts' stacked tensors, and all of these are `[expert, in, out]` but for those
     /// in MXFP4 (gpt-oss in Hugging Face's form).
     pub alternating_experts: bool,
+    /// Layers behind the decoder's that predict further tokens (GGUF's NextN), which are left out.
+    pub prediction_layers: usize,
 }
 
 /// Hugging Face's and GGUF's name of a tensor within its layer, or of what its parts begin with.

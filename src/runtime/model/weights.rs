@@ -33,10 +33,15 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Names, shapes and types of the text decoder's tensors, whatever else the file holds (vision, audio, prediction heads).
-    pub fn decoder_tensors(&self) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
+    pub fn decoder_tensors(
+        &self,
+        num_layers: usize,
+    ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
         let names = self.source.names();
-        let ours =
-            |name: &str| self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+        let ours = move |name: &str| match self.naming.gguf {
+            true => self.layer_of(name).is_none_or(|layer| layer < num_layers),
+            false => name.starts_with(&self.prefix) || name.contains("lm_head."),
+        };
         names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
             let (shape, dtype) = self.source.describe(&name)?;
             Some((name.into_owned(), shape, dtype))
@@ -48,9 +53,8 @@ impl<'a> WeightFile<'a> {
     /// # Errors
     /// [`LoadError::Tensor`] naming a tensor of a layer too many.
     pub fn check_layers(&self, num_layers: usize) -> Result<(), LoadError> {
-        let prefix = if self.naming.gguf { "blk.".to_owned() } else { format!("{}layers.", self.prefix) };
-        let layer = |name: &str| name.strip_prefix(&prefix)?.split('.').next()?.parse::<usize>().ok();
-        match self.source.names().iter().find(|name| layer(name).is_some_and(|layer| layer >= num_layers)) {
+        let most = num_layers + self.naming.prediction_layers;
+        match self.source.names().iter().find(|name| self.layer_of(name).is_some_and(|layer| layer >= most)) {
             Some(name) => {
                 let message =
                     format!("belongs to a layer beyond the {num_layers} of the model's description");
@@ -73,8 +77,21 @@ impl<'a> WeightFile<'a> {
         }
     }
 
+    /// The layer that a tensor belongs to.
+    fn layer_of(&self, name: &str) -> Option<usize> {
+        let within = match self.naming.gguf {
+            true => name.strip_prefix("blk."),
+            false => name.strip_prefix(&self.prefix)?.strip_prefix("layers."),
+        };
+        within?.split('.').next()?.parse().ok()
+    }
+
     fn find(&self, name: &str, shape: &[usize]) -> Result<Option<HostTensor>, LoadError> {
-        let Some(tensor) = self.source.tensor(name)? else { return Ok(None) };
+        let Some(mut tensor) = self.source.tensor(name)? else { return Ok(None) };
+        // A matrix of one row is a vector to GGUF's writers.
+        if self.naming.gguf && shape.first() == Some(&1) && tensor.shape == shape[1..] {
+            tensor.shape.insert(0, 1);
+        }
         if tensor.shape != shape {
             let message =
                 format!("has shape {:?}, but the model's description needs {shape:?}", tensor.shape);

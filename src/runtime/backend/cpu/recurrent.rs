@@ -88,9 +88,9 @@ struct HeadInputs<'a> {
 impl HeadInputs<'_> {
     /// One head's rows, `[rows, value_dim]` into `out`.
     fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = self.spec.shape;
-        let key_head = head / (value_heads / key_heads);
-        let fading = f64::from(self.spec.decay_log[head]).exp();
+        let DeltaShape { key_heads, key_dim, value_dim, .. } = self.spec.shape;
+        let key_head = self.spec.shape.key_head(head);
+        let fading = f64::from(self.spec.fading[head]);
         let (mut query, mut key, mut error) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
         for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)) {
             let qkv = self.qkv.row(row);

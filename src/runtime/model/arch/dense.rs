@@ -106,6 +106,7 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
+        prediction_layers: 0,
     };
     Ok(Description { config, naming })
 }

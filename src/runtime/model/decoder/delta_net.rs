@@ -1,5 +1,6 @@
 //! Gated delta net (Qwen 3.5): a short convolution over queries, keys and values, a recurrent state for each head, and a gated
-//! norm of what the heads find. Source: transformers `Qwen3_5GatedDeltaNet`.
+//! norm of what the heads find. Source: transformers `Qwen3_5GatedDeltaNet`; llama.cpp's converter for the form in GGUF, where
+//! value heads may stand in another order and the factors of decay are `-exp(A_log)`.
 
 use super::StorePlace;
 use super::layer::{Context, Projection, Work};
@@ -18,7 +19,7 @@ pub struct DeltaNet<B: Backend> {
     rate: Projection<B>,
     decay: Projection<B>,
     kernel: B::Vector,
-    decay_log: B::Vector,
+    fading: B::Vector,
     decay_bias: B::Vector,
     norm: B::Vector,
     output: Projection<B>,
@@ -34,23 +35,32 @@ impl<B: Backend> DeltaNet<B> {
         store: StorePlace,
     ) -> Result<Self, LoadError> {
         let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, facts.shape);
-        let matrix = |name, rows, cols| file.linear(layer, [name, name], [rows, cols]);
+        let matrix = |names, rows, cols| file.linear(layer, names, [rows, cols]);
         let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
-        let values = |name, len| loader.backend.vector(file.values(layer, [name, name], len)?);
-        let conv = ["linear_attn.conv1d"; 2];
+        let values = |names, len| loader.backend.vector(file.values(layer, names, len)?);
+        let conv = ["linear_attn.conv1d", "ssm_conv1d"];
+        let mut fading = file.values(layer, ["linear_attn.A_log", "ssm_a"], heads)?;
+        let is_log = !loader.naming.gguf;
+        fading
+            .iter_mut()
+            .for_each(|value| *value = if is_log { f64::from(*value).exp() as f32 } else { -*value });
         Ok(Self {
             shape,
             eps,
             store,
-            qkv: loader.projection(matrix("linear_attn.in_proj_qkv", shape.conv_width(), hidden)?)?,
-            gate: loader.projection(matrix("linear_attn.in_proj_z", inner, hidden)?)?,
-            rate: loader.gate(matrix("linear_attn.in_proj_b", heads, hidden)?)?,
-            decay: loader.gate(matrix("linear_attn.in_proj_a", heads, hidden)?)?,
+            qkv: loader.projection(matrix(
+                ["linear_attn.in_proj_qkv", "attn_qkv"],
+                shape.conv_width(),
+                hidden,
+            )?)?,
+            gate: loader.projection(matrix(["linear_attn.in_proj_z", "attn_gate"], inner, hidden)?)?,
+            rate: loader.gate(matrix(["linear_attn.in_proj_b", "ssm_beta"], heads, hidden)?)?,
+            decay: loader.gate(matrix(["linear_attn.in_proj_a", "ssm_alpha"], heads, hidden)?)?,
             kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), facts.kernel])?)?,
-            decay_log: values("linear_attn.A_log", heads)?,
-            decay_bias: values("linear_attn.dt_bias", heads)?,
-            norm: values("linear_attn.norm.weight", shape.value_dim)?,
-            output: loader.projection(matrix("linear_attn.out_proj", hidden, inner)?)?,
+            fading: loader.backend.vector(fading)?,
+            decay_bias: values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
+            norm: values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
+            output: loader.projection(matrix(["linear_attn.out_proj", "ssm_out"], hidden, inner)?)?,
         })
     }
 
@@ -70,7 +80,7 @@ impl<B: Backend> DeltaNet<B> {
         let spec = DeltaSpec {
             store: self.store.index + 1,
             shape: self.shape,
-            decay_log: &self.decay_log,
+            fading: &self.fading,
             decay_bias: &self.decay_bias,
         };
         backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
