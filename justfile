@@ -7,9 +7,9 @@ default:
 ci:
     .ci/run
 
-# The main job, on MODEL (any .gguf file, model folder or cached org/repo)
+# The main job, with the model in the binary
 run:
-    cargo run --release --locked -- run --model "${MODEL:-tests/parity/llama}" --raw "Once upon a time" --max-tokens 64
+    cargo run --release --locked -- run "How do I save a conversation?"
 
 # Unit, integration and documentation tests
 test:

@@ -40,6 +40,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "kv",
     "kv::disk",
     "load",
+    "load::builtin",
     "load::hub",
     "machine",
     "memory",

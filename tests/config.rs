@@ -249,9 +249,10 @@ fn models_are_listed_with_aliases() {
     user.project_file("[aliases]\nsmall = \"o/m:Q4_0\"\ngone = \"o/gone\"\n");
     let listed = text(&user.command(&["models"]).env("HF_HUB_CACHE", &hub).output().expect("llmctl starts"));
     let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(names, ["MODEL", "o/m:Q4_0", "o/m:Q8_0", "gone", "small"]);
+    assert_eq!(names, ["MODEL", "guide", "o/m:Q4_0", "o/m:Q8_0", "gone", "small"]);
     let output = user.command(&["list", "--output", "json"]).env("HF_HUB_CACHE", &hub).output();
     let json: Value = serde_json::from_str(&text(&output.expect("llmctl starts"))).expect("JSON");
+    assert_eq!(json["built_in"][0]["reference"], "guide");
     assert_eq!(json["models"][1]["bytes"], 13);
     assert_eq!(json["models"][1]["type"], "Q8_0");
     assert!(json["aliases"][0]["error"].as_str().is_some_and(|error| error.contains("o/gone")), "{json}");

@@ -18,6 +18,7 @@ mod fingerprint;
 mod gpt_oss_files;
 mod grammar;
 mod grammar_engine;
+mod guide;
 mod hub;
 mod kv;
 mod kv_disk;

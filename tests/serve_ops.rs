@@ -4,7 +4,7 @@
 //! Real sockets on 127.0.0.1; the engine is a toy except in `binary`.
 
 mod app;
-mod binary;
+pub mod binary;
 pub mod client;
 mod connections;
 mod engine;

@@ -57,7 +57,8 @@ pub enum ColorWhen {
 pub struct ModelArgs {
     /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
     ///
-    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME).
+    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME). Without any it is
+    /// guide, the small model inside llmctl, which knows llmctl and little else.
     #[arg(long, short, value_name = "REF")]
     pub model: Option<String>,
 

@@ -23,6 +23,7 @@ use super::run::prompt::read_file;
 use super::terminal::Terminal;
 use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
     self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, ModelFiles, ModelTexts,
@@ -50,6 +51,10 @@ const ROWS_PER_RUNNING: usize = 8;
 
 /// Loading below this is not worth a bar that flashes up.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
+
+/// Said where nothing names a model.
+const NO_MODEL: &str = "no model is given, so this is guide, a very small one inside llmctl that knows llmctl and little else; \
+                        for a real one: --model REF, LLMCTL_MODEL or `model = \"REF\"` in the configuration (`llmctl help models`)";
 
 /// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
 ///
@@ -189,9 +194,8 @@ pub fn load_texts(
 /// A usage error without a model; those of [`models::find`].
 pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
     let Some(reference) = &args.model else {
-        let hint = "--model REF, LLMCTL_MODEL, or `model = \"REF\"` in the configuration; \
-                    `llmctl models` lists those in the cache";
-        return Err(CommandError::usage("no model is given").hint(hint));
+        terminal.note(NO_MODEL);
+        return Ok(Resolved::built_in(&GUIDE));
     };
     let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
     let path = resolved.source.path();

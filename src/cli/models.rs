@@ -9,10 +9,11 @@ use super::error::{CommandError, Exit};
 use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
-use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, Resolved};
+use crate::runtime::load::builtin::GUIDE;
+use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelKind, ModelRef, Resolved};
 use crate::runtime::load::model_facts;
 
-/// List the models in the Hugging Face cache, and the aliases
+/// List the models: the built-in one, those in the Hugging Face cache, and the aliases
 #[derive(Debug, Clone, Args)]
 pub struct ModelsArgs {
     #[command(subcommand)]
@@ -86,9 +87,16 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
         let aliases: Vec<_> = aliases.iter().map(alias).collect();
         return print_json(&json!({
             "schema": "llmctl.models.v1", "cache": places.hub, "models": models, "aliases": aliases,
+            "built_in": [{"reference": GUIDE.name, "kind": ModelKind::Gguf.name(), "bytes": GUIDE.len()}],
         }));
     }
-    let mut rows: Vec<Vec<String>> = models.iter().map(|model| model_row(model, places)).collect();
+    let built_in =
+        [GUIDE.name, ModelKind::Gguf.name(), "Q8_0", &bytes(GUIDE.len() as u64), "(inside llmctl)"];
+    let mut rows = vec![
+        ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec(),
+        built_in.map(str::to_owned).to_vec(),
+    ];
+    rows.extend(models.iter().map(|model| model_row(model, places)));
     rows.extend(aliases.iter().map(|(name, reference)| {
         let target = match find(reference, places, &aliases) {
             Ok(resolved) => places.shorten(resolved.source.path()),
@@ -102,12 +110,12 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
             format!("{reference} -> {target}"),
         ]
     }));
-    if rows.is_empty() {
+    let mut text = columns(&rows);
+    if models.is_empty() && aliases.is_empty() {
         let cache = places.hub.as_deref().map_or("no cache folder".to_owned(), |path| places.shorten(path));
-        return print(&format!("no models in {cache}, no aliases\n"));
+        text.push_str(&format!("no models in {cache}, no aliases\n"));
     }
-    rows.insert(0, ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec());
-    print(&columns(&rows))
+    print(&text)
 }
 
 fn model_row(model: &CachedModel, places: &Places) -> Vec<String> {

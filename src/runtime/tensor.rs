@@ -31,6 +31,8 @@ pub struct Bytes {
 enum Storage {
     Mapped(Arc<Mmap>),
     Owned(Arc<Vec<u8>>),
+    /// In the program itself, which the system maps as it does other files.
+    Static(&'static [u8]),
 }
 
 impl Bytes {
@@ -79,7 +81,7 @@ impl Bytes {
 
     /// Whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.storage, Storage::Mapped(_))
+        matches!(self.storage, Storage::Mapped(_) | Storage::Static(_))
     }
 }
 
@@ -90,8 +92,15 @@ impl std::ops::Deref for Bytes {
         let whole: &[u8] = match &self.storage {
             Storage::Mapped(map) => map,
             Storage::Owned(buffer) => buffer,
+            Storage::Static(bytes) => bytes,
         };
         &whole[self.start..self.start + self.len]
+    }
+}
+
+impl From<&'static [u8]> for Bytes {
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }
     }
 }
 

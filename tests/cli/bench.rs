@@ -115,7 +115,6 @@ fn what_cannot_be_measured_is_refused() {
     check(&["-b", "0"], 2, "0 is not in 1..");
     check(&["-p", "0", "-n", "0"], 2, "nothing is left to measure");
     check(&["--pg", "7"], 2, "not of the form P,G");
-    check(&[], 2, "no model is given");
     check(&["--model", "./none.gguf"], 66, "none.gguf");
     let place = Place::new();
     let Some(deep) = bench(&place, &["-d", "100000"]) else { return };

@@ -177,7 +177,6 @@ fn servers_that_cannot_be_measured_are_told_apart() {
     check(&["--endpoint", "http://127.0.0.1:1", "-N", "0"], 2, "0 is not in 1..");
     check(&["--endpoint", "http://127.0.0.1:1", "--slo", "itl=5"], 2, "none of ttft, tpot, e2e");
     check(&["--endpoint", "http://127.0.0.1:1", "--trace", "none.csv"], 66, "none.csv");
-    check(&["--self"], 2, "no model is given");
     let refused = |_: usize, _: &Value| {
         "HTTP/1.1 401 Unauthorized\r\nContent-Length: 27\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"key\"}}".to_owned()
     };

@@ -266,7 +266,7 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
         sessions: tests.sessions.clone(),
         turn: tests.turn,
     })?;
-    let recipes = recipes(args, &cases)?;
+    let recipes = recipes(args, &cases, terminal)?;
     let outlook = Outlook::new(&args.output, terminal)?;
     let graceful = Graceful::begin();
     let mut document = new_document();
@@ -348,15 +348,14 @@ impl<'a> Outlook<'a> {
 ///
 /// # Errors
 /// A usage error when a case needs more context than there is; those of finding a model.
-fn recipes(args: &BenchArgs, cases: &[Case]) -> Result<Vec<Recipe>, CommandError> {
-    let quiet = Terminal::new(super::args::ColorWhen::Never, 0, true);
+fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<Recipe>, CommandError> {
     let mut models: Vec<(ModelArgs, String, usize)> = Vec::new();
     let nothing_given = [None];
     let given: Vec<_> = args.model.iter().cloned().map(Some).collect();
     for reference in if given.is_empty() { &nothing_given[..] } else { &given } {
         let model =
             ModelArgs { model: reference.clone(), aliases: args.aliases.clone(), ..ModelArgs::default() };
-        let resolved = load::resolve(&model, &quiet)?;
+        let resolved = load::resolve(&model, terminal)?;
         let most = model_facts(&resolved.source)?.decoder?.context_length;
         let context = context(args, cases, &resolved.name, most)?;
         // Files of the same name are told apart as they were given.

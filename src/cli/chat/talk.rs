@@ -23,6 +23,7 @@ use crate::cli::run::prompt::read_file;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
+use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
@@ -222,7 +223,8 @@ impl<'a> Chat<'a> {
         let listed = self.store().and_then(|store| Ok(store.list()?)).unwrap_or_default();
         let sessions = listed.into_iter().map(|listed| listed.name.to_string()).collect();
         let cached = hub::list(self.places.hub.as_deref()).into_iter().map(|model| model.reference);
-        let models = self.args.model.aliases.keys().cloned().chain(cached).collect();
+        let built_in = GUIDE.name.to_owned();
+        let models = self.args.model.aliases.keys().cloned().chain([built_in]).chain(cached).collect();
         Catalog { sessions, models }
     }
 

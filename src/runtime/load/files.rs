@@ -21,6 +21,7 @@ use crate::runtime::text::Tokenizer;
 pub struct ModelFiles {
     files: Files,
     facts: Facts,
+    is_built_in: bool,
 }
 
 enum Files {
@@ -33,18 +34,28 @@ impl ModelFiles {
     /// [`LoadError`] naming the file and the key or tensor at fault.
     pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
         match source {
-            ModelSource::Gguf(path) => {
-                let gguf = Arc::new(Gguf::open(path)?);
-                let facts = facts(&gguf);
-                Ok(Self { files: Files::Gguf(gguf), facts })
+            ModelSource::Gguf(path) => Ok(Self::of_gguf(Gguf::open(path)?)),
+            ModelSource::BuiltIn(model) => {
+                let gguf = Gguf::from_bytes(model.path(), model.bytes())?;
+                Ok(Self { is_built_in: true, ..Self::of_gguf(gguf) })
             }
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
                 let facts = Facts::hugging_face(path.join("config.json"), config.clone());
                 let tensors = Safetensors::open(path)?;
-                Ok(Self { files: Files::Folder { path: path.clone(), config, tensors }, facts })
+                Ok(Self {
+                    files: Files::Folder { path: path.clone(), config, tensors },
+                    facts,
+                    is_built_in: false,
+                })
             }
         }
+    }
+
+    fn of_gguf(gguf: Gguf) -> Self {
+        let gguf = Arc::new(gguf);
+        let facts = facts(&gguf);
+        Self { files: Files::Gguf(gguf), facts, is_built_in: false }
     }
 
     pub fn facts(&self) -> &Facts {
@@ -64,6 +75,11 @@ impl ModelFiles {
             Files::Gguf(gguf) => gguf.contents().collect(),
             Files::Folder { tensors, .. } => tensors.contents().collect(),
         }
+    }
+
+    /// Whether the weights are part of this program, and so as old as it is.
+    pub fn is_built_in(&self) -> bool {
+        self.is_built_in
     }
 
     /// The folder whose files describe the weights; `None` where the weights' own header does.

@@ -77,8 +77,6 @@ pub(super) fn fingerprint_as(
     // Named one by one, so that a new option is decided upon. Memory and the context asked for end in `context_length`.
     let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
         options;
-    let weights =
-        files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
     let facts = json!({
         "scheme": SCHEME,
         "llmctl": env!("CARGO_PKG_VERSION"),
@@ -91,7 +89,7 @@ pub(super) fn fingerprint_as(
         "page_format": FORMAT_VERSION,
         "rope": ropes,
         "sha256": files.folder().map(folder).transpose()?,
-        "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
+        "weights": weights(files)?,
     });
     Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
 }
@@ -102,11 +100,9 @@ pub(super) fn fingerprint_as(
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
 pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
-    let weights =
-        files.contents().into_iter().map(|(path, bytes, header_len)| weights(path, bytes, header_len));
     let facts = json!({
         "sha256": files.folder().map(folder).transpose()?,
-        "weights": weights.collect::<Result<Vec<Value>, LoadError>>()?,
+        "weights": weights(files)?,
     });
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
@@ -150,12 +146,21 @@ fn folder(folder: &Path) -> Result<Value, LoadError> {
     FOLDER_FILES.iter().map(hash).collect::<Result<_, _>>().map(Value::Object)
 }
 
-fn weights(path: &Path, bytes: &[u8], header_len: usize) -> Result<Value, LoadError> {
+/// One after the other.
+fn weights(files: &ModelFiles) -> Result<Vec<Value>, LoadError> {
+    let facts = |(path, bytes, header_len)| {
+        let mut facts = content(bytes, header_len);
+        if !files.is_built_in() {
+            facts["modified_ns"] = json!(modified_ns(path)?);
+        }
+        Ok(facts)
+    };
+    files.contents().into_iter().map(facts).collect()
+}
+
+fn modified_ns(path: &Path) -> Result<String, LoadError> {
     let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
-    let modified = metadata.modified().map_err(|error| LoadError::io(path, &error))?;
-    let mut facts = content(bytes, header_len);
-    facts["modified_ns"] = json!(nanoseconds(modified));
-    Ok(facts)
+    metadata.modified().map(nanoseconds).map_err(|error| LoadError::io(path, &error))
 }
 
 fn content(bytes: &[u8], header_len: usize) -> Value {

@@ -6,6 +6,7 @@
 //! justify.
 
 mod borrowed;
+pub mod builtin;
 pub mod facts;
 pub mod files;
 pub mod fingerprint;

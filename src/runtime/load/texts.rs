@@ -27,14 +27,14 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Those of a GGUF file, which need not hold tensors, or of a folder.
+    /// Those of a GGUF file, which need not hold tensors, of a folder or of the binary.
     ///
     /// # Errors
     /// [`LoadError`] naming the file and the key at fault.
     pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
         let (tokenizer, chat_templates, listed) = match source {
             ModelSource::Folder(path) => folder(path)?,
-            ModelSource::Gguf(_) => {
+            ModelSource::Gguf(_) | ModelSource::BuiltIn(_) => {
                 let files = ModelFiles::open(source)?;
                 (Some(files.tokenizer()?), files.chat_templates()?, files.generation()?.eos_token_ids)
             }

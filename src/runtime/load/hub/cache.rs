@@ -239,6 +239,9 @@ pub fn summary(source: &ModelSource) -> Summary {
             quantization: checkpoint_dtype(dir),
             bytes: checkpoint_bytes(dir),
         },
+        ModelSource::BuiltIn(model) => {
+            Summary { kind: ModelKind::Gguf, quantization: None, bytes: model.len() as u64 }
+        }
         ModelSource::Gguf(path) => {
             let dir = path.parent().unwrap_or(Path::new("."));
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! From what a user writes after `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
 //!
-//! Order: a path that exists wins, then an alias, then the cache. What could mean several things is an error
+//! Order: a path that exists wins, then an alias, then the built-in models, then the cache. What could mean several things is an error
 //! that lists them; nothing is guessed except the quantisation of a repository that has several, in the order
 //! of [`quant_tag::PREFERENCE`], and a notice says so. Only reads: nothing is downloaded, written or repaired
 //! here. Environment variables are the caller's business: it fills in [`HubPaths`].
@@ -15,6 +15,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::super::error::LoadError;
+use super::builtin::BuiltIn;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufFile, group_shards};
@@ -40,12 +41,15 @@ pub enum ModelSource {
     Gguf(PathBuf),
     /// A folder with config.json and safetensors.
     Folder(PathBuf),
+    /// A GGUF file inside the binary.
+    BuiltIn(&'static BuiltIn),
 }
 
 impl ModelSource {
     pub fn path(&self) -> &Path {
         match self {
             ModelSource::Gguf(path) | ModelSource::Folder(path) => path,
+            ModelSource::BuiltIn(model) => model.path(),
         }
     }
 }
@@ -58,6 +62,12 @@ pub struct Resolved {
     pub source: ModelSource,
     /// Choices made for the user, one sentence each.
     pub notices: Vec<String>,
+}
+
+impl Resolved {
+    pub fn built_in(model: &'static BuiltIn) -> Self {
+        Self { name: model.name.to_owned(), source: ModelSource::BuiltIn(model), notices: Vec::new() }
+    }
 }
 
 /// Aliases may name aliases, but not forever.
@@ -116,11 +126,12 @@ impl<'a> Search<'a> {
     fn open(&self, hub: &Result<HubRef, String>) -> Result<Step<'a>, LoadError> {
         let path = Path::new(self.reference.text());
         let alias = self.aliases.get(self.reference.text());
+        let built_in = BuiltIn::find(self.reference.text());
         if path.exists() {
-            // A folder without a model that happens to bear the name does not hide an alias or a cached model.
+            // A folder without a model that happens to bear the name does not hide an alias or another model.
             match self.local(path) {
                 Ok(found) => return Ok(Step::Found(found)),
-                Err(LoadError::Unsupported { .. }) if alias.is_some() => {}
+                Err(LoadError::Unsupported { .. }) if alias.is_some() || built_in.is_some() => {}
                 Err(error @ LoadError::Unsupported { .. }) => {
                     let cached = hub.as_ref().ok().and_then(|hub| self.cached(hub).ok());
                     return cached.map(Step::Found).ok_or(error);
@@ -128,10 +139,11 @@ impl<'a> Search<'a> {
                 Err(error) => return Err(error),
             }
         }
-        match (alias, hub) {
-            (Some(target), _) => Ok(Step::Alias(target)),
-            (None, Ok(hub)) => self.cached(hub).map(Step::Found),
-            (None, Err(message)) => Err(LoadError::InvalidReference {
+        match (alias, built_in, hub) {
+            (Some(target), ..) => Ok(Step::Alias(target)),
+            (None, Some(model), _) => Ok(Step::Found(Resolved::built_in(model))),
+            (None, None, Ok(hub)) => self.cached(hub).map(Step::Found),
+            (None, None, Err(message)) => Err(LoadError::InvalidReference {
                 reference: self.reference.text().to_owned(),
                 message: message.clone(),
             }),

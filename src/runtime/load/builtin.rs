@@ -1,0 +1,62 @@
+//! The models inside the binary, so that everything works with nothing downloaded: `guide`, which answers questions about llmctl.
+//!
+//! `assets/guide/README.md` says what it can do and how it is made.
+
+use std::path::Path;
+
+use crate::runtime::tensor::Bytes;
+
+/// A GGUF file that was compiled in.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BuiltIn {
+    /// What `--model` calls it.
+    pub name: &'static str,
+    /// What messages call the file.
+    path: &'static str,
+    file: &'static Aligned<[u8]>,
+}
+
+/// Tensors begin at multiples of 32 bytes of the file, which must hold in memory too, or they would be copied.
+#[derive(Debug, PartialEq, Eq)]
+#[repr(C, align(32))]
+struct Aligned<T: ?Sized>(T);
+
+/// The default model.
+pub static GUIDE: BuiltIn = BuiltIn {
+    name: "guide",
+    path: "built-in:guide.gguf",
+    file: &Aligned(*include_bytes!("../../../assets/guide/guide.gguf")),
+};
+
+impl BuiltIn {
+    /// The built-in model of that name.
+    pub fn find(name: &str) -> Option<&'static BuiltIn> {
+        [&GUIDE].into_iter().find(|model| model.name == name)
+    }
+
+    pub fn path(&self) -> &'static Path {
+        Path::new(self.path)
+    }
+
+    pub fn bytes(&self) -> Bytes {
+        Bytes::from(&self.file.0)
+    }
+
+    /// Size of the file in bytes.
+    pub fn len(&self) -> usize {
+        self.file.0.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_exact_and_tensors_are_not_copied() {
+        assert_eq!(BuiltIn::find("guide"), Some(&GUIDE));
+        assert_eq!(BuiltIn::find("Guide"), None);
+        assert_eq!(GUIDE.bytes().as_ptr() as usize % 32, 0);
+        assert_eq!(GUIDE.bytes().len(), GUIDE.len());
+    }
+}
