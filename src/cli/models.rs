@@ -87,11 +87,11 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
         let aliases: Vec<_> = aliases.iter().map(alias).collect();
         return print_json(&json!({
             "schema": "llmctl.models.v1", "cache": places.hub, "models": models, "aliases": aliases,
-            "built_in": [{"reference": GUIDE.name, "kind": ModelKind::Gguf.name(), "bytes": GUIDE.len()}],
+            "built_in": [{"reference": GUIDE.name, "kind": ModelKind::Gguf.name(), "bytes": GUIDE.file_len()}],
         }));
     }
     let built_in =
-        [GUIDE.name, ModelKind::Gguf.name(), "Q8_0", &bytes(GUIDE.len() as u64), "(inside llmctl)"];
+        [GUIDE.name, ModelKind::Gguf.name(), "Q8_0", &bytes(GUIDE.file_len() as u64), "(inside llmctl)"];
     let mut rows = vec![
         ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec(),
         built_in.map(str::to_owned).to_vec(),

@@ -43,7 +43,7 @@ impl BuiltIn {
     }
 
     /// Size of the file in bytes.
-    pub fn len(&self) -> usize {
+    pub fn file_len(&self) -> usize {
         self.file.0.len()
     }
 }
@@ -57,6 +57,6 @@ mod tests {
         assert_eq!(BuiltIn::find("guide"), Some(&GUIDE));
         assert_eq!(BuiltIn::find("Guide"), None);
         assert_eq!(GUIDE.bytes().as_ptr() as usize % 32, 0);
-        assert_eq!(GUIDE.bytes().len(), GUIDE.len());
+        assert_eq!(GUIDE.bytes().len(), GUIDE.file_len());
     }
 }

@@ -240,7 +240,7 @@ pub fn summary(source: &ModelSource) -> Summary {
             bytes: checkpoint_bytes(dir),
         },
         ModelSource::BuiltIn(model) => {
-            Summary { kind: ModelKind::Gguf, quantization: None, bytes: model.len() as u64 }
+            Summary { kind: ModelKind::Gguf, quantization: None, bytes: model.file_len() as u64 }
         }
         ModelSource::Gguf(path) => {
             let dir = path.parent().unwrap_or(Path::new("."));
