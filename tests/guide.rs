@@ -99,9 +99,15 @@ fn it_says_that_it_knows_nothing_else() {
     let asks: Vec<&str> = rows.iter().map(|row| row["ask"].as_str().expect("a question")).collect();
     let refused = |answer: &&String| {
         let answer = answer.to_lowercase();
-        ["only know llmctl", "only answer", "not sure", "as far as i know", "cannot"]
-            .iter()
-            .any(|words| answer.contains(words))
+        [
+            "only know llmctl",
+            "only answer questions about llmctl",
+            "not sure",
+            "as far as i know",
+            "i know of no such",
+        ]
+        .iter()
+        .any(|words| answer.contains(words))
     };
     let found = answers(&asks, &[]);
     let right = found.iter().filter(refused).count();

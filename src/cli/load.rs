@@ -191,7 +191,7 @@ pub fn load_texts(
 /// The files that the model flags mean; says which, where that is not what the user typed.
 ///
 /// # Errors
-/// A usage error without a model; those of [`models::find`].
+/// Those of [`models::find`].
 pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
     let Some(reference) = &args.model else {
         terminal.note(NO_MODEL);

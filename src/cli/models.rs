@@ -10,7 +10,7 @@ use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
 use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelKind, ModelRef, Resolved};
+use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, ModelSource, Resolved};
 use crate::runtime::load::model_facts;
 
 /// List the models: the built-in one, those in the Hugging Face cache, and the aliases
@@ -77,6 +77,8 @@ fn not_cached(candidates: &[String], places: &Places) -> String {
 fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, CommandError> {
     let models = hub::list(places.hub.as_deref());
     let aliases = config.aliases();
+    let built_in = hub::summary(&ModelSource::BuiltIn(&GUIDE));
+    let (kind, quantization) = (built_in.kind.name(), built_in.quantization.unwrap_or_default());
     if format == ReportFormat::Json {
         let models: Vec<_> = models.iter().map(model_json).collect();
         let alias = |(name, reference): (&String, &String)| {
@@ -87,11 +89,10 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
         let aliases: Vec<_> = aliases.iter().map(alias).collect();
         return print_json(&json!({
             "schema": "llmctl.models.v1", "cache": places.hub, "models": models, "aliases": aliases,
-            "built_in": [{"reference": GUIDE.name, "kind": ModelKind::Gguf.name(), "bytes": GUIDE.file_len()}],
+            "built_in": [{"reference": GUIDE.name, "kind": kind, "type": quantization, "bytes": built_in.bytes}],
         }));
     }
-    let built_in =
-        [GUIDE.name, ModelKind::Gguf.name(), "Q8_0", &bytes(GUIDE.file_len() as u64), "(inside llmctl)"];
+    let built_in = [GUIDE.name, kind, &quantization, &bytes(built_in.bytes), "(inside llmctl)"];
     let mut rows = vec![
         ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec(),
         built_in.map(str::to_owned).to_vec(),

@@ -11,6 +11,8 @@ use crate::runtime::tensor::Bytes;
 pub struct BuiltIn {
     /// What `--model` calls it.
     pub name: &'static str,
+    /// Of its matrices.
+    pub quantization: &'static str,
     /// What messages call the file.
     path: &'static str,
     file: &'static Aligned<[u8]>,
@@ -24,6 +26,7 @@ struct Aligned<T: ?Sized>(T);
 /// The default model.
 pub static GUIDE: BuiltIn = BuiltIn {
     name: "guide",
+    quantization: "Q8_0",
     path: "built-in:guide.gguf",
     file: &Aligned(*include_bytes!("../../../assets/guide/guide.gguf")),
 };

@@ -174,7 +174,7 @@ pub struct CachedModel {
     pub reference: String,
     pub commit: String,
     pub kind: ModelKind,
-    /// The file name's tag, or config.json's dtype.
+    /// The file name's tag, config.json's dtype, or what a built-in model says.
     pub quantization: Option<String>,
     /// Size of the weights on disk.
     pub bytes: u64,
@@ -239,9 +239,11 @@ pub fn summary(source: &ModelSource) -> Summary {
             quantization: checkpoint_dtype(dir),
             bytes: checkpoint_bytes(dir),
         },
-        ModelSource::BuiltIn(model) => {
-            Summary { kind: ModelKind::Gguf, quantization: None, bytes: model.file_len() as u64 }
-        }
+        ModelSource::BuiltIn(model) => Summary {
+            kind: ModelKind::Gguf,
+            quantization: Some(model.quantization.to_owned()),
+            bytes: model.file_len() as u64,
+        },
         ModelSource::Gguf(path) => {
             let dir = path.parent().unwrap_or(Path::new("."));
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
