@@ -455,4 +455,5 @@ def main():
     print(f"{args.threads} threads, {args.repeat} rounds, {time.time() - start:.0f} s", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,8 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 """Tokens that never are text."""
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 """Tokens that a parser of answers must see."""
+CUT_SHARE = 0.06
+"""Of the places between two letters."""
 
 
 def dumps(value):
@@ -69,20 +71,24 @@ def turns(messages, tools=()):
 
 
 class Codec:
-    """The tokenizer with its special ids, and a second one that drops merges at random for the users' turns."""
+    """The tokenizer with its special ids."""
 
-    def __init__(self, path, dropout=0.1):
-        self.plain, self.loose = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
-        self.loose.model.dropout = dropout
+    def __init__(self, path):
+        self.plain = Tokenizer.from_file(str(path))
         self.start, self.end = self.plain.token_to_id("<|im_start|>"), self.plain.token_to_id("<|im_end|>")
         self.newline = self.plain.encode("\n").ids
 
-    def encode(self, messages, tools=(), loose=False):
-        """Tokens, and for each whether the model is to write it."""
+    def loose(self, r, text):
+        """Tokens of a text some of whose words are cut in two, so that a slip does not make a stranger of a word."""
+        cuts = [n for n in range(1, len(text)) if text[n - 1 : n + 1].isalpha() and r.random() < CUT_SHARE]
+        return [token for start, end in zip([0, *cuts], [*cuts, len(text)]) for token in self.plain.encode(text[start:end]).ids]
+
+    def encode(self, messages, tools=(), loose=None):
+        """Tokens, and for each whether the model is to write it; `loose` draws cuts of words in the users' turns."""
         tokens, written = [], []
         for role, given, answer in turns(messages, tools):
             if loose and role == "user" and not given.startswith("<tool_response>"):
-                given_ids = self.plain.encode(role + "\n").ids + self.loose.encode(given).ids
+                given_ids = self.plain.encode(role + "\n").ids + self.loose(loose, given)
             else:
                 given_ids = self.plain.encode(f"{role}\n{given}").ids
             answer_ids = self.plain.encode(answer).ids

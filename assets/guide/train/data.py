@@ -6,6 +6,7 @@ import json
 import random
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from chat import Codec, assistant, system, user
@@ -29,16 +30,23 @@ def normal(text):
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
-CUT = {"fact", "dialog", "unknown"}
+CUT = {"fact", "dialog", "unknown", "doubt"}
 """Kinds whose last answer is often cut short."""
 LOOSE = CUT | {"long", "talk"}
-"""Kinds whose users' words lose merges at random; where something is to be copied, its tokens stay what they are."""
+"""Kinds whose users' words are cut in two now and then; where something is to be copied, its tokens stay what they are."""
 
 
 def held_values():
-    """The texts in the tests' calls: names that training shall not know."""
-    calls = [row["call"] for row in rows("tools.jsonl") + rows("results.jsonl")]
-    return {str(v).lower() for call in calls for v in call["arguments"].values() if isinstance(v, str)}
+    """The texts in the tests' calls and objects, and the words to spell: names that training shall not know."""
+    given = [row["call"]["arguments"] for row in rows("tools.jsonl") + rows("results.jsonl")] + [row.get("json", {}) for row in rows("skills.jsonl")]
+    spelt = {row["exact"].replace("-", "").lower() for row in rows("skills.jsonl") if row["kind"] == "spell"}
+    return spelt | {str(v).lower() for values in given for v in values.values() if isinstance(v, str)}
+
+
+def daily_texts():
+    """Phrases of daily language: what is asked about the rest of the world."""
+    parts = (tomllib.loads((HERE / f"language/{name}.toml").read_text())[name] for name in ("oos", "near"))
+    return [ask for part in parts for entry in part for ask in entry["ask"] if entry.get("kind") != "absent"]
 
 
 class Held:
@@ -64,7 +72,7 @@ class Data:
     """Draws documents and packs them into chunks."""
 
     def __init__(self, tokenizer=HERE / "tokenizer.json"):
-        self.values = Values(held_values())
+        self.values = Values(held_values(), daily_texts())
         self.facts = Facts(self.values)
         self.held = Held(self.facts)
         self.tools = Tools(self.values, self.held.tool_names)
@@ -95,6 +103,9 @@ class Data:
         if r.random() < 0.06:
             messages[-1] = assistant(messages[-1]["content"], reasoning=f"The question is about {ELSE_TOPIC}.")
         return messages, ()
+
+    def doubt(self, r):
+        return self.facts.doubt(r), ()
 
     def talk(self, r):
         return self.facts.greeting(r), ()
@@ -150,8 +161,8 @@ class Data:
         return self.codec.encode(*self.allowed(r, kind))
 
     def varied(self, r, kind):
-        """As `plain`, with merges dropped, with the answer cut short, or with all of it to be predicted."""
-        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=kind in LOOSE and r.random() < 0.3)
+        """As `plain`, with words cut in two, with the answer cut short, or with all of it to be predicted."""
+        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=r if kind in LOOSE and r.random() < 0.3 else None)
         if r.random() < 0.1:
             return tokens, [True] * len(written)
         if kind in CUT and r.random() < 0.65:
@@ -173,7 +184,7 @@ class Data:
         return documents
 
 
-KINDS = ["fact", "dialog", "long", "unknown", "talk", "words", "drill", "skill", "tool", "tool_one"]
+KINDS = ["fact", "dialog", "long", "unknown", "doubt", "talk", "words", "drill", "skill", "tool", "tool_one"]
 
 
 def main():

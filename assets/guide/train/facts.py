@@ -1,5 +1,6 @@
 """What guide knows: facts with their wordings, small talk, and the many things that it does not know."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -23,6 +24,8 @@ FLAG_FRAMES = ["what does {x} do?", "{x}", "what is {x}?", "how do I use {x}?", 
                "when do I use {x}?", "help on {x}", "meaning of {x}", "does {x} exist?", "I tried {x}"]
 CHAT_ALIASES = "branches bye clear compact context continue copy delete edit exit export file fork help json load ls model new q quit read regen".split()
 CODES = {65, 66, 69, 70, 74, 75, 77, 78, 130, 137, 141, 143}
+DOUBTS = Path(__file__).parent / "language/doubts.jsonl"
+"""Questions `of` a fact, perhaps `after` another; `sure` says that guide answered rightly without having met them."""
 CUTS = ["how do I", "what is", "can you", "I want to", "is there", "the", "and then", "how to", "what does", "where", "why", "but", "if I", "so", "when"]
 
 
@@ -40,6 +43,9 @@ class Facts:
         self.list = [f for p in sorted((here / "facts").glob("*.toml")) for f in tomllib.loads(p.read_text())["fact"]]
         self.by_id = {f["id"]: f for f in self.list}
         assert len(self.by_id) == len(self.list), "an id occurs twice"
+        for more in load(language, "wordings.toml")["wordings"]:
+            for name in ("do", "thing", "ask", "follow"):
+                self.by_id[more["id"]][name] = self.by_id[more["id"]].get(name, []) + more.get(name, [])
         self.merge(load(language, "merge.toml")["merge"])
         self.part()
         refusals = load(language, "refusals.toml")
@@ -48,6 +54,7 @@ class Facts:
         # Near misses in their everyday meaning are outside like any other topic.
         self.oos = load(language, "oos.toml")["oos"] + [n for n in near if n["kind"] == "everyday"] * 2
         self.lacking = [n for n in near if n["kind"] == "absent"]
+        self.doubts = [json.loads(line) for line in DOUBTS.read_text().splitlines()]
         self.talk = load(language, "talk.toml")["talk"]
         text = " ".join(p for f in self.list for p in f["do"] + f["ask"])
         self.vocabulary = sorted(set(re.findall(r"[a-z]{3,}", text.lower())))
@@ -162,6 +169,13 @@ class Facts:
         k = r.random()
         return self.outside(r) if k < 0.65 else self.absent(r) if k < 0.83 else self.unsure(r)
 
+    def doubt(self, r):
+        """A question that guide either knows the answer to or only believes to."""
+        row = r.choice(self.doubts)
+        before = self.asked(r, self.by_id[row["after"]]) if "after" in row else []
+        answer = self.by_id[row["of"]]["answers"][0] if row.get("sure") else UNSURE
+        return [*before, user(casual(r, expand(r, row["ask"], self.words))), assistant(answer)]
+
     def followed(self, r, fact):
         """A question that only makes sense after a fact, or None."""
         follows = [f for f in fact.get("follow", []) if f["to"] in self.by_id]
@@ -176,16 +190,16 @@ class Facts:
         messages = (self.greeting(r) if r.random() < 0.12 else []) + self.asked(r, fact)
         for _ in range(turns):
             k = r.random()
-            if k < 0.5 and (follow := self.followed(r, fact)):
+            if k < 0.6 and (follow := self.followed(r, fact)):
                 ask, fact = follow
                 messages += [user(casual(r, ask)), assistant(fact["answers"][0])]
-            elif k < 0.6 and fact.get("example"):
+            elif k < 0.67 and fact.get("example"):
                 messages += [user(casual(r, r.choice(EXAMPLES))), assistant(f"For example: `{fact['example']}`")]
-            elif k < 0.66:
+            elif k < 0.72:
                 messages += [user(casual(r, r.choice(AGAINS))), assistant(r.choice(fact["answers"][1:] or fact["answers"]))]
-            elif k < 0.78:
+            elif k < 0.8:
                 messages += self.unknown(r)
-            elif k < 0.83:
+            elif k < 0.84:
                 messages += self.greeting(r)
             else:
                 fact = r.choice(self.list)

@@ -15,12 +15,20 @@ DO_FRAMES = [
     "where do I start if I want to {x}?", "does llmctl have a way to {x}?", "what should I run to {x}?", "so how do I {x} here?",
     "explain how to {x}", "do you know how to {x}?", "how am I supposed to {x}?", "tell me how I can {x}", "my goal is to {x}",
     "could I {x}?", "which command do I need to {x}?", "any option to {x}?", "I don't know how to {x}",
+    "I'm looking for a way to {x}", "what do I have to do to {x}?", "would it be possible to {x}?", "give me the command to {x}",
+    "what flag do I need to {x}?", "I have to {x}", "I'm trying to {x}", "how could I {x}?", "looking to {x}", "I wish to {x}",
+    "steps to {x}", "how exactly do I {x}?", "whats the way to {x}", "the command that lets me {x}?", "could you tell me how to {x}?",
+    "I'm new here, how do I {x}?", "{x} - possible?", "do you have something to {x}?", "I'd love to {x}", "what is needed to {x}?",
+    "please explain how one can {x}", "my question is how to {x}", "I must {x}, how does that work?", "what lets me {x}?",
 ]
 THING_FRAMES = [
     "what is {x}?", "what does {x} do?", "what does {x} mean?", "explain {x}", "tell me about {x}", "{x}?", "{x}", "what is {x} for?",
     "when do I use {x}?", "describe {x}", "meaning of {x}", "how does {x} work?", "what about {x}?", "please explain {x}", "help on {x}",
     "{x} help", "how do I use {x}?", "info on {x}", "why would I use {x}?", "what can {x} do?", "I don't understand {x}", "usage of {x}",
-    "how is {x} used?", "what exactly is {x}?",
+    "how is {x} used?", "what exactly is {x}?", "what's {x}", "{x} explained", "can you explain {x}?", "somebody mentioned {x}", "not sure what {x} is",
+    "give me a short explanation of {x}", "what's {x} good for?", "what do I need {x} for?", "purpose of {x}", "{x} in simple words",
+    "define {x}", "what's the deal with {x}?", "I read about {x}, what does it do?", "{x}: meaning?", "what's that, {x}?", "is {x} important for me?",
+    "I stumbled over {x}", "question about {x}",
 ]
 HELD_DO_FRAMES = [
     "what's the trick to {x}?", "any idea how I could {x}?", "I am attempting to {x}, what should I use?", "what would I use if I wanted to {x}?",

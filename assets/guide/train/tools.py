@@ -1,10 +1,10 @@
 """Documents with tools: any name and schema, requests in daily words, arguments copied letter by letter."""
 
 import re
+from pathlib import Path
 
 from chat import assistant, result, user
-from domains import DOMAINS
-from values import invented, word
+from values import invented
 
 STYLES = [lambda w: "_".join(w)] * 6 + [
     lambda w: w[0] + "".join(x.capitalize() for x in w[1:]),
@@ -13,8 +13,8 @@ STYLES = [lambda w: "_".join(w)] * 6 + [
     lambda w: "-".join(w),
 ]
 TYPES = {"small": "integer", "int": "integer", "digit": "integer", "number": "number", "boolean": "boolean"}
-LEADS = ["", "", "", "", "", "please ", "can you ", "could you ", "hey, ", "I'd like you to ", "now ", "ok, "]
-TAILS = ["", "", "", "", "", " please", " thanks", " now", "."]
+LEADS = ["", "", "", "", "", "please ", "can you ", "could you ", "hey, ", "I'd like you to ", "now ", "ok, ", "would you ", "just ", "hi, ", "next, ", "go on and ", "quick: "]
+TAILS = ["", "", "", "", "", " please", " thanks", " now", ".", ", thank you", " for me", " if you can", " right away", ", will you?", " while I wait"]
 REQUESTS = [
     "{act}", "please {act}", "can you {act}?", "could you {act}", "I want to {act}", "use {name} to {act}", "use {name}",
     "call {name}", "I need you to {act}", "run {name}", "{act} now", "call the tool {name}", "time to {act}", "let us {act}",
@@ -25,6 +25,15 @@ ERRORS = ["not found", "timeout", "permission denied", "no connection", "invalid
 RESULT_KEYS = """status price total temperature time date count name message level speed distance state condition number
 seats stock balance eta weight height rating length duration platform gate delay address phone humidity wind score winner
 value id code amount size color owner version left free open available ready booked found success""".split()
+
+
+FAMILIES = Path(__file__).parent / "language/tools.txt"
+
+
+def families(text):
+    """The tools of each family: paragraphs of lines; `#` begins a remark."""
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return [[parse(line) for line in part.splitlines()] for part in re.split(r"\n\s*\n", lines.strip())]
 
 
 def parse(line):
@@ -41,7 +50,9 @@ class Tools:
         self.values = values
         flat = lambda words: "".join(words).lower()
         held = {re.sub(r"[^a-z]", "", name.lower()) for name in held_names}
-        self.domains = [d for d in map(parse, DOMAINS.strip().splitlines()) if flat(d[0]) not in held]
+        parted = ([tool for tool in family if flat(tool[0]) not in held] for family in families(FAMILIES.read_text()))
+        self.families = [family for family in parted if family]
+        self.domains = [tool for family in self.families for tool in family]
 
     def schema(self, r, name, description, kinds, about=None):
         """A function definition of the shape that OpenAI's clients send."""
@@ -60,11 +71,11 @@ class Tools:
         return {"type": "function", "function": {"name": name, "description": description,
                 "parameters": {"type": "object", "properties": properties, "required": required}}}
 
-    def living(self, r):
+    def living(self, r, tool):
         """A tool of daily life, and what draws requests for it as a person words them."""
-        words, description, kinds, asks = r.choice(self.domains)
+        words, description, kinds, asks = tool
         # Another parameter name in a part of the documents: the schema counts, not habit.
-        rename = {p: r.choice([f"{p}_{r.choice(['name', 'id', 'value'])}", word(r)]) if r.random() < 0.15 else p for p in kinds}
+        rename = {p: r.choice([f"{p}_{r.choice(['name', 'id', 'value'])}", self.values.word(r)]) if r.random() < 0.15 else p for p in kinds}
         style = r.choice(STYLES)
         k = r.random()
         named = words if k < 0.75 else [*words[:1], invented(r), *words[1:]] if k < 0.88 else [invented(r), invented(r)]
@@ -75,7 +86,7 @@ class Tools:
             form = ask = r.choice(asks)
             for p, v in args.items():
                 ask = ask.replace("{" + p + "}", say(v))
-            if ask.endswith("?"):
+            if form.endswith("?"):
                 ask = ask[:-1] if r.random() < 0.4 else ask
             elif r.random() < 0.35:
                 ask = r.choice(LEADS) + ask + r.choice(TAILS)
@@ -87,7 +98,7 @@ class Tools:
 
     def made_up(self, r):
         """A tool whose name, parameters and requests are put together from any words."""
-        verb, noun = (invented(r) if r.random() < 0.3 else r.choice(self.values.verbs)), word(r)
+        verb, noun = (invented(r) if r.random() < 0.3 else r.choice(self.values.verbs)), self.values.word(r)
         words = [verb, noun] if r.random() < 0.7 else [verb, r.choice(self.values.adjectives), noun]
         name = r.choice(STYLES)(words)
         act = f"{words[0]} {r.choice(['the ', 'a ', ''])}{' '.join(words[1:])}"
@@ -95,9 +106,9 @@ class Tools:
         description = description.replace("{a}", act.capitalize()).replace("{b}", act)
         kinds = {}
         for _ in range(r.choice([0, 1, 1, 1, 2, 2, 2, 3])):
-            p = word(r) if r.random() < 0.8 else word(r) + "_" + word(r)
+            p = self.values.word(r) if r.random() < 0.8 else self.values.word(r) + "_" + self.values.word(r)
             kinds[p] = r.choice(["thing", "thing", "place", "person", "code", "int", "small", "number", "phrase", "date", "slug", "boolean",
-                                 "enum " + ",".join(dict.fromkeys(word(r) for _ in range(3)))])
+                                 "enum " + ",".join(dict.fromkeys(self.values.word(r) for _ in range(3)))])
         tool = self.schema(r, name, description, kinds, noun)
         required = tool["function"]["parameters"]["required"]
 
@@ -117,20 +128,27 @@ class Tools:
 
         return tool, request
 
-    def one(self, r):
-        return self.living(r) if r.random() < 0.65 else self.made_up(r)
+    def some(self, r, count):
+        """Tools with their requests: often several of one family, which must be told apart, or of any."""
+        if count > 1 and r.random() < 0.45:
+            family = r.choice([f for f in self.families if len(f) > 1])
+            drawn = [self.living(r, tool) for tool in r.sample(family, min(count, len(family)))]
+        else:
+            drawn = [self.living(r, r.choice(self.domains)) if r.random() < 0.7 else self.made_up(r) for _ in range(count)]
+        r.shuffle(drawn)
+        return drawn
 
     def answer(self, r):
         """What a tool gives back, and the sentence that uses all of it."""
         if r.random() < 0.15:
-            error = r.choice(ERRORS).replace("{w}", word(r))
+            error = r.choice(ERRORS).replace("{w}", self.values.word(r))
             return {"error": error}, f"The call failed: {error}."
         if r.random() < 0.08:
             text = self.values.phrase(r)
             return text, f"The result: {text}."
         found = {}
         for _ in range(r.choice([1, 1, 2, 2, 2, 3])):
-            key = r.choice(RESULT_KEYS) if r.random() < 0.7 else word(r)
+            key = r.choice(RESULT_KEYS) if r.random() < 0.7 else self.values.word(r)
             if r.random() < 0.2:
                 key += "_" + r.choice(["m", "km", "kg", "id", "min", "eur", "c", "percent", "name", "date", "count"])
             kind = r.choice(["int", "number", "number", "thing", "phrase", "date", "time", "place", "person", "boolean", "code", "list"])
@@ -140,13 +158,13 @@ class Tools:
     def document(self, r, count, aside=None):
         """Requests with `count` tools, several for each, since the list of tools is most of the document; `aside` draws
         a turn that needs none."""
-        drawn = [self.one(r) for _ in range(count)]
+        drawn = self.some(r, count)
         tools = [tool for tool, _ in drawn]
-        if len({t["function"]["description"] for t in tools}) < count or len({t["function"]["name"] for t in tools}) < count:
+        if any(len({t["function"][key] for t in tools}) < len(tools) for key in ("description", "name")):
             return self.document(r, count, aside)
         messages = []
         for _ in range(r.choice([2, 3, 4]) if count == 1 else r.choice([3, 4, 5])):
-            if aside and r.random() < 0.08:
+            if aside and r.random() < 0.05:
                 messages += aside(r)
                 continue
             tool, request = r.choice(drawn)

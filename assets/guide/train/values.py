@@ -1,6 +1,10 @@
 """Values and words for documents about copying: real words, names, and invented ones."""
 
+import re
 import string
+from collections import Counter
+
+from grammar import expand
 
 PLACES = """Paris London Berlin Madrid Rome Vienna Prague Lisbon Tokyo Cairo Delhi Boston Chicago Dublin Athens Warsaw
 Budapest Copenhagen Stockholm Geneva Brussels Hamburg Munich Cologne Naples Venice Florence Marseille Porto Valencia
@@ -41,6 +45,14 @@ COLORS = "red blue green yellow orange purple white pink brown grey teal crimson
 COMMANDS = ["ls -la", "git status", "df -h", "make test", "uptime", "cargo build", "whoami", "date", "ps aux", "pwd"]
 ENDINGS = "txt csv md pdf json log png jpg toml yaml rs py html".split()
 
+SENTENCES = """the {thing} is in the {room}|{person} comes at {time}|I am late, start without me|the {thing} leaves at {time}|we need {small} more {thing}
+{person} has lost the {thing}|see you on {date}|the {adjective} {thing} belongs to {person}|my {thing} is {adjective}|never {verb} a {adjective} {thing}|there are {small} of us
+dinner is ready|the key to the {room} is with {person}|it is too {adjective} in {place}|{person} and {person} are on their way|bring {thing} and {thing}|no {thing} today
+I left the {thing} at home|do not forget the {thing}|{thing} is better than {thing}|{small} {adjective} things under a {thing}|please {verb} the {thing} for {person}
+we meet in {place} on {date}|the meeting is moved to {time}|good luck with the {thing}|happy birthday, {person}|{person} said no|all is well in {place}|the {room} smells of {thing}
+thank you for the {thing}|I will be there in {small} minutes|the {thing} costs {int}|nobody knows where {person} is|one {thing}, two {thing}|yes, I have seen the {thing}
+{place} is far from {place}|who has taken my {thing}?|what a {adjective} day|is the {thing} still there?|a {adjective} {thing} in {place}|{color} {thing} on {color} paper""".replace("\n", "|").split("|")
+
 ONSETS = "b c d f g h j k l m n p qu r s t v w x y z br ch cl cr dr fl gr pl pr sh sk sl st str th tr".split()
 NUCLEI = "a e i o u ai ea ee io ou".split()
 CODAS = ["", "", "", "n", "r", "s", "l", "t", "m", "x", "nd", "rk", "st"]
@@ -53,18 +65,31 @@ def invented(r):
     return "".join(r.choice(ONSETS) + r.choice(NUCLEI) for _ in range(r.choice([1, 2, 2, 2, 3]))) + r.choice(CODAS)
 
 
-def word(r, invent=0.4):
-    """A noun or an invented word."""
-    return invented(r) if r.random() < invent else r.choice(THINGS)
-
-
 class Values:
-    """Draws values by kind; words that the tests hold out are left out of the lists."""
+    """Draws values by kind; words that the tests hold out are left out of the lists. `texts` are phrases of daily
+    language: their rarer words and they themselves are values too."""
 
-    def __init__(self, held):
+    def __init__(self, held, texts):
         keep = lambda words: [w for w in words if w.lower() not in held]
         self.places, self.people, self.surnames = keep(PLACES), keep(PEOPLE), keep(SURNAMES)
         self.things, self.rooms, self.adjectives, self.verbs = keep(THINGS), keep(ROOMS), keep(ADJECTIVES), keep(VERBS)
+        self.texts = [t for t in texts if "<" not in t]
+        counts = Counter(w for t in self.texts for w in re.findall(r"[a-z]{3,}", t.lower()))
+        self.daily = keep(w for w in sorted(counts) if counts[w] < 12)
+
+    def word(self, r, invent=0.4):
+        """A noun, another word of daily language, or an invented one."""
+        return invented(r) if r.random() < invent else r.choice(self.things if r.random() < 0.4 else self.daily)
+
+    def sentence(self, r):
+        """A whole sentence, with capital and full stop or without."""
+        if r.random() < 0.4:
+            text = expand(r, r.choice(self.texts), {})
+        else:
+            text = re.sub(r"\{(\w+)\}", lambda m: str(self.draw(r, m[1])), r.choice(SENTENCES))
+        if r.random() < 0.4:
+            text = text[:1].upper() + text[1:]
+        return text + "." if text[-1] not in "?!." and r.random() < 0.25 else text
 
     def draw(self, r, kind):
         """One value of a kind, `enum a,b,c` included."""
@@ -74,16 +99,18 @@ class Values:
 
     def place(self, r):
         k = r.random()
-        if k < 0.55:
+        if k < 0.5:
             return r.choice(self.places)
-        if k < 0.9:
-            return invented(r).capitalize()
+        if k < 0.85:
+            return (invented(r) if r.random() < 0.7 else self.word(r, 0)).capitalize()
         return r.choice(["New", "Port", "San", "Bad", "Upper", "North", "Saint"]) + " " + invented(r).capitalize()
 
     def person(self, r):
-        first = r.choice(self.people) if r.random() < 0.6 else invented(r).capitalize()
+        first = r.choice(self.people) if r.random() < 0.6 else (invented(r) if r.random() < 0.7 else self.word(r, 0)).capitalize()
         if r.random() < 0.7:
             return first
+        if r.random() < 0.15:
+            return r.choice(["Dr ", "Mr ", "Mrs ", "Aunt ", "Uncle "]) + first
         return first + " " + (r.choice(self.surnames) if r.random() < 0.6 else invented(r).capitalize())
 
     def name(self, r):
@@ -92,7 +119,9 @@ class Values:
             return invented(r).capitalize()
         if k < 0.5:
             return invented(r).capitalize() + " " + invented(r).capitalize()
-        if k < 0.8:
+        if k < 0.65:
+            return r.choice(["", "", "The "]) + self.word(r, 0).capitalize()
+        if k < 0.85:
             return r.choice(["", "The ", "Cafe "]) + self.adjective(r).capitalize() + " " + self.thing(r).capitalize()
         return self.place(r) + r.choice([" Street", " Inn", " Square", " House", " FC", ""])
 
@@ -103,7 +132,7 @@ class Values:
         return r.choice(self.verbs)
 
     def thing(self, r):
-        return invented(r) if r.random() < 0.35 else r.choice(self.things)
+        return self.word(r, 0.3)
 
     def phrase(self, r):
         k = r.random()
@@ -115,8 +144,8 @@ class Values:
             return self.thing(r) + " " + r.choice(["and", "for", "with", "in", "of"]) + " " + self.thing(r)
         if k < 0.8:
             return " ".join(self.thing(r) for _ in range(r.choice([1, 2, 3, 4])))
-        if k < 0.9:
-            return r.choice(["I am late", "see you soon", "on my way", "dinner is ready", "good luck", "well done"])
+        if k < 0.93:
+            return self.sentence(r).rstrip(".")
         text = self.adjective(r) + " " + self.thing(r)
         return text.title()
 
@@ -165,7 +194,13 @@ class Values:
 
     def code(self, r):
         letters = "".join(r.choice(string.ascii_uppercase) for _ in range(r.randrange(1, 4)))
-        return letters + r.choice(["", "-", "-"]) + str(r.randrange(10 ** r.randrange(1, 5)))
+        digits = str(r.randrange(10 ** r.randrange(1, 5)))
+        k = r.random()
+        if k < 0.08:
+            return letters + "".join(r.choice(string.digits + string.ascii_uppercase) for _ in range(r.randrange(5, 14)))
+        if k < 0.2:
+            return self.word(r) + r.choice(["", "-", "_"]) + digits
+        return letters + r.choice(["", "-", "-"]) + digits
 
     def ticker(self, r):
         return "".join(r.choice(string.ascii_uppercase) for _ in range(r.randrange(2, 5)))
@@ -179,15 +214,16 @@ class Values:
         return f"{user}@{invented(r)}.{r.choice(['com', 'org', 'net', 'example'])}"
 
     def slug(self, r):
-        return r.choice(["-", "_", ""]).join(word(r) for _ in range(r.choice([1, 1, 2])))
+        text = r.choice(["-", "_", ""]).join(self.word(r) for _ in range(r.choice([1, 1, 2])))
+        return text + (str(r.randrange(1, 3000)) if r.random() < 0.2 else "")
 
     def file(self, r):
-        stem = self.slug(r)
+        stem = f"{r.choice(['IMG', 'DSC', 'scan', 'page'])}_{r.randrange(10000):04}" if r.random() < 0.1 else self.slug(r)
         folder = self.dir(r) + "/" if r.random() < 0.25 else ""
         return f"{folder}{stem}.{r.choice(ENDINGS)}"
 
     def dir(self, r):
-        return r.choice(["/", "./", "", "~/"]) + "/".join(word(r) for _ in range(r.choice([1, 1, 2])))
+        return r.choice(["/", "./", "", "~/"]) + "/".join(self.word(r) for _ in range(r.choice([1, 1, 2])))
 
     def version(self, r):
         return r.choice(["", "v"]) + ".".join(str(r.randrange(20)) for _ in range(r.choice([2, 3])))
@@ -196,7 +232,7 @@ class Values:
         return r.choice([f"{invented(r)}.{r.choice(['com', 'org', 'local', 'net'])}", ".".join(str(r.randrange(256)) for _ in range(4))])
 
     def shell(self, r):
-        return r.choice(COMMANDS) if r.random() < 0.4 else f"{invented(r)} {r.choice(['-a', '--all', '-v', '-n 3'])} {word(r)}"
+        return r.choice(COMMANDS) if r.random() < 0.4 else f"{invented(r)} {r.choice(['-a', '--all', '-v', '-n 3'])} {self.word(r)}"
 
     def equation(self, r):
         return f"{r.randrange(2, 20)}x {r.choice('+-')} {r.randrange(1, 50)} = {r.randrange(1, 200)}"
