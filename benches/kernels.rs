@@ -18,6 +18,7 @@ use llmctl::runtime::backend::KvType;
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::kernel::gemm::{self, Activations, Packed};
 use llmctl::runtime::kernel::matmul::{self, Shape};
+use llmctl::runtime::kernel::memory::Arena;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::kernel::{Dtype, Isa, dequantize_row, isa};
 
@@ -120,7 +121,9 @@ impl Subject {
         let mut pack_gb = Vec::new();
         let pack = || {
             let mut packed = None;
-            let time = seconds(|| packed = Packed::pack(dtype, [n, k], &file, pool).expect("memory"));
+            let time = seconds(|| {
+                packed = Packed::pack(dtype, [n, k], &file, &Arena::default(), pool).expect("memory")
+            });
             pack_gb.push(file.len() as f64 / time / 1e9);
             packed.expect("a quantised type")
         };

@@ -15,6 +15,7 @@ use crate::runtime::load::model_facts;
 
 /// List the models: the built-in one, those in the Hugging Face cache, and the aliases
 #[derive(Debug, Clone, Args)]
+#[command(after_long_help = LONG_HELP)]
 pub struct ModelsArgs {
     #[command(subcommand)]
     pub command: Option<ModelsCommand>,
@@ -33,6 +34,27 @@ pub enum ModelsCommand {
         reference: String,
     },
 }
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl models
+  llmctl models show org/repo:Q4_K_M
+  hf download org/repo && llmctl chat --model org/repo
+
+Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
+  ./model.gguf, ./folder       a GGUF file; a folder with config.json and safetensors files
+  org/repo, org/repo:Q4_K_M    from the Hugging Face cache, with the file's type where there are several; @REVISION behind it
+  NAME                         an alias: `NAME = \"REF\"` under [aliases] in the configuration
+  guide                        the very small one inside llmctl, also meant where nothing names a model
+  llmctl does not download yet: `hf download ORG/REPO` or any other tool that fills the cache does.
+
+Exit codes:
+  0    success
+  65   bad input: a damaged model
+  66   no such model
+
+Files:
+  $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub: the cache";
 
 pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, CommandError> {
     match args.command {

@@ -171,7 +171,8 @@ class Facts:
 
     def doubt(self, r):
         """A question that guide either knows the answer to or only believes to."""
-        row = r.choice(self.doubts)
+        is_first = r.random() < 0.6
+        row = r.choice([d for d in self.doubts if ("after" not in d) == is_first])
         before = self.asked(r, self.by_id[row["after"]]) if "after" in row else []
         answer = self.by_id[row["of"]]["answers"][0] if row.get("sure") else UNSURE
         return [*before, user(casual(r, expand(r, row["ask"], self.words))), assistant(answer)]

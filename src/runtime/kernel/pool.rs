@@ -39,9 +39,16 @@ struct Shared {
     /// Only looked at when it sleeps: counting references to it would make its cache line go back and forth.
     caller: Mutex<Option<Thread>>,
     workers: Vec<Worker>,
+    /// For every worker, the caller among them, the next index of its part of a [`Pool::for_each`].
+    parts: Vec<Part>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
+
+/// On a cache line of its own, since its worker writes to it for every task.
+#[derive(Default)]
+#[repr(align(64))]
+struct Part(AtomicUsize);
 
 /// On a cache line of its own: others write to their own all the time.
 #[derive(Default)]
@@ -123,6 +130,7 @@ impl Pool {
             caller_sleeps: AtomicBool::new(false),
             caller: Mutex::new(None),
             workers: (0..others).map(|_| Worker::default()).collect(),
+            parts: (0..=others).map(|_| Part::default()).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
@@ -195,18 +203,28 @@ impl Pool {
 
     /// Calls `task` for every index below `count`, each on some worker; who gets which does not show in a result
     /// that depends on the index only.
+    ///
+    /// Every worker begins with a part of its own and then helps the others with what is left of theirs. Neighbours are
+    /// mostly computed by one worker, one after the other: reading weights is a quarter faster so.
     pub fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
-        if self.active.get() == 0 || count < 2 {
+        let workers = self.threads();
+        if workers == 1 || count < 2 {
             return (0..count).for_each(task);
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|_| {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    return;
+        let parts = &self.shared.parts[..workers];
+        let start = |part: usize| count * part / workers;
+        for (part, Part(next)) in parts.iter().enumerate() {
+            next.store(start(part), Ordering::Relaxed);
+        }
+        self.run(&|worker| {
+            for part in (worker..workers).chain(0..worker) {
+                loop {
+                    let index = parts[part].0.fetch_add(1, Ordering::Relaxed);
+                    if index >= start(part + 1) {
+                        break;
+                    }
+                    task(index);
                 }
-                task(index);
             }
         });
     }
@@ -361,6 +379,21 @@ mod tests {
             });
             assert!(calls.iter().flatten().all(|calls| calls.load(Ordering::Relaxed) == 1));
         }
+    }
+
+    #[test]
+    fn others_take_over_what_a_slow_worker_has_left() {
+        let pool = Pool::new(2).unwrap();
+        let done = AtomicUsize::new(0);
+        pool.for_each(9, |index| {
+            let patience = Instant::now();
+            while index == 0 && done.load(Ordering::Relaxed) < 8 && patience.elapsed() < SPIN * 300_000 {
+                std::thread::yield_now();
+            }
+            assert!(index > 0 || done.load(Ordering::Relaxed) == 8, "its part waits behind it");
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 9);
     }
 
     #[test]

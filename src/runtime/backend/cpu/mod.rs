@@ -20,6 +20,7 @@ use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
 use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::memory::Arena;
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
@@ -57,6 +58,8 @@ pub struct Cpu {
     threads: [usize; 2],
     pool: Pool,
     scratch: RefCell<Scratch>,
+    /// Where packed weights lie.
+    weights: Arena,
 }
 
 /// Memory of operations, kept from step to step.
@@ -88,7 +91,13 @@ impl Cpu {
         }
         let pool = Pool::new(threads.max(threads_batch));
         let pool = pool.map_err(|error| Error::Backend(error.to_string()))?;
-        Ok(Self { isa, threads: [threads, threads_batch], pool, scratch: RefCell::default() })
+        Ok(Self {
+            isa,
+            threads: [threads, threads_batch],
+            pool,
+            scratch: RefCell::default(),
+            weights: Arena::default(),
+        })
     }
 
     /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
@@ -225,9 +234,12 @@ impl Backend for Cpu {
         }
         let packed = match dtype {
             Dtype::F32 => Ok(None),
-            Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.pool)
-                .map(|weights| weights.map(CpuWeight::Fixed)),
-            _ => Packed::pack(dtype, shape, bytes, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
+            Dtype::F16 | Dtype::Bf16 => {
+                fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.weights, &self.pool)
+                    .map(|weights| weights.map(CpuWeight::Fixed))
+            }
+            _ => Packed::pack(dtype, shape, bytes, &self.weights, &self.pool)
+                .map(|packed| packed.map(CpuWeight::Packed)),
         };
         let packed = packed.map_err(|error| LoadError::Tensor {
             tensor: format!("{} {:?}", dtype.name(), tensor.shape),

@@ -9,7 +9,7 @@ use half::f16;
 
 use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
 use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::memory::Memory;
+use crate::runtime::kernel::memory::{Arena, Memory};
 use crate::runtime::kernel::pool::Pool;
 
 /// Bytes that one task packs, at least.
@@ -35,13 +35,14 @@ impl Packed {
         dtype: Dtype,
         [rows, cols]: [usize; 2],
         bytes: &[u8],
+        arena: &Arena,
         pool: &Pool,
     ) -> io::Result<Option<Packed>> {
         let row_bytes = dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
         assert_eq!(bytes.len(), rows * row_bytes, "rows as the shape says");
         let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return Ok(None));
         let panels = rows.div_ceil(ROWS);
-        let mut memory = Memory::zeroed(panels * panel_bytes)?;
+        let mut memory = arena.zeroed(panels * panel_bytes)?;
         let per_task = TASK_BYTES.div_ceil(panel_bytes);
         pool.chunks_mut(&mut memory, per_task * panel_bytes, |task, out| {
             for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
@@ -270,7 +271,8 @@ mod tests {
             for &cols in lens {
                 for rows in [1, 15, 16, 17, 35] {
                     let bytes = random_weights(dtype, rows * cols, rows as u64);
-                    let packed = Packed::pack(dtype, [rows, cols], &bytes, &pool).unwrap().unwrap();
+                    let packed =
+                        Packed::pack(dtype, [rows, cols], &bytes, &Arena::default(), &pool).unwrap().unwrap();
                     let row_bytes = dtype.row_bytes(cols).unwrap();
                     for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                         let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
@@ -287,11 +289,12 @@ mod tests {
     #[test]
     fn floats_have_no_packed_form_and_packing_ignores_the_number_of_threads() {
         let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
-        assert!(Packed::pack(Dtype::F32, [1, 1], &[0; 4], &pools[0]).unwrap().is_none());
+        assert!(Packed::pack(Dtype::F32, [1, 1], &[0; 4], &Arena::default(), &pools[0]).unwrap().is_none());
         let (rows, cols) = (if cfg!(miri) { 40 } else { 4000 }, 256);
         let bytes = random_weights(Dtype::Q5K, rows * cols, 3);
-        let [one, three] =
-            pools.map(|pool| Packed::pack(Dtype::Q5K, [rows, cols], &bytes, &pool).unwrap().unwrap());
+        let [one, three] = pools.map(|pool| {
+            Packed::pack(Dtype::Q5K, [rows, cols], &bytes, &Arena::default(), &pool).unwrap().unwrap()
+        });
         assert!(*one.memory == *three.memory);
     }
 }

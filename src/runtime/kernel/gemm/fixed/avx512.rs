@@ -5,9 +5,6 @@ use std::ops::Range;
 
 use super::{BLOCK, MAX_ROWS, Panel, ROWS, Row, Sums, TILE, WIDTH};
 
-/// How far ahead of the weights in use the next ones are fetched, in bytes, where few rows make memory the limit.
-const PREFETCH: usize = 2048;
-
 /// # Safety
 /// The features; panels and rows have the blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -52,12 +49,8 @@ unsafe fn tile<const R: usize>(
         for pair in 0..BLOCK / 2 {
             let at = block * TILE + pair * 2 * ROWS;
             let codes = w.map(|w| {
-                let codes = w.codes.as_ptr().wrapping_add(at);
-                if R < 4 {
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH / 2).cast());
-                }
-                // SAFETY: the panel has this block.
-                unsafe { _mm512_loadu_si512(codes.cast()) }
+                // SAFETY: the panel has this block. Nothing is fetched ahead: the processor does, and better.
+                unsafe { _mm512_loadu_si512(w.codes.as_ptr().add(at).cast()) }
             });
             for row in 0..R {
                 // SAFETY: the row has this block.

@@ -27,7 +27,7 @@ use std::io;
 use std::ops::Range;
 
 use super::{MAX_TOGETHER, Output, Variant};
-use crate::runtime::kernel::memory::Memory;
+use crate::runtime::kernel::memory::{Arena, Memory};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa};
 
@@ -91,6 +91,7 @@ impl Weights {
         dtype: Dtype,
         [rows, cols]: [usize; 2],
         bytes: &[u8],
+        arena: &Arena,
         pool: &Pool,
     ) -> io::Result<Option<Weights>> {
         if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
@@ -98,7 +99,7 @@ impl Weights {
         }
         assert_eq!(bytes.len(), rows * cols * 2, "rows as the shape says");
         let panel_bytes = panel_bytes(cols);
-        let mut memory = Memory::zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
+        let mut memory = arena.zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
         let per_task = VALUES_PER_TASK.div_ceil(ROWS * cols.max(1));
         pool.chunks_mut(&mut memory, per_task * panel_bytes, |task, out| {
             for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
