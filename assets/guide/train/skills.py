@@ -109,31 +109,31 @@ def as_json(r, values):
 
 def skill(r, values):
     """One of the four skills that users can ask for."""
-    return r.choices([repeat, spell, count, as_json], [0.32, 0.24, 0.12, 0.32])[0](r, values)
+    return r.choices([repeat, spell, count, as_json], [0.22, 0.38, 0.08, 0.32])[0](r, values)
 
 
 def drill(r, values, pieces):
     """A copying exercise on random tokens and words, without daily language: this is where induction comes from."""
     any_word = lambda: "".join(r.choice(pieces) for _ in range(r.choice([1, 1, 2]))) if r.random() < 0.6 else values.word(r, 0.5)
     k = r.random()
-    if k < 0.12:
+    if k < 0.3:
         # The letters of every token there is.
-        word = any_word()
-        return [asked(r, r.choice(SPELLS), w=word), assistant("-".join(word))]
-    if k < 0.4:
+        spelt = [any_word() for _ in range(4)]
+        return [m for w in spelt for m in (asked(r, r.choice(SPELLS), w=w), assistant("-".join(w)))]
+    if k < 0.48:
         text = " ".join(any_word() for _ in range(r.randrange(3, 14)))
         return [user(r.choice(["repeat: {s}", "say {s}", "{s}", "echo {s}"]).format(s=text)), assistant(text)]
     pairs = {any_word(): values.draw(r, r.choice(["thing", "int", "place", "code", "phrase", "name"])) for _ in range(r.randrange(2, 7))}
     listed = ", ".join(r.choice(["{}: {}", "{}={}"]).format(k, v) for k, v in pairs.items())
     keys = list(pairs)
-    if k < 0.62:
+    if k < 0.66:
         # The value of one key, several times: each answer is a look-up.
         messages = []
         for n, key in enumerate(r.sample(keys, min(len(keys), r.choice([1, 2, 3])))):
             ask = r.choice(["{k}?", "what is {k}?", "give me {k}", "value of {k}"]).format(k=key)
             messages += [user(f"{listed}. {ask}" if n == 0 else ask), assistant(str(pairs[key]))]
         return messages
-    if k < 0.8:
+    if k < 0.82:
         picked = r.sample(keys, r.randrange(1, len(keys) + 1))
         return [user(f"{listed}. JSON with {', '.join(picked)}"), assistant(dumps({p: pairs[p] for p in picked}))]
     if k < 0.9:
