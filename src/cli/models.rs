@@ -43,9 +43,9 @@ Examples:
 
 Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
   ./model.gguf, ./folder       a GGUF file; a folder with config.json and safetensors files
-  org/repo, org/repo:Q4_K_M    from the Hugging Face cache, with the file's type where there are several; @REVISION behind it
+  org/repo, org/repo:Q4_K_M    from the Hugging Face cache; @REVISION may follow
   NAME                         an alias: `NAME = \"REF\"` under [aliases] in the configuration
-  guide                        the very small one inside llmctl, also meant where nothing names a model
+  guide                        the very small one inside llmctl, also without --model
   llmctl does not download yet: `hf download ORG/REPO` or any other tool that fills the cache does.
 
 Exit codes:
