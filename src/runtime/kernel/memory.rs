@@ -104,7 +104,11 @@ impl Arena {
         let mut current = self.0.borrow_mut();
         let chunk = match &mut *current {
             Some(chunk) if chunk.used + len <= CHUNK => chunk,
-            full => full.insert(Chunk::new()?),
+            full => match Chunk::new() {
+                Ok(chunk) => full.insert(chunk),
+                // A process with little address space may still have room for the piece.
+                Err(_) => return Memory::zeroed(len),
+            },
         };
         // SAFETY: `used + len` is within the mapping.
         let start = unsafe { chunk.start.add(chunk.used) };
