@@ -34,6 +34,7 @@ fn speech(tokenizer: Tokenizer, template: &str) -> Speech {
         defaults_source: "nothing",
         listed_ends: Vec::new(),
         end_of_generation: Vec::new(),
+        hints: None,
     };
     Speech::new(texts, Some(template))
 }

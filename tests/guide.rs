@@ -84,7 +84,7 @@ fn a_model_or_an_alias_of_that_name_is_meant_first() {
 
 #[test]
 fn it_answers_most_of_what_it_never_saw() {
-    for (name, least) in [("free", 70), ("inscope_short", 85)] {
+    for (name, least) in [("free", 82), ("inscope_short", 85)] {
         let rows = held_out(name);
         let asks: Vec<&str> = rows.iter().map(|row| row["ask"].as_str().expect("a question")).collect();
         let found = answers(&asks, &[]);
@@ -111,7 +111,7 @@ fn it_says_that_it_knows_nothing_else() {
     };
     let found = answers(&asks, &[]);
     let right = found.iter().filter(refused).count();
-    assert!(100 * right >= 70 * rows.len(), "{right} of {}: {found:#?}", rows.len());
+    assert!(100 * right >= 76 * rows.len(), "{right} of {}: {found:#?}", rows.len());
 }
 
 #[test]

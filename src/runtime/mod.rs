@@ -9,6 +9,7 @@ pub mod form;
 pub mod generation;
 pub mod grammar;
 pub mod handle;
+pub mod hints;
 pub mod kernel;
 pub mod kv;
 pub mod load;

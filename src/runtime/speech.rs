@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::error::Result;
+use super::hints::Hints;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
@@ -21,6 +22,8 @@ pub struct Speech {
     template: std::result::Result<ChatTemplate, TemplateError>,
     /// What that template shows of answers.
     dialect: Dialect,
+    /// What prompts of the model's own template get beside the conversation.
+    hints: Option<Hints>,
 }
 
 /// What templates print of a tokenizer.
@@ -33,12 +36,13 @@ impl Speech {
     /// `template` is used in place of the model's own.
     pub fn new(texts: ModelTexts, template: Option<&str>) -> Self {
         let specials = special_tokens(&texts.tokenizer);
+        let hints = texts.hints.filter(|_| template.is_none());
         let source = template.or(texts.chat_templates.default.as_deref());
         let template =
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
         let dialect =
             template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
-        Self { texts, template, dialect }
+        Self { texts, template, dialect, hints }
     }
 
     pub fn texts(&self) -> &ModelTexts {
@@ -95,7 +99,10 @@ impl Speech {
     ) -> std::result::Result<String, TemplateError> {
         let template = self.template.as_ref().map_err(TemplateError::clone)?;
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        template.render(conversation, &options)
+        match &self.hints {
+            Some(hints) => template.render(&hints.annotate(conversation), &options),
+            None => template.render(conversation, &options),
+        }
     }
 
     /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.

@@ -311,6 +311,7 @@ pub fn speech(template: Option<&str>) -> Speech {
         defaults_source: "nothing",
         listed_ends: Vec::new(),
         end_of_generation: Vec::new(),
+        hints: None,
     };
     Speech::new(texts, template)
 }

@@ -71,26 +71,34 @@ def turns(messages, tools=()):
 
 
 class Codec:
-    """The tokenizer with its special ids."""
+    """The tokenizer with its special ids, and the hints that questions get (`hints.py`)."""
 
-    def __init__(self, path):
-        self.plain = Tokenizer.from_file(str(path))
+    def __init__(self, path, hints=None):
+        self.plain, self.hints = Tokenizer.from_file(str(path)), hints
         self.start, self.end = self.plain.token_to_id("<|im_start|>"), self.plain.token_to_id("<|im_end|>")
         self.newline = self.plain.encode("\n").ids
 
-    def loose(self, r, text):
+    def loose(self, r, text, tail):
         """Tokens of a text some of whose words are cut in two, so that a slip does not make a stranger of a word."""
         cuts = [n for n in range(1, len(text)) if text[n - 1 : n + 1].isalpha() and r.random() < CUT_SHARE]
+        text += tail
         return [token for start, end in zip([0, *cuts], [*cuts, len(text)]) for token in self.plain.encode(text[start:end]).ids]
 
-    def encode(self, messages, tools=(), loose=None):
-        """Tokens, and for each whether the model is to write it; `loose` draws cuts of words in the users' turns."""
-        tokens, written = [], []
-        for role, given, answer in turns(messages, tools):
-            if loose and role == "user" and not given.startswith("<tool_response>"):
-                given_ids = self.plain.encode(role + "\n").ids + self.loose(loose, given)
+    def encode(self, messages, tools=(), loose=None, hinted=True):
+        """Tokens, and for each whether the model is to write it; `loose` draws cuts of words in the users' turns. Where
+        there are tools, there are no hints."""
+        tokens, written, before = [], [], None
+        # Without tools there is a turn for each message; one of training may come with an index of its own.
+        indexes = [message.get("hints") for message in messages]
+        for n, (role, given, answer) in enumerate(turns(messages, tools)):
+            is_users = role == "user" and not given.startswith("<tool_response>")
+            tail = ""
+            if is_users and hinted and self.hints and not tools:
+                tail, before = (indexes[n] or self.hints).line(given, before), given
+            if loose and is_users:
+                given_ids = self.plain.encode(role + "\n").ids + self.loose(loose, given, tail)
             else:
-                given_ids = self.plain.encode(f"{role}\n{given}").ids
+                given_ids = self.plain.encode(f"{role}\n{given}{tail}").ids
             answer_ids = self.plain.encode(answer).ids
             tokens += [self.start, *given_ids, *answer_ids, self.end, *self.newline]
             is_written = role == "assistant"

@@ -1,14 +1,14 @@
 """Checks of the data and of its agreement with llmctl.
 
 `python check.py` looks for the tests' wordings in many documents, and for held-out wordings among the writers' phrases.
-`python check.py URL` compares rendered prompts and token ids with those of a running `llmctl serve --model guide.gguf`."""
+`python check.py URL` compares rendered prompts and token ids with those of a running `llmctl serve --model guide`."""
 
 import json
 import random
 import sys
 import urllib.request
 
-from chat import dumps, turns
+from chat import dumps
 from data import KINDS, Data, normal
 from grammar import expand
 
@@ -55,9 +55,9 @@ def agrees(data, url, documents=12):
             asked = messages[:-1]
             body = {"messages": [as_sent(m) for m in asked], **({"tools": list(tools)} if tools else {})}
             theirs = post(url + "/apply-template", body)["prompt"]
-            mine = "".join(f"<|im_start|>{role}\n{given}{answer}<|im_end|>\n" for role, given, answer in turns(asked, tools)) + "<|im_start|>assistant\n"
-            assert theirs == mine, (theirs, mine)
-            assert post(url + "/tokenize", {"content": theirs})["tokens"] == data.codec.prompt(asked, tools), theirs
+            mine = data.codec.prompt(asked, tools)
+            assert theirs == data.codec.decode(mine), (theirs, data.codec.decode(mine))
+            assert post(url + "/tokenize", {"content": theirs})["tokens"] == mine, theirs
     print(documents * len(KINDS), "prompts and their tokens are the same")
 
 

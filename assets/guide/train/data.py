@@ -11,6 +11,8 @@ from pathlib import Path
 
 from chat import Codec, assistant, system, user
 from facts import ELSE_TOPIC, SYSTEMS, Facts
+from hints import FILE as HINTS
+from hints import Hints
 from skills import drill, skill
 from tools import Tools
 from values import Values
@@ -32,6 +34,8 @@ def normal(text):
 
 CUT = {"fact", "dialog", "unknown", "doubt"}
 """Kinds whose last answer is often cut short."""
+HINTED = 0.9
+"""Of the documents: guide also answers where it has no hints."""
 LOOSE = CUT | {"long", "talk"}
 """Kinds whose users' words are cut in two now and then; where something is to be copied, its tokens stay what they are."""
 
@@ -71,12 +75,13 @@ class Held:
 class Data:
     """Draws documents and packs them into chunks."""
 
-    def __init__(self, tokenizer=HERE / "tokenizer.json"):
+    def __init__(self, tokenizer=HERE / "tokenizer.json", hinted=True):
         self.values = Values(held_values(), daily_texts())
-        self.facts = Facts(self.values)
+        hints = Hints() if hinted and HINTS.exists() else None
+        self.facts = Facts(self.values, hints)
         self.held = Held(self.facts)
         self.tools = Tools(self.values, self.held.tool_names)
-        self.codec = Codec(tokenizer) if Path(tokenizer).exists() else None
+        self.codec = Codec(tokenizer, hints) if Path(tokenizer).exists() else None
         if self.codec:
             vocabulary = self.codec.plain.get_vocab()
             self.pieces = sorted(p.lstrip("Ġ") for p in vocabulary if re.fullmatch(r"Ġ?[A-Za-z]{2,}", p))
@@ -162,7 +167,8 @@ class Data:
 
     def varied(self, r, kind):
         """As `plain`, with words cut in two, with the answer cut short, or with all of it to be predicted."""
-        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=r if kind in LOOSE and r.random() < 0.3 else None)
+        is_loose, hinted = kind in LOOSE and r.random() < 0.3, r.random() < HINTED
+        tokens, written = self.codec.encode(*self.allowed(r, kind), loose=r if is_loose else None, hinted=hinted)
         if r.random() < 0.1:
             return tokens, [True] * len(written)
         if kind in CUT and r.random() < 0.65:

@@ -9,6 +9,7 @@ import grammar
 import world
 from chat import assistant, user
 from grammar import casual, expand, soup, thin, typos
+from hints import PARTS, among
 from values import invented
 
 EXAMPLES = ["can you give an example?", "show me an example", "example?", "give me an example please", "an example would help", "how would that look?",
@@ -24,6 +25,8 @@ FLAG_FRAMES = ["what does {x} do?", "{x}", "what is {x}?", "how do I use {x}?", 
                "when do I use {x}?", "help on {x}", "meaning of {x}", "does {x} exist?", "I tried {x}"]
 CHAT_ALIASES = "branches bye clear compact context continue copy delete edit exit export file fork help json load ls model new q quit read regen".split()
 CODES = {65, 66, 69, 70, 74, 75, 77, 78, 130, 137, 141, 143}
+STRANGE = 0.2
+"""Of the questions about facts."""
 DOUBTS = Path(__file__).parent / "language/doubts.jsonl"
 """Questions `of` a fact, perhaps `after` another; `sure` says that guide answered rightly without having met them."""
 CUTS = ["how do I", "what is", "can you", "I want to", "is there", "the", "and then", "how to", "what does", "where", "why", "but", "if I", "so", "when"]
@@ -36,8 +39,8 @@ def load(folder, name):
 class Facts:
     """All that the writers' files say, and how questions are drawn from it."""
 
-    def __init__(self, values, here=Path(__file__).parent):
-        self.values = values
+    def __init__(self, values, hints=None, here=Path(__file__).parent):
+        self.values, self.hints, self.partial = values, hints, []
         language = here / "language"
         self.words = load(language, "words.toml")["words"]
         self.list = [f for p in sorted((here / "facts").glob("*.toml")) for f in tomllib.loads(p.read_text())["fact"]]
@@ -48,6 +51,7 @@ class Facts:
                 self.by_id[more["id"]][name] = self.by_id[more["id"]].get(name, []) + more.get(name, [])
         self.merge(load(language, "merge.toml")["merge"])
         self.part()
+        self.hint_of = dict(zip((f["id"] for f in self.list), hints.hints)) if hints else {}
         refusals = load(language, "refusals.toml")
         self.oos_answers, self.absent_answers = refusals["answers_oos"], refusals["answers_absent"]
         near = load(language, "near.toml")["near"]
@@ -79,9 +83,11 @@ class Facts:
 
     # ---- questions
 
-    def question(self, r, fact):
-        """A question of the training data for a fact."""
-        dos, things, asks = fact["do"], fact.get("thing", []), fact["ask"]
+    def question(self, r, fact, among=lambda phrase: True):
+        """A question of the training data for a fact, from the phrases that count."""
+        dos, things, asks = ([p for p in fact.get(name, []) if among(p)] for name in ("do", "thing", "ask"))
+        if not dos or not asks:
+            dos, things, asks = fact["do"], fact.get("thing", []), fact["ask"]
         kind = r.choices("dta", [len(dos) ** 0.8, 0.7 * len(things) ** 0.8, len(asks) ** 0.8 * 1.2])[0]
         pool = {"d": dos, "t": things, "a": asks}[kind]
         text = expand(r, r.choice(pool), self.words)
@@ -121,7 +127,22 @@ class Facts:
     # ---- turns
 
     def asked(self, r, fact):
-        return [user(self.question(r, fact)), assistant(fact["answers"][0])]
+        part = self.drawn_part(r)
+        return self.strange(r, self.question(r, fact, among(part)), fact, part)
+
+    def drawn_part(self, r):
+        """Half of the questions get the hints of an index that does not know their phrases, as is the users' case."""
+        return r.randrange(PARTS) if self.partial and r.random() < 0.5 else None
+
+    def strange(self, r, text, fact, part, before=None):
+        """A question, now and then with words in it that nobody knows: then the hints are what is left to go by, and
+        where they miss the fact too, doubt."""
+        answer, hints = fact["answers"][0], self.hints if part is None else self.partial[part]
+        if hints and r.random() < STRANGE:
+            text = grammar.estrange(r, text, self.values)
+            if self.hint_of[fact["id"]] not in hints.of(text, before):
+                answer = UNSURE
+        return [user(text) | ({"hints": hints} if part is not None else {}), assistant(answer)]
 
     def outside(self, r):
         """A question about anything else in the world."""
@@ -174,16 +195,20 @@ class Facts:
         is_first = r.random() < 0.6
         row = r.choice([d for d in self.doubts if ("after" not in d) == is_first])
         before = self.asked(r, self.by_id[row["after"]]) if "after" in row else []
-        answer = self.by_id[row["of"]]["answers"][0] if row.get("sure") else UNSURE
-        return [*before, user(casual(r, expand(r, row["ask"], self.words))), assistant(answer)]
+        fact, text = self.by_id[row["of"]], casual(r, expand(r, row["ask"], self.words))
+        # Hints say of a wording that nobody knows what they say of a user's: where they are right, so is the answer.
+        hints = self.hints.of(text, before[0]["content"] if before else None) if self.hints else []
+        is_sure = row.get("sure") or hints[:1] == [self.hint_of.get(fact["id"])]
+        return [*before, user(text), assistant(fact["answers"][0] if is_sure else UNSURE)]
 
-    def followed(self, r, fact):
-        """A question that only makes sense after a fact, or None."""
+    def followed(self, r, fact, among=lambda phrase: True):
+        """A question that only makes sense after a fact, and the fact that it asks for, or None."""
         follows = [f for f in fact.get("follow", []) if f["to"] in self.by_id]
         if not follows:
             return None
         follow = r.choice(follows)
-        return expand(r, r.choice(follow["ask"]), self.words), self.by_id[follow["to"]]
+        asks = [ask for ask in follow["ask"] if among(ask)] or follow["ask"]
+        return expand(r, r.choice(asks), self.words), self.by_id[follow["to"]]
 
     def dialog(self, r, turns):
         """Facts, follow-ups, examples, refusals and small talk in one conversation."""
@@ -191,9 +216,10 @@ class Facts:
         messages = (self.greeting(r) if r.random() < 0.12 else []) + self.asked(r, fact)
         for _ in range(turns):
             k = r.random()
-            if k < 0.6 and (follow := self.followed(r, fact)):
+            part = self.drawn_part(r)
+            if k < 0.6 and (follow := self.followed(r, fact, among(part))):
                 ask, fact = follow
-                messages += [user(casual(r, ask)), assistant(fact["answers"][0])]
+                messages += self.strange(r, casual(r, ask), fact, part, messages[-2]["content"])
             elif k < 0.67 and fact.get("example"):
                 messages += [user(casual(r, r.choice(EXAMPLES))), assistant(f"For example: `{fact['example']}`")]
             elif k < 0.72:

@@ -94,6 +94,16 @@ def swap(r, text, words):
     return " ".join(changed)
 
 
+def estrange(r, text, values):
+    """Puts words that nobody knows, or that belong elsewhere, for a third of those that count."""
+    words = text.split(" ")
+    counting = [n for n, w in enumerate(words) if w.lower().strip("?.,!") not in SMALL]
+    chosen = [n for n in counting if r.random() < 0.35] or [r.choice(counting or [0])]
+    for n in chosen[: max(1, len(counting) - 1)]:
+        words[n] = values.word(r, 0.5)
+    return " ".join(words)
+
+
 def thin(r, text, others):
     """Drops some words, and now and then puts a foreign one in: the model must lean on whatever is left."""
     words = []

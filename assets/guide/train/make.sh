@@ -7,6 +7,8 @@ folder=$1
 # One thread per operator: the trainer's two workers are the parallelism. Few arenas, or memory grows with every length of batch.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MALLOC_ARENA_MAX=2
 python chat.py
+# A run that goes on keeps the hints that it has learnt to read.
+[ -e "$folder/guide.pt" ] || python hints.py
 python check.py
 python train.py "$folder" "$2"
 python export.py "$folder/guide.pt" ../guide.gguf

@@ -163,7 +163,7 @@ class Tools:
         if any(len({t["function"][key] for t in tools}) < len(tools) for key in ("description", "name")):
             return self.document(r, count, aside)
         messages = []
-        for _ in range(r.choice([2, 3, 4]) if count == 1 else r.choice([4, 5, 6])):
+        for _ in range(r.choice([2, 3, 5]) if count == 1 else r.choice([4, 6, 8])):
             if aside and r.random() < 0.05:
                 messages += aside(r)
                 continue

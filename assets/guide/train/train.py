@@ -19,6 +19,7 @@ import torch
 
 from data import KINDS, Data
 from evaluate import score, sets
+from hints import partial
 from model import Guide
 from optim import Muon
 
@@ -186,6 +187,7 @@ def main():
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     run, data = Run(folder, "--adamw" in sys.argv), Data()
+    data.facts.partial = partial(data)
     every, shares_before = sets(data), None
     valid = {kind: data.chunk("valid", 0, {kind: 1.0}, VALID, data.plain) for kind in KINDS}
     # A run that is told to end keeps what it has learnt.

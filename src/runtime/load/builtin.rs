@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use crate::runtime::hints::Hints;
 use crate::runtime::tensor::Bytes;
 
 /// A GGUF file that was compiled in.
@@ -16,6 +17,8 @@ pub struct BuiltIn {
     /// What messages call the file.
     path: &'static str,
     file: &'static Aligned<[u8]>,
+    /// What its prompts get beside the conversation, read as [`Hints`].
+    hints: &'static [u8],
 }
 
 /// Tensors begin at multiples of 32 bytes of the file, which must hold in memory too, or they would be copied.
@@ -29,6 +32,7 @@ pub static GUIDE: BuiltIn = BuiltIn {
     quantization: "Q8_0",
     path: "built-in:guide.gguf",
     file: &Aligned(*include_bytes!("../../../assets/guide/guide.gguf")),
+    hints: include_bytes!("../../../assets/guide/hints.bin"),
 };
 
 impl BuiltIn {
@@ -43,6 +47,10 @@ impl BuiltIn {
 
     pub fn bytes(&self) -> Bytes {
         Bytes::from(&self.file.0)
+    }
+
+    pub fn hints(&self) -> Option<Hints> {
+        Hints::parse(self.hints)
     }
 
     /// Size of the file in bytes.

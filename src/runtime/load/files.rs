@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::builtin::BuiltIn;
 use super::facts::facts;
 use super::gguf::Gguf;
 use super::hf::{self, ChatTemplates, GenerationConfig};
@@ -13,6 +14,7 @@ use super::metadata::Metadata;
 use super::safetensors::Safetensors;
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
+use crate::runtime::hints::Hints;
 use crate::runtime::model::arch::Facts;
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
@@ -21,7 +23,7 @@ use crate::runtime::text::Tokenizer;
 pub struct ModelFiles {
     files: Files,
     facts: Facts,
-    is_built_in: bool,
+    built_in: Option<&'static BuiltIn>,
 }
 
 enum Files {
@@ -37,7 +39,7 @@ impl ModelFiles {
             ModelSource::Gguf(path) => Ok(Self::of_gguf(Gguf::open(path)?)),
             ModelSource::BuiltIn(model) => {
                 let gguf = Gguf::from_bytes(model.path(), model.bytes())?;
-                Ok(Self { is_built_in: true, ..Self::of_gguf(gguf) })
+                Ok(Self { built_in: Some(model), ..Self::of_gguf(gguf) })
             }
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
@@ -46,7 +48,7 @@ impl ModelFiles {
                 Ok(Self {
                     files: Files::Folder { path: path.clone(), config, tensors },
                     facts,
-                    is_built_in: false,
+                    built_in: None,
                 })
             }
         }
@@ -55,7 +57,7 @@ impl ModelFiles {
     fn of_gguf(gguf: Gguf) -> Self {
         let gguf = Arc::new(gguf);
         let facts = facts(&gguf);
-        Self { files: Files::Gguf(gguf), facts, is_built_in: false }
+        Self { files: Files::Gguf(gguf), facts, built_in: None }
     }
 
     pub fn facts(&self) -> &Facts {
@@ -79,7 +81,12 @@ impl ModelFiles {
 
     /// Whether the weights are part of this program, and so as old as it is.
     pub fn is_built_in(&self) -> bool {
-        self.is_built_in
+        self.built_in.is_some()
+    }
+
+    /// What the prompts of a built-in model get beside the conversation.
+    pub fn hints(&self) -> Option<Hints> {
+        self.built_in.and_then(BuiltIn::hints)
     }
 
     /// The folder whose files describe the weights; `None` where the weights' own header does.

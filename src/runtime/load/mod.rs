@@ -40,6 +40,7 @@ use super::backend::PAGE_TOKENS;
 use super::backend::candle::Candle;
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
+use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::Keep;
 use super::memory::{Demand, fit};
@@ -79,6 +80,8 @@ pub struct ModelTexts {
     pub listed_ends: Vec<u32>,
     /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
     pub end_of_generation: Vec<u32>,
+    /// For prompts of the model's own template.
+    pub hints: Option<Hints>,
 }
 
 impl ModelTexts {
@@ -185,6 +188,7 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
         defaults: generation.defaults,
         defaults_source: files.settings_source(),
         end_of_generation,
+        hints: files.hints(),
     })
 }
 

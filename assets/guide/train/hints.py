@@ -1,0 +1,211 @@
+"""Which facts a question may be about: `python hints.py` counts the words of the training's questions, writes
+`../hints.bin` and says how often the fact meant is among the hints.
+
+A naive Bayes on words and their first four letters. A fact's hint is one word of the vocabulary; those that are likely
+stand behind the user's text ("see: save keep name"), the likeliest first, and guide learns how far to trust them. Where
+a task is likelier than any fact, there are none. Scores are whole numbers: llmctl (`src/runtime/hints.rs`) and training
+agree to the last bit.
+
+The file, little-endian: `LLMHINT1`; u32 counts of labels, features, postings and bytes of text; i16 per label (score of
+a feature that its questions never had); u32 pairs per feature and one more (begin of its text, begin of its postings);
+u16 label per posting; u8 score above the label's base per posting; the text: the features in order, then the labels'
+hints, a line each."""
+
+import json
+import math
+import random
+import re
+import struct
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from chat import user
+from grammar import casual
+
+FILE = Path(__file__).parent.parent / "hints.bin"
+EXPECTED = Path(__file__).parent.parent / "tests/hints.jsonl"
+"""What questions of the tests get, for llmctl's own tests to compare with."""
+MAGIC = b"LLMHINT1"
+UNIT = 16
+"""Scores per nat."""
+ALPHA = 0.05
+PER_FACT, PER_FOLLOW, TASKS = 250, 80, 4000
+RAREST = 3
+"""Features that occur less often are left out."""
+MOST, NEAR = 8, 8 * UNIT
+"""Hints at most, and how far below the best."""
+LONGEST = 64
+"""Words of a text that may still be a question about llmctl."""
+PARTS = 4
+"""Of the phrases; for training there is also an index without each."""
+TASK = ""
+"""The label of what is no question about llmctl's facts: it has no hint."""
+
+
+def features(text, after=""):
+    """The words of a text, the first four letters of the longer ones, and the fact that the question before was about;
+    each once, in no order. None where a text is too long."""
+    words = [w for w in (w.rstrip(".-").lower() for w in re.findall(r"[A-Za-z0-9_/.-]+", text)) if w]
+    if len(words) > LONGEST:
+        return None
+    return {*words, *(w[:4] + "*" for w in words if len(w) > 4), *([">" + after] if after else [])}
+
+
+def part_of(phrase):
+    return zlib.crc32(phrase.encode()) % PARTS
+
+
+def among(part, is_without=False):
+    """Whether a phrase is in a part, or is not; all are where there is none."""
+    return lambda phrase: part is None or (part_of(phrase) == part) != is_without
+
+
+class Hints:
+    """The index, from its file or as `counted`."""
+
+    def __init__(self, data=None):
+        data = data or FILE.read_bytes()
+        assert data[:8] == MAGIC
+        labels, count, postings, size = struct.unpack_from("<4I", data, 8)
+        at = 24
+        take = lambda kind, n: np.frombuffer(data, kind, n, at)
+        self.base = take("<i2", labels).astype(np.int64)
+        at += 2 * labels
+        starts = take("<u4", 2 * (count + 1)).reshape(-1, 2)[:, 1]
+        at += 8 * (count + 1)
+        whose = take("<u2", postings)
+        at += 2 * postings
+        above = take("u1", postings)
+        lines = data[at + postings :].decode().split("\n")
+        self.names, self.hints = lines[:count], lines[count : count + labels]
+        self.row = {name: n for n, name in enumerate(self.names)}
+        self.above = np.zeros((count, labels), np.int16)
+        for n in range(count):
+            part = slice(starts[n], starts[n + 1])
+            self.above[n, whose[part]] = above[part]
+
+    def ranked(self, text, after=""):
+        """The labels within reach of the best, the best first, or none."""
+        found = features(text, after)
+        rows = [self.row[f] for f in found or () if f in self.row]
+        if not rows:
+            return []
+        scores = self.above[rows].sum(0, dtype=np.int64) + len(rows) * self.base
+        order = np.argsort(-scores, kind="stable")[:MOST]
+        return [int(n) for n in order if scores[n] >= scores[order[0]] - NEAR]
+
+    def of(self, text, before=None):
+        """The hints for a user's text, where `before` is what the user said before."""
+        after = self.ranked(before)[:1] if before else []
+        found = self.ranked(text, self.hints[after[0]] if after else "")
+        if not found or self.hints[found[0]] == TASK:
+            return []
+        return [self.hints[n] for n in found if self.hints[n] != TASK]
+
+    def line(self, text, before=None):
+        """What the prompt says behind a user's text."""
+        found = self.of(text, before)
+        return "\nsee: " + " ".join(found) if found else ""
+
+
+def examples(data, r, without=None):
+    """(label, label of the fact before, question) for every fact and for what is none; nothing that a test asks, nor of
+    a part of the phrases."""
+    import facts as language
+    from skills import skill
+
+    facts = data.facts
+    is_free = lambda text: not data.held.has([user(text)])
+    for fact in facts.list:
+        for _ in range(PER_FACT):
+            if is_free(text := facts.question(r, fact, among(without, True))):
+                yield fact["id"], "", text
+        for _ in range(PER_FOLLOW):
+            if (follow := facts.followed(r, fact, among(without, True))) and is_free(text := casual(r, follow[0])):
+                yield follow[1]["id"], fact["id"], text
+    for n in range(TASKS):
+        text = casual(r, r.choice(language.EXAMPLES + language.AGAINS)) if n % 4 == 0 else skill(r, data.values)[0]["content"]
+        if is_free(text):
+            yield TASK, "", text
+
+
+def named(data, counts):
+    """A hint for every fact: a word of the vocabulary that its own texts have and others' have not, each given once."""
+    words = sorted(p[1:] for p in data.codec.plain.get_vocab() if re.fullmatch(r"Ġ[a-z]{3,}", p))
+    total = Counter()
+    for count in counts.values():
+        total.update(count)
+    rank = []
+    for fact in data.facts.list:
+        own = Counter(re.findall(r"[a-z]+", (fact["id"] + " " + fact["answers"][0]).lower()))
+        for word in words:
+            seen = counts[fact["id"]][word] + 40 * own[word]
+            rank.append((seen * seen / (total[word] + 100), fact["id"], word))
+    hints, taken = {}, set()
+    for _, fact, word in sorted(rank, key=lambda x: (-x[0], x[1], x[2])):
+        if fact not in hints and word not in taken:
+            hints[fact] = word
+            taken.add(word)
+    assert len(hints) == len(data.facts.list), "more facts than words"
+    return hints
+
+
+def counted(data, seed=3, hints=None, without=None):
+    """The index as it is written, of all phrases or without a part of them; the examples; the facts' hints."""
+    counts = {fact["id"]: Counter() for fact in data.facts.list} | {TASK: Counter()}
+    drawn = list(examples(data, random.Random(seed), without))
+    for label, _, text in drawn:
+        counts[label].update(features(text) or ())
+    hints = hints or named(data, counts) | {TASK: TASK}
+    for label, after, _ in drawn:
+        if after:
+            counts[label][">" + hints[after]] += 1
+    total = Counter()
+    for count in counts.values():
+        total.update(count)
+    names = sorted(n for n, c in total.items() if c >= RAREST)
+    labels = list(counts)
+    kept = set(names)
+    sums = [sum(c for n, c in counts[label].items() if n in kept) for label in labels]
+    base = [round(UNIT * math.log(ALPHA / (s + ALPHA * len(names)))) for s in sums]
+    above = lambda c: round(UNIT * math.log((c + ALPHA) / ALPHA))
+    postings = [[(n, above(counts[label][name])) for n, label in enumerate(labels) if counts[label][name]] for name in names]
+    text = "\n".join([*names, *(hints[label] for label in labels)]).encode()
+    starts, begin, place = [], 0, 0
+    for name, found in zip([*names, ""], [*postings, []]):
+        starts += [place, begin]
+        place, begin = place + len(name.encode()) + 1, begin + len(found)
+    flat = [p for found in postings for p in found]
+    parts = [MAGIC, struct.pack("<4I", len(labels), len(names), len(flat), len(text)), struct.pack(f"<{len(base)}h", *base),
+             struct.pack(f"<{len(starts)}I", *starts), struct.pack(f"<{len(flat)}H", *(n for n, _ in flat)), bytes(s for _, s in flat), text]
+    return b"".join(parts), drawn, hints
+
+
+def partial(data):
+    """Indexes with the hints of the file, each without a part of the phrases."""
+    names = data.facts.hint_of | {TASK: TASK}
+    return [Hints(counted(data, 4 + part, names, part)[0]) for part in range(PARTS)]
+
+
+def main():
+    from data import Data, rows
+
+    data = Data(hinted=False)
+    index, drawn, names = counted(data)
+    FILE.write_bytes(index)
+    hints, r = Hints(), random.Random(1)
+    talks = [[row["ask"]] for row in rows("free.jsonl") + rows("skills.jsonl")] + [row["turns"] for row in rows("followups.jsonl")]
+    lines = [{"turns": talk, "hints": [hints.of(text, before) for text, before in zip(talk, [None, *talk])]} for talk in talks]
+    EXPECTED.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(FILE.stat().st_size, "bytes,", len(hints.names), "features")
+    sample = [d for d in r.sample(drawn, 4000) if d[0] != TASK and not d[1]]
+    found = [hints.of(text) for _, _, text in sample]
+    print("the fact is first", sum(f[:1] == [names[l]] for f, (l, _, _) in zip(found, sample)) / len(sample),
+          "among them", sum(names[l] in f for f, (l, _, _) in zip(found, sample)) / len(sample), "of", sum(map(len, found)) / len(sample))
+
+
+if __name__ == "__main__":
+    main()
