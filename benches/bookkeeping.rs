@@ -55,8 +55,7 @@ fn sample(bencher: Bencher<'_, '_>, name: &str) {
     let mut seed = 0;
     bencher.bench_local(|| {
         seed += 1;
-        let turn =
-            Turn { tokens: &tokens, generated_from: SEQUENCE - 512, seed, logprobs: None, mask: None };
+        let turn = Turn { tokens: &tokens, generated_from: SEQUENCE - 512, seed, logprobs: None, mask: None };
         sampler.sample(black_box(&logits), &sampling, &turn).expect("finite logits")
     });
 }
