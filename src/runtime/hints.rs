@@ -91,9 +91,7 @@ impl Hints {
             features(text, after).iter().filter_map(|feature| self.position(feature)).collect();
         let mut scores: Vec<i32> =
             self.base.iter().map(|&base| i32::from(i16::from_le_bytes(base)) * found.len() as i32).collect();
-        for &(label, above) in
-            found.iter().flat_map(|&feature| self.postings(feature)).collect::<Vec<_>>().iter()
-        {
+        for (label, above) in found.iter().flat_map(|&feature| self.postings(feature)) {
             if let Some(score) = scores.get_mut(usize::from(label)) {
                 *score += i32::from(above);
             }
