@@ -29,7 +29,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory"],
     &["tensor"],
-    &["error", "kernel", "machine", "private_files"],
+    &["error", "hints", "kernel", "machine", "private_files"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
