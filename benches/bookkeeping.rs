@@ -68,7 +68,7 @@ fn logprobs(bencher: Bencher<'_, '_>, alternatives: usize) {
     bencher.bench_local(|| sampler.sample(black_box(&logits), &sampling, &turn).expect("finite logits"));
 }
 
-/// Room for three sequences, so that none of these calls evicts.
+/// More room than any of these calls takes, so that none evicts.
 fn pool() -> PagePool {
     PagePool::new(&[StateGroup { keep: Keep::All, page_bytes: 1 }], 3 * SEQUENCE)
 }

@@ -99,10 +99,8 @@ impl Speech {
     ) -> std::result::Result<String, TemplateError> {
         let template = self.template.as_ref().map_err(TemplateError::clone)?;
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        match &self.hints {
-            Some(hints) => template.render(&hints.annotate(conversation), &options),
-            None => template.render(conversation, &options),
-        }
+        let annotated = self.hints.map(|hints| hints.annotate(conversation));
+        template.render(annotated.as_ref().unwrap_or(conversation), &options)
     }
 
     /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.

@@ -26,7 +26,7 @@ from chat import user
 from grammar import casual
 
 FILE = Path(__file__).parent.parent / "hints.bin"
-EXPECTED = Path(__file__).parent.parent / "tests/hints.jsonl"
+EXPECTED = Path(__file__).parent.parent / "hints.jsonl"
 """What questions of the tests get, for llmctl's own tests to compare with."""
 MAGIC = b"LLMHINT1"
 UNIT = 16

@@ -49,8 +49,10 @@ impl BuiltIn {
         Bytes::from(&self.file.0)
     }
 
-    pub fn hints(&self) -> Option<Hints> {
-        Hints::parse(self.hints)
+    /// # Panics
+    /// When what was compiled in is no index.
+    pub fn hints(&self) -> Hints {
+        Hints::parse(self.hints).expect("the index that was compiled in")
     }
 
     /// Size of the file in bytes.

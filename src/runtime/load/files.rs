@@ -86,7 +86,7 @@ impl ModelFiles {
 
     /// What the prompts of a built-in model get beside the conversation.
     pub fn hints(&self) -> Option<Hints> {
-        self.built_in.and_then(BuiltIn::hints)
+        self.built_in.map(BuiltIn::hints)
     }
 
     /// The folder whose files describe the weights; `None` where the weights' own header does.
