@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use limits::{PROCESSOR_TIME, f32_peak, int8_peak, read_bandwidth, seconds};
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::kernel::gemm::{self, Activations, Packed};
+use llmctl::runtime::kernel::gemm::{self, Activations, Packed, Source};
 use llmctl::runtime::kernel::matmul::{self, Shape};
 use llmctl::runtime::kernel::memory::Arena;
 use llmctl::runtime::kernel::pool::Pool;
@@ -122,7 +122,8 @@ impl Subject {
         let pack = || {
             let mut packed = None;
             let time = seconds(|| {
-                packed = Packed::pack(dtype, [n, k], &file, &Arena::default(), pool).expect("memory")
+                packed =
+                    Packed::pack(&Source::new(dtype, [n, k], &file), &Arena::default(), pool).expect("memory")
             });
             pack_gb.push(file.len() as f64 / time / 1e9);
             packed.expect("a quantised type")

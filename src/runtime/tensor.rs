@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -77,6 +78,23 @@ impl Bytes {
         buffer.resize(start, 0);
         buffer.extend_from_slice(bytes); // within the capacity, so the address stays
         Bytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
+    }
+
+    /// Lets the system take back the memory under a part of a mapped file until it is read again; owned bytes stay. Panics
+    /// when the part does not lie within.
+    pub fn release(&self, part: Range<usize>) {
+        let len = self[part.clone()].len();
+        #[cfg(unix)]
+        if let (Storage::Mapped(map), 1..) = (&self.storage, len) {
+            // SAFETY: a read-only map of a file gives the same bytes when they are read again, as `map_file` assumes of it.
+            let released = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start + part.start, len)
+            };
+            // A refusal costs memory and nothing else.
+            let _ = released;
+        }
+        #[cfg(not(unix))]
+        let _ = len;
     }
 
     /// Whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
@@ -224,6 +242,42 @@ mod tests {
             let shared = std::ptr::eq(tensor.bytes.as_ptr(), part.as_ptr());
             assert_eq!(shared, start.is_multiple_of(4));
         }
+    }
+
+    #[test]
+    fn released_bytes_are_the_same_when_they_are_read_again() {
+        let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n / 7) as u8).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &content).unwrap();
+        for bytes in [Bytes::map_file(file.path()).unwrap(), content.clone().into()] {
+            let part = bytes.slice(5000, 900_000);
+            assert_eq!(*part, content[5000..905_000]);
+            #[cfg(target_os = "linux")]
+            let before = resident_kib(&part);
+            part.release(0..0);
+            part.release(100..880_000);
+            #[cfg(target_os = "linux")]
+            if bytes.is_mapped() {
+                let after = resident_kib(&part);
+                assert!(after + 700 < before, "{before} KiB before, {after} KiB after");
+            }
+            assert_eq!(*part, content[5000..905_000]);
+        }
+    }
+
+    /// Resident memory of the mapping that holds `bytes`.
+    #[cfg(target_os = "linux")]
+    fn resident_kib(bytes: &[u8]) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines();
+        let holds = |line: &str| {
+            let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let ends = ends.map(|(start, end)| [start, end].map(|end| usize::from_str_radix(end, 16)));
+            matches!(ends, Some([Ok(start), Ok(end)]) if (start..end).contains(&(bytes.as_ptr() as usize)))
+        };
+        lines.find(|line| holds(line)).expect("a mapping for every address");
+        let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        resident.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     #[test]

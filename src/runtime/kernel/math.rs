@@ -31,7 +31,8 @@ pub fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer in the default rounding mode.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-104.0, 89.0);
-    let n = clamped.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
     let r = n.mul_add(-LN2_HIGH, clamped);
     let r = n.mul_add(-LN2_LOW, r);
     let mut p = 1.0 / 5040.0;
@@ -42,7 +43,8 @@ pub fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    let n = n as i32;
+    // The integer is in the low bits; `n as i32` saturates, which no vector instruction does.
+    let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let result = p * power_of_two(half) * power_of_two(n - half);
     if x.is_nan() { x } else { result }
@@ -50,7 +52,7 @@ pub fn exp(x: f32) -> f32 {
 
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) << 23) as u32)
+    f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
 /// Hyperbolic tangent by [`exp`]; absolute error below 2e-7.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::attention::Part;
-use crate::runtime::kernel::gemm::{self, Activations, Packed, fixed};
+use crate::runtime::kernel::gemm::{self, Activations, Packed, Source, fixed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::memory::Arena;
 use crate::runtime::kernel::pool::Pool;
@@ -224,7 +224,7 @@ impl Backend for Cpu {
 
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         let (rows, cols) = tensor.rows_cols();
-        let (dtype, shape, bytes) = (tensor.dtype, [rows, cols], &tensor.bytes[..]);
+        let (dtype, bytes) = (tensor.dtype, &tensor.bytes[..]);
         let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
         if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
             return Err(LoadError::Tensor {
@@ -232,14 +232,13 @@ impl Backend for Cpu {
                 message: "has values beyond 2^18, which no weight is".to_owned(),
             });
         }
+        let release = |packed| tensor.bytes.release(packed);
+        let source = Source::new(dtype, [rows, cols], bytes).telling(&release);
         let packed = match dtype {
             Dtype::F32 => Ok(None),
-            Dtype::F16 | Dtype::Bf16 => {
-                fixed::Weights::pack(self.isa, dtype, shape, bytes, &self.weights, &self.pool)
-                    .map(|weights| weights.map(CpuWeight::Fixed))
-            }
-            _ => Packed::pack(dtype, shape, bytes, &self.weights, &self.pool)
-                .map(|packed| packed.map(CpuWeight::Packed)),
+            Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, &source, &self.weights, &self.pool)
+                .map(|weights| weights.map(CpuWeight::Fixed)),
+            _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
         };
         let packed = packed.map_err(|error| LoadError::Tensor {
             tensor: format!("{} {:?}", dtype.name(), tensor.shape),

@@ -5,7 +5,7 @@
 //! model shows; one below [`TINY`] becomes zero, because its scale could not be inverted.
 
 use super::format::BLOCK;
-use crate::runtime::kernel::isa::{Isa, dispatch};
+use crate::runtime::kernel::isa::{self, Isa};
 use crate::runtime::kernel::pool::Pool;
 
 /// 127 divided by anything smaller may be infinite.
@@ -81,47 +81,116 @@ fn round_to_11_bits(x: f32) -> f32 {
     f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff)
 }
 
-dispatch! {
-    /// Quantises a row of `32 * blocks.len()` values.
-    pub fn quantize_row(x: &[f32], blocks: &mut [Block]) = quantize_body
-}
-
-#[inline(always)]
-fn quantize_body(x: &[f32], blocks: &mut [Block]) {
-    for (x, block) in x.as_chunks::<BLOCK>().0.iter().zip(blocks) {
-        quantize_block(x, block);
+/// Quantises a row of `32 * blocks.len()` values.
+pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [Block]) {
+    assert!(isa <= isa::isa(), "instruction set not available");
+    let x = x.as_chunks::<BLOCK>().0.iter().zip(blocks);
+    match isa {
+        Isa::Scalar => x.for_each(|(x, block)| quantize_block(x, block)),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the assertion above: this processor has the features, which AVX-512 includes. Its own registers were no faster.
+        _ => unsafe { avx2::quantize_row(x) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("no such instruction set"),
     }
 }
 
-#[inline(always)]
+/// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits as two's complement.
+const ROUND: f32 = 12_582_912.0;
+
 fn quantize_block(x: &[f32; BLOCK], block: &mut Block) {
-    // The bits of magnitudes are ordered as the magnitudes are, NaN above infinity.
-    let mut max_bits = 0;
-    for x in x {
-        max_bits = max_bits.max(x.to_bits() & 0x7fff_ffff);
+    let max_bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().expect("32 values");
+    let (inverse, scale) = inverse_and_scale(max_bits);
+    for (code, x) in block.codes.iter_mut().zip(x) {
+        *code = x.mul_add(inverse, ROUND).to_bits() as i8;
     }
+    let (first, second) = block.codes.split_at(BLOCK / 2);
+    let sums = [first, second].map(|codes| codes.iter().map(|code| i32::from(*code)).sum());
+    block.describe(scale, sums);
+}
+
+/// What to multiply values with, and the scale of the codes. The bits of magnitudes are ordered as the magnitudes are, NaN
+/// above infinity.
+#[inline(always)]
+fn inverse_and_scale(max_bits: u32) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
-    let (inverse, scale) = if max < TINY {
+    if max < TINY {
         (0.0, 0.0)
     } else if max < f32::INFINITY {
         (127.0 / max, round_to_11_bits(max / 127.0))
     } else {
         (0.0, f32::NAN)
-    };
-    // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits as two's complement.
-    const ROUND: f32 = 12_582_912.0;
-    for (code, x) in block.codes.iter_mut().zip(x) {
-        *code = x.mul_add(inverse, ROUND).to_bits() as i8;
     }
-    let mut sums = [0i32; 2];
-    for (sum, codes) in sums.iter_mut().zip(block.codes.as_chunks::<16>().0) {
-        *sum = codes.iter().map(|code| i32::from(*code)).sum();
+}
+
+impl Block {
+    /// `sums` of the codes of each half.
+    #[inline(always)]
+    fn describe(&mut self, scale: f32, sums: [i32; 2]) {
+        self.scale = scale;
+        self.minus_sum = -(sums[0] + sums[1]);
+        self.half_minus_sums = sums.map(|sum| -sum);
+        self.scaled_sum = scale * (sums[0] + sums[1]) as f32;
+        self.half_scaled_sums = sums.map(|sum| scale * sum as f32);
     }
-    block.scale = scale;
-    block.minus_sum = -(sums[0] + sums[1]);
-    block.half_minus_sums = sums.map(|sum| -sum);
-    block.scaled_sum = scale * (sums[0] + sums[1]) as f32;
-    block.half_scaled_sums = sums.map(|sum| scale * sum as f32);
+}
+
+/// [`quantize_block`] by instructions: three times as fast as what the compiler makes of it.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{BLOCK, Block, ROUND, inverse_and_scale};
+
+    /// # Safety
+    /// The features.
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn quantize_row<'a>(rows: impl Iterator<Item = (&'a [f32; BLOCK], &'a mut Block)>) {
+        for (x, block) in rows {
+            // SAFETY: 8 numbers each.
+            let x = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x[at..at + 8].as_ptr()) });
+            let (inverse, scale) = inverse_and_scale(largest(x));
+            let codes = codes(x, inverse);
+            // SAFETY: 32 bytes.
+            unsafe { _mm256_storeu_si256(block.codes.as_mut_ptr().cast(), codes) };
+            block.describe(scale, half_sums(codes));
+        }
+    }
+
+    /// The bits of the largest magnitude.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn largest(x: [__m256; 4]) -> u32 {
+        let magnitude = _mm256_set1_epi32(0x7fff_ffff);
+        let [a, b, c, d] = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+        let max = _mm256_max_epu32(_mm256_max_epu32(a, b), _mm256_max_epu32(c, d));
+        let max = _mm_max_epu32(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
+        let max = _mm_max_epu32(max, _mm_shuffle_epi32::<0b1110>(max));
+        _mm_cvtsi128_si32(_mm_max_epu32(max, _mm_shuffle_epi32::<0b01>(max))).cast_unsigned()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn codes(x: [__m256; 4], inverse: f32) -> __m256i {
+        let (inverse, round) = (_mm256_set1_ps(inverse), _mm256_set1_ps(ROUND));
+        // The low byte with its sign, so that packing does not saturate.
+        let [a, b, c, d] = x.map(|x| {
+            let bits = _mm256_castps_si256(_mm256_fmadd_ps(x, inverse, round));
+            _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(bits))
+        });
+        let packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+    }
+
+    /// Sums of the first and the last 16 codes: as unsigned bytes 128 larger, which `vpsadbw` adds.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn half_sums(codes: __m256i) -> [i32; 2] {
+        let offset = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
+        let eights = _mm256_sad_epu8(offset, _mm256_setzero_si256());
+        let halves = _mm256_add_epi64(eights, _mm256_unpackhi_epi64(eights, eights));
+        [_mm256_extract_epi32::<0>(halves) - 16 * 128, _mm256_extract_epi32::<4>(halves) - 16 * 128]
+    }
 }
 
 #[cfg(test)]

@@ -104,15 +104,18 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Rand
             let got = room.run(against, &weights, &x, n * m, |w, x, out| match dtype {
                 Dtype::F32 => matmul::block(isa, Shape { k, m }, bytemuck::cast_slice(w), x, out),
                 Dtype::F16 | Dtype::Bf16 => {
-                    let w = fixed::Weights::pack(isa, dtype, [n, k], w, &Arena::default(), pool)
-                        .unwrap()
-                        .unwrap();
+                    let w =
+                        fixed::Weights::pack(isa, &Source::new(dtype, [n, k], w), &Arena::default(), pool)
+                            .unwrap()
+                            .unwrap();
                     let mut rows = fixed::Activations::default();
                     rows.quantize(isa, x, k, pool);
                     fixed::matmul(isa, &w, &rows, out, pool);
                 }
                 _ => {
-                    let w = Packed::pack(dtype, [n, k], w, &Arena::default(), pool).unwrap().unwrap();
+                    let w = Packed::pack(&Source::new(dtype, [n, k], w), &Arena::default(), pool)
+                        .unwrap()
+                        .unwrap();
                     let mut rows = Activations::default();
                     rows.quantize(isa, x, k, pool);
                     matmul_by(variant, &rows, [(&w, &mut *out)], pool);

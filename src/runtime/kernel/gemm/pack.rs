@@ -4,6 +4,7 @@
 //! of real outputs, and their own outputs are not stored.
 
 use std::io;
+use std::ops::Range;
 
 use half::f16;
 
@@ -14,6 +15,54 @@ use crate::runtime::kernel::pool::Pool;
 
 /// Bytes that one task packs, at least.
 const TASK_BYTES: usize = 256 << 10;
+
+/// Bytes that are packed before the file's own leave memory, at least.
+const PORTION_BYTES: usize = 16 << 20;
+
+/// The rows of a matrix as they lie in a file.
+pub struct Source<'a> {
+    pub(super) dtype: Dtype,
+    /// Rows and columns.
+    pub(super) shape: [usize; 2],
+    bytes: &'a [u8],
+    done: &'a dyn Fn(Range<usize>),
+}
+
+impl<'a> Source<'a> {
+    /// `bytes` holds `rows` rows of `dtype.row_bytes(cols)` bytes; panics when it does not.
+    pub fn new(dtype: Dtype, [rows, cols]: [usize; 2], bytes: &'a [u8]) -> Source<'a> {
+        let row_bytes = dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+        assert_eq!(bytes.len(), rows * row_bytes, "rows as the shape says");
+        Source { dtype, shape: [rows, cols], bytes, done: &|_| () }
+    }
+
+    /// `done` is told which of the bytes are packed and will not be read again.
+    pub fn telling(self, done: &'a dyn Fn(Range<usize>)) -> Source<'a> {
+        Source { done, ..self }
+    }
+
+    /// Fills zeroed panels: `pack` gets up to 16 rows and their panel.
+    pub(super) fn fill(
+        &self,
+        panels: &mut [u8],
+        panel_bytes: usize,
+        pool: &Pool,
+        pack: impl Fn(&[u8], &mut [u8]) + Sync,
+    ) {
+        let rows_bytes = self.bytes.len() / self.shape[0].max(1) * ROWS;
+        let [per_task, per_portion] = [TASK_BYTES, PORTION_BYTES].map(|bytes| bytes.div_ceil(panel_bytes));
+        let portions = panels.chunks_mut(per_portion * panel_bytes);
+        for (portion, panels) in portions.enumerate() {
+            let start = portion * per_portion * rows_bytes;
+            let bytes = &self.bytes[start..self.bytes.len().min(start + per_portion * rows_bytes)];
+            pool.chunks_mut(panels, per_task * panel_bytes, |task, panels| {
+                let rows = bytes[task * per_task * rows_bytes..].chunks(rows_bytes);
+                rows.zip(panels.chunks_exact_mut(panel_bytes)).for_each(|(rows, panel)| pack(rows, panel));
+            });
+            (self.done)(start..start + bytes.len());
+        }
+    }
+}
 
 /// A quantised matrix `[rows, cols]` as the kernels read it.
 pub struct Packed {
@@ -27,30 +76,15 @@ pub struct Packed {
 impl Packed {
     /// Packs rows as they lie in a file. `None` for plain floats, which have no packed form.
     ///
-    /// `bytes` holds `rows` rows of `dtype.row_bytes(cols)` bytes.
-    ///
     /// # Errors
     /// When the system has no memory to give.
-    pub fn pack(
-        dtype: Dtype,
-        [rows, cols]: [usize; 2],
-        bytes: &[u8],
-        arena: &Arena,
-        pool: &Pool,
-    ) -> io::Result<Option<Packed>> {
-        let row_bytes = dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
-        assert_eq!(bytes.len(), rows * row_bytes, "rows as the shape says");
+    pub fn pack(source: &Source<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Packed>> {
+        let (dtype, [rows, cols]) = (source.dtype, source.shape);
         let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return Ok(None));
-        let panels = rows.div_ceil(ROWS);
-        let mut memory = arena.zeroed(panels * panel_bytes)?;
-        let per_task = TASK_BYTES.div_ceil(panel_bytes);
-        pool.chunks_mut(&mut memory, per_task * panel_bytes, |task, out| {
-            for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
-                let first = (task * per_task + index) * ROWS;
-                let last = rows.min(first + ROWS);
-                let source = &bytes[first * row_bytes..last * row_bytes];
-                with_format!(dtype, F => pack_panel::<F>(source, row_bytes, panel), unreachable!());
-            }
+        let row_bytes = dtype.row_bytes(cols).expect("as the source saw");
+        let mut memory = arena.zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
+        source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
+            with_format!(dtype, F => pack_panel::<F>(rows, row_bytes, panel), unreachable!());
         });
         Ok(Some(Packed { dtype, rows, cols, panel_bytes, memory }))
     }
@@ -272,7 +306,9 @@ mod tests {
                 for rows in [1, 15, 16, 17, 35] {
                     let bytes = random_weights(dtype, rows * cols, rows as u64);
                     let packed =
-                        Packed::pack(dtype, [rows, cols], &bytes, &Arena::default(), &pool).unwrap().unwrap();
+                        Packed::pack(&Source::new(dtype, [rows, cols], &bytes), &Arena::default(), &pool)
+                            .unwrap()
+                            .unwrap();
                     let row_bytes = dtype.row_bytes(cols).unwrap();
                     for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                         let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
@@ -287,13 +323,34 @@ mod tests {
     }
 
     #[test]
+    fn the_source_is_told_of_every_byte_once_and_in_order() {
+        let cols = 4096;
+        let rows = if cfg!(miri) { 40 } else { 2 * PORTION_BYTES / cols + 5 };
+        let bytes = vec![0; rows * Dtype::Q8_0.row_bytes(cols).unwrap()];
+        let told = std::cell::RefCell::new(Vec::new());
+        let tell = |part| told.borrow_mut().push(part);
+        let source = Source::new(Dtype::Q8_0, [rows, cols], &bytes).telling(&tell);
+        Packed::pack(&source, &Arena::default(), &Pool::new(2).unwrap()).unwrap().unwrap();
+        let told = told.into_inner();
+        assert!(told.len() == 3 || cfg!(miri), "{told:?}");
+        assert_eq!((told[0].start, told[told.len() - 1].end), (0, bytes.len()));
+        assert!(told.windows(2).all(|pair| pair[0].end == pair[1].start), "{told:?}");
+    }
+
+    #[test]
     fn floats_have_no_packed_form_and_packing_ignores_the_number_of_threads() {
         let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
-        assert!(Packed::pack(Dtype::F32, [1, 1], &[0; 4], &Arena::default(), &pools[0]).unwrap().is_none());
+        assert!(
+            Packed::pack(&Source::new(Dtype::F32, [1, 1], &[0; 4]), &Arena::default(), &pools[0])
+                .unwrap()
+                .is_none()
+        );
         let (rows, cols) = (if cfg!(miri) { 40 } else { 4000 }, 256);
         let bytes = random_weights(Dtype::Q5K, rows * cols, 3);
         let [one, three] = pools.map(|pool| {
-            Packed::pack(Dtype::Q5K, [rows, cols], &bytes, &Arena::default(), &pool).unwrap().unwrap()
+            Packed::pack(&Source::new(Dtype::Q5K, [rows, cols], &bytes), &Arena::default(), &pool)
+                .unwrap()
+                .unwrap()
         });
         assert!(*one.memory == *three.memory);
     }

@@ -67,7 +67,9 @@ impl Case {
     fn product(&self, variant: Variant, rows: std::ops::Range<usize>, pool: &Pool) -> Vec<f32> {
         let [n, k] = self.shape;
         let packed =
-            Packed::pack(self.dtype, self.shape, &self.weights, &Arena::default(), pool).unwrap().unwrap();
+            Packed::pack(&Source::new(self.dtype, self.shape, &self.weights), &Arena::default(), pool)
+                .unwrap()
+                .unwrap();
         let mut x = Activations::default();
         x.quantize(isa::isa(), &self.x[rows.start * k..rows.end * k], k, pool);
         let mut out = vec![f32::NAN; n * rows.len()];
@@ -188,8 +190,9 @@ fn weights_of_any_formats_give_together_what_each_gives_alone() {
             ALL.iter().map(|&dtype| Case::new(dtype, [1 + random.below(90), 256], m, &mut random)).collect();
         let mut x = Activations::default();
         x.quantize(Isa::Scalar, &cases[0].x, 256, &pools[0]);
-        let packed =
-            |case: &Case| Packed::pack(case.dtype, case.shape, &case.weights, &Arena::default(), &pools[0]);
+        let packed = |case: &Case| {
+            Packed::pack(&Source::new(case.dtype, case.shape, &case.weights), &Arena::default(), &pools[0])
+        };
         let weights: Vec<Packed> = cases.iter().map(|case| packed(case).unwrap().unwrap()).collect();
         let outputs = || cases.iter().map(|case| vec![f32::NAN; m * case.shape[0]]).collect::<Vec<_>>();
         let mut alone = outputs();

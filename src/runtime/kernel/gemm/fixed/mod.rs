@@ -26,7 +26,7 @@ mod tests;
 use std::io;
 use std::ops::Range;
 
-use super::{MAX_TOGETHER, Output, Variant};
+use super::{MAX_TOGETHER, Output, Source, Variant};
 use crate::runtime::kernel::memory::{Arena, Memory};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa};
@@ -86,27 +86,15 @@ impl Weights {
     ///
     /// # Errors
     /// When the system has no memory to give.
-    pub fn pack(
-        isa: Isa,
-        dtype: Dtype,
-        [rows, cols]: [usize; 2],
-        bytes: &[u8],
-        arena: &Arena,
-        pool: &Pool,
-    ) -> io::Result<Option<Weights>> {
+    pub fn pack(isa: Isa, source: &Source<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Weights>> {
+        let (dtype, [rows, cols]) = (source.dtype, source.shape);
         if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
             return Ok(None);
         }
-        assert_eq!(bytes.len(), rows * cols * 2, "rows as the shape says");
         let panel_bytes = panel_bytes(cols);
         let mut memory = arena.zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
-        let per_task = VALUES_PER_TASK.div_ceil(ROWS * cols.max(1));
-        pool.chunks_mut(&mut memory, per_task * panel_bytes, |task, out| {
-            for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
-                let first = (task * per_task + index) * ROWS;
-                let last = rows.min(first + ROWS);
-                convert::pack_panel(isa, dtype, &bytes[first * cols * 2..last * cols * 2], cols, panel);
-            }
+        source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
+            convert::pack_panel(isa, dtype, rows, cols, panel);
         });
         Ok(Some(Weights { rows, cols, memory }))
     }
@@ -256,6 +244,7 @@ fn panels(variant: Variant, w: &Weights, x: &Activations, index: usize, out: &Ou
             let (first, last) = (call * x.rows / calls, (call + 1) * x.rows / calls);
             let mut sums = [[0.0; WIDTH * ROWS]; MAX_ROWS];
             let sums = &mut sums[..last - first];
+            (first..last).for_each(|row| out.prepare(row, index * ROWS, kept));
             if start > 0 {
                 for (row, sums) in sums.iter_mut().enumerate() {
                     out.load(first + row, index * ROWS, &mut sums[..kept]);
