@@ -14,10 +14,10 @@ use memmap2::MmapMut;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// What an [`Arena`] asks the system for at a time. What is never written takes no memory.
-const CHUNK: usize = 32 * HUGE_PAGE;
+const CHUNK: usize = 64 * HUGE_PAGE;
 
-/// Larger pieces get a mapping of their own: they would leave much of a chunk unused.
-const LARGEST_PIECE: usize = CHUNK / 4;
+/// Larger pieces get a mapping of their own: they would leave much of a chunk's addresses unused.
+const LARGEST_PIECE: usize = CHUNK / 2;
 
 /// Pieces begin at multiples of it: a cache line.
 const ALIGNMENT: usize = 64;

@@ -230,6 +230,7 @@ macro_rules! format {
             const ZERO: i32 = $zero;
             const SCALES: Scales = Scales::$scales;
 
+            #[inline(never)]
             fn read($block: &[u8], $row: &mut RowBlock) $read
         }
     };

@@ -145,19 +145,23 @@ fn pack_panel<F: Format>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
                 let Some(block) = bytes.get(at..at + block_bytes) else { break };
                 F::read(block, &mut row_block);
                 store_scales(F::SCALES, &row_block, first, row, unit);
-                for (tile, codes) in tiles[first..].iter_mut().zip(row_block.codes.chunks_exact(BLOCK)) {
-                    for (group, codes) in tile.iter_mut().zip(codes.chunks_exact(4)) {
-                        group[4 * row..4 * row + 4].copy_from_slice(codes);
-                    }
-                    if tiles_per_block == 1 {
-                        break;
-                    }
-                }
+                spread(&row_block.codes, row, &mut tiles[first..first + tiles_per_block]);
             }
         }
         for (index, tile) in tiles[..F::TILES].iter().enumerate() {
             store_bits(tile, 0, F::LOW, &mut unit[F::low_at(index)..][..F::LOW_BYTES]);
             store_bits(tile, F::LOW, F::HIGH, &mut unit[F::high_at(index)..][..F::HIGH_BYTES]);
+        }
+    }
+}
+
+/// Puts one row's codes into its tiles, four at a time. Not inlined, and neither is [`Format::read`]: together the compiler
+/// makes them one computation of single bytes, five times as slow.
+#[inline(never)]
+fn spread(codes: &[u8; 256], row: usize, tiles: &mut [Tile]) {
+    for (tile, codes) in tiles.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
+        for (group, codes) in tile.iter_mut().zip(codes.as_chunks::<4>().0) {
+            group.as_chunks_mut::<4>().0[row] = *codes;
         }
     }
 }
@@ -170,9 +174,11 @@ fn store_bits(tile: &Tile, from: usize, bits: usize, out: &mut [u8]) {
     let mask = (255u16 >> (8 - bits)) as u8;
     let per_byte = 8 / bits;
     for (groups, out) in tile.chunks_exact(per_byte).zip(out.chunks_exact_mut(tile[0].len())) {
+        // The first group overwrites: reading new memory first would map it twice.
         for (index, group) in groups.iter().enumerate() {
             for (out, code) in out.iter_mut().zip(group) {
-                *out |= (code >> from & mask) << (bits * index);
+                let part = (code >> from & mask) << (bits * index);
+                *out = if index == 0 { part } else { *out | part };
             }
         }
     }
