@@ -27,7 +27,7 @@ pub struct Memory {
     start: NonNull<u8>,
     len: usize,
     /// Holds the bytes, perhaps among others that are not ours.
-    _mapping: Arc<MmapMut>,
+    mapping: Arc<MmapMut>,
 }
 
 // SAFETY: the bytes from `start` on belong to this value alone, as those of a `Box<[u8]>` do, and the mapping lives as long.
@@ -47,7 +47,27 @@ impl Memory {
         // Whole huge pages only: the tail of one would waste memory.
         use_huge_pages(&mapping, len / HUGE_PAGE * HUGE_PAGE);
         let start = NonNull::from(&mut mapping[..]).cast();
-        Ok(Memory { start, len, _mapping: Arc::new(mapping) })
+        Ok(Memory { start, len, mapping: Arc::new(mapping) })
+    }
+
+    /// Gives the memory back to the system until it is written again; what the bytes hold is lost. Only what shares no page
+    /// with others' bytes is given back, and nothing where the system has no such call.
+    pub fn release(&mut self) {
+        const LARGEST_PAGE: usize = 64 << 10;
+        let (mapping, own) = (self.mapping.as_ptr() as usize, self.start.as_ptr() as usize);
+        let start = own.next_multiple_of(LARGEST_PAGE) - mapping;
+        let len = ((own + self.len) / LARGEST_PAGE * LARGEST_PAGE - mapping).saturating_sub(start);
+        #[cfg(unix)]
+        if len > 0 {
+            // SAFETY: these bytes are ours, borrowed mutably, and any value is valid for them.
+            let released = unsafe {
+                self.mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
+            };
+            // A refusal costs memory and nothing else.
+            let _ = released;
+        }
+        #[cfg(not(unix))]
+        let _ = (start, len);
     }
 }
 
@@ -113,7 +133,7 @@ impl Arena {
         // SAFETY: `used + len` is within the mapping.
         let start = unsafe { chunk.start.add(chunk.used) };
         chunk.used = (chunk.used + len).next_multiple_of(ALIGNMENT);
-        Ok(Memory { start, len, _mapping: Arc::clone(&chunk.mapping) })
+        Ok(Memory { start, len, mapping: Arc::clone(&chunk.mapping) })
     }
 }
 
@@ -166,6 +186,23 @@ mod tests {
         };
         assert!(pieces.iter().enumerate().all(is_whole));
         assert!(std::thread::spawn(move || pieces.len()).join().unwrap() == 39);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    #[cfg_attr(miri, ignore = "no madvise")]
+    fn a_released_piece_leaves_its_neighbours_alone_and_can_be_written_again() {
+        let arena = Arena::default();
+        let mut pieces: Vec<Memory> = (0..3).map(|_| arena.zeroed(300_000).unwrap()).collect();
+        for (n, piece) in pieces.iter_mut().enumerate() {
+            piece.fill(n as u8 + 1);
+        }
+        pieces[1].release();
+        assert!(pieces[0].iter().all(|byte| *byte == 1) && pieces[2].iter().all(|byte| *byte == 3));
+        #[cfg(target_os = "linux")]
+        assert!(pieces[1].iter().filter(|byte| **byte == 0).count() >= 131_072, "not given back");
+        pieces[1].fill(9);
+        assert!(pieces[1].iter().all(|byte| *byte == 9));
     }
 
     #[test]

@@ -2,20 +2,39 @@
 //!
 //! A page holds, store by store of its group, keys and then values, each `[kv_head]` blocks as [`attention::write_row`] lays
 //! them, or the f32 values of a state. Its memory is made when it is first written and stays for the page's next owner, unless
-//! the page is freed.
+//! the page is freed: then the system has it back, and its addresses are for the next page that is made.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, Span, StoreShape};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, Part};
-use crate::runtime::kernel::memory::Memory;
+use crate::runtime::kernel::memory::{Arena, Memory};
+use crate::runtime::kernel::pool::Pool;
+
+/// Below this many values rows are not worth waking other threads for.
+const SERIAL_LIMIT: usize = 1 << 14;
 
 /// Pages by group.
 pub struct CpuKv {
     kv_type: KvType,
     stores: Vec<StorePlace>,
     groups: Vec<GroupKv>,
+    /// Where new pages lie, side by side on huge pages. Never locked: this makes it shareable.
+    arena: Mutex<Arena>,
+    /// Of the rows that are being written; kept for its memory.
+    runs: Vec<PageRun>,
+}
+
+/// Consecutive rows of a step that go to one page.
+struct PageRun {
+    page: AtomicPtr<u8>,
+    /// Of the page.
+    first_token: usize,
+    /// Of the step.
+    rows: Range<usize>,
 }
 
 /// Pages of one group.
@@ -24,6 +43,8 @@ struct GroupKv {
     page_bytes: usize,
     /// Nothing where a page was never written or is freed.
     pages: Vec<Option<Memory>>,
+    /// Memory of freed pages, which the system has taken back.
+    spare: Vec<Memory>,
 }
 
 /// Where a store begins in a page of its group; a layer's values follow its keys.
@@ -43,7 +64,7 @@ impl CpuKv {
             stores.push(StorePlace { group: store.group, offset: *page_bytes, shape: store.shape });
             *page_bytes += store.shape.bytes(kv_type);
         }
-        CpuKv { kv_type, stores, groups }
+        CpuKv { kv_type, stores, groups, arena: Mutex::default(), runs: Vec::new() }
     }
 
     pub fn kv_type(&self) -> KvType {
@@ -76,7 +97,7 @@ impl CpuKv {
 
     /// The page's bytes, to be written.
     fn page_mut(&mut self, group: usize, id: PageId) -> Result<&mut [u8]> {
-        let GroupKv { page_bytes, pages } = &mut self.groups[group];
+        let GroupKv { page_bytes, pages, spare } = &mut self.groups[group];
         let index = id as usize;
         if index >= pages.len() {
             pages.resize_with(index + 1, || None);
@@ -84,13 +105,17 @@ impl CpuKv {
         let page = &mut pages[index];
         if page.is_none() {
             let no_memory = |error| Error::Backend(format!("no memory for a KV page: {error}"));
-            *page = Some(Memory::zeroed(*page_bytes).map_err(no_memory)?);
+            let arena = self.arena.get_mut().unwrap_or_else(PoisonError::into_inner);
+            *page = Some(match spare.pop() {
+                Some(memory) => memory,
+                None => arena.zeroed(*page_bytes).map_err(no_memory)?,
+            });
         }
         Ok(&mut page.as_mut().expect("made above")[..*page_bytes])
     }
 
     fn page(&self, group: usize, id: PageId) -> Option<&[u8]> {
-        let GroupKv { page_bytes, pages } = &self.groups[group];
+        let GroupKv { page_bytes, pages, .. } = &self.groups[group];
         pages.get(id as usize)?.as_ref().map(|page| &page[..*page_bytes])
     }
 
@@ -108,8 +133,10 @@ impl CpuKv {
     }
 
     pub fn free_page(&mut self, group: usize, page: PageId) {
-        if let Some(page) = self.groups[group].pages.get_mut(page as usize) {
-            *page = None;
+        let GroupKv { pages, spare, .. } = &mut self.groups[group];
+        if let Some(mut memory) = pages.get_mut(page as usize).and_then(Option::take) {
+            memory.release();
+            spare.push(memory);
         }
     }
 
@@ -128,27 +155,54 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Writes rows of keys or values, `[rows of the step][num_kv_heads * head_dim]`, at their places.
-    pub fn write(&mut self, store: usize, part: Part, rows: &[f32], spans: &[Span]) -> Result<()> {
+    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, at their places.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when there is no memory for a page.
+    pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[Span], pool: &Pool) -> Result<()> {
         let (StorePlace { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
-        let kv_type = self.kv_type;
-        let (width, block_bytes) = (num_kv_heads * head_dim, PAGE_TOKENS * kv_type.row_bytes(head_dim));
-        let start = offset + if part == Part::Keys { 0 } else { num_kv_heads * block_bytes };
+        self.find_runs(group, spans)?;
+        let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
+        let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+        let page_bytes = self.groups[group].page_bytes;
+        let count = 2 * num_kv_heads;
+        assert!(offset + count * block_bytes <= page_bytes, "a layer's blocks lie in its page");
+        // A block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in the page.
+        let task = |block: usize| {
+            let (part, rows) =
+                if block < num_kv_heads { (Part::Keys, rows[0]) } else { (Part::Values, rows[1]) };
+            let first_column = block % num_kv_heads * head_dim;
+            for run in &self.runs {
+                let page = run.page.load(Ordering::Relaxed);
+                // SAFETY: the page has these bytes, by the assertion, and lives and is ours alone during this call; other
+                // tasks write other blocks.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts_mut(page.add(offset + block * block_bytes), block_bytes)
+                };
+                for (index, row) in run.rows.clone().enumerate() {
+                    let values = &rows[row * width + first_column..][..head_dim];
+                    attention::write_row(kv_type, part, bytes, run.first_token + index, values);
+                }
+            }
+        };
+        if rows[0].len() + rows[1].len() < SERIAL_LIMIT {
+            (0..count).for_each(task);
+        } else {
+            pool.for_each(count, task);
+        }
+        Ok(())
+    }
+
+    /// Which page each row goes to; makes the pages.
+    fn find_runs(&mut self, group: usize, spans: &[Span]) -> Result<()> {
+        self.runs.clear();
         for span in spans {
             let mut row = span.rows.start;
             while row < span.rows.end {
-                let (id, token) = span.slot(span.start + row - span.rows.start);
-                let count = (PAGE_TOKENS - token).min(span.rows.end - row);
-                let page = self.page_mut(group, id)?;
-                // Head by head, so that a block is in the cache while its tokens are scattered over it.
-                for (head, block) in
-                    page[start..][..num_kv_heads * block_bytes].chunks_exact_mut(block_bytes).enumerate()
-                {
-                    for index in 0..count {
-                        let values = &rows[(row + index) * width + head * head_dim..][..head_dim];
-                        attention::write_row(kv_type, part, block, token + index, values);
-                    }
-                }
+                let (id, first_token) = span.slot(span.start + row - span.rows.start);
+                let count = (PAGE_TOKENS - first_token).min(span.rows.end - row);
+                let page = AtomicPtr::new(self.page_mut(group, id)?.as_mut_ptr());
+                self.runs.push(PageRun { page, first_token, rows: row..row + count });
                 row += count;
             }
         }
@@ -162,5 +216,72 @@ impl CpuKv {
         let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
         let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];
         HeadPage { keys: blocks(heads.start), values: blocks(num_kv_heads + heads.start) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::backend::Store;
+
+    const SHAPE: KvShape = KvShape { num_kv_heads: 2, head_dim: 64 };
+
+    /// Rows of 2 heads whose values are `first`, `first + 1`, ... in order.
+    fn rows(count: usize, first: f32) -> Vec<f32> {
+        (0..count * 128).map(|n| first + (n % 1000) as f32).collect()
+    }
+
+    fn written(kv: &CpuKv, page: PageId, token: usize, head: usize) -> [Vec<f32>; 2] {
+        let pages = kv.head_pages(0, head..head + 1, page);
+        [(Part::Keys, pages.keys), (Part::Values, pages.values)].map(|(part, block)| {
+            let mut row = vec![0.0; 64];
+            attention::read_row(KvType::F32, part, block, token, &mut row);
+            row
+        })
+    }
+
+    #[test]
+    fn rows_go_to_their_places_by_any_number_of_threads() {
+        let layout =
+            KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
+        let (keys, values) = (rows(150, 0.0), rows(150, 5000.0));
+        // 70 rows from position 20 on, of a sequence with three pages, and 80 of another one from its beginning.
+        let spans = [
+            Span { rows: 0..70, start: 20, pages: vec![3, 0, 1] },
+            Span { rows: 70..150, start: 0, pages: vec![2, 5, 4] },
+        ];
+        for threads in [1, 3] {
+            let mut kv = CpuKv::new(&layout, KvType::F32);
+            kv.write(0, [&keys, &values], &spans, &Pool::new(threads).unwrap()).unwrap();
+            for span in &spans {
+                for row in span.rows.clone() {
+                    let (page, token) = span.slot(span.start + row - span.rows.start);
+                    for head in 0..2 {
+                        let expected = [&keys, &values].map(|x| x[row * 128 + head * 64..][..64].to_vec());
+                        assert_eq!(written(&kv, page, token, head), expected, "row {row}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_freed_page_is_nobodys_and_its_memory_serves_the_next() {
+        let layout =
+            KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
+        let mut kv = CpuKv::new(&layout, KvType::F32);
+        let pool = Pool::new(1).unwrap();
+        let x = rows(1, 1.0);
+        let write = |kv: &mut CpuKv, page| {
+            kv.write(0, [&x, &x], &[Span { rows: 0..1, start: 0, pages: vec![page] }], &pool).unwrap();
+        };
+        write(&mut kv, 7);
+        kv.free_page(0, 7);
+        kv.free_page(0, 7);
+        assert!(kv.page(0, 7).is_none() && kv.export_page(0, 7, &mut Vec::new()).is_err());
+        assert_eq!(kv.groups[0].spare.len(), 1);
+        write(&mut kv, 2);
+        assert!(kv.groups[0].spare.is_empty());
+        assert_eq!(written(&kv, 2, 0, 0), [x[..64].to_vec(), x[..64].to_vec()]);
     }
 }

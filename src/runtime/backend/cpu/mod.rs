@@ -17,7 +17,6 @@ use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, Span,
 };
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::kernel::attention::Part;
 use crate::runtime::kernel::gemm::{self, Activations, Packed, Source, fixed};
 use crate::runtime::kernel::matmul::{self, Shape};
 use crate::runtime::kernel::memory::Arena;
@@ -30,6 +29,9 @@ const ROWS_PER_TASK: usize = 16;
 
 /// Below this many multiplications a product is not worth waking other threads for.
 const SERIAL_LIMIT: usize = 1 << 15;
+
+/// Values that one task of an element-wise operation takes.
+const VALUES_PER_TASK: usize = 8 << 10;
 
 /// Rows of a step from which it counts as a batch, which arithmetic limits and not memory.
 pub const BATCH_ROWS: usize = 32;
@@ -113,6 +115,16 @@ impl Cpu {
         } else {
             self.pool.chunks_mut(out, chunk, task);
         }
+    }
+
+    /// Runs `task` on every row of `out`, as [`Self::for_chunks`] with a good number of rows to a chunk.
+    fn for_rows(&self, out: &mut [f32], width: usize, work: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+        let rows = (VALUES_PER_TASK / width).max(1);
+        self.for_chunks(out, rows * width, work, |index, out| {
+            for (at, out) in out.chunks_exact_mut(width).enumerate() {
+                task(index * rows + at, out);
+            }
+        });
     }
 
     /// Those of the products whose weights are quantised, in one region.
@@ -289,7 +301,7 @@ impl Backend for Cpu {
     fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
         out.resize(x.num_rows(), x.width);
         let (len, isa) = (weight.len(), self.isa);
-        self.for_chunks(&mut out.values, x.width, x.values.len(), |row, out| {
+        self.for_rows(&mut out.values, x.width, x.values.len(), |row, out| {
             for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
@@ -322,9 +334,10 @@ impl Backend for Cpu {
                 self.matmul_plain(x, weight, &mut out.values);
             }
             if let Some(bias) = bias {
-                for row in out.values.chunks_exact_mut(out.width) {
+                let (width, work) = (out.width, out.values.len());
+                self.for_rows(&mut out.values, width, work, |_, row| {
                     row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
-                }
+                });
             }
         }
         Ok(())
@@ -340,15 +353,15 @@ impl Backend for Cpu {
     }
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
-        let (width, half) = (x.width, angles.half);
-        for (row, values) in x.values.chunks_exact_mut(width).enumerate() {
+        let (width, work, half, isa) = (x.width, x.values.len(), angles.half, self.isa);
+        self.for_rows(&mut x.values, width, work, |row, values| {
             let range = row * half..(row + 1) * half;
             let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
             for head in values.chunks_exact_mut(head_dim) {
                 let (low, high) = head[..2 * half].split_at_mut(half);
-                norm::rotate(self.isa, low, high, cos, sin);
+                norm::rotate(isa, low, high, cos, sin);
             }
-        }
+        });
         Ok(())
     }
 
@@ -360,8 +373,7 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         spans: &[Span],
     ) -> Result<()> {
-        kv.write(store, Part::Keys, &k.values, spans)?;
-        kv.write(store, Part::Values, &v.values, spans)
+        kv.write(store, [&k.values, &v.values], spans, &self.pool)
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
@@ -419,7 +431,7 @@ impl Backend for Cpu {
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
         let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
-        self.for_chunks(&mut gate.values, width, work, |row, gate| match activation {
+        self.for_rows(&mut gate.values, width, work, |row, gate| match activation {
             Activation::None => math::mul(isa, gate, up.row(row)),
             Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
             Activation::Sigmoid => math::sigmoid_mul(isa, gate, up.row(row)),
@@ -432,7 +444,10 @@ impl Backend for Cpu {
     }
 
     fn add_scaled(&self, x: &mut CpuBuffer, y: &CpuBuffer, scale: f32) -> Result<()> {
-        dot::axpy(self.isa, scale, &y.values, &mut x.values);
+        let (work, isa) = (x.values.len(), self.isa);
+        self.for_chunks(&mut x.values, VALUES_PER_TASK, work, |index, x| {
+            dot::axpy(isa, scale, &y.values[index * VALUES_PER_TASK..][..x.len()], x);
+        });
         Ok(())
     }
 
