@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Kernels, Line, MAX_WIDTH, Panel, PanelSums};
+use super::{Kernels, Line, MAX_WIDTH, Panel, PanelSums, needs_prefetch, prefetch};
 
-/// How far ahead of the weights in use the next ones are fetched, in bytes.
-const PREFETCH: usize = 4096;
+/// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
+const PREFETCH: usize = 8192;
 
 /// avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and with them avx2, fma and f16c.
 pub struct Avx512Vnni;
@@ -177,17 +177,6 @@ unsafe fn times_f16(unit: *const u8, scale: __m512i, min: __m512i) -> [__m512; 2
     [_mm512_mul_ps(d, _mm512_cvtepi32_ps(scale)), _mm512_mul_ps(dmin, _mm512_cvtepi32_ps(min))]
 }
 
-/// Fetches the weights that come [`PREFETCH`] bytes after a tile's. Prefetching never faults, even past the end.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch<F: Format>(unit: *const u8, tile: usize) {
-    let per_tile = F::UNIT_BYTES.div_ceil(64 * F::TILES);
-    for line in 0..per_tile {
-        let ahead = unit.wrapping_add(PREFETCH + 64 * (tile * per_tile + line));
-        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-    }
-}
-
 /// # Safety
 /// `out` has `R` rows and `x` as many from `first` on, each with at least the panel's blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -203,7 +192,9 @@ unsafe fn direct<F: Format, const R: usize>(
     for index in 0..units {
         let unit = panel.as_ptr().wrapping_add(index * F::UNIT_BYTES);
         for tile in 0..F::TILES {
-            prefetch::<F>(unit, tile);
+            if needs_prefetch::<F>(R) {
+                prefetch::<F>(unit, tile, PREFETCH);
+            }
             // SAFETY: a tile of a unit of the panel.
             let codes = unsafe { codes::<F>(unit, tile) };
             for part in 0..F::SCALES.per_tile() {

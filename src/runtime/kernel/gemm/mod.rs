@@ -41,6 +41,10 @@ use super::pool::Pool;
 /// Activation rows of one call of the direct path, at most.
 const MAX_DIRECT_ROWS: usize = 8;
 
+/// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same until the
+/// rows outgrow the second-level cache.
+const MAX_DIRECT: usize = 96;
+
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
 
@@ -64,12 +68,6 @@ trait Kernels {
     /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
     const WIDTH: usize;
 
-    /// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same
-    /// until the rows outgrow the second-level cache.
-    fn max_direct<F: Format>() -> usize {
-        96
-    }
-
     /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
     const DIRECT_ROWS: usize;
 
@@ -91,6 +89,25 @@ trait Kernels {
     /// # Safety
     /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`.
     unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, first: [usize; 2], sums: &mut [PanelSums]);
+}
+
+/// Whether the direct path has to fetch weights ahead for `rows` activation rows. The processor follows one or two streams by
+/// itself, and further ahead; not the scales, low and high bits of long units, nor when it computes long at each line.
+const fn needs_prefetch<F: Format>(rows: usize) -> bool {
+    rows > 2 || (F::HIGH > 0 && F::TILES > 2)
+}
+
+/// Fetches the weights that come `distance` bytes after a tile's: into every level, and past the end too, where it does nothing.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch<F: Format>(unit: *const u8, tile: usize, distance: usize) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    let per_tile = F::UNIT_BYTES.div_ceil(64 * F::TILES);
+    for line in 0..per_tile {
+        let ahead = unit.wrapping_add(distance + 64 * (tile * per_tile + line));
+        // SAFETY: every x86-64 has the instruction, and it faults nowhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+    }
 }
 
 /// Sums of one activation row with the rows of a panel.
@@ -243,18 +260,17 @@ impl Product<'_> {
         self.w.rows() * self.w.cols() * self.x.rows()
     }
 
-    fn is_direct<K: Kernels, F: Format>(&self) -> bool {
-        K::WIDTH == 0 || self.x.rows() <= K::max_direct::<F>()
+    fn is_direct<K: Kernels>(&self) -> bool {
+        K::WIDTH == 0 || self.x.rows() <= MAX_DIRECT
     }
 
     /// Panels that a task takes.
-    fn panels_per_task<K: Kernels, F: Format>(&self) -> usize {
-        if self.is_direct::<K, F>() { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
+    fn panels_per_task<K: Kernels>(&self) -> usize {
+        if self.is_direct::<K>() { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
     }
 
     fn tasks<K: Kernels>(&self) -> usize {
-        let per_task = with_format!(self.w.dtype(), F => self.panels_per_task::<K, F>(), unreachable!());
-        self.w.panels().div_ceil(per_task)
+        self.w.panels().div_ceil(self.panels_per_task::<K>())
     }
 
     fn compute<K: Kernels>(&self, task: usize) {
@@ -263,8 +279,8 @@ impl Product<'_> {
 
     fn compute_format<K: Kernels, F: Format>(&self, task: usize) {
         let (w, x, out) = (self.w, self.x, &self.out);
-        let per_task = self.panels_per_task::<K, F>();
-        if self.is_direct::<K, F>() {
+        let per_task = self.panels_per_task::<K>();
+        if self.is_direct::<K>() {
             for index in task * per_task..w.panels().min((task + 1) * per_task) {
                 direct::<K, F>(w, x, index, out);
             }
