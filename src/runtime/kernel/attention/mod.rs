@@ -117,6 +117,9 @@ pub const fn partial_len(head_dim: usize) -> usize {
     head_dim + 2
 }
 
+/// How far ahead of what is read the next blocks are fetched, at least; measured.
+const AHEAD_BYTES: usize = 8 << 10;
+
 /// Memory of [`attend`], kept from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -254,6 +257,25 @@ impl Run<'_> {
         let len = self.queries.block_bytes();
         Block::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
     }
+
+    /// The block that a single row comes to [`AHEAD_BYTES`] after this one. Many rows stay with one for long: nothing to hurry for.
+    #[inline(always)]
+    fn next<S: Stored>(&self, part: Part, page: usize, kv_head: usize) -> Option<*const S::Element> {
+        let Queries { rows, kv_heads, head_dim, .. } = *self.queries;
+        if rows > 1 {
+            return None;
+        }
+        let ahead = AHEAD_BYTES.div_ceil(PAGE_TOKENS * head_dim * size_of::<S::Element>());
+        let index = (page - self.numbers.start) * kv_heads + kv_head + ahead;
+        let count = self.numbers.len() * kv_heads;
+        let (part, index) = match part {
+            part if index < count => (part, index),
+            Part::Keys if index < 2 * count => (Part::Values, index - count),
+            _ => return None,
+        };
+        let page = self.numbers.start + index / kv_heads;
+        Some(self.block::<S>(part, page, index % kv_heads).elements)
+    }
 }
 
 fn reduce(isa: Isa, run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
@@ -354,6 +376,7 @@ unsafe fn score<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
             let keys = run.block::<S>(Part::Keys, page, kv_head);
+            let keys = (keys, run.next::<S>(Part::Keys, page, kv_head));
             for (query, size) in tiles::<V>(run.queries, kv_head) {
                 // The first query sees furthest back, the last furthest on.
                 let seen = run.visible(query).start..run.visible(query + size - 1).end;
@@ -431,6 +454,7 @@ unsafe fn mix<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
             let values = run.block::<S>(Part::Values, page, kv_head);
+            let values = (values, run.next::<S>(Part::Values, page, kv_head));
             for (query, size) in tiles::<V>(run.queries, kv_head) {
                 let (first, last) = (run.visible(query), run.visible(query + size - 1));
                 let common = last.start..first.end.max(last.start);
@@ -468,7 +492,7 @@ unsafe fn mix_tile<V: Lanes, S: Stored>(
     run: &Run<'_>,
     scratch: &mut Scratch,
     (query, size): (usize, usize),
-    values: Block<S::Element>,
+    values: (Block<S::Element>, Option<*const S::Element>),
     page: usize,
     tokens: Range<usize>,
 ) {

@@ -316,7 +316,7 @@ unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
             for (index, unit) in panel.chunks_exact(F::UNIT_BYTES).enumerate() {
                 for tile in 0..F::TILES {
                     if side == 0 && needs_prefetch::<F>(R) {
-                        prefetch::<F>(unit.as_ptr(), tile, PREFETCH);
+                        prefetch::<F>(unit.as_ptr(), tile, PREFETCH, true);
                     }
                     let codes = codes::<F, VNNI>(unit.as_ptr(), tile, side);
                     let first = scales::<F>(unit.as_ptr(), tile, 0, side);

@@ -193,7 +193,8 @@ unsafe fn direct<F: Format, const R: usize>(
         let unit = panel.as_ptr().wrapping_add(index * F::UNIT_BYTES);
         for tile in 0..F::TILES {
             if needs_prefetch::<F>(R) {
-                prefetch::<F>(unit, tile, PREFETCH);
+                // With many rows the registers wait for arithmetic, not for the second-level cache.
+                prefetch::<F>(unit, tile, PREFETCH, R <= 2);
             }
             // SAFETY: a tile of a unit of the panel.
             let codes = unsafe { codes::<F>(unit, tile) };

@@ -97,16 +97,23 @@ const fn needs_prefetch<F: Format>(rows: usize) -> bool {
     rows > 2 || (F::HIGH > 0 && F::TILES > 2)
 }
 
-/// Fetches the weights that come `distance` bytes after a tile's: into every level, and past the end too, where it does nothing.
+/// Fetches the weights that come `distance` bytes after a tile's: into the first-level cache, or only the second-level one, which
+/// waits for more lines at a time. Past the end it does no harm.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn prefetch<F: Format>(unit: *const u8, tile: usize, distance: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+fn prefetch<F: Format>(unit: *const u8, tile: usize, distance: usize, near: bool) {
+    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
     let per_tile = F::UNIT_BYTES.div_ceil(64 * F::TILES);
     for line in 0..per_tile {
         let ahead = unit.wrapping_add(distance + 64 * (tile * per_tile + line));
         // SAFETY: every x86-64 has the instruction, and it faults nowhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+        unsafe {
+            if near {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast())
+            } else {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast())
+            }
+        };
     }
 }
 
