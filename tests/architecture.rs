@@ -95,6 +95,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/descriptors.rs", "the limit on open files"),
     ("src/cli/signal.rs", "signal handlers"),
     ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
+    ("src/runtime/backend/cpu/kv.rs", "several threads write a page, each the blocks of its heads"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
     ("src/runtime/worker/unix.rs", "what a child process begins with, and the end of its group"),
