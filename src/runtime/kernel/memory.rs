@@ -54,20 +54,22 @@ impl Memory {
     /// with others' bytes is given back, and nothing where the system has no such call.
     pub fn release(&mut self) {
         const LARGEST_PAGE: usize = 64 << 10;
-        let (mapping, own) = (self.mapping.as_ptr() as usize, self.start.as_ptr() as usize);
-        let start = own.next_multiple_of(LARGEST_PAGE) - mapping;
-        let len = ((own + self.len) / LARGEST_PAGE * LARGEST_PAGE - mapping).saturating_sub(start);
+        let own = self.start.as_ptr() as usize;
+        // A small piece may hold no whole page: then the end is before the start, and even before the mapping.
+        let (start, end) =
+            (own.next_multiple_of(LARGEST_PAGE), (own + self.len) / LARGEST_PAGE * LARGEST_PAGE);
         #[cfg(unix)]
-        if len > 0 {
+        if start < end {
+            let offset = start - self.mapping.as_ptr() as usize;
             // SAFETY: these bytes are ours, borrowed mutably, and any value is valid for them.
             let released = unsafe {
-                self.mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
+                self.mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, end - start)
             };
             // A refusal costs memory and nothing else.
             let _ = released;
         }
         #[cfg(not(unix))]
-        let _ = (start, len);
+        let _ = (start, end);
     }
 }
 
@@ -203,6 +205,19 @@ mod tests {
         assert!(pieces[1].iter().filter(|byte| **byte == 0).count() >= 131_072, "not given back");
         pieces[1].fill(9);
         assert!(pieces[1].iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no madvise")]
+    fn a_piece_smaller_than_a_page_can_be_released_wherever_it_lies() {
+        // Mappings begin at any page, most of them at no multiple of the largest one.
+        let mut pieces: Vec<Memory> = (0..40).map(|n| Memory::zeroed(600 + 4096 * n).unwrap()).collect();
+        for piece in &mut pieces {
+            piece.fill(3);
+            piece.release();
+            piece.fill(5);
+        }
+        assert!(pieces.iter().all(|piece| piece.iter().all(|byte| *byte == 5)));
     }
 
     #[test]
