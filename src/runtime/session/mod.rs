@@ -188,8 +188,10 @@ impl Lent {
         };
         let plan = plan_prefill(known, prompt);
         let difference = Difference::between(tokens, prompt);
-        let states_at = states_at(num_known, most, plan.keep);
         let sequence = self.cut_to(plan, indexed, prompt);
+        // Only for what needs states: a prompt's chunks end there, and the fewer there are the faster.
+        let has_state = sequence.resident().table().has_state();
+        let states_at = if has_state { states_at(num_known, most, plan.keep) } else { Vec::new() };
         Resumed { sequence, reuse: plan.reuse(), states_at, difference }
     }
 

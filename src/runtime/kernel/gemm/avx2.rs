@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Kernels, MAX_WIDTH, PANEL_ROWS, Panel, PanelSums, needs_prefetch, prefetch};
+use super::{Kernels, MAX_WIDTH, PANEL_ROWS, Panel, Sums, needs_prefetch, prefetch};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -46,16 +46,11 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         unsafe { unpack::<F, VNNI>(panels[0], blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(
-        panel: &Panel,
-        x: &Activations,
-        [first, start]: [usize; 2],
-        sums: &mut [PanelSums],
-    ) {
+    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, [first, start]: [usize; 2], sums: Sums) {
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {
-            match (VNNI, sums.len()) {
+            match (VNNI, sums.rows) {
                 (true, ..=2) => multiply_vnni::<F, 2>(panel, x, [first, start], sums),
                 (true, 3..=4) => multiply_vnni::<F, 4>(panel, x, [first, start], sums),
                 (true, _) => multiply_vnni::<F, PANEL_ROWS>(panel, x, [first, start], sums),
@@ -297,7 +292,7 @@ macro_rules! compiled_twice {
 }
 
 compiled_twice!(direct_plain, direct_vnni, direct_body(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]));
-compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &Panel, x: &Activations, first: [usize; 2], sums: &mut [PanelSums]));
+compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &Panel, x: &Activations, first: [usize; 2], sums: Sums));
 
 /// # Safety
 /// The features of [`Avx2`]; `out` has `R` rows and `x` as many from `first` on, each with the panel's blocks.
@@ -392,23 +387,25 @@ fn panel_scales<F: Format>(panel: &Panel, at: usize, part: usize, side: usize) -
 /// Rows past the last of `sums` are the last one again, and not kept.
 ///
 /// # Safety
-/// The features of [`Avx2`]; `x` has `sums.len()` rows, 1 to `R`, from `first` on, each with `panel.blocks` blocks from
-/// `start` on.
+/// The features of [`Avx2`]; `x` has `sums.rows` rows, 1 to `R`, from `first` on, each with `panel.blocks` blocks from
+/// `start` on; the sums are 16 wide.
 #[inline(always)]
 unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
     panel: &Panel,
     x: &Activations,
     [first, start]: [usize; 2],
-    sums: &mut [PanelSums],
+    sums: Sums,
 ) {
-    let last = sums.len() - 1;
+    let last = sums.rows - 1;
     let rows: [&[Block]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
     for side in 0..2 {
         // SAFETY: the features by this function's contract; the slices are as long as what is read from them.
         unsafe {
             let mut acc = [_mm256_setzero_ps(); R];
-            for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
-                *acc = _mm256_loadu_ps(sums[SIDE * side..].as_ptr());
+            if start > 0 {
+                for (row, acc) in acc.iter_mut().enumerate().take(sums.rows) {
+                    *acc = _mm256_loadu_ps(sums.row(row).add(SIDE * side));
+                }
             }
             for at in 0..panel.blocks {
                 let lines = &panel.codes[at * GROUPS..(at + 1) * GROUPS];
@@ -428,8 +425,8 @@ unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
                     }
                 }
             }
-            for (sums, acc) in sums.iter_mut().zip(acc) {
-                _mm256_storeu_ps(sums[SIDE * side..].as_mut_ptr(), acc);
+            for (row, acc) in acc.into_iter().enumerate().take(sums.rows) {
+                _mm256_storeu_ps(sums.row(row).add(SIDE * side), acc);
             }
         }
     }

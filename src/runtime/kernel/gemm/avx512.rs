@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Kernels, Line, MAX_WIDTH, Panel, PanelSums, needs_prefetch, prefetch};
+use super::{Kernels, Line, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
 
 /// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
 const PREFETCH: usize = 8192;
@@ -42,12 +42,7 @@ impl Kernels for Avx512Vnni {
         unsafe { unpack::<F>(panels, blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(
-        panel: &Panel,
-        x: &Activations,
-        [first, start]: [usize; 2],
-        sums: &mut [PanelSums],
-    ) {
+    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, [first, start]: [usize; 2], sums: Sums) {
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {
@@ -295,18 +290,19 @@ unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, ou
 }
 
 /// # Safety
-/// The features; `x` has `sums.len()` rows from `first` on, each with `panel.blocks` blocks from `start` on.
+/// The features; `x` has `sums.rows` rows from `first` on, each with `panel.blocks` blocks from `start` on; the sums are 32
+/// wide.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply_any<const PARTS: usize, const MIN: bool>(
     zero: i32,
     panel: &Panel,
     x: &Activations,
     first: [usize; 2],
-    sums: &mut [PanelSums],
+    sums: Sums,
 ) {
     // SAFETY: by this function's contract.
     unsafe {
-        match sums.len() {
+        match sums.rows {
             1 => multiply::<1, PARTS, MIN>(zero, panel, x, first, sums),
             2 => multiply::<2, PARTS, MIN>(zero, panel, x, first, sums),
             3 => multiply::<3, PARTS, MIN>(zero, panel, x, first, sums),
@@ -325,58 +321,80 @@ unsafe fn multiply<const R: usize, const PARTS: usize, const MIN: bool>(
     panel: &Panel,
     x: &Activations,
     [first, start]: [usize; 2],
-    sums: &mut [PanelSums],
+    sums: Sums,
 ) {
-    let sums = &mut sums[..R];
     let rows: [*const Block; R] = std::array::from_fn(|row| x.row(first + row)[start..].as_ptr());
     let zero = _mm_cvtsi32_si128(zero.checked_ilog2().unwrap_or(0) as i32);
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
-        // SAFETY: 32 numbers.
-        *acc = unsafe { [_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums[ROWS..].as_ptr())] };
+    if start > 0 {
+        for (row, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: 32 numbers.
+            *acc = unsafe { [_mm512_loadu_ps(sums.row(row)), _mm512_loadu_ps(sums.row(row).add(ROWS))] };
+        }
     }
-    let codes = panel.codes.as_ptr();
-    for index in 0..panel.blocks * PARTS {
-        let (block_index, part) = (index / PARTS, index % PARTS);
-        let mut dots = [[_mm512_setzero_si512(); 2]; R];
-        // SAFETY: the rows and the panel have this many blocks.
-        let block = |row: usize| unsafe { &*rows[row].add(block_index) };
-        let facts = |row: usize| Facts::of(block(row), PARTS, part);
-        if !MIN {
-            for row in 0..R {
-                dots[row] = [_mm512_sll_epi32(_mm512_set1_epi32(facts(row).minus_sum), zero); 2];
-            }
-        }
-        for group in 0..GROUPS / PARTS {
-            let line = index * (GROUPS / PARTS) + group;
-            // SAFETY: a panel has `blocks * GROUPS` pairs of lines.
-            let w = unsafe { [load(codes.add(2 * line).cast()), load(codes.add(2 * line + 1).cast())] };
-            for row in 0..R {
-                // SAFETY: below 8.
-                let x = unsafe { broadcast_group(block(row), part * (GROUPS / PARTS) + group) };
-                dots[row][0] = _mm512_dpbusd_epi32(dots[row][0], w[0], x);
-                dots[row][1] = _mm512_dpbusd_epi32(dots[row][1], w[1], x);
-            }
-        }
-        for side in 0..2 {
-            let place = (2 * index + side) * ROWS;
-            // SAFETY: a panel has `blocks * PARTS` pairs of 16 scales, and of minima when there are any.
-            let scale = unsafe { _mm512_loadu_ps(panel.scales.as_ptr().add(place)) };
-            let min = match MIN {
-                // SAFETY: as above.
-                true => unsafe { _mm512_loadu_ps(panel.mins.as_ptr().add(place)) },
-                false => _mm512_setzero_ps(),
-            };
-            for row in 0..R {
-                acc[row][side] = add(acc[row][side], dots[row][side], facts(row), [scale, min], MIN);
+    for block in 0..panel.blocks {
+        // SAFETY: the rows and the panel have this many blocks. A part's number is a constant: where it is not, the compiler
+        // runs out of registers for addresses, and then loads all activations first.
+        unsafe {
+            add_part::<R, PARTS, MIN, 0>(zero, panel, &rows, block, &mut acc);
+            if PARTS == 2 {
+                add_part::<R, PARTS, MIN, 1>(zero, panel, &rows, block, &mut acc);
             }
         }
     }
-    for (sums, acc) in sums.iter_mut().zip(acc) {
+    for (row, acc) in acc.into_iter().enumerate() {
         // SAFETY: 32 numbers.
         unsafe {
-            _mm512_storeu_ps(sums.as_mut_ptr(), acc[0]);
-            _mm512_storeu_ps(sums[ROWS..].as_mut_ptr(), acc[1]);
+            _mm512_storeu_ps(sums.row(row), acc[0]);
+            _mm512_storeu_ps(sums.row(row).add(ROWS), acc[1]);
+        }
+    }
+}
+
+/// Adds what belongs to one scale of a block.
+///
+/// # Safety
+/// The features; panel and rows have the block, `PART` is below `PARTS`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
+unsafe fn add_part<const R: usize, const PARTS: usize, const MIN: bool, const PART: usize>(
+    zero: __m128i,
+    panel: &Panel,
+    rows: &[*const Block; R],
+    block: usize,
+    acc: &mut [[__m512; 2]; R],
+) {
+    let mut dots = [[_mm512_setzero_si512(); 2]; R];
+    // SAFETY: by this function's contract.
+    let x_block = |row: usize| unsafe { &*rows[row].add(block) };
+    let facts = |row: usize| Facts::of(x_block(row), PARTS, PART);
+    if !MIN {
+        for row in 0..R {
+            dots[row] = [_mm512_sll_epi32(_mm512_set1_epi32(facts(row).minus_sum), zero); 2];
+        }
+    }
+    for group in PART * GROUPS / PARTS..(PART + 1) * GROUPS / PARTS {
+        let line = 2 * (block * GROUPS + group);
+        // SAFETY: a panel has `blocks * GROUPS` pairs of lines.
+        let w = [0, 1].map(|side| unsafe { load(panel.codes.as_ptr().add(line + side).cast()) });
+        for row in 0..R {
+            // SAFETY: below 8.
+            let x = unsafe { broadcast_group(x_block(row), group) };
+            dots[row][0] = _mm512_dpbusd_epi32(dots[row][0], w[0], x);
+            dots[row][1] = _mm512_dpbusd_epi32(dots[row][1], w[1], x);
+        }
+    }
+    for side in 0..2 {
+        let place = (2 * (block * PARTS + PART) + side) * ROWS;
+        // SAFETY: a panel has `blocks * PARTS` pairs of 16 scales, and of minima when there are any.
+        let scale = unsafe { _mm512_loadu_ps(panel.scales.as_ptr().add(place)) };
+        let min = match MIN {
+            // SAFETY: as above.
+            true => unsafe { _mm512_loadu_ps(panel.mins.as_ptr().add(place)) },
+            false => _mm512_setzero_ps(),
+        };
+        for row in 0..R {
+            acc[row][side] = add(acc[row][side], dots[row][side], facts(row), [scale, min], MIN);
         }
     }
 }

@@ -83,12 +83,13 @@ trait Kernels {
     /// The processor has the instruction set.
     unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: std::ops::Range<usize>, out: &mut Panel);
 
-    /// Adds the product of the panel's blocks, the first of which is number `first_block` of a row, with each row
-    /// of `tile`.
+    /// Products of the panel's blocks, number `start` of a row and those after it, with activation rows from `first` on. Where
+    /// `start` is 0 that is what `sums` become, otherwise it is added to them.
     ///
     /// # Safety
-    /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`.
-    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, first: [usize; 2], sums: &mut [PanelSums]);
+    /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`; `sums` are
+    /// [`Self::WIDTH`] panels wide.
+    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, first: [usize; 2], sums: Sums);
 }
 
 /// Whether the direct path has to fetch weights ahead for `rows` activation rows. The processor follows one or two streams by
@@ -116,9 +117,6 @@ fn prefetch<F: Format>(unit: *const u8, tile: usize, distance: usize, near: bool
         };
     }
 }
-
-/// Sums of one activation row with the rows of a panel.
-type PanelSums = [f32; MAX_WIDTH * ROWS];
 
 /// A cache line of codes.
 #[derive(Clone, Copy)]
@@ -335,20 +333,29 @@ fn by_panel<K: Kernels, F: Format>(
         for call in 0..calls {
             // Rows are spread evenly: a call with few of them would waste the panel's bandwidth.
             let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
-            let mut sums = [[0.0; MAX_WIDTH * ROWS]; PANEL_ROWS];
-            let sums = &mut sums[..last - first];
-            (first..last).for_each(|row| out.prepare(row, index * ROWS, kept));
-            if start > 0 {
-                for (token, sums) in sums.iter_mut().enumerate() {
-                    out.load(first + token, index * ROWS, &mut sums[..kept]);
-                }
-            }
-            // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
-            unsafe { K::multiply::<F>(panel, x, [first, start], sums) };
-            for (token, sums) in sums.iter().enumerate() {
-                out.store(first + token, index * ROWS, &sums[..kept]);
-            }
+            out.with_sums(first..last, index * ROWS, [kept, K::WIDTH * ROWS], |sums| {
+                // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
+                unsafe { K::multiply::<F>(panel, x, [first, start], sums) }
+            });
         }
+    }
+}
+
+/// Sums of some activation rows with the rows of the panels that are multiplied together: in the output itself, or in a copy
+/// where the last panel reaches past it. They live, and are the kernel's alone, as long as the call that they are given to.
+#[derive(Clone, Copy)]
+struct Sums {
+    first: *mut f32,
+    /// From one row's sums to the next row's.
+    stride: usize,
+    rows: usize,
+}
+
+impl Sums {
+    #[inline(always)]
+    fn row(self, row: usize) -> *mut f32 {
+        debug_assert!(row < self.rows);
+        self.first.wrapping_add(row * self.stride)
     }
 }
 
@@ -389,6 +396,32 @@ impl Output {
         let to = self.at(row, col, from.len());
         // SAFETY: in bounds by the assertion in `at`; `from` is a local array, and no other task has these columns.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Has `compute` continue sums of `rows` from column `col` on: `width` of them, of which `kept` are in the output.
+    fn with_sums(
+        &self,
+        rows: std::ops::Range<usize>,
+        col: usize,
+        [kept, width]: [usize; 2],
+        compute: impl FnOnce(Sums),
+    ) {
+        rows.clone().for_each(|row| self.prepare(row, col, kept));
+        if kept == width {
+            return compute(Sums {
+                first: self.at(rows.start, col, width),
+                stride: self.cols,
+                rows: rows.len(),
+            });
+        }
+        let mut edge = [[0.0; MAX_WIDTH * ROWS]; PANEL_ROWS];
+        for (row, edge) in rows.clone().zip(&mut edge) {
+            self.load(row, col, &mut edge[..kept]);
+        }
+        compute(Sums { first: edge.as_mut_ptr().cast(), stride: MAX_WIDTH * ROWS, rows: rows.len() });
+        for (row, edge) in rows.zip(&edge) {
+            self.store(row, col, &edge[..kept]);
+        }
     }
 
     fn load(&self, row: usize, col: usize, to: &mut [f32]) {

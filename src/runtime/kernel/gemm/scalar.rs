@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::activation::{Activations, Block};
 use super::format::{EMPTY_TILE, Format, ROWS, Tile};
 use super::pack::{scale_and_min, unpack_tile};
-use super::{Kernels, MAX_WIDTH, Panel, PanelSums};
+use super::{Kernels, MAX_WIDTH, Panel, Sums};
 
 pub struct Scalar;
 
@@ -21,7 +21,7 @@ impl Kernels for Scalar {
         unreachable!("there is no panel path");
     }
 
-    unsafe fn multiply<F: Format>(_: &Panel, _: &Activations, _: [usize; 2], _: &mut [PanelSums]) {
+    unsafe fn multiply<F: Format>(_: &Panel, _: &Activations, _: [usize; 2], _: Sums) {
         unreachable!("there is no panel path");
     }
 }
