@@ -63,6 +63,14 @@ fn events_come_in_order_with_usage_and_seed() {
 }
 
 #[test]
+fn a_prompt_within_the_budget_is_one_step() {
+    let setup = Setup { step_tokens: 128, ..Setup::default() };
+    let (mut engine, log) = setup.engine_and_log(counting(64));
+    run_one(&mut engine, limited(&[1; 100], 1));
+    assert_eq!(num_forwards(&log), 1, "chunks end where states are left only for models that have states");
+}
+
+#[test]
 fn a_missing_seed_is_drawn_and_repeats_the_run() {
     let mut engine = Setup::default().engine(hashing(64));
     let drawn = Sampling { seed: None, ..seeded(0) };

@@ -258,13 +258,10 @@ impl Run<'_> {
         Block::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
     }
 
-    /// The block that a single row comes to [`AHEAD_BYTES`] after this one. Many rows stay with one for long: nothing to hurry for.
+    /// The block that comes [`AHEAD_BYTES`] after this one.
     #[inline(always)]
     fn next<S: Stored>(&self, part: Part, page: usize, kv_head: usize) -> Option<*const S::Element> {
-        let Queries { rows, kv_heads, head_dim, .. } = *self.queries;
-        if rows > 1 {
-            return None;
-        }
+        let Queries { kv_heads, head_dim, .. } = *self.queries;
         let ahead = AHEAD_BYTES.div_ceil(PAGE_TOKENS * head_dim * size_of::<S::Element>());
         let index = (page - self.numbers.start) * kv_heads + kv_head + ahead;
         let count = self.numbers.len() * kv_heads;
@@ -346,10 +343,19 @@ unsafe fn reduce_body<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch,
     }
 }
 
-/// Queries that are computed side by side: the largest number of those that kernels exist for.
+/// Queries that are scored side by side, at most: a page's scores take two registers each.
+const MOST_SCORED: usize = 8;
+
+/// Queries that are mixed side by side, at most: half as many let four registers of a token's values be loaded for them, which
+/// is the faster way where the weights need no scale of their own in every second one.
+const fn most_mixed<S: Stored>() -> usize {
+    if S::SCALED { 8 } else { 4 }
+}
+
+/// Queries that are computed side by side: the largest number of those that kernels exist for, but `most`.
 #[inline(always)]
-fn tile<V: Lanes>(rest: usize) -> usize {
-    [8, 4, 3, 2].into_iter().find(|size| *size <= rest && 2 * size <= V::SUMS).unwrap_or(1)
+fn tile<V: Lanes>(rest: usize, most: usize) -> usize {
+    [8, 4, 3, 2].into_iter().find(|size| *size <= rest.min(most) && 2 * size <= V::SUMS).unwrap_or(1)
 }
 
 /// Calls `$kernel::<V, S, Q>` with a tile's size as a constant.
@@ -377,7 +383,7 @@ unsafe fn score<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
         for kv_head in 0..run.queries.kv_heads {
             let keys = run.block::<S>(Part::Keys, page, kv_head);
             let keys = (keys, run.next::<S>(Part::Keys, page, kv_head));
-            for (query, size) in tiles::<V>(run.queries, kv_head) {
+            for (query, size) in tiles::<V>(run.queries, kv_head, MOST_SCORED) {
                 // The first query sees furthest back, the last furthest on.
                 let seen = run.visible(query).start..run.visible(query + size - 1).end;
                 if on_page(&seen, page).is_empty() {
@@ -402,11 +408,15 @@ fn on_page(range: &Range<usize>, page: usize) -> Range<usize> {
 
 /// The queries of a KV head in tiles: the first of each, and how many.
 #[inline(always)]
-fn tiles<V: Lanes>(queries: &Queries<'_>, kv_head: usize) -> impl Iterator<Item = (usize, usize)> + use<V> {
+fn tiles<V: Lanes>(
+    queries: &Queries<'_>,
+    kv_head: usize,
+    most: usize,
+) -> impl Iterator<Item = (usize, usize)> + use<V> {
     let end = (kv_head + 1) * queries.per_kv_head();
     let mut query = kv_head * queries.per_kv_head();
     std::iter::from_fn(move || {
-        let (first, size) = (query, tile::<V>(end - query));
+        let (first, size) = (query, tile::<V>(end - query, most));
         query += size;
         (first < end).then_some((first, size))
     })
@@ -455,7 +465,7 @@ unsafe fn mix<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
         for kv_head in 0..run.queries.kv_heads {
             let values = run.block::<S>(Part::Values, page, kv_head);
             let values = (values, run.next::<S>(Part::Values, page, kv_head));
-            for (query, size) in tiles::<V>(run.queries, kv_head) {
+            for (query, size) in tiles::<V>(run.queries, kv_head, most_mixed::<S>()) {
                 let (first, last) = (run.visible(query), run.visible(query + size - 1));
                 let common = last.start..first.end.max(last.start);
                 let alone = |query: usize| {
