@@ -164,6 +164,20 @@ pub struct Product<'a, B: Backend + ?Sized> {
     pub out: &'a mut B::Buffer,
 }
 
+/// [`Backend::feed_forward`] by the operations that it consists of.
+pub fn feed_forward_in_steps<B: Backend + ?Sized>(
+    backend: &B,
+    x: &B::Buffer,
+    activation: Activation,
+    mut inner: [Product<'_, B>; 2],
+    down: Product<'_, B>,
+) -> Result<()> {
+    backend.matmul_each(x, &mut inner)?;
+    let [gate, up] = inner;
+    backend.gated(activation, gate.out, up.out)?;
+    backend.matmul_each(gate.out, &mut [down])
+}
+
 /// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
@@ -215,6 +229,17 @@ pub trait Backend: Send + 'static {
     /// Several products of the same input, which is prepared for them once.
     fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()> {
         products.iter_mut().try_for_each(|product| self.matmul(x, product.weight, product.bias, product.out))
+    }
+
+    /// A gated feed-forward network: `down(act(gate(x)) * up(x))`. What `gate` and `up` give is lost.
+    fn feed_forward(
+        &self,
+        x: &Self::Buffer,
+        activation: Activation,
+        inner: [Product<'_, Self>; 2],
+        down: Product<'_, Self>,
+    ) -> Result<()> {
+        feed_forward_in_steps(self, x, activation, inner, down)
     }
 
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.

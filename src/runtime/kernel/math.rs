@@ -2,7 +2,7 @@
 //!
 //! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these cannot differ and can be.
 
-use super::isa::dispatch;
+use super::isa::{Isa, dispatch};
 
 /// The gate's activation in `down(act(gate(x)) * up(x))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -127,6 +127,17 @@ pub(super) fn softcap_body(x: &mut [f32], cap: f32) {
 pub(super) fn exp_minus_body(x: &mut [f32], offset: f32) {
     for x in x {
         *x = exp(*x - offset);
+    }
+}
+
+/// `gate = activation(gate) * up`, element by element.
+pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::None => mul(isa, gate, up),
+        Activation::Silu => silu_mul(isa, gate, up),
+        Activation::Sigmoid => sigmoid_mul(isa, gate, up),
+        Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
+        Activation::GeluTanh => gelu_mul(isa, gate, up),
     }
 }
 

@@ -15,6 +15,7 @@ pub use kv::CpuKv;
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, Span,
+    feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, Packed, Source, fixed};
@@ -68,6 +69,8 @@ pub struct Cpu {
 #[derive(Default)]
 struct Scratch {
     quantized: Activations,
+    /// What a feed-forward network's first half gives.
+    gated: Activations,
     fixed: fixed::Activations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
@@ -152,6 +155,15 @@ impl Cpu {
             let rows = &mut self.scratch.borrow_mut().fixed;
             rows.quantize(self.isa, &x.values, x.width, &self.pool);
             fixed::matmul_each(self.isa, rows, fixed, &self.pool);
+        }
+    }
+
+    fn add_bias(&self, Product { bias, out, .. }: &mut Product<'_, Self>) {
+        if let Some(bias) = bias {
+            let (width, work) = (out.width, out.values.len());
+            self.for_rows(&mut out.values, width, work, |_, row| {
+                row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
+            });
         }
     }
 
@@ -329,17 +341,40 @@ impl Backend for Cpu {
         }
         self.matmul_packed(x, products);
         self.matmul_fixed(x, products);
-        for Product { weight, bias, out } in products {
-            if let CpuWeight::Plain(weight) = weight {
-                self.matmul_plain(x, weight, &mut out.values);
+        for product in products {
+            if let CpuWeight::Plain(weight) = product.weight {
+                self.matmul_plain(x, weight, &mut product.out.values);
             }
-            if let Some(bias) = bias {
-                let (width, work) = (out.width, out.values.len());
-                self.for_rows(&mut out.values, width, work, |_, row| {
-                    row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
-                });
-            }
+            self.add_bias(product);
         }
+        Ok(())
+    }
+
+    fn feed_forward(
+        &self,
+        x: &CpuBuffer,
+        activation: Activation,
+        inner: [Product<'_, Self>; 2],
+        mut down: Product<'_, Self>,
+    ) -> Result<()> {
+        let weights = [&inner[0], &inner[1], &down].map(|product| match product.weight {
+            CpuWeight::Packed(weight) => Some(weight),
+            _ => None,
+        });
+        let ([Some(gate), Some(up), Some(last)], [None, None]) = (weights, [inner[0].bias, inner[1].bias])
+        else {
+            return feed_forward_in_steps(self, x, activation, inner, down);
+        };
+        let fits = [gate, up].iter().all(|w| w.cols() == x.width && w.rows() == last.cols());
+        if !fits || x.num_rows() <= gemm::MAX_DIRECT {
+            return feed_forward_in_steps(self, x, activation, inner, down);
+        }
+        down.out.resize(x.num_rows(), last.rows());
+        let Scratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
+        quantized.quantize(self.isa, &x.values, x.width, &self.pool);
+        gemm::gated(self.isa, quantized, [gate, up], activation, gated, &self.pool);
+        gemm::matmul(self.isa, last, gated, &mut down.out.values, &self.pool);
+        self.add_bias(&mut down);
         Ok(())
     }
 
@@ -431,14 +466,8 @@ impl Backend for Cpu {
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
         let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
-        self.for_rows(&mut gate.values, width, work, |row, gate| match activation {
-            Activation::None => math::mul(isa, gate, up.row(row)),
-            Activation::Silu => math::silu_mul(isa, gate, up.row(row)),
-            Activation::Sigmoid => math::sigmoid_mul(isa, gate, up.row(row)),
-            Activation::ClampedSwish { alpha, limit } => {
-                math::clamped_swish_mul(isa, gate, up.row(row), alpha, limit);
-            }
-            Activation::GeluTanh => math::gelu_mul(isa, gate, up.row(row)),
+        self.for_rows(&mut gate.values, width, work, |row, gate| {
+            math::activate(isa, activation, gate, up.row(row));
         });
         Ok(())
     }

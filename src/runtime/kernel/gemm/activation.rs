@@ -57,21 +57,32 @@ impl Activations {
 
     /// Takes the rows of `x`, `[rows, cols]`; `cols` is a multiple of 32 and not 0.
     pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize, pool: &Pool) {
-        assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");
-        self.rows = x.len() / cols;
-        self.blocks_per_row = (cols / BLOCK).next_multiple_of(PADDING_BLOCKS);
-        self.blocks.resize(self.rows * self.blocks_per_row, Block::default());
-        let per_row = self.blocks_per_row;
+        let blocks = self.reset(x.len() / cols, cols);
+        let per_row = row_blocks(cols);
         let rows_per_task = VALUES_PER_TASK.div_ceil(cols);
-        pool.chunks_mut(&mut self.blocks, rows_per_task * per_row, |task, blocks| {
+        pool.chunks_mut(blocks, rows_per_task * per_row, |task, blocks| {
             let x = x[task * rows_per_task * cols..].chunks_exact(cols);
             for (blocks, x) in blocks.chunks_exact_mut(per_row).zip(x) {
-                let (blocks, padding) = blocks.split_at_mut(cols / BLOCK);
-                quantize_row(isa, x, blocks);
-                padding.fill(Block::default());
+                quantize_row(isa, x, &mut blocks[..cols / BLOCK]);
             }
         });
     }
+
+    /// Makes room for `rows` rows, whose padding is zero and whose other blocks the caller fills.
+    pub(super) fn reset(&mut self, rows: usize, cols: usize) -> &mut [Block] {
+        assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");
+        (self.rows, self.blocks_per_row) = (rows, row_blocks(cols));
+        self.blocks.resize(rows * self.blocks_per_row, Block::default());
+        for row in self.blocks.chunks_exact_mut(self.blocks_per_row) {
+            row[cols / BLOCK..].fill(Block::default());
+        }
+        &mut self.blocks
+    }
+}
+
+/// Blocks of a row, padding included.
+fn row_blocks(cols: usize) -> usize {
+    (cols / BLOCK).next_multiple_of(PADDING_BLOCKS)
 }
 
 /// The nearest number of 11 significant bits, ties to even: f16's precision with f32's range.

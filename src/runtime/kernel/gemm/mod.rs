@@ -20,6 +20,7 @@ mod avx2;
 mod avx512;
 pub mod fixed;
 mod format;
+mod gated;
 #[cfg(all(test, unix))]
 mod guarded;
 mod pack;
@@ -28,11 +29,13 @@ mod scalar;
 mod tests;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use activation::Activations;
 pub use format::MAX_MXFP4_EXPONENT;
 use format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS, with_format};
+pub use gated::gated;
 pub use pack::{Packed, Source};
 
 use super::isa::{self, Isa};
@@ -43,7 +46,7 @@ const MAX_DIRECT_ROWS: usize = 8;
 
 /// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same until the
 /// rows outgrow the second-level cache.
-const MAX_DIRECT: usize = 96;
+pub const MAX_DIRECT: usize = 96;
 
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
@@ -81,7 +84,7 @@ trait Kernels {
     ///
     /// # Safety
     /// The processor has the instruction set.
-    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: std::ops::Range<usize>, out: &mut Panel);
+    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel);
 
     /// Products of the panel's blocks, number `start` of a row and those after it, with activation rows from `first` on. Where
     /// `start` is 0 that is what `sums` become, otherwise it is added to them.
@@ -265,13 +268,9 @@ impl Product<'_> {
         self.w.rows() * self.w.cols() * self.x.rows()
     }
 
-    fn is_direct<K: Kernels>(&self) -> bool {
-        K::WIDTH == 0 || self.x.rows() <= MAX_DIRECT
-    }
-
     /// Panels that a task takes.
     fn panels_per_task<K: Kernels>(&self) -> usize {
-        if self.is_direct::<K>() { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
+        if is_direct::<K>(self.x) { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
     }
 
     fn tasks<K: Kernels>(&self) -> usize {
@@ -283,20 +282,37 @@ impl Product<'_> {
     }
 
     fn compute_format<K: Kernels, F: Format>(&self, task: usize) {
-        let (w, x, out) = (self.w, self.x, &self.out);
         let per_task = self.panels_per_task::<K>();
-        if self.is_direct::<K>() {
-            for index in task * per_task..w.panels().min((task + 1) * per_task) {
-                direct::<K, F>(w, x, index, out);
-            }
+        let panels = task * per_task..self.w.panels().min((task + 1) * per_task);
+        compute_panels::<K, F>(self.w, self.x, panels.clone(), &self.out, panels.start * ROWS);
+    }
+}
+
+fn is_direct<K: Kernels>(x: &Activations) -> bool {
+    K::WIDTH == 0 || x.rows() <= MAX_DIRECT
+}
+
+/// All activation rows with some panels, to columns of `out` from `column` on.
+fn compute_panels<K: Kernels, F: Format>(
+    w: &Packed,
+    x: &Activations,
+    panels: Range<usize>,
+    out: &Output,
+    column: usize,
+) {
+    let step = if is_direct::<K>(x) { 1 } else { K::WIDTH };
+    for (at, index) in panels.step_by(step).enumerate() {
+        let column = column + at * step * ROWS;
+        if is_direct::<K>(x) {
+            direct::<K, F>(w, x, index, out, column);
         } else {
-            PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, task * per_task, panel, out));
+            PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, index, panel, out, column));
         }
     }
 }
 
 /// All activation rows with one packed panel, unpacked in registers.
-fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output) {
+fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output, column: usize) {
     let panel = w.panel(index);
     let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
@@ -307,7 +323,7 @@ fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out:
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
         unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {
-            out.store(first + token, index * ROWS, &sums[..kept]);
+            out.store(first + token, column, &sums[..kept]);
         }
     }
 }
@@ -319,6 +335,7 @@ fn by_panel<K: Kernels, F: Format>(
     index: usize,
     panel: &mut Panel,
     out: &Output,
+    column: usize,
 ) {
     // A second panel that does not exist is the first one again; its sums are not kept.
     let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
@@ -333,7 +350,7 @@ fn by_panel<K: Kernels, F: Format>(
         for call in 0..calls {
             // Rows are spread evenly: a call with few of them would waste the panel's bandwidth.
             let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
-            out.with_sums(first..last, index * ROWS, [kept, K::WIDTH * ROWS], |sums| {
+            out.with_sums(first..last, column, [kept, K::WIDTH * ROWS], |sums| {
                 // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
                 unsafe { K::multiply::<F>(panel, x, [first, start], sums) }
             });
@@ -401,7 +418,7 @@ impl Output {
     /// Has `compute` continue sums of `rows` from column `col` on: `width` of them, of which `kept` are in the output.
     fn with_sums(
         &self,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         col: usize,
         [kept, width]: [usize; 2],
         compute: impl FnOnce(Sums),

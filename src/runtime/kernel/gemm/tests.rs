@@ -64,7 +64,7 @@ impl Case {
         Case { dtype, shape: [n, k], weights, x: random.values(m * k) }
     }
 
-    fn product(&self, variant: Variant, rows: std::ops::Range<usize>, pool: &Pool) -> Vec<f32> {
+    fn product(&self, variant: Variant, rows: Range<usize>, pool: &Pool) -> Vec<f32> {
         let [n, k] = self.shape;
         let packed =
             Packed::pack(&Source::new(self.dtype, self.shape, &self.weights), &Arena::default(), pool)

@@ -110,9 +110,8 @@ impl<B: Backend> Mlp<B> {
         [gate, up]: [&mut B::Buffer; 2],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        backend.matmul_each(input, &mut [self.gate.onto(gate), self.up.onto(up)])?;
-        backend.gated(self.activation, gate, up)?;
-        self.down.apply(backend, gate, out)
+        let inner = [self.gate.onto(gate), self.up.onto(up)];
+        backend.feed_forward(input, self.activation, inner, self.down.onto(out))
     }
 }
 

@@ -1,0 +1,180 @@
+//! The first half of a gated feed-forward network in one region: `act(x . gate^T) * (x . up^T)`, quantised as it is made.
+//!
+//! Invariant: the blocks are those of two products, the activation and [`Activations::quantize`], one after the other. What
+//! lies between them is larger than the caches for a prompt; here it is made and used 32 columns at a time, a block's worth.
+//! For few rows it is slower than one after the other: a thread would read two matrices by turns.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::activation::{Activations, Block, quantize_row};
+use super::format::{BLOCK, ROWS, with_format};
+use super::{Kernels, Output, Packed, Variant, compute_panels, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use crate::runtime::kernel::isa::Isa;
+use crate::runtime::kernel::math::{self, Activation};
+use crate::runtime::kernel::pool::Pool;
+
+/// Packed panels that give a block of columns.
+const STRIP_PANELS: usize = BLOCK / ROWS;
+
+thread_local! {
+    /// What a strip's gate and up give, `[rows, 32]` each.
+    static STRIP: RefCell<[Vec<f32>; 2]> = RefCell::default();
+}
+
+/// `out = act(x . gate^T) * (x . up^T)`, for `[gate, up]` of the same number of rows, a multiple of 32.
+///
+/// Panics when the shapes disagree.
+pub fn gated(
+    isa: Isa,
+    x: &Activations,
+    weights: [&Packed; 2],
+    activation: Activation,
+    out: &mut Activations,
+    pool: &Pool,
+) {
+    gated_by(Variant::best(isa), isa, x, weights, activation, out, pool);
+}
+
+/// `variant` comes from [`Variant::within`] of `isa`, so the processor has its instructions.
+pub(super) fn gated_by(
+    variant: Variant,
+    isa: Isa,
+    x: &Activations,
+    weights: [&Packed; 2],
+    activation: Activation,
+    out: &mut Activations,
+    pool: &Pool,
+) {
+    let cols = weights[0].rows();
+    assert_eq!(cols, weights[1].rows(), "a gate for every value");
+    assert!(weights.iter().all(|w| x.blocks_per_row() * BLOCK >= w.cols()), "rows of one length");
+    let blocks = out.reset(x.rows(), cols);
+    let (len, first) = (blocks.len(), AtomicPtr::new(blocks.as_mut_ptr()));
+    let job =
+        Job { isa, x, weights, activation, first, len, per_row: len.checked_div(x.rows()).unwrap_or(0) };
+    match variant {
+        Variant::Scalar => job.run::<scalar::Scalar>(pool),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2 => job.run::<avx2::Avx2<false>>(pool),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2Vnni => job.run::<avx2::Avx2<true>>(pool),
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx512Vnni => job.run::<avx512::Avx512Vnni>(pool),
+    }
+}
+
+struct Job<'a> {
+    isa: Isa,
+    x: &'a Activations,
+    weights: [&'a Packed; 2],
+    activation: Activation,
+    /// The blocks of the result, `len` of them.
+    first: AtomicPtr<Block>,
+    len: usize,
+    per_row: usize,
+}
+
+impl Job<'_> {
+    fn run<K: Kernels>(&self, pool: &Pool) {
+        pool.for_each(self.weights[0].rows() / BLOCK, |strip| self.strip::<K>(strip));
+    }
+
+    /// 32 columns of all rows.
+    fn strip<K: Kernels>(&self, strip: usize) {
+        STRIP.with_borrow_mut(|values| {
+            for (w, values) in self.weights.iter().zip(&mut *values) {
+                values.resize(self.x.rows() * BLOCK, 0.0);
+                let out = Output::new(values, BLOCK);
+                let panels = strip * STRIP_PANELS..(strip + 1) * STRIP_PANELS;
+                with_format!(w.dtype(), F => compute_panels::<K, F>(w, self.x, panels, &out, 0), unreachable!());
+            }
+            let [gate, up] = values;
+            math::activate(self.isa, self.activation, gate, up);
+            for (row, values) in gate.chunks_exact(BLOCK).enumerate() {
+                quantize_row(self.isa, values, std::slice::from_mut(self.block(row, strip)));
+            }
+        });
+    }
+
+    /// Block `strip` of a row of the result: no other task has it.
+    #[allow(clippy::mut_from_ref, reason = "tasks write through what they share")]
+    fn block(&self, row: usize, strip: usize) -> &mut Block {
+        let index = row * self.per_row + strip;
+        assert!(strip < self.per_row && index < self.len, "within the result");
+        // SAFETY: in bounds by the assertion, of blocks that stay borrowed mutably during `gated_by`; every strip is given out
+        // once, and within it every row.
+        unsafe { &mut *self.first.load(Ordering::Relaxed).add(index) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Random, random_weights};
+    use super::super::{Source, matmul};
+    use super::*;
+    use crate::runtime::kernel::Dtype;
+    use crate::runtime::kernel::memory::Arena;
+
+    const ACTIVATIONS: [Activation; 3] =
+        [Activation::Silu, Activation::GeluTanh, Activation::ClampedSwish { alpha: 1.702, limit: 7.0 }];
+
+    /// `[gate, up]` of different types, the same rows and columns.
+    fn weights(types: [Dtype; 2], [n, k]: [usize; 2], random: &mut Random, pool: &Pool) -> [Packed; 2] {
+        types.map(|dtype| {
+            let bytes = random_weights(dtype, n * k, random.next());
+            Packed::pack(&Source::new(dtype, [n, k], &bytes), &Arena::default(), pool).unwrap().unwrap()
+        })
+    }
+
+    #[test]
+    fn one_region_gives_the_bits_of_the_steps_by_every_variant() {
+        let mut random = Random(71);
+        let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
+        let types = [[Dtype::Q4K, Dtype::Q4K], [Dtype::Q4_0, Dtype::Q6K], [Dtype::Q8_0, Dtype::Q5_0]];
+        // Few rows, many, and more blocks than are unpacked together; an odd number of blocks, so that there is padding.
+        let shapes: &[[usize; 3]] = match cfg!(miri) {
+            true => &[[32, 256, 2]],
+            false => &[[32, 256, 1], [96, 512, 7], [160, 256, 100], [32, 4096 + 512, 97]],
+        };
+        for (types, activation) in types.into_iter().zip(ACTIVATIONS) {
+            for &[n, k, m] in shapes {
+                let [gate, up] = weights(types, [n, k], &mut random, &pools[0]);
+                let mut x = Activations::default();
+                x.quantize(Isa::Scalar, &random.values(m * k), k, &pools[0]);
+                let [mut a, mut b] = [(); 2].map(|()| vec![0.0; m * n]);
+                matmul(Isa::Scalar, &gate, &x, &mut a, &pools[0]);
+                matmul(Isa::Scalar, &up, &x, &mut b, &pools[0]);
+                math::activate(Isa::Scalar, activation, &mut a, &b);
+                let mut expected = Activations::default();
+                expected.quantize(Isa::Scalar, &a, n, &pools[0]);
+                let variants = Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v)));
+                // What an earlier call left behind must not show.
+                let mut got = Activations::default();
+                got.quantize(Isa::Scalar, &[1.0; 640], 64, &pools[0]);
+                for ((isa, variant), pool) in
+                    variants.flat_map(|variant| pools.iter().map(move |p| (variant, p)))
+                {
+                    gated_by(variant, isa, &x, [&gate, &up], activation, &mut got, pool);
+                    assert_eq!((got.rows(), got.blocks_per_row()), (m, expected.blocks_per_row()));
+                    let same = (0..m).all(|row| got.row(row) == expected.row(row));
+                    assert!(same, "{types:?} {n} x {k}, {m} rows, {variant:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a gate for every value")]
+    fn gates_that_do_not_fit_are_refused() {
+        let pool = Pool::new(1).unwrap();
+        let mut random = Random(1);
+        let [gate, _] = weights([Dtype::Q8_0; 2], [32, 32], &mut random, &pool);
+        let [_, up] = weights([Dtype::Q8_0; 2], [64, 32], &mut random, &pool);
+        let mut x = Activations::default();
+        x.quantize(Isa::Scalar, &[1.0; 32], 32, &pool);
+        gated(Isa::Scalar, &x, [&gate, &up], Activation::Silu, &mut Activations::default(), &pool);
+    }
+}
