@@ -55,8 +55,7 @@ fn options() -> Options {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
             Some(("rounds", n)) => options.rounds = n.parse().expect("rounds=N"),
             Some(("isa", name)) => {
-                let known = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
-                options.isa = known.into_iter().find(|isa| isa.name() == name).expect("isa=NAME");
+                options.isa = Isa::available().find(|isa| isa.name() == name).expect("isa=NAME");
             }
             Some(("shape", s)) => {
                 let mut parts = s.split('x').map(|n| n.parse().expect("shape=MxNxK"));

@@ -315,7 +315,7 @@ fn instruction_sets_and_threads_are_forced_by_variables_and_shown_by_doctor() {
     let available = json["cpu"]["kernels"]["available"].as_array().expect("a list").clone();
     assert_eq!(json["cpu"]["kernels"]["instruction_set"], *available.last().expect("at least one"));
     // Whatever this processor lacks is refused, with the list of what there is.
-    for set in ["scalar", "avx2", "avx512", "mmx"] {
+    for set in ["scalar", "avx2", "avx512", "amx", "mmx"] {
         if available.iter().any(|name| name == set) {
             continue;
         }

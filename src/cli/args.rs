@@ -160,6 +160,8 @@ pub enum CpuSet {
     Avx2,
     /// AVX-512, and its VNNI where there is
     Avx512,
+    /// AVX-512 with VNNI, and AMX tiles for integer products of many rows
+    Amx,
 }
 
 impl CpuSet {
@@ -172,6 +174,7 @@ impl CpuSet {
             CpuSet::Scalar => Isa::Scalar,
             CpuSet::Avx2 => Isa::Avx2,
             CpuSet::Avx512 => Isa::Avx512,
+            CpuSet::Amx => Isa::Amx,
         };
         let available: Vec<_> = Isa::available().collect();
         if available.contains(&isa) {

@@ -15,6 +15,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL beside AVX2.
     Avx512,
+    /// AMX tiles of bytes beside AVX-512 and its VNNI, for integer products of many rows.
+    Amx,
 }
 
 impl Isa {
@@ -30,7 +32,8 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
-                return Isa::Avx512;
+                let amx = is_x86_feature_detected!("avx512vnni") && has_amx();
+                return if amx { Isa::Amx } else { Isa::Avx512 };
             }
             if avx2 {
                 return Isa::Avx2;
@@ -41,7 +44,7 @@ impl Isa {
 
     /// Those that this processor runs, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&set| set <= isa())
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|&set| set <= isa())
     }
 
     pub fn name(self) -> &'static str {
@@ -49,8 +52,32 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
+}
+
+/// Whether the processor multiplies tiles of bytes and the system lets this process: Linux gives the tile registers only to those
+/// who ask, because they make every saved thread state 8 KiB larger.
+///
+/// Source: Intel's instruction set reference (leaf 7 of `cpuid`), the kernel's Documentation/arch/x86/xstate.rst.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_amx() -> bool {
+    const AMX_TILE: u32 = 1 << 24;
+    const AMX_INT8: u32 = 1 << 25;
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    let both = AMX_TILE | AMX_INT8;
+    let has_leaf = std::arch::x86_64::__cpuid(0).eax >= 7;
+    has_leaf
+        && std::arch::x86_64::__cpuid_count(7, 0).edx & both == both
+        // SAFETY: no memory is passed.
+        && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn has_amx() -> bool {
+    false
 }
 
 /// The best instruction set there is, found out once; a backend uses it unless it is told another.
@@ -80,7 +107,7 @@ macro_rules! dispatch {
                 assert!(isa <= $crate::runtime::kernel::isa::isa(), "instruction set not available");
                 match isa {
                     // SAFETY: the assertion above: this processor has the features that the function enables.
-                    Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     Isa::Scalar => {}

@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::isa::{self, Isa};
 use super::pool::Pool;
 
 /// What the buffer of a bandwidth pass should be: more than any cache holds.
@@ -71,6 +72,15 @@ pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
 /// Multiplies and adds 8-bit integers with all threads. Returns operations; nothing where the instruction is missing.
 pub fn int8_pass(pool: &Pool) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
+    if isa::isa() == Isa::Amx {
+        const ITERATIONS: usize = 1_000_000;
+        pool.run(&|_| {
+            // SAFETY: the processor has tiles and this process may use them.
+            unsafe { peak::amx(ITERATIONS) };
+        });
+        return Some(pool.threads() * ITERATIONS * 4 * 2 * 16 * 16 * 64);
+    }
+    #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512vnni") {
         const ITERATIONS: usize = 4_000_000;
         pool.run(&|_| {
@@ -110,6 +120,7 @@ pub fn f32_pass(pool: &Pool) -> Option<usize> {
 /// Chains of one instruction, enough of them to hide its latency.
 #[cfg(target_arch = "x86_64")]
 mod peak {
+    use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
@@ -139,6 +150,41 @@ mod peak {
             black_box(());
         }
         sums.iter().map(|sum| _mm256_cvtss_f32(*sum)).sum()
+    }
+
+    /// Four independent chains of `tdpbssd`, of tiles of 16 rows of 64 bytes.
+    ///
+    /// # Safety
+    /// The processor has AMX for integers, and this process may use it.
+    pub unsafe fn amx(iterations: usize) {
+        #[repr(C, align(64))]
+        struct Config {
+            palette: [u8; 16],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        let mut config = Config { palette: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
+        config.palette[0] = 1;
+        config.row_bytes[..6].fill(64);
+        config.rows[..6].fill(16);
+        // SAFETY: by this function's contract; the configuration is 64 bytes long and valid.
+        unsafe {
+            asm!(
+                "ldtilecfg [{config}]",
+                "2:",
+                "tdpbssd tmm0, tmm4, tmm5",
+                "tdpbssd tmm1, tmm4, tmm5",
+                "tdpbssd tmm2, tmm4, tmm5",
+                "tdpbssd tmm3, tmm4, tmm5",
+                "dec {iterations}",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) &raw const config,
+                iterations = inout(reg) iterations => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                options(nostack, readonly),
+            );
+        }
     }
 
     /// 16 independent chains of `vpdpbusd`.

@@ -25,7 +25,7 @@ pub fn block(isa: Isa, shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => block_avx512(shape, w, x, out),
+            Isa::Avx512 | Isa::Amx => block_avx512(shape, w, x, out),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => block_avx2(shape, w, x, out),
             _ => block_body::<[f32; LANES]>(shape, w, x, out),

@@ -366,7 +366,7 @@ impl Backend for Cpu {
             return feed_forward_in_steps(self, x, activation, inner, down);
         };
         let fits = [gate, up].iter().all(|w| w.cols() == x.width && w.rows() == last.cols());
-        if !fits || x.num_rows() <= gemm::MAX_DIRECT {
+        if !fits || gemm::is_few(self.isa, x.num_rows()) {
             return feed_forward_in_steps(self, x, activation, inner, down);
         }
         down.out.resize(x.num_rows(), last.rows());

@@ -281,7 +281,7 @@ fn reduce(isa: Isa, run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) 
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => reduce_avx512(run, scratch, partials),
+            Isa::Avx512 | Isa::Amx => reduce_avx512(run, scratch, partials),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => reduce_avx2(run, scratch, partials),
             _ => reduce_any::<[f32; LANES]>(run, scratch, partials),

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Kernels, MAX_WIDTH, PANEL_ROWS, Panel, Sums, needs_prefetch, prefetch};
+use super::{Input, Kernels, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -17,12 +17,16 @@ const SIDE: usize = 8;
 /// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
 const PREFETCH: usize = 2048;
 
+/// Activation rows of one call of the panel path.
+const PANEL_ROWS: usize = 6;
+
 /// avx2, fma, f16c; with `VNNI` also avxvnni.
 pub struct Avx2<const VNNI: bool>;
 
 impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = 4;
+    const PANEL_ROWS: usize = PANEL_ROWS;
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -46,7 +50,8 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         unsafe { unpack::<F, VNNI>(panels[0], blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, [first, start]: [usize; 2], sums: Sums) {
+    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, [first, start]: [usize; 2], sums: Sums) {
+        let x = x.rows;
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {

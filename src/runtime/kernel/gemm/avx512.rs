@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Kernels, Line, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
+use super::{Input, Kernels, Line, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
 
 /// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
 const PREFETCH: usize = 8192;
@@ -19,6 +19,7 @@ pub struct Avx512Vnni;
 impl Kernels for Avx512Vnni {
     const WIDTH: usize = 2;
     const DIRECT_ROWS: usize = 8;
+    const PANEL_ROWS: usize = 6;
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -42,7 +43,8 @@ impl Kernels for Avx512Vnni {
         unsafe { unpack::<F>(panels, blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, [first, start]: [usize; 2], sums: Sums) {
+    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, [first, start]: [usize; 2], sums: Sums) {
+        let x = x.rows;
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {
@@ -108,7 +110,7 @@ fn shift(v: __m512i, by: isize) -> __m512i {
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
+pub unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
     let (low_per_byte, low_mask) = (8 / F::LOW, _mm512_set1_epi8((0xff >> (8 - F::LOW)) as i8));
     let mut codes = [_mm512_setzero_si512(); GROUPS];
     for group in 0..GROUPS {
@@ -135,7 +137,7 @@ unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`, `part` below its scales per tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize) -> [__m512; 2] {
+pub unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize) -> [__m512; 2] {
     let sub = 64 + 16 * (2 * tile + part);
     // SAFETY: all within the unit's scales.
     unsafe {

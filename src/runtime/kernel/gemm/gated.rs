@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::activation::{Activations, Block, quantize_row};
 use super::format::{BLOCK, ROWS, with_format};
-use super::{Kernels, Output, Packed, Variant, compute_panels, scalar};
+use super::{Input, Kernels, Output, Packed, Variant, compute_panels, scalar, with_input};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::runtime::kernel::isa::Isa;
 use crate::runtime::kernel::math::{self, Activation};
 use crate::runtime::kernel::pool::Pool;
@@ -53,22 +53,26 @@ pub(super) fn gated_by(
     assert!(weights.iter().all(|w| x.blocks_per_row() * BLOCK >= w.cols()), "rows of one length");
     let blocks = out.reset(x.rows(), cols);
     let (len, first) = (blocks.len(), AtomicPtr::new(blocks.as_mut_ptr()));
-    let job =
-        Job { isa, x, weights, activation, first, len, per_row: len.checked_div(x.rows()).unwrap_or(0) };
-    match variant {
-        Variant::Scalar => job.run::<scalar::Scalar>(pool),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx2 => job.run::<avx2::Avx2<false>>(pool),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx2Vnni => job.run::<avx2::Avx2<true>>(pool),
-        #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni => job.run::<avx512::Avx512Vnni>(pool),
-    }
+    let per_row = len.checked_div(x.rows()).unwrap_or(0);
+    with_input(variant, x, pool, |x| {
+        let job = Job { isa, x, weights, activation, first, len, per_row };
+        match variant {
+            Variant::Scalar => job.run::<scalar::Scalar>(pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => job.run::<avx2::Avx2<false>>(pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2Vnni => job.run::<avx2::Avx2<true>>(pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512Vnni => job.run::<avx512::Avx512Vnni>(pool),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Amx => job.run::<amx::Amx>(pool),
+        }
+    });
 }
 
 struct Job<'a> {
     isa: Isa,
-    x: &'a Activations,
+    x: Input<'a>,
     weights: [&'a Packed; 2],
     activation: Activation,
     /// The blocks of the result, `len` of them.
@@ -86,7 +90,7 @@ impl Job<'_> {
     fn strip<K: Kernels>(&self, strip: usize) {
         STRIP.with_borrow_mut(|values| {
             for (w, values) in self.weights.iter().zip(&mut *values) {
-                values.resize(self.x.rows() * BLOCK, 0.0);
+                values.resize(self.x.rows.rows() * BLOCK, 0.0);
                 let out = Output::new(values, BLOCK);
                 let panels = strip * STRIP_PANELS..(strip + 1) * STRIP_PANELS;
                 with_format!(w.dtype(), F => compute_panels::<K, F>(w, self.x, panels, &out, 0), unreachable!());

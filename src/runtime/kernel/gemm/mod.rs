@@ -15,6 +15,8 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -27,6 +29,7 @@ mod pack;
 mod scalar;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -37,6 +40,7 @@ pub use format::MAX_MXFP4_EXPONENT;
 use format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS, with_format};
 pub use gated::gated;
 pub use pack::{Packed, Source};
+use tiles::Tiles;
 
 use super::isa::{self, Isa};
 use super::pool::Pool;
@@ -44,21 +48,24 @@ use super::pool::Pool;
 /// Activation rows of one call of the direct path, at most.
 const MAX_DIRECT_ROWS: usize = 8;
 
-/// Up to this many activation rows the direct path is the faster one, as measured: from there on both are the same until the
-/// rows outgrow the second-level cache.
-pub const MAX_DIRECT: usize = 96;
+/// Where the direct path ends to be the faster one without tiles, as measured: from there on both are the same until the rows
+/// outgrow the second-level cache.
+const MAX_DIRECT: usize = 96;
 
-/// Activation rows of one call of the panel path.
-const PANEL_ROWS: usize = 6;
+/// Activation rows of one call of the panel path, at most.
+const MAX_PANEL_ROWS: usize = 16;
+
+/// Unpacked panels that all activation rows pass by turns, at most.
+const MAX_PANELS: usize = 4;
 
 /// Packed panels (of 16 rows) that are unpacked together, at most.
 const MAX_WIDTH: usize = 2;
 
-/// Blocks along K that are unpacked together: 4,096 values, so that a panel stays in the second-level cache.
-const PANEL_BLOCKS: usize = 128;
-
 /// Weight bytes that one task of the direct path reads, at least.
 const TASK_BYTES: usize = 32 << 10;
+
+/// Tasks that every thread should get of a product, so that one that is held up leaves its own to others.
+const MIN_TASKS: usize = 4;
 
 /// Products of the same activations that share a parallel region, at most.
 const MAX_TOGETHER: usize = 4;
@@ -73,6 +80,18 @@ trait Kernels {
 
     /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
     const DIRECT_ROWS: usize;
+
+    /// Up to this many activation rows the direct path is the faster one.
+    const MAX_DIRECT: usize = MAX_DIRECT;
+
+    /// Activation rows of one call of [`Self::multiply`], at most [`MAX_PANEL_ROWS`].
+    const PANEL_ROWS: usize;
+
+    /// Blocks along K that are unpacked together: 4,096 values, so that a panel stays in the second-level cache.
+    const PANEL_BLOCKS: usize = 128;
+
+    /// Unpacked panels that every call's rows pass by turns, at most [`MAX_PANELS`]: more where rows are slow to come.
+    const TOGETHER: usize = 1;
 
     /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`Self::DIRECT_ROWS`].
     ///
@@ -92,7 +111,16 @@ trait Kernels {
     /// # Safety
     /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`; `sums` are
     /// [`Self::WIDTH`] panels wide.
-    unsafe fn multiply<F: Format>(panel: &Panel, x: &Activations, first: [usize; 2], sums: Sums);
+    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, first: [usize; 2], sums: Sums);
+
+    /// The first row of call number `call` of `calls` for `rows` rows, and the one after its last: spread evenly, because a call
+    /// with few of them wastes the panel's bandwidth.
+    fn rows_of_call(rows: usize, call: usize, calls: usize) -> (usize, usize) {
+        (call * rows / calls, (call + 1) * rows / calls)
+    }
+
+    /// Undoes what [`Self::multiply`] changed about this thread.
+    fn leave() {}
 }
 
 /// Whether the direct path has to fetch weights ahead for `rows` activation rows. The processor follows one or two streams by
@@ -121,7 +149,15 @@ fn prefetch<F: Format>(unit: *const u8, tile: usize, distance: usize, near: bool
     }
 }
 
-/// A cache line of codes.
+/// Activations as the kernels take them.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    rows: &'a Activations,
+    /// The same by tiles, for kernels that want them.
+    tiles: &'a Tiles,
+}
+
+/// A cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; GROUP_BYTES]);
@@ -147,7 +183,19 @@ impl Panel {
 }
 
 thread_local! {
-    static PANEL: RefCell<Panel> = RefCell::default();
+    static UNPACKED: RefCell<[Panel; MAX_PANELS]> = RefCell::default();
+    static TILES: RefCell<Tiles> = RefCell::default();
+}
+
+/// Runs `compute` with activations as `variant` takes them.
+fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(Input<'_>)) {
+    TILES.with_borrow_mut(|tiles| {
+        #[cfg(target_arch = "x86_64")]
+        if variant == Variant::Amx && !is_direct::<amx::Amx>(x) {
+            tiles.fill(x, pool);
+        }
+        compute(Input { rows: x, tiles });
+    });
 }
 
 /// The variants that exist; an instruction set decides the best one of those within it.
@@ -160,6 +208,8 @@ enum Variant {
     Avx2Vnni,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Variant {
@@ -171,6 +221,7 @@ impl Variant {
             (isa >= Isa::Avx2, Variant::Avx2),
             (isa >= Isa::Avx2 && is_x86_feature_detected!("avxvnni"), Variant::Avx2Vnni),
             (isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni"), Variant::Avx512Vnni),
+            (isa >= Isa::Amx, Variant::Amx),
         ];
         #[cfg(not(target_arch = "x86_64"))]
         let more = [];
@@ -191,11 +242,13 @@ impl Variant {
             Variant::Avx2Vnni => "avx2-vnni",
             #[cfg(target_arch = "x86_64")]
             Variant::Avx512Vnni => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Amx => "amx-int8",
         }
     }
 }
 
-/// The integer kernels that an instruction set uses on this machine: `scalar`, `avx2`, `avx2-vnni`, `avx512-vnni`.
+/// The integer kernels that an instruction set uses on this machine: `scalar`, `avx2`, `avx2-vnni`, `avx512-vnni`, `amx-int8`.
 pub fn kernels_name(isa: Isa) -> &'static str {
     Variant::best(isa).name()
 }
@@ -222,34 +275,40 @@ fn matmul_by<'a>(
     products: impl IntoIterator<Item = (&'a Packed, &'a mut [f32])>,
     pool: &Pool,
 ) {
-    let product = |(w, out): (&'a Packed, &'a mut [f32])| {
-        assert_eq!(out.len(), x.rows() * w.rows(), "an output for every pair of rows");
-        assert!(x.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
-        Product { w, x, out: Output::new(out, w.rows()) }
-    };
-    let mut products = products.into_iter().map(product).fuse();
-    loop {
-        let together: [_; MAX_TOGETHER] = std::array::from_fn(|_| products.next());
-        if together[0].is_none() {
-            return;
+    with_input(variant, x, pool, |x| {
+        let product = |(w, out): (&'a Packed, &'a mut [f32])| {
+            assert_eq!(out.len(), x.rows.rows() * w.rows(), "an output for every pair of rows");
+            assert!(x.rows.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
+            Product { w, x, out: Output::new(out, w.rows()), threads: pool.threads() }
+        };
+        let mut products = products.into_iter().map(product).fuse();
+        loop {
+            let together: [_; MAX_TOGETHER] = std::array::from_fn(|_| products.next());
+            if together[0].is_none() {
+                return;
+            }
+            match variant {
+                Variant::Scalar => compute::<scalar::Scalar>(&together, pool),
+                #[cfg(target_arch = "x86_64")]
+                Variant::Avx2 => compute::<avx2::Avx2<false>>(&together, pool),
+                #[cfg(target_arch = "x86_64")]
+                Variant::Avx2Vnni => compute::<avx2::Avx2<true>>(&together, pool),
+                #[cfg(target_arch = "x86_64")]
+                Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
+                #[cfg(target_arch = "x86_64")]
+                Variant::Amx => compute::<amx::Amx>(&together, pool),
+            }
         }
-        match variant {
-            Variant::Scalar => compute::<scalar::Scalar>(&together, pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2 => compute::<avx2::Avx2<false>>(&together, pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2Vnni => compute::<avx2::Avx2<true>>(&together, pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
-        }
-    }
+    });
 }
 
 /// One product and where it goes.
 struct Product<'a> {
     w: &'a Packed,
-    x: &'a Activations,
+    x: Input<'a>,
     out: Output,
+    /// Threads that share its tasks.
+    threads: usize,
 }
 
 /// Products in one region, their tasks in one list.
@@ -265,12 +324,17 @@ fn compute<K: Kernels>(products: &[Option<Product<'_>>; MAX_TOGETHER], pool: &Po
 impl Product<'_> {
     /// Multiplications.
     fn work(&self) -> usize {
-        self.w.rows() * self.w.cols() * self.x.rows()
+        self.w.rows() * self.w.cols() * self.x.rows.rows()
     }
 
     /// Panels that a task takes.
     fn panels_per_task<K: Kernels>(&self) -> usize {
-        if is_direct::<K>(self.x) { TASK_BYTES.div_ceil(self.w.panel_bytes()) } else { K::WIDTH }
+        if is_direct::<K>(self.x.rows) {
+            TASK_BYTES.div_ceil(self.w.panel_bytes())
+        } else {
+            let per_thread = self.w.panels() / K::WIDTH / self.threads;
+            K::WIDTH * K::TOGETHER.min(per_thread / MIN_TASKS).max(1)
+        }
     }
 
     fn tasks<K: Kernels>(&self) -> usize {
@@ -288,27 +352,41 @@ impl Product<'_> {
     }
 }
 
+/// Whether so many activation rows unpack weights in registers: what they share beyond a row is then best done step by step.
+pub fn is_few(isa: Isa, rows: usize) -> bool {
+    match Variant::best(isa) {
+        #[cfg(target_arch = "x86_64")]
+        Variant::Amx => rows <= amx::MAX_DIRECT,
+        _ => rows <= MAX_DIRECT,
+    }
+}
+
 fn is_direct<K: Kernels>(x: &Activations) -> bool {
-    K::WIDTH == 0 || x.rows() <= MAX_DIRECT
+    K::WIDTH == 0 || x.rows() <= K::MAX_DIRECT
 }
 
 /// All activation rows with some panels, to columns of `out` from `column` on.
 fn compute_panels<K: Kernels, F: Format>(
     w: &Packed,
-    x: &Activations,
+    x: Input<'_>,
     panels: Range<usize>,
     out: &Output,
     column: usize,
 ) {
-    let step = if is_direct::<K>(x) { 1 } else { K::WIDTH };
-    for (at, index) in panels.step_by(step).enumerate() {
-        let column = column + at * step * ROWS;
-        if is_direct::<K>(x) {
-            direct::<K, F>(w, x, index, out, column);
-        } else {
-            PANEL.with_borrow_mut(|panel| by_panel::<K, F>(w, x, index, panel, out, column));
+    if is_direct::<K>(x.rows) {
+        for (at, index) in panels.enumerate() {
+            direct::<K, F>(w, x.rows, index, out, column + at * ROWS);
         }
+        return;
     }
+    let step = K::WIDTH * K::TOGETHER;
+    for (at, index) in panels.clone().step_by(step).enumerate() {
+        let panels = index..panels.end.min(index + step);
+        UNPACKED.with_borrow_mut(|unpacked| {
+            by_panel::<K, F>(w, x, panels, unpacked, out, column + at * step * ROWS);
+        });
+    }
+    K::leave();
 }
 
 /// All activation rows with one packed panel, unpacked in registers.
@@ -328,32 +406,38 @@ fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out:
     }
 }
 
-/// All activation rows with `K::WIDTH` packed panels from `index` on, unpacked into `panel`.
+/// All activation rows with some packed panels, at most `K::TOGETHER` times `K::WIDTH`, unpacked into `unpacked`.
 fn by_panel<K: Kernels, F: Format>(
     w: &Packed,
-    x: &Activations,
-    index: usize,
-    panel: &mut Panel,
+    x: Input<'_>,
+    panels: Range<usize>,
+    unpacked: &mut [Panel; MAX_PANELS],
     out: &Output,
     column: usize,
 ) {
-    // A second panel that does not exist is the first one again; its sums are not kept.
-    let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
-    let kept = (w.rows() - index * ROWS).min(K::WIDTH * ROWS);
     let blocks = w.panel_bytes() / F::UNIT_BYTES * F::TILES;
-    let calls = x.rows().div_ceil(PANEL_ROWS);
-    for start in (0..blocks).step_by(PANEL_BLOCKS) {
-        let end = blocks.min(start + PANEL_BLOCKS);
-        panel.resize::<F>(K::WIDTH, end - start);
-        // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
-        unsafe { K::unpack::<F>(panels, start..end, panel) };
+    let rows = x.rows.rows();
+    let calls = rows.div_ceil(K::PANEL_ROWS);
+    for start in (0..blocks).step_by(K::PANEL_BLOCKS) {
+        let end = blocks.min(start + K::PANEL_BLOCKS);
+        let firsts = panels.clone().step_by(K::WIDTH);
+        for (index, panel) in firsts.clone().zip(&mut *unpacked) {
+            // A second panel that does not exist is the first one again; its sums are not kept.
+            let packed = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
+            panel.resize::<F>(K::WIDTH, end - start);
+            // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
+            unsafe { K::unpack::<F>(packed, start..end, panel) };
+        }
         for call in 0..calls {
-            // Rows are spread evenly: a call with few of them would waste the panel's bandwidth.
-            let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
-            out.with_sums(first..last, column, [kept, K::WIDTH * ROWS], |sums| {
-                // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
-                unsafe { K::multiply::<F>(panel, x, [first, start], sums) }
-            });
+            let (first, last) = K::rows_of_call(rows, call, calls);
+            for ((at, index), panel) in firsts.clone().enumerate().zip(&*unpacked) {
+                let width = K::WIDTH * ROWS;
+                let kept = (w.rows() - index * ROWS).min(width);
+                out.with_sums(first..last, column + at * width, [kept, width], |sums| {
+                    // SAFETY: as above, and `panel` was unpacked for `K` and `F`.
+                    unsafe { K::multiply::<F>(panel, x, [first, start], sums) }
+                });
+            }
         }
     }
 }
@@ -431,7 +515,7 @@ impl Output {
                 rows: rows.len(),
             });
         }
-        let mut edge = [[0.0; MAX_WIDTH * ROWS]; PANEL_ROWS];
+        let mut edge = [[0.0; MAX_WIDTH * ROWS]; MAX_PANEL_ROWS];
         for (row, edge) in rows.clone().zip(&mut edge) {
             self.load(row, col, &mut edge[..kept]);
         }

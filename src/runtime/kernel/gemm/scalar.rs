@@ -5,13 +5,14 @@ use std::ops::Range;
 use super::activation::{Activations, Block};
 use super::format::{EMPTY_TILE, Format, ROWS, Tile};
 use super::pack::{scale_and_min, unpack_tile};
-use super::{Kernels, MAX_WIDTH, Panel, Sums};
+use super::{Input, Kernels, MAX_WIDTH, Panel, Sums};
 
 pub struct Scalar;
 
 impl Kernels for Scalar {
     const WIDTH: usize = 0;
     const DIRECT_ROWS: usize = 4;
+    const PANEL_ROWS: usize = 1;
 
     unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         direct::<F>(panel, x, first, out);
@@ -21,7 +22,7 @@ impl Kernels for Scalar {
         unreachable!("there is no panel path");
     }
 
-    unsafe fn multiply<F: Format>(_: &Panel, _: &Activations, _: [usize; 2], _: Sums) {
+    unsafe fn multiply<F: Format>(_: &Panel, _: Input<'_>, _: [usize; 2], _: Sums) {
         unreachable!("there is no panel path");
     }
 }

@@ -171,8 +171,11 @@ fn rows_longer_than_a_panel_and_random_shapes_agree_too() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
     let mut random = Random(99);
     for dtype in ALL {
-        let long = PANEL_BLOCKS * BLOCK + dtype.block_len();
-        check(&Case::new(dtype, [21, long], 11, &mut random), 11, &pools);
+        // More blocks than are unpacked together, and more panels than pass together.
+        let long = 128 * BLOCK + dtype.block_len();
+        for (shape, m) in [([21, long], 11), ([21, long], 101), ([150, 3 * dtype.block_len()], 40)] {
+            check(&Case::new(dtype, shape, m, &mut random), m, &pools);
+        }
         for _ in 0..3 {
             let shape = [1 + random.below(130), dtype.block_len() * (1 + random.below(7))];
             let m = 1 + random.below(40);
@@ -233,6 +236,7 @@ fn an_instruction_set_uses_nothing_beyond_itself() {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx",
+            Isa::Amx => "amx-int8",
         }));
     }
 }

@@ -281,6 +281,6 @@ fn multiply(
         Variant::Avx2Vnni => unsafe { avx2::multiply_vnni(w, rows, blocks, sums) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni => unsafe { avx512::multiply(w, rows, blocks, sums) },
+        Variant::Avx512Vnni | Variant::Amx => unsafe { avx512::multiply(w, rows, blocks, sums) },
     }
 }
