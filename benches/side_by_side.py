@@ -3,9 +3,10 @@
 
   python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [-r N] [--json FILE]
 
-Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI); builds
-examples/throughput.rs itself. Models of the real shapes with random weights are written to a cache folder
-once: speed does not depend on the values. Both sides stay loaded and take turns (ours, llama.cpp without
+Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI; where there is AMX, built by gcc 12,
+llama.cpp crashes without the change of its pull request 26954: the compiler leaves out most of the tiles'
+configuration); builds examples/throughput.rs itself. Models of the real shapes with random weights are written to a
+cache folder once: speed does not depend on the values. Both sides stay loaded and take turns (ours, llama.cpp without
 and with flash attention, ours, ...); a row is the ratio of medians, against the better of llama.cpp's two.
 
 Definitions are llama-bench's. pp512: a prompt of 512 tokens. tg128: 128 single steps after almost nothing;
