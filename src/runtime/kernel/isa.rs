@@ -80,6 +80,17 @@ fn has_amx() -> bool {
     false
 }
 
+/// Whether Intel made the processor: what is best fetched ahead, and how far, differs by maker.
+#[cfg(target_arch = "x86_64")]
+pub fn is_intel() -> bool {
+    static IS_INTEL: OnceLock<bool> = OnceLock::new();
+    *IS_INTEL.get_or_init(|| {
+        let leaf = std::arch::x86_64::__cpuid(0);
+        let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+        name.as_flattened() == b"GenuineIntel"
+    })
+}
+
 /// The best instruction set there is, found out once; a backend uses it unless it is told another.
 pub fn isa() -> Isa {
     static DETECTED: OnceLock<Isa> = OnceLock::new();
