@@ -7,14 +7,15 @@
 #![cfg(unix)]
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use expectrl::Expect;
-use expectrl::session::OsSession;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cli::{Place, Ran, finish};
-use crate::common::scripted::{self, CODE, NUM_THOUGHTS, PLAIN, THOUGHT};
+use crate::common::scripted::{self, CODE, ENDLESS, NUM_THOUGHTS, PLAIN, THOUGHT};
+use crate::common::terminal;
 
 /// How long a step may take on a machine that does a lot besides.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,7 +36,7 @@ fn command(place: &Place, more: &[&str]) -> Command {
 
 /// A chat in a terminal.
 struct Term {
-    session: OsSession,
+    session: terminal::Session,
     seen: String,
 }
 
@@ -50,10 +51,8 @@ impl Term {
         term
     }
 
-    fn open(mut command: Command, columns: u16) -> Self {
-        command.stdin(Stdio::inherit()); // the terminal, not what `Place` gives
-        let mut session = OsSession::spawn(command).expect("a terminal");
-        session.get_process_mut().set_window_size(columns, 30).expect("a size");
+    fn open(command: Command, columns: u16) -> Self {
+        let mut session = terminal::spawn(command, columns).expect("a terminal");
         session.set_expect_timeout(Some(PATIENCE));
         Self { session, seen: String::new() }
     }
@@ -113,15 +112,13 @@ impl Term {
         let rest =
             self.session.expect(expectrl::Eof).map(|found| found.as_bytes().to_vec()).unwrap_or_default();
         self.seen.push_str(&String::from_utf8_lossy(&rest));
-        let status = self.session.get_process().wait().expect("an end");
-        let expected = expectrl::process::unix::WaitStatus::Exited(self.session.get_process().pid(), code);
-        assert_eq!(status, expected, "{}", self.seen);
+        let status = self.session.get_process_mut().child.wait().expect("an end");
+        assert_eq!(status.code(), Some(code), "{}", self.seen);
         self.seen.clone()
     }
 
-    fn signal(&self, signal: i32) {
-        // SAFETY: plain system call on a child that has not been waited for.
-        unsafe { libc::kill(self.session.get_process().pid().as_raw(), signal) };
+    fn signal(&self, signal: Signal) {
+        self.session.get_process().signal(signal);
     }
 }
 
@@ -617,20 +614,14 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
 #[test]
 fn an_interrupted_answer_is_kept_and_marked() {
     let place = Place::new();
-    let mut term = Term::start(&place, &["--session", "i"]);
-    // Until it is stopped it goes on to the end of the context.
-    term.send("Count\r");
-    term.expect("\r\n");
-    let mut shown = vec![0; 64];
-    let begun = Instant::now();
-    while term.session.try_read(&mut shown).unwrap_or(0) == 0 {
-        assert!(begun.elapsed() < PATIENCE, "no answer");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut term = Term::of(scripted(&place, &[]), 100);
+    // Until it is stopped it goes on to the end of the context, and before that the terminal is full of it.
+    term.send("endless\r");
+    term.expect(ENDLESS.trim_end());
     term.send("\x03");
     term.expect("(stopped; what was said is kept, /continue goes on)");
     term.prompt();
-    let turn = turns(&place, "i").remove(0);
+    let turn = turns(&place, "t").remove(0);
     assert_eq!(turn["finish_reason"], "cancelled");
     assert!(turn["usage"]["completion_tokens"].as_u64() < Some(2000), "{turn}");
     term.leave();
@@ -646,7 +637,7 @@ fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
     term.expect("\r\n");
     // The line editor has given the terminal back: from here on it is a signal, which finds a prompt that is being computed,
     // or an answer; in either case it ends that and nothing else.
-    term.signal(libc::SIGINT);
+    term.signal(Signal::INT);
     term.expect("(stopped");
     term.prompt();
     let before = turns(&place, "p").len();
@@ -764,8 +755,8 @@ fn a_kill_loses_nothing_that_was_finished() {
     let mut term = Term::start(&place, &["--session", "k", "-n", "5"]);
     term.say("one");
     term.say("two");
-    term.signal(libc::SIGKILL);
-    let _ = term.session.get_process().wait();
+    term.signal(Signal::KILL);
+    let _ = term.session.get_process_mut().child.wait();
     let term = Term::start(&place, &["-c", "-n", "5"]);
     assert!(term.seen.contains("session k, 2 turns"), "{}", term.seen);
     term.leave();
@@ -789,7 +780,7 @@ fn a_termination_puts_the_terminal_back() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
     term.say("hi");
-    term.signal(libc::SIGTERM);
+    term.signal(Signal::TERM);
     term.ended(143);
     assert!(term.seen.contains("\x1b[?2004l"), "bracketed paste is off: {}", term.seen);
 }
@@ -825,7 +816,7 @@ fn a_resize_in_the_middle_of_an_answer_changes_nothing_of_it() {
     term.send("Count\r");
     term.expect("\r\n");
     for columns in [60, 33, 120] {
-        term.session.get_process_mut().set_window_size(columns, 20).expect("a size");
+        term.session.get_process().set_size(columns, 20);
         std::thread::sleep(Duration::from_millis(20));
     }
     let shown = term.prompt().replace("\r\n", "\n");
@@ -908,9 +899,9 @@ fn a_reader_that_leaves_ends_the_chat_quietly() {
 fn a_suspended_chat_goes_on() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
-    term.signal(libc::SIGSTOP);
+    term.signal(Signal::STOP);
     std::thread::sleep(Duration::from_millis(50));
-    term.signal(libc::SIGCONT);
+    term.signal(Signal::CONT);
     term.say("after the pause");
     term.leave();
     assert_eq!(questions(&place, "s"), ["after the pause"]);

@@ -71,12 +71,32 @@ impl Place {
         }
         command.env("HOME", self.folder.path()).env("TERM", "xterm").env("COLUMNS", "100");
         command.current_dir(self.folder.path()).args(args).stdin(Stdio::null());
+        #[cfg(unix)]
+        bounded(&mut command);
         command
     }
 
     pub fn run<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> Ran {
         finish(self.command(args), "")
     }
+}
+
+/// Leaves no command behind: it ends with the test that started it, and by SIGALRM after ten minutes, so that no test waits for
+/// ever. What this process ignores, as all that a script starts in the background ignores SIGINT, the command does not.
+#[cfg(unix)]
+fn bounded(command: &mut Command) {
+    let before_exec = || {
+        // SAFETY: system calls that are async-signal-safe.
+        unsafe {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            libc::alarm(600);
+            #[cfg(target_os = "linux")]
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        }
+        Ok(())
+    };
+    // SAFETY: the closure does nothing but those system calls.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(command, before_exec) };
 }
 
 /// Runs a command to its end with this on its stdin.

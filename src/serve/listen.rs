@@ -24,6 +24,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
@@ -41,6 +42,10 @@ const WORKERS: usize = 2;
 
 /// Bytes of a request's head, and of what is read ahead of a body.
 const MAX_HEAD: usize = 64 << 10;
+
+/// Connections that the system holds until they are taken; it may allow fewer. std asks for 128, and who comes to a full queue
+/// tries again after a second.
+const BACKLOG: i32 = 4096;
 
 /// How long to wait when the system has no descriptor to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -68,7 +73,9 @@ impl Listener {
     /// # Errors
     /// The system's.
     pub fn tcp(addresses: impl ToSocketAddrs) -> io::Result<Self> {
-        std::net::TcpListener::bind(addresses).map(Listener::Tcp)
+        let listener = std::net::TcpListener::bind(addresses)?;
+        SockRef::from(&listener).listen(BACKLOG)?;
+        Ok(Listener::Tcp(listener))
     }
 
     /// A socket in the file system, for its owner only. One that a process left behind is replaced.
@@ -117,6 +124,10 @@ mod unix {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::{Path, PathBuf};
 
+    use socket2::SockRef;
+
+    use super::BACKLOG;
+
     #[derive(Debug)]
     pub struct Socket {
         listener: Option<UnixListener>,
@@ -127,6 +138,7 @@ mod unix {
         pub fn bind(path: &Path) -> io::Result<Self> {
             remove_stale(path)?;
             let listener = UnixListener::bind(path)?;
+            SockRef::from(&listener).listen(BACKLOG)?;
             let socket = Self { listener: Some(listener), path: path.to_owned() };
             fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
             Ok(socket)

@@ -7,6 +7,8 @@ pub mod k_quants;
 pub mod remote;
 pub mod scripted;
 pub mod server;
+#[cfg(unix)]
+pub mod terminal;
 pub mod toy;
 pub mod watched;
 

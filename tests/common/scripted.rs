@@ -2,8 +2,8 @@
 //! last one.
 //!
 //! Embeddings are one-hot and the output matrix is the transition table, so that greedy decoding follows a chain. The chat
-//! template ends the prompt with a token that begins a chain, chosen by a word in the last message: `tool`, `think` or `code`;
-//! any other message, a tool's result too, is answered with [`PLAIN`].
+//! template ends the prompt with a token that begins a chain, chosen by a word in the last message: `tool`, `think`,
+//! `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 pub const PLAIN: &str = "A plain answer.";
 pub const THOUGHT: &str = "A considered answer.";
 pub const CODE: &str = "Look:\n\n```rust\nfn main() {}\n```\n\nThat is **all** \u{65e5}\u{672c}.";
+/// The token that follows itself: some of them fill a terminal that nobody reads.
+pub const ENDLESS: &str =
+    "on and on and on and on and on and on and on and on and on and on and on and on and on and on\n";
 /// Tokens of reasoning: `w1 `, `w2 ` and so on.
 pub const NUM_THOUGHTS: usize = 20;
 
@@ -24,7 +27,7 @@ const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% en
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% set last = messages[-1] %}{% if last.role == 'user' %}{% if 'tool' in last.content %}<go-tool>{% elif 'code' in last.content %}<go-code>{% elif 'think' in last.content and enable_thinking is not false %}<go-think>{% endif %}{% endif %}{% endif %}"#;
+{% set last = messages[-1] %}{% if last.role == 'user' %}{% if 'tool' in last.content %}<go-tool>{% elif 'code' in last.content %}<go-code>{% elif 'endless' in last.content %}<go-endless>{% elif 'think' in last.content and enable_thinking is not false %}<go-think>{% endif %}{% endif %}{% endif %}"#;
 
 /// Rows of the embedding, a multiple of what kernels take at once.
 const VOCAB: usize = 448;
@@ -50,9 +53,11 @@ pub fn write(folder: &Path) {
     let (plain, thought, code, call) = (id_of(PLAIN), id_of(THOUGHT), id_of(CODE), id_of(CALL));
     let thoughts: Vec<usize> = (1..=NUM_THOUGHTS).map(|n| id_of(&format!("w{n} "))).collect();
     let (go_tool, go_code, go_think) = (id_of("<go-tool>"), id_of("<go-code>"), id_of("<go-think>"));
+    let (go_endless, endless) = (id_of("<go-endless>"), id_of(ENDLESS));
     let chains = [
         vec![go_tool, TOOL_CALL, call, END_TOOL_CALL, EOS],
         vec![go_code, code, EOS],
+        vec![go_endless, endless, endless],
         [vec![go_think, THINK], thoughts, vec![END_THINK, thought, EOS]].concat(),
     ];
     // Whatever else a prompt ends with.
