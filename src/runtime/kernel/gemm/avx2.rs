@@ -9,13 +9,10 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Input, Kernels, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
+use super::{FetchAhead, Input, Kernels, MAX_WIDTH, Panel, Sums};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
-
-/// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
-const PREFETCH: usize = 2048;
 
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
@@ -309,14 +306,15 @@ unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
     out: &mut [[f32; ROWS]],
 ) {
     let rows: [&[Block]; R] = std::array::from_fn(|row| x.row(first + row));
+    let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 2048, near: true });
     for side in 0..2 {
         // SAFETY: the features by this function's contract; tiles of units of the panel.
         unsafe {
             let mut sums = [_mm256_setzero_ps(); R];
             for (index, unit) in panel.chunks_exact(F::UNIT_BYTES).enumerate() {
                 for tile in 0..F::TILES {
-                    if side == 0 && needs_prefetch::<F>(R) {
-                        prefetch::<F>(unit.as_ptr(), tile, PREFETCH, true);
+                    if side == 0 {
+                        ahead.fetch::<F>(unit.as_ptr(), tile);
                     }
                     let codes = codes::<F, VNNI>(unit.as_ptr(), tile, side);
                     let first = scales::<F>(unit.as_ptr(), tile, 0, side);

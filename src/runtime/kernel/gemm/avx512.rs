@@ -8,15 +8,7 @@ use std::ops::Range;
 
 use super::activation::{Activations, Block};
 use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{Input, Kernels, Line, MAX_WIDTH, Panel, Sums, needs_prefetch, prefetch};
-use crate::runtime::kernel::isa;
-
-/// How far ahead of the weights in use the next ones are fetched, in bytes; measured.
-const PREFETCH: usize = 8192;
-
-/// The same on Intel's processors for one or two activation rows: by themselves they follow even a single stream less far. With
-/// Q4_K a quarter faster there.
-const INTEL_PREFETCH: usize = 2048;
+use super::{FetchAhead, Input, Kernels, Line, MAX_WIDTH, Panel, Sums};
 
 /// avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and with them avx2, fma and f16c.
 pub struct Avx512Vnni;
@@ -191,18 +183,12 @@ unsafe fn direct<F: Format, const R: usize>(
     let rows: [*const Block; R] = std::array::from_fn(|row| x.row(first + row).as_ptr());
     let mut sums = [_mm512_setzero_ps(); R];
     let units = panel.len() / F::UNIT_BYTES;
-    let ahead = match needs_prefetch::<F>(R) {
-        _ if R <= 2 && isa::is_intel() => INTEL_PREFETCH,
-        true => PREFETCH,
-        false => 0,
-    };
+    // With many rows the registers wait for arithmetic, not for the second-level cache.
+    let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 8192, near: R <= 2 });
     for index in 0..units {
         let unit = panel.as_ptr().wrapping_add(index * F::UNIT_BYTES);
         for tile in 0..F::TILES {
-            if ahead > 0 {
-                // With many rows the registers wait for arithmetic, not for the second-level cache.
-                prefetch::<F>(unit, tile, ahead, R <= 2);
-            }
+            ahead.fetch::<F>(unit, tile);
             // SAFETY: a tile of a unit of the panel.
             let codes = unsafe { codes::<F>(unit, tile) };
             for part in 0..F::SCALES.per_tile() {
