@@ -449,10 +449,19 @@ fn a_worker_that_cannot_start_is_an_error_with_a_diagnosis() {
     place
         .run(&["serve", "--model", &model(), "--port", "0", "--isolate", "--ctx", "100000000"])
         .check(2, "context");
-    let model = model();
-    let small = ["serve", "--model", &model, "--port", "0", "--isolate", "--worker-memory", "8M"];
-    let ran = place.run(&small);
-    assert!(ran.code != Some(0) && ran.stderr.contains("worker 0: "), "{ran:?}");
+}
+
+#[test]
+fn a_worker_with_too_little_memory_ends_wherever_it_runs_out_of_it() {
+    let (place, model) = (Place::new(), model());
+    for memory in ["4M", "6M", "8M", "9M", "10M", "10M", "10M"] {
+        let args = ["serve", "--model", &model, "--port", "0", "--isolate", "--worker-memory", memory];
+        let mut command = place.command(&args);
+        command.env("RUST_BACKTRACE", "1"); // which takes memory where there is none
+        let ran = finish(command, "");
+        assert!(ran.code.is_some_and(|code| code != 0), "{memory}: {ran:?}");
+        assert!(ran.stderr.contains("worker 0: "), "{memory}: {ran:?}");
+    }
 }
 
 /// Kills workers at random under 16 clients, so many times.

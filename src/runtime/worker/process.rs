@@ -63,6 +63,11 @@ impl Launch {
         for name in &self.secrets {
             command.env_remove(name);
         }
+        if self.memory.is_some() {
+            // Without memory the standard library would wait for itself: what it prints of an allocation that failed, with
+            // a backtrace that needs memory, it prints under a lock.
+            command.env("RUST_BACKTRACE", "0");
+        }
         #[cfg(unix)]
         unix::prepare(&mut command, unix::Limits { memory: self.memory, nice: self.nice });
         command
