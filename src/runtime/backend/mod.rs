@@ -217,6 +217,17 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// The same for rows that products will be made of, which a backend may prepare for them.
+    fn rms_norm_into_products(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.rms_norm(x, weight, eps, out)
+    }
+
     /// `out = x . weight^T + bias`.
     fn matmul(
         &self,

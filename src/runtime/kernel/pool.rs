@@ -246,17 +246,57 @@ impl Pool {
 
     /// Calls `task(index, chunk)` for every chunk of `values`, as [`slice::chunks_mut`] cuts them.
     pub fn chunks_mut<T: Send>(&self, values: &mut [T], chunk: usize, task: impl Fn(usize, &mut [T]) + Sync) {
-        let len = values.len();
-        let base = AtomicPtr::new(values.as_mut_ptr());
-        self.for_each(len.div_ceil(chunk), |index| {
-            let start = index * chunk;
-            let count = chunk.min(len - start);
-            // SAFETY: within `values`, which is borrowed mutably until the region ends; every index is given out
-            // once, so the chunks do not overlap.
-            let chunk =
-                unsafe { std::slice::from_raw_parts_mut(base.load(Ordering::Relaxed).add(start), count) };
-            task(index, chunk);
+        let chunks = Chunks::new(values, chunk);
+        self.for_each(chunks.count(), |index| {
+            // SAFETY: `values` is borrowed mutably until the region ends; every index is given out once.
+            task(index, unsafe { chunks.get(index) });
         });
+    }
+
+    /// Calls `task(index, chunk, other_chunk)` for every two chunks of the same number, of `chunks` elements each.
+    ///
+    /// # Panics
+    /// When there are not as many of one as of the other.
+    pub fn zip_chunks_mut<T: Send, U: Send>(
+        &self,
+        values: &mut [T],
+        others: &mut [U],
+        chunks: [usize; 2],
+        task: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+    ) {
+        let (values, others) = (Chunks::new(values, chunks[0]), Chunks::new(others, chunks[1]));
+        assert_eq!(values.count(), others.count(), "as many chunks of both");
+        self.for_each(values.count(), |index| {
+            // SAFETY: both are borrowed mutably until the region ends; every index is given out once.
+            unsafe { task(index, values.get(index), others.get(index)) };
+        });
+    }
+}
+
+/// The chunks of a slice for tasks that take one each.
+struct Chunks<T> {
+    base: AtomicPtr<T>,
+    len: usize,
+    chunk: usize,
+}
+
+impl<T: Send> Chunks<T> {
+    fn new(values: &mut [T], chunk: usize) -> Self {
+        Self { base: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), chunk }
+    }
+
+    fn count(&self) -> usize {
+        self.len.div_ceil(self.chunk)
+    }
+
+    /// # Safety
+    /// The slice is still borrowed, `index` is below the count, and no other task has this chunk.
+    #[allow(clippy::mut_from_ref, reason = "each chunk is given out once")]
+    unsafe fn get(&self, index: usize) -> &mut [T] {
+        let start = index * self.chunk;
+        let count = self.chunk.min(self.len - start);
+        // SAFETY: within the slice; chunks do not overlap.
+        unsafe { std::slice::from_raw_parts_mut(self.base.load(Ordering::Relaxed).add(start), count) }
     }
 }
 
@@ -408,6 +448,24 @@ mod tests {
             });
             assert!(values.iter().enumerate().all(|(at, value)| *value == at + 1), "{len} {chunk}");
         }
+    }
+
+    #[test]
+    fn chunks_of_two_slices_go_together() {
+        let pool = Pool::new(3).unwrap();
+        let (mut values, mut others) = (vec![0; 103], vec![0u8; 21]);
+        pool.zip_chunks_mut(&mut values, &mut others, [10, 2], |index, values, others| {
+            values.fill(index);
+            others.fill(index as u8);
+        });
+        assert!(values.iter().enumerate().all(|(at, value)| *value == at / 10));
+        assert!(others.iter().enumerate().all(|(at, value)| usize::from(*value) == at / 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "as many chunks of both")]
+    fn slices_of_different_numbers_of_chunks_do_not_go_together() {
+        Pool::new(1).unwrap().zip_chunks_mut(&mut [0; 9], &mut [0; 9], [3, 5], |_, _, _| ());
     }
 
     #[test]

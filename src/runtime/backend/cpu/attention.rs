@@ -72,8 +72,8 @@ impl Job<'_> {
     fn queries(&self, block: &RowBlock, kv_head: usize) -> Queries<'_> {
         let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
         Queries {
-            q: &self.q.values[block.rows.start * self.q.width + kv_head * self.group * head_dim..],
-            row_stride: self.q.width,
+            q: &self.q.values()[block.rows.start * self.q.width() + kv_head * self.group * head_dim..],
+            row_stride: self.q.width(),
             rows: block.rows.len(),
             kv_heads: block.kv_heads,
             heads: self.group,
@@ -150,11 +150,11 @@ impl Cpu {
         plan.partials.resize(plan.tasks.len() * slot_len, 0.0);
         let Plan { blocks, tasks, partials } = plan;
         let seen: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
-        self.for_chunks(partials, slot_len, seen * q.width, |index, slot| {
+        self.for_chunks(partials, slot_len, seen * q.width(), |index, slot| {
             run_task(isa, &job, blocks, &tasks[index], slot);
         });
-        let (width, work) = (q.width, tasks.len() * slot_len);
-        self.for_chunks(&mut out.values, width, work, |row, out| {
+        let (width, work) = (q.width(), tasks.len() * slot_len);
+        self.for_chunks(out.values_mut(), width, work, |row, out| {
             finish_row(isa, &job, blocks, (partials, slot_len), row, out);
         });
     }

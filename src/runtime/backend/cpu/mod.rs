@@ -5,12 +5,14 @@
 //! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
 
 mod attention;
+mod buffer;
 mod kv;
 mod recurrent;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
 
 use super::{
@@ -63,6 +65,8 @@ pub struct Cpu {
     scratch: RefCell<Scratch>,
     /// Where packed weights lie.
     weights: Arena,
+    /// Whether there are any.
+    has_packed: Cell<bool>,
 }
 
 /// Memory of operations, kept from step to step.
@@ -102,6 +106,7 @@ impl Cpu {
             pool,
             scratch: RefCell::default(),
             weights: Arena::default(),
+            has_packed: Cell::new(false),
         })
     }
 
@@ -130,38 +135,45 @@ impl Cpu {
         });
     }
 
+    /// The quantised form of `x`: what it has, or made into `scratch`.
+    fn quantized<'a>(&self, x: &'a CpuBuffer, scratch: &'a mut Activations) -> &'a Activations {
+        x.quantized().unwrap_or_else(|| {
+            scratch.quantize(self.isa, x.values(), x.width(), &self.pool);
+            scratch
+        })
+    }
+
     /// Those of the products whose weights are quantised, in one region.
     fn matmul_packed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
         let packed = products.iter_mut().filter_map(|product| match product.weight {
-            CpuWeight::Packed(weight) => Some((weight, &mut product.out.values[..])),
+            CpuWeight::Packed(weight) => Some((weight, product.out.values_mut())),
             _ => None,
         });
         let mut packed = packed.peekable();
         if packed.peek().is_some() {
-            let rows = &mut self.scratch.borrow_mut().quantized;
-            rows.quantize(self.isa, &x.values, x.width, &self.pool);
-            gemm::matmul_each(self.isa, rows, packed, &self.pool);
+            let scratch = &mut self.scratch.borrow_mut().quantized;
+            gemm::matmul_each(self.isa, self.quantized(x, scratch), packed, &self.pool);
         }
     }
 
     /// Those of the products whose weights are F16 or BF16, in one region.
     fn matmul_fixed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
         let fixed = products.iter_mut().filter_map(|product| match product.weight {
-            CpuWeight::Fixed(weight) => Some((weight, &mut product.out.values[..])),
+            CpuWeight::Fixed(weight) => Some((weight, product.out.values_mut())),
             _ => None,
         });
         let mut fixed = fixed.peekable();
         if fixed.peek().is_some() {
             let rows = &mut self.scratch.borrow_mut().fixed;
-            rows.quantize(self.isa, &x.values, x.width, &self.pool);
+            rows.quantize(self.isa, x.values(), x.width(), &self.pool);
             fixed::matmul_each(self.isa, rows, fixed, &self.pool);
         }
     }
 
     fn add_bias(&self, Product { bias, out, .. }: &mut Product<'_, Self>) {
         if let Some(bias) = bias {
-            let (width, work) = (out.width, out.values.len());
-            self.for_rows(&mut out.values, width, work, |_, row| {
+            let (width, work) = (out.width(), out.values().len());
+            self.for_rows(out.values_mut(), width, work, |_, row| {
                 row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
             });
         }
@@ -172,7 +184,7 @@ impl Cpu {
         let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
         let task = |index: usize, out: &mut [f32]| {
             let rows = out.len() / m;
-            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, &x.values, out);
+            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, x.values(), out);
         };
         if m == 1 {
             return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
@@ -202,28 +214,6 @@ impl CpuWeight {
             CpuWeight::Packed(packed) => (packed.rows(), packed.cols()),
             CpuWeight::Fixed(fixed) => (fixed.rows(), fixed.cols()),
         }
-    }
-}
-
-/// `[rows, width]` activations, row-major.
-#[derive(Debug, Clone, Default)]
-pub struct CpuBuffer {
-    values: Vec<f32>,
-    width: usize,
-}
-
-impl CpuBuffer {
-    fn num_rows(&self) -> usize {
-        self.values.len().checked_div(self.width).unwrap_or(0)
-    }
-
-    fn row(&self, index: usize) -> &[f32] {
-        &self.values[index * self.width..(index + 1) * self.width]
-    }
-
-    fn resize(&mut self, rows: usize, width: usize) {
-        self.width = width;
-        self.values.resize(rows * width, 0.0);
     }
 }
 
@@ -268,6 +258,9 @@ impl Backend for Cpu {
             tensor: format!("{} {:?}", dtype.name(), tensor.shape),
             message: format!("no memory to pack it: {error}"),
         })?;
+        if matches!(packed, Some(CpuWeight::Packed(_))) {
+            self.has_packed.set(true);
+        }
         Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
     }
 
@@ -292,7 +285,7 @@ impl Backend for Cpu {
         self.pool.use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
-        for (out, &token) in out.values.chunks_exact_mut(width).zip(tokens) {
+        for (out, &token) in out.values_mut().chunks_exact_mut(width).zip(tokens) {
             if token as usize >= rows {
                 return Err(Error::Backend(format!("token id {token} has no embedding")));
             }
@@ -310,10 +303,32 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
-        out.resize(x.num_rows(), x.width);
+    /// For products of quantised weights each task also quantises the rows that it has just made.
+    fn rms_norm_into_products(
+        &self,
+        x: &CpuBuffer,
+        weight: &Vec<f32>,
+        eps: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        if !self.has_packed.get() || !x.width().is_multiple_of(gemm::BLOCK) {
+            return self.rms_norm(x, weight, eps, out);
+        }
+        out.resize(x.num_rows(), x.width());
         let (len, isa) = (weight.len(), self.isa);
-        self.for_rows(&mut out.values, x.width, x.values.len(), |row, out| {
+        let (values, quantized) = out.both_mut();
+        quantized.quantize_made(isa, values, x.width(), &self.pool, |row, out| {
+            for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
+                norm::rms_norm(isa, x, weight, eps, out);
+            }
+        });
+        Ok(())
+    }
+
+    fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(x.num_rows(), x.width());
+        let (len, isa) = (weight.len(), self.isa);
+        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
             for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
@@ -334,8 +349,8 @@ impl Backend for Cpu {
     fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
         for Product { weight, out, .. } in products.iter_mut() {
             let (n, k) = weight.rows_cols();
-            if x.width != k {
-                return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width)));
+            if x.width() != k {
+                return Err(Error::Backend(format!("product of rows of {} with rows of {k}", x.width())));
             }
             out.resize(x.num_rows(), n);
         }
@@ -343,7 +358,7 @@ impl Backend for Cpu {
         self.matmul_fixed(x, products);
         for product in products {
             if let CpuWeight::Plain(weight) = product.weight {
-                self.matmul_plain(x, weight, &mut product.out.values);
+                self.matmul_plain(x, weight, product.out.values_mut());
             }
             self.add_bias(product);
         }
@@ -365,15 +380,14 @@ impl Backend for Cpu {
         else {
             return feed_forward_in_steps(self, x, activation, inner, down);
         };
-        let fits = [gate, up].iter().all(|w| w.cols() == x.width && w.rows() == last.cols());
+        let fits = [gate, up].iter().all(|w| w.cols() == x.width() && w.rows() == last.cols());
         if !fits || gemm::is_few(self.isa, x.num_rows()) {
             return feed_forward_in_steps(self, x, activation, inner, down);
         }
         down.out.resize(x.num_rows(), last.rows());
         let Scratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
-        quantized.quantize(self.isa, &x.values, x.width, &self.pool);
-        gemm::gated(self.isa, quantized, [gate, up], activation, gated, &self.pool);
-        gemm::matmul(self.isa, last, gated, &mut down.out.values, &self.pool);
+        gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool);
+        gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool);
         self.add_bias(&mut down);
         Ok(())
     }
@@ -388,8 +402,8 @@ impl Backend for Cpu {
     }
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
-        let (width, work, half, isa) = (x.width, x.values.len(), angles.half, self.isa);
-        self.for_rows(&mut x.values, width, work, |row, values| {
+        let (width, work, half, isa) = (x.width(), x.values().len(), angles.half, self.isa);
+        self.for_rows(x.values_mut(), width, work, |row, values| {
             let range = row * half..(row + 1) * half;
             let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
             for head in values.chunks_exact_mut(head_dim) {
@@ -408,7 +422,7 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         spans: &[Span],
     ) -> Result<()> {
-        kv.write(store, [&k.values, &v.values], spans, &self.pool)
+        kv.write(store, [k.values(), v.values()], spans, &self.pool)
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
@@ -435,7 +449,7 @@ impl Backend for Cpu {
         spans: &[Span],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(q.num_rows(), q.width);
+        out.resize(q.num_rows(), q.width());
         self.attend_rows(kv, spec, q, spans, out);
         Ok(())
     }
@@ -448,7 +462,7 @@ impl Backend for Cpu {
         spans: &[Span],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(x.num_rows(), x.width);
+        out.resize(x.num_rows(), x.width());
         self.convolve_rows(kv, spec, x, spans, out)
     }
 
@@ -465,37 +479,37 @@ impl Backend for Cpu {
     }
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
-        let (width, work, isa) = (gate.width, gate.values.len() * 8, self.isa);
-        self.for_rows(&mut gate.values, width, work, |row, gate| {
+        let (width, work, isa) = (gate.width(), gate.values().len() * 8, self.isa);
+        self.for_rows(gate.values_mut(), width, work, |row, gate| {
             math::activate(isa, activation, gate, up.row(row));
         });
         Ok(())
     }
 
     fn add_scaled(&self, x: &mut CpuBuffer, y: &CpuBuffer, scale: f32) -> Result<()> {
-        let (work, isa) = (x.values.len(), self.isa);
-        self.for_chunks(&mut x.values, VALUES_PER_TASK, work, |index, x| {
-            dot::axpy(isa, scale, &y.values[index * VALUES_PER_TASK..][..x.len()], x);
+        let (work, isa) = (x.values().len(), self.isa);
+        self.for_chunks(x.values_mut(), VALUES_PER_TASK, work, |index, x| {
+            dot::axpy(isa, scale, &y.values()[index * VALUES_PER_TASK..][..x.len()], x);
         });
         Ok(())
     }
 
     fn scale(&self, x: &mut CpuBuffer, scale: f32) -> Result<()> {
-        x.values.iter_mut().for_each(|value| *value *= scale);
+        x.values_mut().iter_mut().for_each(|value| *value *= scale);
         Ok(())
     }
 
     fn select_columns(&self, x: &CpuBuffer, columns: Range<usize>, out: &mut CpuBuffer) -> Result<()> {
         out.resize(x.num_rows(), columns.len());
-        for (row, out) in out.values.chunks_exact_mut(columns.len()).enumerate() {
+        for (row, out) in out.values_mut().chunks_exact_mut(columns.len()).enumerate() {
             out.copy_from_slice(&x.row(row)[columns.clone()]);
         }
         Ok(())
     }
 
     fn select_rows(&self, x: &CpuBuffer, rows: &[usize], out: &mut CpuBuffer) -> Result<()> {
-        out.resize(rows.len(), x.width);
-        for (out, &row) in out.values.chunks_exact_mut(x.width).zip(rows) {
+        out.resize(rows.len(), x.width());
+        for (out, &row) in out.values_mut().chunks_exact_mut(x.width()).zip(rows) {
             out.copy_from_slice(x.row(row));
         }
         Ok(())
@@ -503,20 +517,20 @@ impl Backend for Cpu {
 
     fn zeros(&self, rows: usize, width: usize, out: &mut CpuBuffer) -> Result<()> {
         out.resize(rows, width);
-        out.values.fill(0.0);
+        out.values_mut().fill(0.0);
         Ok(())
     }
 
     fn add_rows(&self, x: &mut CpuBuffer, y: &CpuBuffer, rows: &[usize], weights: &[f32]) -> Result<()> {
-        let width = x.width;
+        let width = x.width();
         for (index, (&row, &weight)) in rows.iter().zip(weights).enumerate() {
-            dot::axpy(self.isa, weight, y.row(index), &mut x.values[row * width..][..width]);
+            dot::axpy(self.isa, weight, y.row(index), &mut x.values_mut()[row * width..][..width]);
         }
         Ok(())
     }
 
     fn read(&self, x: &mut CpuBuffer, out: &mut Vec<f32>) -> Result<()> {
-        std::mem::swap(&mut x.values, out);
+        x.swap(out);
         Ok(())
     }
 }
@@ -557,6 +571,50 @@ fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
     for (row, values) in values.chunks_exact(m).enumerate() {
         for (column, value) in values.iter().enumerate() {
             out[column * n + row] = *value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_into_products_give_the_bits_of_norms_and_products() {
+        const COLS: usize = 96;
+        let cpu = Cpu::new(2).unwrap();
+        // Rows of Q8_0: blocks of a half-precision 1 and 32 codes.
+        let row = |n: usize| {
+            (0..COLS / 32).flat_map(move |block| {
+                let codes = (0..32).map(move |at| (n * 7 + block * 5 + at * 3) as u8);
+                [0x00, 0x3c].into_iter().chain(codes)
+            })
+        };
+        let bytes: Vec<u8> = (0..20).flat_map(row).collect();
+        let weight =
+            cpu.weight(&HostTensor::new(Dtype::Q8_0, vec![20, COLS], bytes.into()).unwrap()).unwrap();
+        let norm: Vec<f32> = (0..COLS).map(|at| 0.5 + at as f32 / 64.0).collect();
+        for rows in [1, 7, 300] {
+            let mut x = cpu.buffer();
+            x.resize(rows, COLS);
+            x.values_mut().iter_mut().enumerate().for_each(|(at, x)| *x = (at as f32 * 0.37).sin());
+            let (mut apart, mut together) = (cpu.buffer(), cpu.buffer());
+            cpu.rms_norm(&x, &norm, 1e-6, &mut apart).unwrap();
+            cpu.rms_norm_into_products(&x, &norm, 1e-6, &mut together).unwrap();
+            assert!(apart.quantized().is_none() && together.quantized().is_some());
+            for _ in 0..2 {
+                let [expected, got] = [&apart, &together].map(|x| {
+                    let mut out = cpu.buffer();
+                    cpu.matmul(x, &weight, None, &mut out).unwrap();
+                    out
+                });
+                assert!(
+                    apart.values() == together.values() && expected.values() == got.values(),
+                    "{rows} rows"
+                );
+                // What changes the values afterwards shows in the products.
+                [&mut apart, &mut together].into_iter().for_each(|x| cpu.scale(x, 1.7).unwrap());
+            }
         }
     }
 }

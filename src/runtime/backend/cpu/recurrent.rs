@@ -19,7 +19,7 @@ impl Cpu {
         spans: &[Span],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let width = x.width;
+        let width = x.width();
         let scratch = &mut *self.scratch.borrow_mut();
         for span in spans {
             let state = kv.state_mut(spec.store, span)?;
@@ -27,10 +27,10 @@ impl Cpu {
             let seen = &mut scratch.reordered;
             seen.clear();
             seen.extend_from_slice(state);
-            seen.extend_from_slice(&x.values[span.rows.start * width..span.rows.end * width]);
+            seen.extend_from_slice(&x.values()[span.rows.start * width..span.rows.end * width]);
             state.copy_from_slice(&seen[seen.len() - state.len()..]);
             let (isa, work) = (self.isa, span.rows.len() * spec.kernel.len());
-            let out = &mut out.values[span.rows.start * width..span.rows.end * width];
+            let out = &mut out.values_mut()[span.rows.start * width..span.rows.end * width];
             self.for_chunks(out, width, work, |row, out| {
                 conv::convolve(isa, spec.kernel, &seen[row * width..][..spec.kernel.len()], spec.silu, out);
             });
@@ -61,10 +61,9 @@ impl Cpu {
                 let (state, out) = &mut task[0];
                 inputs.run(head, state, out);
             });
-            for (row, out) in
-                span.rows.clone().zip(out.values[span.rows.start * out.width..].chunks_exact_mut(out.width))
-            {
-                let row = row - span.rows.start;
+            let width = out.width();
+            let rows = out.values_mut()[span.rows.start * width..].chunks_exact_mut(width);
+            for (row, out) in rows.take(span.rows.len()).enumerate() {
                 for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
                     let first = (head * span.rows.len() + row) * value_dim;
                     out.copy_from_slice(&by_head[first..first + value_dim]);

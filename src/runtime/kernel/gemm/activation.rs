@@ -17,6 +17,9 @@ const PADDING_BLOCKS: usize = 2;
 /// Values that are worth waking another thread for.
 const VALUES_PER_TASK: usize = 32 << 10;
 
+/// The same where the values have to be made first.
+const MADE_PER_TASK: usize = 8 << 10;
+
 /// 32 quantised values with all that a kernel needs to know of them, in one cache line. Sums are over codes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
@@ -33,7 +36,7 @@ pub struct Block {
 }
 
 /// Rows of a step in quantised form; keeps its memory from call to call.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Activations {
     rows: usize,
     blocks_per_row: usize,
@@ -63,6 +66,28 @@ impl Activations {
         pool.chunks_mut(blocks, rows_per_task * per_row, |task, blocks| {
             let x = x[task * rows_per_task * cols..].chunks_exact(cols);
             for (blocks, x) in blocks.chunks_exact_mut(per_row).zip(x) {
+                quantize_row(isa, x, &mut blocks[..cols / BLOCK]);
+            }
+        });
+    }
+
+    /// As [`Self::quantize`], of rows that are made by the same tasks: `make(row, out)` writes row number `row` of `x`.
+    pub fn quantize_made(
+        &mut self,
+        isa: Isa,
+        x: &mut [f32],
+        cols: usize,
+        pool: &Pool,
+        make: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let blocks = self.reset(x.len() / cols, cols);
+        let per_row = row_blocks(cols);
+        let rows_per_task = MADE_PER_TASK.div_ceil(cols);
+        let chunks = [rows_per_task * cols, rows_per_task * per_row];
+        pool.zip_chunks_mut(x, blocks, chunks, |task, x, blocks| {
+            let rows = x.chunks_exact_mut(cols).zip(blocks.chunks_exact_mut(per_row));
+            for (at, (x, blocks)) in rows.enumerate() {
+                make(task * rows_per_task + at, x);
                 quantize_row(isa, x, &mut blocks[..cols / BLOCK]);
             }
         });
@@ -283,6 +308,12 @@ mod tests {
             assert_eq!((activations.rows(), activations.blocks_per_row()), (rows, 4));
             assert_eq!(activations.row(2)[3], Block::default());
             assert_eq!(activations.row(2)[..3], quantized(Isa::Scalar, &x[2 * cols..3 * cols]));
+            let mut made = Activations::default();
+            let mut values = vec![f32::NAN; x.len()];
+            made.quantize_made(Isa::Scalar, &mut values, cols, &pool, |row, out| {
+                out.copy_from_slice(&x[row * cols..][..cols]);
+            });
+            assert!(values == x && made.blocks == activations.blocks && made.rows() == rows);
             kept.push(activations.blocks);
         }
         assert!(kept[0] == kept[1]);

@@ -36,8 +36,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use activation::Activations;
+pub use format::BLOCK;
 pub use format::MAX_MXFP4_EXPONENT;
-use format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS, with_format};
+use format::{Format, GROUP_BYTES, GROUPS, ROWS, with_format};
 pub use gated::gated;
 pub use pack::{Packed, Source};
 use tiles::Tiles;

@@ -144,7 +144,7 @@ impl<B: Backend> Layer<B> {
     pub fn apply(&self, context: &mut Context<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         let Stream { residual, normed: space, added } = stream;
-        let input = normed(backend, self.pre_mixer.as_ref(), eps, residual, space)?;
+        let input = normed_input(backend, self.pre_mixer.as_ref(), eps, residual, space)?;
         match &self.mixer {
             Mixer::Attention(attention) => attention.apply(context, input, added)?,
             Mixer::DeltaNet(net) => net.apply(context, input, added)?,
@@ -153,7 +153,7 @@ impl<B: Backend> Layer<B> {
         let result = normed(backend, self.post_mixer.as_ref(), eps, added, space)?;
         backend.add_scaled(residual, result, self.residual_scale)?;
 
-        let input = normed(backend, self.pre_mlp.as_ref(), eps, residual, space)?;
+        let input = normed_input(backend, self.pre_mlp.as_ref(), eps, residual, space)?;
         self.feed_forward.apply(context, input, residual, added)?;
         let result = normed(backend, self.post_mlp.as_ref(), eps, added, space)?;
         backend.add_scaled(residual, result, self.residual_scale)?;
@@ -165,6 +165,19 @@ impl<B: Backend> Layer<B> {
             scale => backend.scale(residual, scale),
         }
     }
+}
+
+/// As [`normed`], for products.
+fn normed_input<'a, B: Backend>(
+    backend: &B,
+    weight: Option<&B::Vector>,
+    eps: f32,
+    x: &'a B::Buffer,
+    out: &'a mut B::Buffer,
+) -> Result<&'a B::Buffer> {
+    let Some(weight) = weight else { return Ok(x) };
+    backend.rms_norm_into_products(x, weight, eps, out)?;
+    Ok(out)
 }
 
 /// `x` normalised into `out`, or `x` itself where the family has no norm here.

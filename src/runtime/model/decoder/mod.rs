@@ -201,7 +201,7 @@ impl<B: Backend> Decoder<B> {
         let Self { backend, config, head_out, .. } = self;
         let Stream { residual, normed, added } = &mut self.stream;
         backend.select_rows(residual, &self.step.wanted, added)?;
-        backend.rms_norm(added, &self.final_norm, config.final_norm_eps, normed)?;
+        backend.rms_norm_into_products(added, &self.final_norm, config.final_norm_eps, normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(normed, head, None, head_out)?;
         backend.read(head_out, &mut values)?;
