@@ -144,18 +144,19 @@ impl<B: Backend> Layer<B> {
     pub fn apply(&self, context: &mut Context<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         let Stream { residual, normed: space, added } = stream;
-        let input = normed_input(backend, self.pre_mixer.as_ref(), eps, residual, space)?;
+        let input =
+            normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
         match &self.mixer {
             Mixer::Attention(attention) => attention.apply(context, input, added)?,
             Mixer::DeltaNet(net) => net.apply(context, input, added)?,
             Mixer::ShortConv(conv) => conv.apply(context, input, added)?,
         }
-        let result = normed(backend, self.post_mixer.as_ref(), eps, added, space)?;
+        let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
         backend.add_scaled(residual, result, self.residual_scale)?;
 
-        let input = normed_input(backend, self.pre_mlp.as_ref(), eps, residual, space)?;
+        let input = normed(backend, B::rms_norm_into_products, self.pre_mlp.as_ref(), eps, residual, space)?;
         self.feed_forward.apply(context, input, residual, added)?;
-        let result = normed(backend, self.post_mlp.as_ref(), eps, added, space)?;
+        let result = normed(backend, B::rms_norm, self.post_mlp.as_ref(), eps, added, space)?;
         backend.add_scaled(residual, result, self.residual_scale)?;
         if let (Some(input), Some(inputs)) = (&self.input, context.per_layer) {
             input.apply(backend, inputs, residual, context.work)?;
@@ -167,22 +168,14 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// As [`normed`], for products.
-fn normed_input<'a, B: Backend>(
-    backend: &B,
-    weight: Option<&B::Vector>,
-    eps: f32,
-    x: &'a B::Buffer,
-    out: &'a mut B::Buffer,
-) -> Result<&'a B::Buffer> {
-    let Some(weight) = weight else { return Ok(x) };
-    backend.rms_norm_into_products(x, weight, eps, out)?;
-    Ok(out)
-}
+/// One of the backend's norms: backend, input, weight, eps, output.
+type Norm<B> =
+    fn(&B, &<B as Backend>::Buffer, &<B as Backend>::Vector, f32, &mut <B as Backend>::Buffer) -> Result<()>;
 
 /// `x` normalised into `out`, or `x` itself where the family has no norm here.
 fn normed<'a, B: Backend>(
     backend: &B,
+    norm: Norm<B>,
     weight: Option<&B::Vector>,
     eps: f32,
     x: &'a B::Buffer,
@@ -191,7 +184,7 @@ fn normed<'a, B: Backend>(
     match weight {
         None => Ok(x),
         Some(weight) => {
-            backend.rms_norm(x, weight, eps, out)?;
+            norm(backend, x, weight, eps, out)?;
             Ok(out)
         }
     }
