@@ -26,12 +26,12 @@ fn ways() -> Vec<Way> {
     let quantized = |dtype| LoadOptions { quantize: Some(dtype), ..stored.clone() };
     let way = |name, options, bounds| Way { name, options, bounds };
     vec![
-        way("BF16, KV f32", stored.clone(), [0.02, 0.5]),
-        way("F16, KV f32", LoadOptions { dtype: Some(Dtype::F16), ..stored.clone() }, [0.02, 0.5]),
-        way("BF16, KV f16", LoadOptions { kv_type: KvType::F16, ..stored.clone() }, [0.02, 2.0]),
-        way("BF16, KV q8_0", LoadOptions { kv_type: KvType::Q8_0, ..stored.clone() }, [0.2, 2.0]),
-        way("Q8_0, KV f32", quantized(Dtype::Q8_0), [0.5, 2.0]),
-        way("Q4_0, KV f32", quantized(Dtype::Q4_0), [5.0, 5.0]),
+        way("BF16, KV f32", stored.clone(), [0.01, 1.0]),
+        way("F16, KV f32", LoadOptions { dtype: Some(Dtype::F16), ..stored.clone() }, [0.01, 1.0]),
+        way("BF16, KV f16", LoadOptions { kv_type: KvType::F16, ..stored.clone() }, [0.01, 1.5]),
+        way("BF16, KV q8_0", LoadOptions { kv_type: KvType::Q8_0, ..stored.clone() }, [0.2, 6.0]),
+        way("Q8_0, KV f32", quantized(Dtype::Q8_0), [0.5, 8.0]),
+        way("Q4_0, KV f32", quantized(Dtype::Q4_0), [3.0, 15.0]),
     ]
 }
 

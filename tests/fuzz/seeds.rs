@@ -136,7 +136,7 @@ const WORKER_LINES: &[&str] = &[
     r#"{"prompt":"hello"}"#,
     r#"{"op":"fork","id":"x","session_id":"a","to":"b"}"#,
     r#"{"op":"open","session_id":"a"}"#,
-    r#"{"op":"cancel","target":3}"#,
+    r#"{"op":"cancel","request":3}"#,
     r#"{"op":"flush","timeout_ms":10}"#,
     r#"{"op":"ping"}"#,
     r#"{"op":"sessions","id":1}"#,

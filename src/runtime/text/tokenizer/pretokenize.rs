@@ -398,7 +398,7 @@ mod tests {
         cuts("tiny_aya", "HelloWorld's", &["Hello", "World's"]);
         cuts("afmoe", "abc\u{F900}\u{E40} !x\n\n", &["abc", "\u{F900}\u{E40}", " !", "x", "\n\n"]);
         cuts("hy_v4", "12345 漢字a.", &["123", "45", " ", "漢字", "a", "."]);
-        cuts("spark2_5", "12345 x!\r\n\n", &["123", "45", " x", "!", "\r", "\n", "\n"]);
+        cuts("spark2_5", "12345 x!\r\n\n", &["1", "2", "3", "4", "5", " x", "!", "\r", "\n", "\n"]);
         cuts("glm5", "it's 12345", &["it", "'s", " ", "123", "45"]);
         cuts("jais-2", "a       b", &["a", "    ", "  ", " b"]);
         cuts("granite-embed-multi-97m", "ABcd 12345/\n", &["ABcd", " ", "123", "45", "/\n"]);
