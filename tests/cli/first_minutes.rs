@@ -257,6 +257,13 @@ fn results_of_a_benchmark_are_told_from_notes_and_servers_by_address() {
     refused.check(69, "cannot connect to http://127.0.0.1:9/v1: connection refused\n");
 }
 
+#[test]
+fn a_grammar_of_another_kind_is_recognised() {
+    let place = Place::new();
+    place.write("a.gbnf", "root ::= \"yes\" | \"no\"\n");
+    place.run(&["run", "-m", "guide", "--grammar", "a.gbnf", "hi"]).check(65, "this looks like GBNF");
+}
+
 /// The lines of all helps that call llmctl, with what is joined to them.
 fn examples() -> Vec<String> {
     let mut found = Vec::new();
