@@ -328,7 +328,7 @@ fn a_read_only_folder_can_be_read() {
         ("open", store.open(&name("a")).map(drop)),
         ("create", store.create(&name("b"), &model("m")).map(drop)),
         ("rename", store.rename(&name("a"), &name("c"))),
-        ("remove", store.remove(&name("a"))),
+        ("remove", store.remove(&name("a")).map(drop)),
         ("fork", store.fork(&name("a"), &name("d"), None).map(drop)),
     ] {
         let error = result.expect_err(what);
@@ -346,7 +346,7 @@ fn a_second_writer_finds_the_session_busy() {
     for (what, result) in [
         ("open", store.open(&name("a")).map(drop)),
         ("rename", store.rename(&name("a"), &name("b"))),
-        ("remove", store.remove(&name("a"))),
+        ("remove", store.remove(&name("a")).map(drop)),
         ("repair", store.repair(&name("a")).map(drop)),
     ] {
         let error = result.expect_err(what);

@@ -375,7 +375,7 @@ fn load_app(
     terminal: &Terminal,
     places: &Places,
 ) -> Result<App, CommandError> {
-    let store = places.sessions().map(SessionStore::new);
+    let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
     if store.is_none() {
         terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
     }

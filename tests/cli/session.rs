@@ -191,7 +191,7 @@ fn what_a_session_cannot_do_is_refused_and_leaves_none_behind() {
     chat.turn("x", &["hi", "--raw"]).check(2, "cannot be used with");
     chat.turn("x", &["--batch", "-"]).check(2, "cannot be used with");
     chat.turn("x", &["hi", "--prefill-response", "Sure"]).check(2, "cannot be used with");
-    chat.turn("a b", &["hi"]).check(2, "--session: ' ' cannot be part of a name");
+    chat.turn("a b", &["hi"]).check(2, "--session: name \"a b\": use letters");
     let model = ["run", "--model", &chat.model, "--session", "x", "hi"];
     chat.place.run(&model).check(65, "--session needs one");
     chat.turn("x", &["hi", "--ctx", "4"]).check(65, "the prompt has");
@@ -254,7 +254,7 @@ fn sessions_are_listed_renamed_and_removed() {
     chat.turn("job", &["Three", "-n", "3"]).check(0, "session job: turn 3");
     run(&["show", "jbo"]).check(66, "did you mean job?");
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
-    run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
+    run(&["remove", "a/b"]).check(2, "session name \"a/b\": use letters");
     run(&["remove"]).check(2, "<NAME>");
     assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed, with 2 pages of KV\n");
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);

@@ -148,7 +148,7 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn remove(&self, name: &SessionName) -> Result<()> {
         match &self.shared.place {
-            Place::Disk(store) => store.remove(name)?,
+            Place::Disk(store) => drop(store.remove(name)?),
             Place::Memory(kept) => {
                 let mut kept = locked(kept);
                 let is_open = kept.get(name).ok_or_else(|| not_found(name))?.dialogue.is_none();
