@@ -283,3 +283,27 @@ impl LoadError {
         LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_disk_says_what_can_be_done_about_it() {
+        use std::io::{Error as IoError, ErrorKind};
+        for (kind, expected) in [
+            (ErrorKind::StorageFull, StoreCause::Full),
+            (ErrorKind::QuotaExceeded, StoreCause::Full),
+            (ErrorKind::PermissionDenied, StoreCause::NotWritable),
+            (ErrorKind::ReadOnlyFilesystem, StoreCause::NotWritable),
+            (ErrorKind::NotADirectory, StoreCause::Other),
+        ] {
+            let error = StoreError::io(Path::new("/p"), &IoError::from(kind));
+            assert!(
+                matches!(&error, StoreError::Io { cause, .. } if *cause == expected),
+                "{kind}: {error:?}"
+            );
+            assert!(error.to_string().starts_with("/p: "), "{error}");
+        }
+    }
+}
