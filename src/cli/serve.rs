@@ -375,7 +375,7 @@ fn load_app(
     terminal: &Terminal,
     places: &Places,
 ) -> Result<App, CommandError> {
-    let store = places.sessions().map(SessionStore::new);
+    let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
     if let Err(obstacle) = places.check(Kept::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(&format!("{obstacle}; {end}"));

@@ -4,6 +4,7 @@
 //! computed again. The engine is asked first, because it can refuse; what it does not know is no error.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Query, State};
@@ -20,6 +21,9 @@ use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::message::message_json;
 use crate::serve::wire::{Fields, Problems};
+
+/// How long a removal waits for KV that is being saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let data = blocking(&app, |app| {
@@ -173,6 +177,8 @@ pub async fn delete(State(app): State<App>, InPath(name): InPath) -> Result<Json
     let id = name.clone();
     blocking(&app, move |app| {
         in_each(app, |engine| engine.close_session(name.as_str()))?;
+        // What waits to be saved is on disk before it is looked for there.
+        in_each(app, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))?;
         known(app, app.conversations().remove(&name))?;
         app.engines().forget(name.as_str());
         Ok(())
