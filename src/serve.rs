@@ -5,9 +5,10 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
-//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was
-//! lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the envelope.
+//! `access` what surrounds every request, `guard` who may ask, `owner` whose sessions they use, `front` the stages and the
+//! endpoints for operators; `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the
+//! way to one engine, back up after it was lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the
+//! envelope.
 
 pub mod access;
 pub mod api;
@@ -20,6 +21,7 @@ pub mod guard;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
+pub mod owner;
 pub mod wire;
 
 use std::sync::{Arc, OnceLock};
