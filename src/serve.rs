@@ -31,10 +31,12 @@ use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
+use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
+use api::line::Lines;
+use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
 use observe::Observer;
@@ -50,6 +52,8 @@ struct Shared {
     engines: Engines,
     sessions: Option<SessionStore>,
     conversations: Conversations,
+    transients: Transients,
+    lines: Lines,
     dialect: Dialect,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
@@ -84,6 +88,10 @@ pub struct Settings {
     pub enable_thinking: Option<bool>,
     /// The engines are worker processes, which operators want to know of.
     pub isolated: bool,
+    /// How long a request waits for a session that is busy; not at all when zero.
+    pub session_wait: Duration,
+    /// The sessions of the local user may be seen and used by all who may ask.
+    pub share_sessions: bool,
 }
 
 impl App {
@@ -100,10 +108,14 @@ impl App {
             reasoning: settings.reasoning_format.or(detected.reasoning),
             tool_calls: settings.tool_format.or(detected.tool_calls),
         };
+        let engines = engines.into();
+        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
+            transients: Transients::new(max_strands),
+            lines: Lines::default(),
             model,
-            engines: engines.into(),
+            engines,
             sessions,
             dialect,
             grammars: OnceLock::new(),
@@ -129,6 +141,14 @@ impl App {
 
     fn conversations(&self) -> &Conversations {
         &self.shared.conversations
+    }
+
+    fn transients(&self) -> &Transients {
+        &self.shared.transients
+    }
+
+    fn lines(&self) -> &Lines {
+        &self.shared.lines
     }
 
     /// The markup that the model answers in: its template's, unless the settings know better.
@@ -166,9 +186,9 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&SessionName>) -> Result<EngineHandle, ApiError> {
+    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineHandle, ApiError> {
         match session {
-            Some(name) => self.engines().of(name.as_str()),
+            Some(name) => self.engines().of(name),
             None => self.engine(),
         }
     }

@@ -3,10 +3,15 @@
 //! Invariants: two keys share sessions only where the file gives them the same owner; an owner is the same after a restart,
 //! as long as the key, or its owner's name, is. What an owner is called says nothing about a key that could be used.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use sha2::{Digest, Sha256};
+
+use super::App;
 
 /// Begins the owner of a key without a name of its own; no name in a key file does.
 const OF_KEY: &str = "key-";
@@ -44,6 +49,44 @@ impl Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.stored().unwrap_or_default())
+    }
+}
+
+/// Whose sessions a request sees: those of the first, where it begins new ones too, before those of the second.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    owner: Owner,
+    also: Option<Owner>,
+}
+
+impl Caller {
+    /// With `shares_local`, the sessions of the local user are everybody's. Whoever needs no key is that user then.
+    pub fn new(owner: Owner, shares_local: bool) -> Self {
+        match (shares_local, owner == Owner::anonymous()) {
+            (false, _) => Self { owner, also: None },
+            (true, false) => Self { owner, also: Some(Owner::LOCAL) },
+            (true, true) => Self { owner: Owner::LOCAL, also: Some(owner) },
+        }
+    }
+
+    /// Whose new sessions are.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// All whose sessions it sees, in order.
+    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
+        [Some(&self.owner), self.also.as_ref()].into_iter().flatten()
+    }
+}
+
+/// The guard knows who asks; where there is none, nobody has a key.
+impl FromRequestParts<App> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
+        let owner = parts.extensions.get::<Owner>().cloned().unwrap_or_else(Owner::anonymous);
+        Ok(Self::new(owner, app.settings().share_sessions))
     }
 }
 
@@ -134,6 +177,16 @@ mod tests {
             let message = owner(line).expect_err(line);
             assert!(message.contains(expected) && !message.contains("sk-"), "{line:?}: {message}");
         }
+    }
+
+    #[test]
+    fn local_sessions_are_shared_only_where_that_is_asked_for() {
+        let anna = KeyLine::parse("k owner=anna").expect("a line").expect("a key").owner;
+        let sees = |owner: &Owner, shares| Caller::new(owner.clone(), shares).owners().cloned().collect::<Vec<_>>();
+        assert_eq!(sees(&anna, false), [anna.clone()]);
+        assert_eq!(sees(&Owner::anonymous(), false), [Owner::anonymous()]);
+        assert_eq!(sees(&anna, true), [anna, Owner::LOCAL]);
+        assert_eq!(sees(&Owner::anonymous(), true), [Owner::LOCAL, Owner::anonymous()]);
     }
 
     #[test]
