@@ -108,7 +108,7 @@ impl App {
             reasoning: settings.reasoning_format.or(detected.reasoning),
             tool_calls: settings.tool_format.or(detected.tool_calls),
         };
-        let engines = engines.into();
+        let engines: Engines = engines.into();
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),

@@ -42,6 +42,7 @@ const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
 const DEFAULT_MAX_SESSIONS: usize = 256;
+const DEFAULT_SESSION_WAIT: Duration = Duration::from_secs(60);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// Descriptors for everything that is no connection: model, sessions, KV, logs.
@@ -60,7 +61,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Serve a model over HTTP with OpenAI's interface
 ///
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
-/// restarts, and are the same that `run --session` uses.
+/// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct ServeArgs {
@@ -75,6 +76,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub capacity: CapacityArgs,
+
+    #[command(flatten)]
+    pub sessions: SessionArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -165,6 +169,21 @@ pub struct CapacityArgs {
     /// What it has said stays, and its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<Span>,
+}
+
+/// How sessions are used.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sessions")]
+pub struct SessionArgs {
+    /// Let a request to a busy session wait this long for its turn; then it gets 409 (default: 60s)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub session_wait: Option<Span>,
+
+    /// Let all who may ask see and use the sessions of `run` and `chat`
+    ///
+    /// Without it, sessions over HTTP and those of the terminal know nothing of each other.
+    #[arg(long)]
+    pub share_sessions: bool,
 }
 
 impl CapacityArgs {
@@ -463,6 +482,8 @@ fn settings(args: &ServeArgs) -> Settings {
         reasoning_format: answers.reasoning_format,
         enable_thinking: (answers.think || answers.no_think).then_some(answers.think),
         isolated: args.isolation.isolate || args.isolation.workers.is_some(),
+        session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
+        share_sessions: args.sessions.share_sessions,
     }
 }
 

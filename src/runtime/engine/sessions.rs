@@ -52,13 +52,18 @@ impl Engine {
 
     /// All named sessions, by name.
     pub fn list_sessions(&self) -> Vec<SessionInfo> {
-        let detail = |name| self.inspect_session(name).ok();
-        self.sessions.names().filter_map(detail).map(|detail| detail.info).collect()
+        self.sessions.names().filter_map(|name| self.look_at(name).ok()).map(|(info, _)| info).collect()
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+        let (info, tokens) = self.look_at(name)?;
+        Ok(SessionDetail { info, tokens: tokens.to_vec() })
+    }
+
+    /// A session and its tokens.
+    fn look_at(&self, name: &str) -> Result<(SessionInfo, &[u32])> {
         let session = self.sessions.get(self.sessions.find(name)?)?;
         let running = self.running.iter().find(|generation| generation.session() == Some(name));
         let (tokens, num_resident) = match (session.state(), running) {
@@ -74,7 +79,7 @@ impl Engine {
             num_tokens: tokens.len(),
             num_resident,
         };
-        Ok(SessionDetail { info, tokens: tokens.to_vec() })
+        Ok((info, tokens))
     }
 
     /// Begins a session that stands for `tokens`, of which nothing is in memory: one that another process has kept.

@@ -180,7 +180,8 @@ impl Conversations {
 
     fn opened(&self, key: &SessionKey, dialogue: Dialogue, is_new: bool) -> Opened {
         let home = Home::Stored { conversations: self.clone(), key: key.clone(), branch: None };
-        Opened { home, is_new, num_turns: dialogue.saved().turns.len(), dialogue: Some(dialogue), turn: None }
+        let num_turns = dialogue.saved().turns.len();
+        Opened { home, is_new, num_turns, parts_from: None, dialogue: Some(dialogue), turn: None }
     }
 
     /// The longest branch of which the messages repeat all turns.
@@ -233,7 +234,9 @@ impl Conversations {
             Place::Memory(memory) => memory.branch(base, Some(turns), BranchReason::Request, model)?,
         };
         locked(&self.shared.last_branches).insert(of.clone(), key.clone());
-        Ok(self.opened(&key, dialogue, true).as_branch(&of.name, true))
+        let mut branch = self.opened(&key, dialogue, true).as_branch(&of.name, true);
+        branch.parts_from = Some(base.engine_name());
+        Ok(branch)
     }
 
     /// The branches of a session, the oldest first.
@@ -332,7 +335,7 @@ impl Conversations {
         match &self.shared.place {
             Place::Disk(store) => {
                 let (old, new) = (store.of_owner(from.owner.stored()), store.of_owner(to.owner.stored()));
-                let writer = old.fork_to(&from.name, &new, &to.name, turns, to.owner.stored())?;
+                let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
                 Ok(writer.saved().turns.len())
             }
             Place::Memory(memory) => memory.fork(from, to, turns, model),
@@ -374,6 +377,8 @@ pub struct Opened {
     is_new: bool,
     /// Turns that it had then.
     num_turns: usize,
+    /// The engine's session that it parts from, where it began with this opening.
+    parts_from: Option<String>,
     /// Always there until it is dropped.
     dialogue: Option<Dialogue>,
     /// Given up last.
@@ -414,12 +419,15 @@ impl Opened {
     /// A strand of a transient session.
     pub fn transient(held: Held, dialogue: Dialogue) -> Self {
         let num_turns = dialogue.saved().turns.len();
-        Self { home: Home::Transient(held), is_new: false, num_turns, dialogue: Some(dialogue), turn: None }
+        let parts_from = held.parts_from().map(str::to_owned);
+        let home = Home::Transient(held);
+        Self { home, is_new: false, num_turns, parts_from, dialogue: Some(dialogue), turn: None }
     }
 
     /// Keeps the session's turn until this is closed.
-    pub fn in_turn(self, turn: Option<Arc<Turn>>) -> Self {
-        Self { turn, ..self }
+    pub fn in_turn(mut self, turn: Option<Arc<Turn>>) -> Self {
+        self.turn = turn;
+        self
     }
 
     fn as_branch(mut self, of: &SessionName, is_new: bool) -> Self {
@@ -435,6 +443,11 @@ impl Opened {
             Home::Stored { key, .. } => key.engine_name(),
             Home::Transient(held) => held.name().to_owned(),
         }
+    }
+
+    /// The engine's session that holds what this one begins with, where it has just parted from it.
+    pub fn parts_from(&self) -> Option<&str> {
+        self.parts_from.as_deref()
     }
 
     pub fn is_transient(&self) -> bool {
@@ -454,7 +467,10 @@ impl Opened {
     pub fn is_forgotten(&self) -> bool {
         match &self.home {
             Home::Stored { .. } => self.is_new && self.saved().turns.len() == self.num_turns,
-            Home::Transient(held) => held.is_removed() || self.saved().turns.is_empty(),
+            Home::Transient(held) => {
+                let is_begun = self.num_turns == 0 || self.parts_from.is_some();
+                held.is_removed() || (is_begun && self.saved().turns.len() == self.num_turns)
+            }
         }
     }
 }
@@ -478,7 +494,7 @@ impl Drop for Opened {
         let is_forgotten = self.dialogue.is_some() && self.is_forgotten();
         let Some(dialogue) = self.dialogue.take() else { return };
         let (conversations, key) = match &self.home {
-            Home::Transient(held) => return held.give_back(dialogue),
+            Home::Transient(held) => return held.give_back((!is_forgotten).then_some(dialogue)),
             Home::Stored { conversations, key, .. } => (conversations, key),
         };
         match &conversations.shared.place {

@@ -177,7 +177,7 @@ fn look_at(app: &App, key: &SessionKey, with_messages: bool) -> Result<Value, Ap
     let mut session = looked.stored(key, &summary);
     session["fork_of"] = fork_json(summary.fork_of.as_ref());
     let branches = app.conversations().branches(key)?;
-    let root = app.conversations().read(key).ok().and_then(|(saved, _)| saved.branch().cloned());
+    let root = saved.branch().cloned();
     session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
     if let Some(branch) = root {
         let of = app.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));

@@ -167,6 +167,10 @@ pub fn seat(app: &App, session: Option<&Opened>) -> Result<Seat, ApiError> {
     let Some(opened) = session else { return Ok(Seat::of(app, app.engine()?)) };
     let name = opened.engine_name();
     let mut seat = Seat::of(app, app.engine_of(Some(&name))?);
+    // What it parts from is shared to the token, and told where they part. Where that does not work out, what there is is found.
+    if opened.parts_from().is_some_and(|from| seat.engine.fork_session(from, &name).is_ok()) {
+        return Ok(seat);
+    }
     let Some(tokens) = opened.saved().tokens_of(&app.model().fingerprint) else { return Ok(seat) };
     let was_with = app.conversations().resumes(&name).engine;
     match seat.engine.restore_session(&name, tokens) {

@@ -118,7 +118,11 @@ pub struct Held {
     transients: Transients,
     key: TransientKey,
     name: String,
+    parts_from: Option<String>,
 }
+
+/// A strand for a request: its name, what was said, and the strand that it parts from.
+type Taken = (String, Dialogue, Option<String>);
 
 impl Transients {
     /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
@@ -138,11 +142,11 @@ impl Transients {
         let mut shared = self.shared();
         let now = shared.touch(key);
         let bundle = shared.sessions.get_mut(key)?;
-        let (name, dialogue) = match bundle.take_continued(messages, now) {
-            Some(taken) => taken,
+        let (name, dialogue, parts_from) = match bundle.take_continued(messages, now) {
+            Some((name, dialogue)) => (name, dialogue, None),
             None => shared.begin(key, model, messages)?,
         };
-        Some((Held { transients: self.clone(), key: key.clone(), name }, dialogue))
+        Some((Held { transients: self.clone(), key: key.clone(), name, parts_from }, dialogue))
     }
 
     /// Takes note of a request that needs no strand.
@@ -198,24 +202,23 @@ impl Shared {
         key: &TransientKey,
         model: &ModelFingerprint,
         messages: &[Message],
-    ) -> Option<(String, Dialogue)> {
-        let best = self.sessions.get(key)?.nearest(messages);
+    ) -> Option<Taken> {
+        let nearest = self.sessions.get(key)?.nearest(messages);
         self.make_room(key)?;
         self.num_begun += 1;
-        let dialogue = best.map_or_else(
-            || Dialogue::new(model.clone()),
-            |(saved, turns)| {
-                let mut kept = SavedSession::new(model, now_ms());
-                kept.turns = saved.turns.into_iter().take(turns).collect();
-                Dialogue::look_at(kept, model.clone())
-            },
-        );
+        let mut kept = SavedSession::new(model, now_ms());
+        let mut parts_from = None;
+        if let Some((name, saved, turns)) = nearest {
+            kept.turns = saved.turns.into_iter().take(turns).collect();
+            parts_from = Some(name);
+        }
+        let dialogue = Dialogue::look_at(kept, model.clone());
         // No name of a stored session has a slash in it.
         let name = format!("affinity/{}/{}/{}", key.owner, key.id, self.num_begun);
         let (saved, last_used) = (dialogue.saved().clone(), self.clock);
         let strand = Strand { name: name.clone(), saved, dialogue: None, last_used };
         self.sessions.get_mut(key)?.strands.push(strand);
-        Some((name, dialogue))
+        Some((name, dialogue, parts_from))
     }
 
     /// Lets the idle strand used longest ago go, of this session where it has too many, or of all; nothing where all are in use.
@@ -229,7 +232,7 @@ impl Shared {
         if num_strands >= self.max_strands {
             let idle = |bundle: &Bundle| Some(bundle.strands[bundle.oldest_idle()?].last_used);
             let oldest = self.sessions.values_mut().filter(|bundle| bundle.oldest_idle().is_some());
-            let bundle = oldest.min_by_key(|bundle| idle(bundle))?;
+            let bundle = oldest.min_by_key(|bundle| idle(&**bundle))?;
             let index = bundle.oldest_idle()?;
             bundle.strands.remove(index);
         }
@@ -258,10 +261,10 @@ impl Bundle {
     }
 
     /// The conversation that has most turns in common with the messages, and how many; nothing where none has any.
-    fn nearest(&self, messages: &[Message]) -> Option<(SavedSession, usize)> {
+    fn nearest(&self, messages: &[Message]) -> Option<(String, SavedSession, usize)> {
         let common = self.strands.iter().map(|strand| (num_repeated(&strand.saved, messages), strand));
         let (turns, strand) = common.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > 0)?;
-        Some((strand.saved.clone(), turns))
+        Some((strand.name.clone(), strand.saved.clone(), turns))
     }
 
     fn oldest_idle(&self) -> Option<usize> {
@@ -292,6 +295,11 @@ impl Held {
         &self.key.id
     }
 
+    /// The strand that this one has just parted from.
+    pub fn parts_from(&self) -> Option<&str> {
+        self.parts_from.as_deref()
+    }
+
     /// Whether it has been removed meanwhile.
     pub fn is_removed(&self) -> bool {
         let shared = self.transients.shared();
@@ -299,18 +307,19 @@ impl Held {
         strands.is_none_or(|strands| strands.iter().all(|strand| strand.name != self.name))
     }
 
-    /// Gives the strand back; one that came to nothing is gone.
-    pub fn give_back(&self, dialogue: Dialogue) {
+    /// Gives the strand back; without what was said, it is gone.
+    pub fn give_back(&self, dialogue: Option<Dialogue>) {
         let mut shared = self.transients.shared();
         let Some(bundle) = shared.sessions.get_mut(&self.key) else { return };
         bundle.last_used_ms = now_ms();
         let Some(index) = bundle.strands.iter().position(|strand| strand.name == self.name) else { return };
-        if dialogue.saved().turns.is_empty() {
-            bundle.strands.remove(index);
-            return;
+        match dialogue {
+            None => drop(bundle.strands.remove(index)),
+            Some(dialogue) => {
+                let strand = &mut bundle.strands[index];
+                strand.saved = dialogue.saved().clone();
+                strand.dialogue = Some(dialogue);
+            }
         }
-        let strand = &mut bundle.strands[index];
-        strand.saved = dialogue.saved().clone();
-        strand.dialogue = Some(dialogue);
     }
 }

@@ -34,6 +34,8 @@ pub use self::name::{MAX_NAME_BYTES, SessionName};
 pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
+/// Holds a folder of sessions for each owner of an API key. No session's folder is called so.
+const OWNERS: &str = ".owners";
 const TRANSCRIPT: &str = "transcript.jsonl";
 /// Folders that are being made or removed begin so, which no session's folder does.
 const UNFINISHED: &str = ".unfinished-";
@@ -155,6 +157,17 @@ pub struct SessionStore {
 impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
+    }
+
+    /// The sessions of the owner of an API key, or of the local user: those that lie in the root itself. Names of one
+    /// owner's sessions are nothing to another's.
+    pub fn of_owner(&self, owner: Option<&str>) -> Self {
+        owner.map_or_else(|| self.clone(), |owner| Self::new(self.root.join(OWNERS).join(name::owner_folder(owner))))
+    }
+
+    /// Whether there is a session of that name, be it damaged.
+    pub fn exists(&self, name: &SessionName) -> bool {
+        self.existing(name).is_ok()
     }
 
     /// A new session, open for writing.
@@ -302,6 +315,24 @@ impl SessionStore {
         let mut forked = saved.forked(fork_of, now_ms());
         forked.last_used_ms = saved.last_used_ms;
         self.create_saved(to, forked)
+    }
+
+    /// As [`Self::fork`], to another owner's sessions.
+    ///
+    /// # Errors
+    /// As [`Self::fork`].
+    pub fn fork_to(
+        &self,
+        from: &SessionName,
+        (store, to): (&Self, &SessionName),
+        turns: Option<usize>,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let forked = saved.forked(fork_of, now_ms());
+        store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
     /// Removes a session and all that lies in its folder.

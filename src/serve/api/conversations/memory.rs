@@ -42,7 +42,9 @@ impl Memory {
         if kept.contains_key(key) {
             return Err(Error::SessionBusy(key.name.to_string()));
         }
-        let dialogue = Dialogue::new(model.clone());
+        let mut saved = SavedSession::new(model, now_ms());
+        saved.owner = key.owner.stored().map(str::to_owned);
+        let dialogue = Dialogue::look_at(saved, model.clone());
         insert(&mut kept, key.clone(), dialogue.saved().clone(), None)?;
         Ok(dialogue)
     }
@@ -186,7 +188,8 @@ impl Memory {
             return refuse("turns", format!("session {name:?} has {count} turns, not {num_turns}"));
         }
         let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
-        let forked = saved.forked(fork_of, now_ms());
+        let mut forked = saved.forked(fork_of, now_ms());
+        forked.owner = to.owner.stored().map(str::to_owned);
         let dialogue = Dialogue::look_at(forked.clone(), model.clone());
         insert(&mut kept, to.clone(), forked, Some(dialogue))?;
         Ok(num_turns)
