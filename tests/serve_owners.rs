@@ -176,7 +176,7 @@ async fn a_routing_header_keeps_several_conversations_warm_and_none_on_disk() {
         assert_eq!(server.get("/v1/sessions/ses_1/explain").await.ok()["last_miss"], Value::Null);
         if let Some(store) = store {
             assert!(store.list().expect("a list").is_empty());
-            assert!(store.of_owner(Some("anonymous")).list().expect("a list").is_empty());
+            assert!(store.of_owner("anonymous").list().expect("a list").is_empty());
         }
         let deleted = server.call(Method::DELETE, "/v1/sessions/ses_1", &[], None).await.ok();
         assert_eq!(deleted["closed"], true);

@@ -28,8 +28,8 @@ use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::{
-    AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
-    Started,
+    AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
+    ReuseReason, Sampling, Started,
 };
 use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
@@ -105,7 +105,8 @@ impl<'a> Chat<'a> {
             },
         };
         let input = Input::open(terminal, places.state.as_deref())?;
-        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?;
+        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
+            .for_frontend(Frontend::Chat);
         check_template(&llm)?;
         let model = llm.texts().fingerprint().clone();
         let grammars = grammars(&llm);
@@ -365,11 +366,15 @@ impl Chat<'_> {
             return Ok(Some(said));
         }
         let start = Instant::now();
-        let started = match self.look_for(tokens) {
+        let mut started = match self.look_for(tokens) {
             Ok(started) => started,
             // The first message will say it, if it is still so.
             Err(error) => return Ok(Some(format!("not resumed: {error}"))),
         };
+        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
+        if started.reuse.reason == ReuseReason::New {
+            started.reuse.reason = ReuseReason::Evicted;
+        }
         let cached = started.reuse.cached_tokens;
         self.last = Some(LastTurn { started: Some(started), outcome: None });
         let estimate = |count| self.pace.time(count).map(spoken);
@@ -457,7 +462,7 @@ impl Chat<'_> {
 
     fn load(&self) -> Result<LoadedLlm, CommandError> {
         let engine = self.args.engine.resolve(self.keeping != Keeping::Nowhere);
-        let llm = load::load(&self.args.model, engine, self.terminal)?;
+        let llm = load::load(&self.args.model, engine, self.terminal)?.for_frontend(Frontend::Chat);
         check_template(&llm)?;
         Ok(llm)
     }

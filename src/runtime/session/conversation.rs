@@ -96,12 +96,17 @@ impl Dialogue {
         let foreign: Vec<&SavedTurn> =
             self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
         if let Some(last) = foreign.last() {
+            let (count, name) = (self.saved.turns.len(), &last.model.name);
+            let what = match foreign.len() {
+                all if all == count => "this session was started".to_owned(),
+                some => format!("{some} of {count} turns were answered"),
+            };
+            let changed = match *name == self.model.name {
+                true => " when it had other weights, another tokenizer or template",
+                false => "",
+            };
             notices.push(format!(
-                "{} of {} turns were answered by another model ({}), or by this one with other weights, tokenizer or \
-                 template: their text goes on, their tokens are computed anew",
-                foreign.len(),
-                self.saved.turns.len(),
-                last.model.name,
+                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
             ));
         }
         notices
@@ -259,7 +264,7 @@ impl Dialogue {
     /// # Errors
     /// [`Error::Store`].
     pub fn remove(self) -> Result<()> {
-        self.writer.map_or(Ok(()), SessionWriter::remove)
+        self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
     }
 
     /// Ends the conversation. A session that never had a turn is removed: whether it was.

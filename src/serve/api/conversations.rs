@@ -118,7 +118,7 @@ impl Conversations {
     /// Whether there is one, be it damaged.
     pub fn exists(&self, key: &SessionKey) -> bool {
         match &self.shared.place {
-            Place::Disk(store) => store.of_owner(key.owner.stored()).exists(&key.name),
+            Place::Disk(store) => of_owner(store, &key.owner).exists(&key.name),
             Place::Memory(memory) => memory.read(key).is_ok(),
         }
     }
@@ -155,7 +155,7 @@ impl Conversations {
         let dialogue = match &self.shared.place {
             Place::Disk(store) => {
                 let owner = key.owner.stored();
-                let writer = store.of_owner(owner).open_or_create_for(&key.name, model, owner)?;
+                let writer = of_owner(store, &key.owner).open_or_create_for(&key.name, model, owner)?;
                 Dialogue::resume(writer, model.clone())
             }
             Place::Memory(memory) => memory.begin(key, model)?,
@@ -171,7 +171,7 @@ impl Conversations {
     pub fn open_known(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let dialogue = match &self.shared.place {
             Place::Disk(store) => {
-                Dialogue::resume(store.of_owner(key.owner.stored()).open(&key.name)?, model.clone())
+                Dialogue::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
             }
             Place::Memory(memory) => memory.open(key)?,
         };
@@ -227,7 +227,7 @@ impl Conversations {
         let (turns, base) = best.map_or((own, of), |(turns, key)| (turns, key));
         let (key, dialogue) = match &self.shared.place {
             Place::Disk(store) => {
-                let store = store.of_owner(of.owner.stored());
+                let store = of_owner(store, &of.owner);
                 let writer = store.branch(&base.name, Some(turns), BranchReason::Request)?;
                 (of.sibling(writer.name().clone()), Dialogue::resume(writer, model.clone()))
             }
@@ -245,7 +245,7 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::Store`].
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
         match &self.shared.place {
-            Place::Disk(store) => store.of_owner(of.owner.stored()).branches(&of.name),
+            Place::Disk(store) => of_owner(store, &of.owner).branches(&of.name),
             Place::Memory(memory) => memory.branches(of),
         }
     }
@@ -284,7 +284,7 @@ impl Conversations {
     pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, Summary)> {
         match &self.shared.place {
             Place::Disk(store) => {
-                let store = store.of_owner(key.owner.stored());
+                let store = of_owner(store, &key.owner);
                 let saved = store.read(&key.name)?;
                 let summary = Summary::of(&saved, store.num_bytes(&key.name)?);
                 Ok((saved, summary))
@@ -303,7 +303,7 @@ impl Conversations {
     /// [`Error::Store`].
     pub fn list(&self, owner: &Owner) -> Result<Vec<Listed>> {
         match &self.shared.place {
-            Place::Disk(store) => store.of_owner(owner.stored()).list(),
+            Place::Disk(store) => of_owner(store, owner).list(),
             Place::Memory(memory) => Ok(memory.list(owner)),
         }
     }
@@ -312,7 +312,7 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
         match &self.shared.place {
-            Place::Disk(store) => store.of_owner(key.owner.stored()).remove(&key.name)?,
+            Place::Disk(store) => drop(of_owner(store, &key.owner).remove(&key.name)?),
             Place::Memory(memory) => memory.remove(key)?,
         }
         self.forget(&key.engine_name());
@@ -334,7 +334,7 @@ impl Conversations {
     ) -> Result<usize> {
         match &self.shared.place {
             Place::Disk(store) => {
-                let (old, new) = (store.of_owner(from.owner.stored()), store.of_owner(to.owner.stored()));
+                let (old, new) = (of_owner(store, &from.owner), of_owner(store, &to.owner));
                 let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
                 Ok(writer.saved().turns.len())
             }
@@ -505,6 +505,11 @@ impl Drop for Opened {
             Place::Memory(memory) => memory.close(key, dialogue),
         }
     }
+}
+
+/// Where an owner's sessions are.
+fn of_owner(store: &SessionStore, owner: &Owner) -> SessionStore {
+    owner.stored().map_or_else(|| store.clone(), |owner| store.of_owner(owner))
 }
 
 /// Of conversations that are kept in memory there are only so many: nothing goes unasked.

@@ -4,6 +4,8 @@
 //! computed again. The engine is asked first, because it can refuse; what it does not know is no error. A transient session
 //! is the second thing alone. Others' sessions are not there.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -20,6 +22,9 @@ use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::serve::wire::{Fields, Problems};
+
+/// How long a removal waits for KV that is being saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Empties a session; it stays, and a branch keeps what was said. Also for one that there is not.
 pub async fn reset(
@@ -81,6 +86,8 @@ fn branches_of(app: &App, key: &SessionKey) -> Vec<SessionName> {
 fn remove(app: &App, key: &SessionKey) -> Result<(), ApiError> {
     let engine_name = key.engine_name();
     in_each(app, |engine| engine.close_session(&engine_name))?;
+    // What waits to be saved is on disk before it is looked for there.
+    in_each(app, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))?;
     known(app, app.conversations().remove(key))?;
     app.engines().forget(&engine_name);
     Ok(())

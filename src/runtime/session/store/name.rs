@@ -26,14 +26,17 @@ impl SessionName {
     /// # Errors
     /// [`Error::InvalidParameter`] that says what is wrong with the name.
     pub fn new(name: &str) -> Result<Self> {
-        let refuse = |message: String| Err(Error::InvalidParameter { name: "session", message });
+        let refuse = |message| Err(Error::InvalidParameter { name: "session", message });
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, this one {}", name.len()));
+            let len = name.len();
+            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, not {len}"));
         }
-        match name.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
-            Some(bad) => refuse(format!("{bad:?} cannot be part of a name")),
-            None => Ok(Self(name.to_owned())),
+        if name.chars().any(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
+            return refuse(format!(
+                "name {name:?}: use letters a-z and A-Z, digits and punctuation marks, but no spaces, \"/\" or \"\\\""
+            ));
         }
+        Ok(Self(name.to_owned()))
     }
 
     /// The name of the `number`th branch of a session: `NAME~1`, the end of a long name cut off.
@@ -65,7 +68,7 @@ impl SessionName {
     }
 
     /// The session that a folder of this name holds; `None` when it is no session's.
-    pub(super) fn from_folder(folder: &str) -> Option<Self> {
+    pub fn from_folder(folder: &str) -> Option<Self> {
         let bytes = match folder.strip_prefix('~') {
             Some(dense) => base32_decoded(dense)?,
             None => percent_decoded(folder)?,
