@@ -14,6 +14,7 @@ mod listing;
 mod lock;
 mod log;
 mod name;
+mod owners;
 mod record;
 mod removal;
 mod said;
@@ -38,6 +39,7 @@ use crate::runtime::private_files;
 use crate::template::message::Message;
 
 pub use self::listing::{Listed, Summary};
+use self::owners::Owners;
 pub use self::name::{MAX_NAME_BYTES, SessionName};
 pub use self::removal::{Forgotten, Purged};
 pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
@@ -115,16 +117,24 @@ pub struct SessionStore {
     /// Where sessions leave KV.
     kv: Option<PathBuf>,
     summaries: Arc<Summaries>,
+    /// Of the owners below the same root, the local user's too.
+    owners: Arc<Owners>,
 }
 
 impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), kv: None, summaries: Arc::default() }
+        let root = root.into();
+        Self { kv: None, summaries: Arc::default(), owners: Arc::new(Owners::new(root.clone())), root }
     }
 
     /// Removes pages of KV below `root` with the sessions that alone used them.
     pub fn with_kv(self, root: Option<PathBuf>) -> Self {
         Self { kv: root, ..self }
+    }
+
+    /// Whether there is a session of that name, be it damaged.
+    pub fn exists(&self, name: &SessionName) -> bool {
+        self.existing(name).is_ok()
     }
 
     /// A new session, open for writing.
@@ -242,6 +252,24 @@ impl SessionStore {
         let mut forked = saved.forked(fork_of, now_ms());
         forked.last_used_ms = saved.last_used_ms;
         self.create_saved(to, forked)
+    }
+
+    /// As [`Self::fork`], to another owner's sessions.
+    ///
+    /// # Errors
+    /// As [`Self::fork`].
+    pub fn fork_to(
+        &self,
+        from: &SessionName,
+        (store, to): (&Self, &SessionName),
+        turns: Option<usize>,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let forked = saved.forked(fork_of, now_ms());
+        store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
     /// Keeps what stands before the first damaged line, and the damaged file beside it. `None` when nothing is wrong.

@@ -84,6 +84,11 @@ impl fmt::Display for SessionName {
     }
 }
 
+/// The folder of an owner's sessions.
+pub(super) fn owner_folder(owner: &str) -> String {
+    percent_encoded(owner)
+}
+
 fn percent_encoded(name: &str) -> String {
     let escape_first = is_device(name);
     let mut folder = String::with_capacity(name.len());

@@ -75,7 +75,8 @@ impl SessionStore {
     fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
         let mut forgotten = Forgotten::default();
         let Some(kv) = self.kv.as_ref().filter(|_| !names.is_empty()) else { return forgotten };
-        let Ok(entries) = fs::read_dir(&self.root) else { return forgotten };
+        // Whosever they are: pages know no owner.
+        let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
         let sessions = entries.flatten().filter_map(|entry| {
             let name = SessionName::from_folder(entry.file_name().to_str()?)?;
             Some((name, entry.path()))
