@@ -28,7 +28,7 @@ use crate::runtime::error::{Error, Result};
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
-pub use super::prefix::PageName;
+pub use super::prefix::{PageName, names};
 
 /// Bytes that may wait to be written, and as many that may wait to be polled: 18 pages of an 8B model.
 pub const DEFAULT_QUEUE_BYTES: u64 = 64 << 20;
