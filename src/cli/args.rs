@@ -501,6 +501,7 @@ impl LimitArgs {
         Limits {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
+            stop_ids: Vec::new(),
             ignore_eos: self.ignore_eos,
             deadline: None,
             overflow: match self.overflow.unwrap_or_default() {

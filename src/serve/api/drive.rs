@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 
 use super::conversations::Opened;
 use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
-use super::turn::{Answered, Ask, Delta, Progress, Running, Totals, Update};
+use super::turn::{Answered, Ask, Delta, Progress, Running, Sent, Totals, Update};
 use super::voice::Voice;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
@@ -50,7 +50,7 @@ pub async fn begin(app: &App, ask: Ask) -> Result<Running, ApiError> {
     Ok(Running { prompts, updates: inbox })
 }
 
-type Admission = Result<Vec<String>, ApiError>;
+type Admission = Result<Vec<Sent>, ApiError>;
 
 async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates: UnboundedSender<Update>) {
     // Both receivers may be gone: then nobody is left to be told.
@@ -258,8 +258,10 @@ impl Flight {
         self.submit()?;
         self.wait_for_admission(updates).await?;
         if let Some(admitted) = admitted.take() {
-            let texts = self.prompts.iter_mut().map(|prompt| std::mem::take(&mut prompt.text));
-            let _ = admitted.send(Ok(texts.collect()));
+            let sent = |prompt: &mut PreparedPrompt| {
+                Sent { text: std::mem::take(&mut prompt.text), tokens: prompt.tokens.clone() }
+            };
+            let _ = admitted.send(Ok(self.prompts.iter_mut().map(sent).collect()));
         }
         self.deliver(updates).await
     }
@@ -295,6 +297,7 @@ impl Flight {
             sampling: Sampling { seed, ..ask.sampling.clone() },
             limits,
             logprobs: ask.logprobs,
+            prompt_logprobs: ask.prompt_logprobs,
             grammar: self.grammar.clone(),
             markup: self.markup.clone(),
             session: ask.session.as_ref().map(|session| session.name.to_string()),
@@ -385,6 +388,7 @@ impl Flight {
                 Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
                 Event::Started(started) => self.start(index, started),
                 Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
+                Event::Prompt { logprobs } => Update::Scored { choice: index, logprobs },
                 Event::Text { text, tokens } => {
                     let deltas = self.choices[index].hear(&text, &tokens);
                     Update::Said { choice: index, deltas, tokens }
@@ -392,7 +396,7 @@ impl Flight {
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
-            self.has_spoken |= matches!(update, Update::Said { .. } | Update::Finished { .. });
+            self.has_spoken |= matches!(update, Update::Scored { .. } | Update::Said { .. } | Update::Finished { .. });
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))
