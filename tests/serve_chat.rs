@@ -396,7 +396,10 @@ async fn reasoning_effort_becomes_what_the_template_reads() {
     let mut build = talker();
     build.template = Some("{{ messages[0].content }}".to_owned());
     let reply = build.start().chat("hi", json!({"reasoning_effort": "low", "max_tokens": 1})).await;
-    assert_eq!((reply.status, reply.headers["x-llmctl-ignored"].as_bytes()), (StatusCode::OK, &b"reasoning_effort"[..]));
+    assert_eq!(
+        (reply.status, reply.headers["x-llmctl-ignored"].as_bytes()),
+        (StatusCode::OK, &b"reasoning_effort"[..])
+    );
 }
 
 async fn a_developer_is_a_system_where_the_template_knows_no_other() {

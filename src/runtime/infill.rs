@@ -3,8 +3,7 @@
 //! Such a model has three special tokens, known by their texts; families differ in those and in the order of the parts.
 
 use super::error::Result;
-use super::speech::Speech;
-use super::text::Encode;
+use super::text::{Encode, Tokenizer};
 
 /// Texts of the tokens before the prefix, before the suffix and before the middle, of the families that there are.
 const FAMILIES: [[&str; 3]; 9] = [
@@ -44,11 +43,11 @@ impl Infill {
     ///
     /// # Errors
     /// Those of the tokenizer.
-    pub fn prompt(self, speech: &Speech, prefix: &str, suffix: &str) -> Result<Vec<u32>> {
+    pub fn prompt(self, tokenizer: &Tokenizer, prefix: &str, suffix: &str) -> Result<Vec<u32>> {
         let plain = Encode { add_special: false, parse_special: false };
-        let [prefix, suffix] = [prefix, suffix].map(|text| speech.tokenizer().encode(text, plain));
+        let [prefix, suffix] = [prefix, suffix].map(|text| tokenizer.encode(text, plain));
         let (prefix, suffix) = (prefix?, suffix?);
-        let begin = speech.tokenizer().bos().filter(|_| speech.tokenizer().adds_bos());
+        let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         let parts: Vec<&[u32]> = match &self {
             Infill::PrefixFirst([before, between, behind]) => vec![
                 std::slice::from_ref(before),
@@ -74,7 +73,10 @@ mod tests {
         let known = |texts: &'static [&'static str]| {
             Infill::detect(move |text| texts.iter().position(|known| *known == text).map(|at| at as u32))
         };
-        assert_eq!(known(&["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]), Some(Infill::PrefixFirst([0, 2, 1])));
+        assert_eq!(
+            known(&["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]),
+            Some(Infill::PrefixFirst([0, 2, 1]))
+        );
         assert_eq!(known(&["[PREFIX]", "[SUFFIX]"]), Some(Infill::SuffixFirst([1, 0])));
         assert_eq!(known(&["<fim_prefix>", "<fim_suffix>"]), None);
     }

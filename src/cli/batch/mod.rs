@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
+use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::OutputError;
@@ -62,6 +63,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         system,
         raw: args.prompt.raw,
         grammar: args.constraint.source.clone(),
+        strict_limits: args.limits.overflow == Some(OverflowPolicy::Refuse),
         schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };

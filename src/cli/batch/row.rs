@@ -28,6 +28,8 @@ pub struct Defaults {
     pub raw: bool,
     /// What answers must keep to.
     pub grammar: Option<GrammarSource>,
+    /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
+    pub strict_limits: bool,
     /// Objects of the rows' own schemas may have members that the schema does not name.
     pub schema_open: bool,
     /// Names under which the model is known; `None` takes rows for any model.
@@ -205,8 +207,12 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
     };
     let sampling = params::sampling(&mut fields, &defaults.sampling);
     // What a row asks beyond the context is lowered to what its prompt leaves, as over HTTP; a flag means what it says.
-    let asks_itself = ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
-    let overflow = if asks_itself { Overflow::Clamp } else { defaults.limits.overflow };
+    let asks_itself =
+        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
+    let overflow = match asks_itself && !defaults.strict_limits {
+        true => Overflow::Clamp,
+        false => defaults.limits.overflow,
+    };
     let limits = params::limits(&mut fields, &Limits { overflow, ..defaults.limits.clone() }, false);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
@@ -294,7 +300,8 @@ mod tests {
     use super::*;
 
     /// A template that switches reasoning.
-    const THINKER: Template<'static> = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+    const THINKER: Template<'static> =
+        Template { reads: &|name| name == "enable_thinking", says: &|_| false };
 
     fn parsed(row: Value) -> Result<Row, RowError> {
         let defaults = Defaults {

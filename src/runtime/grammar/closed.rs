@@ -11,17 +11,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 /// Keywords that say more of the very object that a schema is about.
-const IN_PLACE: [&str; 9] = [
-    "$ref",
-    "$dynamicRef",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-    "dependentSchemas",
-    "dependencies",
-    "not",
-];
+const IN_PLACE: [&str; 9] =
+    ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"];
 
 /// Keywords by which a schema says itself what other members there may be.
 const OPENING: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "propertyNames"];
@@ -198,7 +189,9 @@ mod tests {
     #[test]
     fn what_opens_an_object_keeps_it_open() {
         check_open(json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true}));
-        check_open(json!({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}));
+        check_open(
+            json!({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}),
+        );
         check_open(json!({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": false}));
         check_open(json!({"type": "object"}));
         check_open(json!({"type": "object", "patternProperties": {"^a": {}}}));

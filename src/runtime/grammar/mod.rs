@@ -8,6 +8,7 @@
 
 mod closed;
 mod compiler;
+mod satisfiable;
 mod schema;
 mod state;
 mod vocabulary;

@@ -16,8 +16,8 @@ use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Event, Finish, Limits, Logprob, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling, Started, Timings, Token,
-    Usage,
+    Event, Finish, Limits, Logprob, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling, Started,
+    Timings, Token, Usage,
 };
 use crate::runtime::spec::EngineSpec;
 
@@ -753,9 +753,7 @@ impl Telling {
             Event::Prefill { done, total } => {
                 tells_all.then_some(Answer::Progress { progress: Progress { done, total } })
             }
-            Event::Prompt { logprobs } => {
-                tells_all.then_some(Answer::Prompt { prompt_logprobs: logprobs })
-            }
+            Event::Prompt { logprobs } => tells_all.then_some(Answer::Prompt { prompt_logprobs: logprobs }),
             Event::Text { text, tokens } if tells_all => {
                 Some(Answer::Token(TextLine { token: text, tokens: Some(tokens) }))
             }

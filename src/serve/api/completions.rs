@@ -28,7 +28,8 @@ pub async fn post(
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| request::completion(app, body, &headers, request_id)).await?;
     let request::Completion { ask, streaming, echo, ignored } = asked;
-    let (num_choices, logprobs, scores_prompt) = (ask.num_choices, ask.logprobs.is_some(), ask.prompt_logprobs.is_some());
+    let (num_choices, logprobs, scores_prompt) =
+        (ask.num_choices, ask.logprobs.is_some(), ask.prompt_logprobs.is_some());
     let head = Head::new(&app, "cmpl");
     let mut running = drive::begin(&app, ask).await?;
     let usage = RunningUsage::new(streaming, running.prompt_tokens());

@@ -258,8 +258,9 @@ impl Flight {
         self.submit()?;
         self.wait_for_admission(updates).await?;
         if let Some(admitted) = admitted.take() {
-            let sent = |prompt: &mut PreparedPrompt| {
-                Sent { text: std::mem::take(&mut prompt.text), tokens: prompt.tokens.clone() }
+            let sent = |prompt: &mut PreparedPrompt| Sent {
+                text: std::mem::take(&mut prompt.text),
+                tokens: prompt.tokens.clone(),
             };
             let _ = admitted.send(Ok(self.prompts.iter_mut().map(sent).collect()));
         }
@@ -396,7 +397,8 @@ impl Flight {
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
-            self.has_spoken |= matches!(update, Update::Scored { .. } | Update::Said { .. } | Update::Finished { .. });
+            self.has_spoken |=
+                matches!(update, Update::Scored { .. } | Update::Said { .. } | Update::Finished { .. });
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))

@@ -67,7 +67,7 @@ fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
         RawText::Ids(ids) => (ids.clone(), speech.tokenizer().decode(ids, true)),
         RawText::Between { prefix, suffix } => {
             let missing = || ApiError::unsupported("suffix", "suffix: this model has no such tokens");
-            (speech.infill().ok_or_else(missing)?.prompt(speech, prefix, suffix)?, prefix.clone())
+            (speech.infill().ok_or_else(missing)?.prompt(speech.tokenizer(), prefix, suffix)?, prefix.clone())
         }
     };
     Ok(PreparedPrompt { tokens, text, ear: Ear::plain() })
@@ -170,9 +170,8 @@ fn called(
     let special = |text: &str| speech.special(text);
     let shape = shape.filter(|_| tools.choice == ToolChoice::Auto);
     let choice = if shape.is_some() { &ToolChoice::Required } else { &tools.choice };
-    let otherwise = shape.map(|shape| {
-        form.lark(&shape.source).map_err(|error| ApiError::from(error).param(shape.param))
-    });
+    let otherwise =
+        shape.map(|shape| form.lark(&shape.source).map_err(|error| ApiError::from(error).param(shape.param)));
     let otherwise = otherwise.transpose()?;
     let compile = |definitions: &[Value]| {
         let calls = dialect.tool_grammar(definitions, choice, tools.parallel, prompt_tail, &special);

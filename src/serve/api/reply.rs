@@ -60,10 +60,9 @@ impl Head {
     pub fn completion_logprobs(&self, told: Option<&Echoed>, tokens: &[Token], offset: &mut usize) -> Value {
         let mut logprobs = CompletionLogprobs::default();
         if let Some(Echoed { ids, scores, .. }) = told {
-            // The text of a prompt has no special tokens in it.
             let tokenizer = self.app.model().speech.tokenizer();
-            let bytes = |id: u32| if tokenizer.is_special(id) { Vec::new() } else { self.token_bytes(id) };
-            logprobs.add_prompt(ids, scores, &bytes, offset);
+            let special = |id: u32| tokenizer.is_special(id);
+            logprobs.add_prompt((ids, scores), &special, &|id| self.token_bytes(id), offset);
         }
         logprobs.add_answer(tokens, &|id| self.token_bytes(id), offset);
         logprobs.into_json()

@@ -11,8 +11,8 @@ use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
 use crate::runtime::{EngineHandle, Error, Limits, Overflow, Sampling, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Switches, Template, switches};
 use crate::serve::wire::fields::shown;
+use crate::serve::wire::switches::{Switches, Template, switches};
 use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
 use crate::template::{Conversation, Message, Role};
 
@@ -80,9 +80,15 @@ pub fn chat(
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.heard().to_vec();
-    let common = common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
+    let common =
+        common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
     fields.only("modalities", &[json!(["text"])]);
-    for (name, inert) in [("echo", false), ("add_generation_prompt", true), ("continue_final_message", false), ("add_special_tokens", false)] {
+    for (name, inert) in [
+        ("echo", false),
+        ("add_generation_prompt", true),
+        ("continue_final_message", false),
+        ("add_special_tokens", false),
+    ] {
         fields.only(name, &[inert.into()]);
     }
     fields.only("best_of", &[json!(common.num_choices)]);

@@ -85,6 +85,26 @@ fn render(speech: &Speech, conversation: &Conversation) -> Result<String, ApiErr
         .map_err(|error| crate::runtime::Error::from(error).into())
 }
 
+/// What clients read of a tokenizer's configuration, in vLLM's words.
+pub async fn tokenizer_info(State(app): State<App>) -> Json<Value> {
+    let speech = &app.model().speech;
+    let tokenizer = speech.tokenizer();
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
+    let context = app.engine().ok().map(|engine| engine.spec().context_length());
+    let specials: Vec<&str> = tokenizer.special_tokens().map(|(_, text)| text).collect();
+    Json(json!({
+        "tokenizer_class": "llmctl",
+        "vocab_size": tokenizer.vocab_size(),
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "pad_token": text(tokenizer.eos()),
+        "add_bos_token": tokenizer.adds_bos(),
+        "additional_special_tokens": specials,
+        "model_max_length": context,
+        "chat_template": speech.template_source(),
+    }))
+}
+
 /// The text of a token, or its bytes where they are not whole characters.
 fn piece(speech: &Speech, id: u32) -> Value {
     let bytes = speech.token_bytes(id);
@@ -112,10 +132,7 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
 }
 
 /// The prompt that a chat completion with these messages begins with.
-pub async fn apply_template(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<Answer, ApiError> {
+pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
     let (ignored, conversation) = read(&app, body, conversation).await?;
     let prompt = blocking(&app, move |app| render(&app.model().speech, &conversation)).await?;
     Ok((ignored, Json(json!({"prompt": prompt}))))

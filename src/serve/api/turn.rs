@@ -75,7 +75,10 @@ pub enum RawText {
     Text(String),
     Ids(Vec<u32>),
     /// What stands between the two is asked for, of a model that has learnt that.
-    Between { prefix: String, suffix: String },
+    Between {
+        prefix: String,
+        suffix: String,
+    },
 }
 
 /// The part of a saved conversation.

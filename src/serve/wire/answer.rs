@@ -50,6 +50,11 @@ fn token_text(bytes: &[u8]) -> String {
     }
 }
 
+/// A character counts where it begins: the rest of it may be in other tokens.
+fn num_chars(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count()
+}
+
 /// `choices[].logprobs` of a completion as it is put together.
 #[derive(Default)]
 pub struct CompletionLogprobs {
@@ -60,14 +65,10 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// One more token, the text of which begins at character `offset`; that moves on behind it. The first token of a prompt has
-    /// no log-probability.
-    fn push(&mut self, id: u32, logprob: Option<&Logprob>, bytes: TokenBytes<'_>, offset: &mut usize) {
-        let piece = bytes(id);
-        self.offsets.push(*offset);
-        // A character counts where it begins: the rest of it may be in other tokens.
-        *offset += piece.iter().filter(|byte| **byte & 0xC0 != 0x80).count();
-        self.tokens.push(token_text(&piece));
+    /// One more token, the text of which begins at character `offset`. The first token of a prompt has no log-probability.
+    fn push(&mut self, id: u32, logprob: Option<&Logprob>, bytes: TokenBytes<'_>, offset: usize) {
+        self.offsets.push(offset);
+        self.tokens.push(token_text(&bytes(id)));
         self.logprobs.push(logprob.map_or(Value::Null, |logprob| finite(logprob.logprob).into()));
         self.tops.push(logprob.map_or(Value::Null, |logprob| {
             let mut top = Map::new();
@@ -79,16 +80,29 @@ impl CompletionLogprobs {
         }));
     }
 
-    /// The tokens of a prompt, all but the first with what is said of them.
-    pub fn add_prompt(&mut self, ids: &[u32], scores: &[Logprob], bytes: TokenBytes<'_>, offset: &mut usize) {
+    /// The tokens of a prompt, all but the first with what is said of them. The text has none of those that are `special`.
+    pub fn add_prompt(
+        &mut self,
+        told: (&[u32], &[Logprob]),
+        special: &dyn Fn(u32) -> bool,
+        bytes: TokenBytes<'_>,
+        offset: &mut usize,
+    ) {
+        let (ids, scores) = told;
         let scores = std::iter::once(None).chain(scores.iter().map(Some));
-        ids.iter().zip(scores).for_each(|(id, score)| self.push(*id, score, bytes, offset));
+        for (&id, score) in ids.iter().zip(scores) {
+            self.push(id, score, bytes, *offset);
+            *offset += if special(id) { 0 } else { num_chars(&bytes(id)) };
+        }
     }
 
     /// Those of an answer that have one.
     pub fn add_answer(&mut self, tokens: &[Token], bytes: TokenBytes<'_>, offset: &mut usize) {
         let with = tokens.iter().filter_map(|token| Some((token.id, token.logprob.as_ref()?)));
-        with.for_each(|(id, logprob)| self.push(id, Some(logprob), bytes, offset));
+        for (id, logprob) in with {
+            self.push(id, Some(logprob), bytes, *offset);
+            *offset += num_chars(&bytes(id));
+        }
     }
 
     pub fn into_json(self) -> Value {

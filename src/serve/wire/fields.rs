@@ -29,6 +29,8 @@ pub struct Problems {
     schema: Group,
     values: Group,
     unsupported: Group,
+    /// Some of those would be passed over by a lenient reader.
+    is_optional: bool,
     ignored: BTreeSet<String>,
 }
 
@@ -110,7 +112,7 @@ impl Problems {
         model?;
         self.values.told(StatusCode::BAD_REQUEST, "invalid_value", "")?;
         let advice = match self.lenient {
-            Some(false) => " (serve --lenient passes over what it does not know)",
+            Some(false) if self.is_optional => " (serve --lenient passes over what it does not know)",
             _ => "",
         };
         self.unsupported.told(StatusCode::BAD_REQUEST, "unsupported_parameter", advice)
@@ -303,6 +305,7 @@ impl<'p> Fields<'p> {
         if self.problems.is_lenient() {
             return self.ignored(name);
         }
+        self.problems.is_optional = true;
         let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
         let what = format!("= {} is not supported, only {}", brief(&value), accepted.join(" or "));
         self.unsupported(name, &what);
@@ -316,7 +319,10 @@ impl<'p> Fields<'p> {
             let path = path(name);
             match problems.is_lenient() || (at.is_empty() && is_hint(name)) {
                 true => problems.ignored(&path),
-                false => problems.unsupported(path.clone(), format!("{path} is not supported")),
+                false => {
+                    problems.is_optional = true;
+                    problems.unsupported(path.clone(), format!("{path} is not supported"));
+                }
             }
         }
     }

@@ -393,7 +393,10 @@ mod tests {
         assert_eq!(thought(json!({"reasoning": "hm", "reasoning_content": "hm"})), (hm(), none()));
         assert_eq!(thought(json!({"thinking_blocks": blocks, "reasoning_content": "hm"})), (hm(), none()));
         assert_eq!(thought(json!({"thinking_blocks": blocks})), (hm(), none()));
-        assert_eq!(thought(json!({"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]})), (hm(), none()));
+        assert_eq!(
+            thought(json!({"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]})),
+            (hm(), none())
+        );
         assert_eq!(
             thought(json!({"reasoning": "other", "reasoning_content": "hm"})),
             (hm(), vec!["messages[].reasoning".to_owned()])

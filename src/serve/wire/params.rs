@@ -52,7 +52,9 @@ pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> 
     let mut max_tokens = None;
     for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
         match fields.size_or_off(name) {
-            Some(0) if !may_be_none => fields.out_of_range(name, "must be at least 1; leave it out to use the whole context"),
+            Some(0) if !may_be_none => {
+                fields.out_of_range(name, "must be at least 1; leave it out to use the whole context")
+            }
             count => max_tokens = count.or(max_tokens),
         }
     }
@@ -72,8 +74,7 @@ const MAX_STOP_IDS: usize = 256;
 fn stop_ids(fields: &mut Fields<'_>) -> Option<Vec<u32>> {
     const NAME: &str = "stop_token_ids";
     let values = fields.list(NAME)?;
-    let ids: Option<Vec<u32>> =
-        values.iter().map(|value| u32::try_from(value.as_u64()?).ok()).collect();
+    let ids: Option<Vec<u32>> = values.iter().map(|value| u32::try_from(value.as_u64()?).ok()).collect();
     if ids.is_none() {
         fields.wrong(NAME, "is not an array of token ids");
     }

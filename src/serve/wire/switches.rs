@@ -81,7 +81,8 @@ fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, tem
 
 /// What the fields of several vendors ask.
 fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
-    let mut wish = Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
+    let mut wish =
+        Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
         wish.effort = wish.effort.or(effort(&mut inner, "effort"));

@@ -86,8 +86,7 @@ fn choice(fields: &mut Fields<'_>, param: &str, definitions: &mut Vec<Value>) ->
 }
 
 fn not_a_choice(fields: &mut Fields<'_>, param: &str) -> ToolChoice {
-    let message =
-        "is neither a word nor {\"type\": \"function\", \"function\": {\"name\": ...}}";
+    let message = "is neither a word nor {\"type\": \"function\", \"function\": {\"name\": ...}}";
     fields.wrong(param, message);
     ToolChoice::Auto
 }
@@ -106,10 +105,8 @@ fn object_choice(
         Some("allowed_tools") => return allowed(fields, param, &choice, definitions),
         Some("function" | "tool") | None => {}
         Some(_) => {
-            fields.unsupported(
-                param,
-                "of this type is not supported, only of type function and allowed_tools",
-            );
+            fields
+                .unsupported(param, "of this type is not supported, only of type function and allowed_tools");
             return ToolChoice::Auto;
         }
     }
@@ -125,12 +122,7 @@ fn name_of(tool: &Value) -> Option<&str> {
 }
 
 /// Only these may be called.
-fn allowed(
-    fields: &mut Fields<'_>,
-    param: &str,
-    choice: &Value,
-    definitions: &mut Vec<Value>,
-) -> ToolChoice {
+fn allowed(fields: &mut Fields<'_>, param: &str, choice: &Value, definitions: &mut Vec<Value>) -> ToolChoice {
     let inner = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
     let names: Option<Vec<&str>> =
         inner["tools"].as_array().and_then(|tools| tools.iter().map(name_of).collect());
