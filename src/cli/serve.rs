@@ -17,13 +17,13 @@ use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span}
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::load::{self, LoadedTexts};
-use super::places::Places;
+use super::places::{Kept, Places};
 use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs};
-use crate::runtime::EngineHandle;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
+use crate::runtime::{EngineHandle, Frontend};
 use crate::serve::access::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
@@ -99,7 +99,7 @@ pub struct ListenArgs {
     pub host: Option<String>,
 
     /// Port to listen on; 0 takes a free one (default: 8484)
-    #[arg(long, value_name = "N")]
+    #[arg(long, short, value_name = "N")]
     pub port: Option<u16>,
 
     /// Listen on a socket in the file system instead, which only its owner may use
@@ -390,14 +390,16 @@ fn load_app(
     places: &Places,
 ) -> Result<App, CommandError> {
     let store = places.sessions().map(SessionStore::new);
-    if store.is_none() {
-        terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
+    if let Err(obstacle) = places.check(Kept::Sessions) {
+        let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
+        terminal.warn(&format!("{obstacle}; {end}"));
     }
     let (texts, engines) = match args.isolation.num_workers()? {
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
-    let (info, speech, fingerprint) = texts.into_parts();
+    let (info, mut speech, fingerprint) = texts.into_parts();
+    speech.set_frontend(Frontend::Http);
     if !info.has_chat_template {
         terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
     }
@@ -408,6 +410,7 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
+    terminal.note(&format!("serving {} (OpenAI's API under /v1)", model.id));
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 

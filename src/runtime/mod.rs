@@ -18,6 +18,7 @@ pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod private_files;
+pub mod repetition;
 pub mod request;
 pub mod sample;
 pub mod schedule;
@@ -40,6 +41,7 @@ pub use error::{Error, GrammarError, LoadError, Result, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
+pub use hints::Frontend;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
