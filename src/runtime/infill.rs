@@ -67,6 +67,41 @@ impl Infill {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::text::{TokenKind, VocabSpec};
+
+    /// Each byte, then the control tokens.
+    fn tokenizer(control: &[&str]) -> Tokenizer {
+        let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
+        let named = ["<unk>", "<s>", "</s>"].into_iter().chain(control.iter().copied()).map(str::to_owned);
+        let tokens: Vec<String> = bytes.chain(named).collect();
+        let control = [TokenKind::Control].into_iter().cycle().take(2 + control.len());
+        let kinds = [TokenKind::Byte; 256].into_iter().chain([TokenKind::Unknown]).chain(control).collect();
+        let spec = VocabSpec {
+            model: "llama".to_owned(),
+            scores: vec![0.0; tokens.len()],
+            kinds,
+            tokens,
+            bos: Some(257),
+            eos: Some(258),
+            unk: Some(256),
+            add_space_prefix: Some(false),
+            add_bos: Some(true),
+            ..VocabSpec::default()
+        };
+        Tokenizer::from_vocab(&spec).expect("a vocabulary")
+    }
+
+    #[test]
+    fn the_parts_stand_between_their_tokens_and_hold_no_others() {
+        let tokenizer = tokenizer(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
+        let infill = Infill::detect(|text| tokenizer.token_to_id(text)).expect("a family");
+        assert_eq!(
+            infill.prompt(&tokenizer, "ab", "c").expect("encodes"),
+            [257, 259, u32::from(b'a'), u32::from(b'b'), 260, u32::from(b'c'), 261]
+        );
+        let ids = infill.prompt(&tokenizer, "<fim_middle>", "").expect("encodes");
+        assert_eq!(ids.iter().filter(|id| **id == 261).count(), 1, "text is text");
+    }
 
     #[test]
     fn the_order_of_the_parts_is_the_familys() {
