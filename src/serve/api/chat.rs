@@ -16,16 +16,18 @@ use crate::runtime::Token;
 use crate::serve::App;
 use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::serve::wire::message::tool_call_json;
 use crate::template::ToolCall;
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let chat = blocking(&app, move |app| request::chat(app, body, &headers, request_id)).await?;
+    let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
     let request::Chat { ask, streaming, shows_reasoning, has_functions, ignored } = chat;
     let style = Style {
         num_choices: ask.num_choices,
@@ -36,6 +38,7 @@ pub async fn post(
     };
     let head = Head::new(&app, "chatcmpl");
     let running = drive::begin(&app, ask).await?;
+    let placed = reply::PlacedHeader(running.placed.clone());
     let response = match streaming.is_on {
         true => {
             let chunks = ChatChunks::new(head, style, running.prompt_tokens());
@@ -46,7 +49,7 @@ pub async fn post(
             Json(completion(&head, &style, &collected)).into_response()
         }
     };
-    Ok((Ignored(ignored), response).into_response())
+    Ok((placed, Ignored(ignored), response).into_response())
 }
 
 /// How an answer is shown.
@@ -82,6 +85,8 @@ fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Val
     let mut object = head.object("chat.completion", choices);
     object.insert("usage".to_owned(), reply::usage(&collected.totals));
     object.insert("timings".to_owned(), reply::timings(&collected.totals));
+    let first = collected.choices.first().and_then(|(answer, _)| answer.placed.as_ref());
+    object.extend(first.map(reply::placed));
     Value::Object(object)
 }
 
@@ -143,6 +148,10 @@ impl Chunks for ChatChunks {
             .collect()
     }
 
+    fn prompt(&mut self, total: usize) {
+        self.usage.prompt(total);
+    }
+
     fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
         self.usage.count(tokens.len());
         if self.style.logprobs {
@@ -158,6 +167,7 @@ impl Chunks for ChatChunks {
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
         let mut chunk = self.delta(choice, json!({}), Some(self.style.finish_reason(answer)));
         chunk.insert("timings".to_owned(), reply::choice_timings(answer));
+        chunk.extend(answer.placed.as_ref().map(reply::placed));
         vec![Value::Object(chunk)]
     }
 

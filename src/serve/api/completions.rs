@@ -17,16 +17,19 @@ use crate::runtime::{Logprob, Token};
 use crate::serve::App;
 use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 
 const OBJECT: &str = "text_completion";
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| request::completion(app, body, &headers, request_id)).await?;
+    let asked =
+        blocking(&app, move |app| request::completion(app, body, &headers, &caller, request_id)).await?;
     let request::Completion { ask, streaming, echo, ignored } = asked;
     let (num_choices, logprobs, scores_prompt) =
         (ask.num_choices, ask.logprobs.is_some(), ask.prompt_logprobs.is_some());

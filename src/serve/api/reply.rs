@@ -8,6 +8,7 @@ use axum::response::{IntoResponseParts, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use super::conversations::Placed;
 use super::request::Streaming;
 use super::turn::{Answered, Totals};
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
@@ -109,6 +110,11 @@ impl RunningUsage {
         Self { streaming, prompt_tokens, completion_tokens: 0 }
     }
 
+    /// A prompt has so many tokens, where that was not known in the beginning.
+    pub fn prompt(&mut self, total: usize) {
+        self.prompt_tokens = self.prompt_tokens.max(total);
+    }
+
     pub fn count(&mut self, completion_tokens: usize) {
         self.completion_tokens += completion_tokens;
     }
@@ -125,6 +131,35 @@ impl RunningUsage {
         } else if streaming.includes_usage {
             chunk.insert("usage".to_owned(), Value::Null);
         }
+    }
+}
+
+/// Where a turn is kept: a member of its answer.
+pub fn placed(placed: &Placed) -> (String, Value) {
+    let Placed { id, kept_turns, branch, is_transient } = placed;
+    let value = json!({
+        "session_id": branch.as_ref().map_or(id.as_str(), |branch| branch.of.as_str()),
+        "transient": is_transient,
+        "branch": branch.as_ref().map(|_| id),
+        "branch_is_new": branch.as_ref().is_some_and(|branch| branch.is_new),
+        "kept_turns": kept_turns,
+    });
+    ("llmctl".to_owned(), value)
+}
+
+/// Tells clients that read headers that their turn went to a branch.
+pub struct PlacedHeader(pub Option<Placed>);
+
+impl IntoResponseParts for PlacedHeader {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+        if let Some(Placed { id, branch: Some(_), .. }) = &self.0
+            && let Ok(id) = HeaderValue::from_str(id)
+        {
+            response.headers_mut().insert("x-llmctl-branch", id);
+        }
+        Ok(response)
     }
 }
 

@@ -7,10 +7,11 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::body::session_of;
-use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
+use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
 use crate::runtime::{EngineHandle, Error, Limits, Overflow, Sampling, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
 use crate::serve::wire::switches::{Switches, Template, switches};
 use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
@@ -69,6 +70,7 @@ pub fn chat(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Chat, ApiError> {
     let engine = app.engine()?;
@@ -97,7 +99,7 @@ pub fn chat(
     fields.end();
     problems.check(model)?;
     let ignored = problems.take_ignored();
-    let session = session_of(in_body, headers)?.map(|name| InSession { name, appends });
+    let session = session_of(in_body, appends, headers, caller)?;
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
     let ask = Ask { session, tools, ..common.ask(Prompt::Chat(conversation), request_id) };
@@ -129,6 +131,7 @@ pub fn completion(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
@@ -151,7 +154,8 @@ pub fn completion(
     fields.end();
     problems.check(model)?;
     let ignored = problems.take_ignored();
-    if session_of(in_body, headers)?.is_some() {
+    let session = session_of(in_body, false, headers, caller)?;
+    if matches!(session, Some(Session::Stored(_))) {
         let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
         return Err(ApiError::unsupported("session_id", message));
     }
@@ -160,7 +164,9 @@ pub fn completion(
     let asks_for_none = common.limits.max_tokens == Some(0);
     let prompt_logprobs = if asks_for_none { common.logprobs.or(Some(0)) } else { common.logprobs };
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
-    let ask = Ask { prompt_logprobs, ..common.ask(Prompt::Texts(prompts), request_id) };
+    // They take computing the prompt anew, which a client's hint is no reason against.
+    let session = session.filter(|_| prompt_logprobs.is_none());
+    let ask = Ask { session, prompt_logprobs, ..common.ask(Prompt::Texts(prompts), request_id) };
     Ok(Completion { ask, streaming, echo, ignored })
 }
 
@@ -293,13 +299,18 @@ fn known_role(message: Message, speech: &Speech) -> Message {
     }
 }
 
-fn check_session(session: Option<&InSession>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
+fn check_session(session: Option<&Session>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
     match session {
         None if appends => {
             let message = "session_append: there is no session to append to; give session_id or a header";
             Err(ApiError::invalid("session_append", message))
         }
-        Some(_) if num_choices > 1 => {
+        Some(Session::Transient(_)) if appends => {
+            let message = "session_append: the session is a transient one, as a header of the client says, and keeps \
+                           nothing to append to; give session_id";
+            Err(ApiError::invalid("session_append", message))
+        }
+        Some(Session::Stored(_)) if num_choices > 1 => {
             let message = "n: a session goes on with one answer, so n cannot be more than 1 in one";
             Err(ApiError::unsupported("n", message))
         }
