@@ -27,7 +27,8 @@ pub async fn post(
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Chat { ask, streaming, shows_reasoning } = request::chat(&app, body, &headers, &caller, request_id)?;
+    let request::Chat { ask, streaming, shows_reasoning } =
+        request::chat(&app, body, &headers, &caller, request_id)?;
     let style = Style {
         num_choices: ask.num_choices,
         logprobs: ask.logprobs.is_some(),

@@ -28,7 +28,8 @@ pub async fn post(
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Completion { ask, streaming, echo } = request::completion(&app, body, &headers, &caller, request_id)?;
+    let request::Completion { ask, streaming, echo } =
+        request::completion(&app, body, &headers, &caller, request_id)?;
     let (num_choices, logprobs) = (ask.num_choices, ask.logprobs.is_some());
     let head = Head::new(&app, "cmpl");
     let mut running = drive::begin(&app, ask).await?;

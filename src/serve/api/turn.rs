@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::conversations::Placed;
+use super::transient::TransientKey;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
-use super::conversations::Placed;
-use super::transient::TransientKey;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
