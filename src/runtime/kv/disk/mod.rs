@@ -11,7 +11,7 @@
 //! worth saving, and what a page's bytes mean, is not known here.
 
 mod folder;
-mod page;
+pub mod page;
 mod queue;
 mod worker;
 
