@@ -66,10 +66,14 @@ async fn an_owner_sees_own_sessions_alone() {
             assert_eq!((others.error().0, others.error().1.as_str()), (404, "session_not_found"));
             assert_eq!(others.text.replace("annas", "nobodys"), none.text, "as if there were none");
         }
-        let fork = by(&ben, &server, Method::POST, "/v1/sessions/annas/fork", Some(json!({"to": "mine"}))).await;
+        let fork =
+            by(&ben, &server, Method::POST, "/v1/sessions/annas/fork", Some(json!({"to": "mine"}))).await;
         assert_eq!(fork.error().0, 404);
         let restore = Some(json!({"branch": "annas~1"}));
-        assert_eq!(by(&ben, &server, Method::POST, "/v1/sessions/annas/restore", restore).await.error().0, 404);
+        assert_eq!(
+            by(&ben, &server, Method::POST, "/v1/sessions/annas/restore", restore).await.error().0,
+            404
+        );
         by(&ben, &server, Method::POST, "/v1/sessions/annas/reset", None).await.ok();
         by(&ben, &server, Method::DELETE, "/v1/sessions/annas", None).await.ok();
         by(&ben, &server, Method::DELETE, "/v1/sessions/trip", None).await.ok();
@@ -117,7 +121,10 @@ async fn the_list_comes_in_pages() {
         }
         let page = async |query: &str| server.get(&format!("/v1/sessions?{query}")).await.ok();
         let first = page("limit=2").await;
-        assert_eq!((ids(&first), &first["has_more"], &first["last_id"]), (vec!["a", "b"], &json!(true), &json!("b")));
+        assert_eq!(
+            (ids(&first), &first["has_more"], &first["last_id"]),
+            (vec!["a", "b"], &json!(true), &json!("b"))
+        );
         let second = page("limit=2&after=b").await;
         assert_eq!((ids(&second), &second["has_more"]), (vec!["c", "d"], &json!(true)));
         let last = page("limit=2&after=d").await;
@@ -190,7 +197,8 @@ async fn a_routing_header_refuses_nothing() {
     let server = build(None).start();
     for value in ["a b", "a/b", "~", "%41", &"x".repeat(4000)] {
         let headers = [("x-session-affinity", value)];
-        let call = async |path: &str, body: Value| server.call(Method::POST, path, &headers, Some(body)).await;
+        let call =
+            async |path: &str, body: Value| server.call(Method::POST, path, &headers, Some(body)).await;
         assert_eq!(call(PATH, ask("one?", json!({}))).await.status, StatusCode::OK, "{value}");
         let many = call(PATH, ask("one?", json!({"n": 3}))).await.ok();
         assert_eq!(many["choices"].as_array().map(Vec::len), Some(3));
@@ -213,7 +221,8 @@ async fn requests_of_one_routing_header_run_at_the_same_time() {
     let send = |body: Value| server.spawn(request(Method::POST, PATH, &headers, Some(body)));
     let first = send(ask(FREE, json!({"max_tokens": 9})));
     server.gate.reached().await;
-    let others: Vec<_> = ["one?", "two?", "one?"].into_iter().map(|question| send(ask(question, json!({})))).collect();
+    let others: Vec<_> =
+        ["one?", "two?", "one?"].into_iter().map(|question| send(ask(question, json!({})))).collect();
     server.gate.open();
     assert_eq!(first.await.expect("no panic").status, StatusCode::OK);
     for (other, answer) in others.into_iter().zip(["uno", "dos", "uno"]) {
@@ -238,7 +247,8 @@ async fn an_edit_under_a_routing_header_keeps_both_conversations_warm() {
 async fn transient_sessions_are_their_owners_and_go_by_use() {
     let server = Build { max_sessions: 2, ..build(None) }.start();
     let call = async |who: &Owner, value: &str, question: &str| {
-        let mut request = request(Method::POST, PATH, &[("x-session-affinity", value)], Some(ask(question, json!({}))));
+        let mut request =
+            request(Method::POST, PATH, &[("x-session-affinity", value)], Some(ask(question, json!({}))));
         request.extensions_mut().insert(who.clone());
         whole(server.send(request).await).await.ok()
     };

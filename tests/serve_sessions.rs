@@ -13,7 +13,8 @@ use llmctl::template::{Content, Message};
 use serde_json::{Value, json};
 
 use crate::common::server::{
-    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, model_fingerprint, pieces, request, speech, whole,
+    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, model_fingerprint, pieces, request, speech,
+    whole,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -323,7 +324,8 @@ async fn one_turn_at_a_time() {
     for (_folder, server) in both() {
         Client::new(&server, "s").says("one?").await;
         server.gate.close_after(20);
-        let long = ask(FREE, json!({"stream": true, "max_tokens": 500, "session_id": "s"}));
+        let long = json!({"stream": true, "max_tokens": 500, "session_id": "s", "session_append": true});
+        let long = ask(FREE, long);
         let response = server.send(request(Method::POST, PATH, &[], Some(long))).await;
         assert_eq!(response.status(), StatusCode::OK);
         for reply in [server.chat("two?", json!({"session_id": "s"})).await, reset_later(&server).await] {
@@ -408,7 +410,8 @@ async fn a_session_finds_no_slot_while_all_have_requests_in_them() {
     let long = ask(FREE, json!({"max_tokens": 5, "session_id": "a"}));
     let running = server.spawn(request(Method::POST, PATH, &[], Some(long)));
     server.gate.reached().await;
-    let waiting = server.spawn(request(Method::POST, PATH, &[], Some(ask("one?", json!({"session_id": "b"})))));
+    let waiting =
+        server.spawn(request(Method::POST, PATH, &[], Some(ask("one?", json!({"session_id": "b"})))));
     let hint = [("x-session-affinity", "c")];
     let hinted = server.spawn(request(Method::POST, PATH, &hint, Some(ask("one?", json!({})))));
     server.gate.open();
@@ -489,7 +492,8 @@ async fn one_answer_per_turn() {
 }
 
 fn patient(store: Option<SessionStore>) -> Server {
-    let settings = Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    let settings =
+        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
     Build { settings, ..build(store) }.start()
 }
 
@@ -549,7 +553,8 @@ async fn whoever_leaves_while_waiting_frees_the_place() {
 }
 
 async fn only_so_many_wait_for_sessions() {
-    let settings = Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    let settings =
+        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
     let server = Build { settings, max_waiting: 1, ..build(None) }.start();
     server.gate.close();
     let first = server.spawn(in_session("one?", json!({})));
@@ -581,7 +586,8 @@ async fn what_does_not_continue_a_session_takes_nothing_from_it() {
         let mut client = Client::new(&server, "keepme");
         client.says("one?").await;
         client.says("two?").await;
-        let whole = async |session: &str| server.get(&format!("/v1/sessions/{session}?messages=true")).await.ok();
+        let whole =
+            async |session: &str| server.get(&format!("/v1/sessions/{session}?messages=true")).await.ok();
         let before = whole("keepme").await["messages"].clone();
         let header = [("x-session-id", "keepme")];
         let reply = server.call(Method::POST, PATH, &header, Some(ask("three?", json!({})))).await;
@@ -607,10 +613,14 @@ async fn what_does_not_continue_a_session_takes_nothing_from_it() {
         assert_eq!(response.headers["x-llmctl-branch"], "keepme~2");
         let events = response.events();
         let finish = events.iter().find(|event| event["llmctl"].is_object()).expect("a stream tells it too");
-        assert_eq!((&finish["llmctl"]["branch"], &finish["llmctl"]["kept_turns"]), (&json!("keepme~2"), &json!(1)));
+        assert_eq!(
+            (&finish["llmctl"]["branch"], &finish["llmctl"]["kept_turns"]),
+            (&json!("keepme~2"), &json!(1))
+        );
         assert_eq!(whole("keepme").await["messages"], before);
         let branches = whole("keepme").await["branches"].clone();
-        let ids: Vec<&Value> = branches.as_array().expect("a list").iter().map(|branch| &branch["id"]).collect();
+        let ids: Vec<&Value> =
+            branches.as_array().expect("a list").iter().map(|branch| &branch["id"]).collect();
         assert_eq!(ids, ["keepme~1", "keepme~2"]);
         assert_eq!((&branches[0]["turns"], &branches[0]["reason"]), (&json!(2), &json!("request")));
         let list = server.get("/v1/sessions").await.ok();

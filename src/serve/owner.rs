@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn local_sessions_are_shared_only_where_that_is_asked_for() {
         let anna = KeyLine::parse("k owner=anna").expect("a line").expect("a key").owner;
-        let sees = |owner: &Owner, shares| Caller::new(owner.clone(), shares).owners().cloned().collect::<Vec<_>>();
+        let sees =
+            |owner: &Owner, shares| Caller::new(owner.clone(), shares).owners().cloned().collect::<Vec<_>>();
         assert_eq!(sees(&anna, false), [anna.clone()]);
         assert_eq!(sees(&Owner::anonymous(), false), [Owner::anonymous()]);
         assert_eq!(sees(&anna, true), [anna, Owner::LOCAL]);

@@ -270,7 +270,9 @@ impl Conversations {
     /// [`Error::Store`].
     pub fn reset(&self, opened: &mut Opened) -> Result<Option<SessionName>> {
         let kept = match (&self.shared.place, &opened.home) {
-            (Place::Memory(memory), Home::Stored { key, .. }) => memory.keep(key, opened, BranchReason::Reset)?,
+            (Place::Memory(memory), Home::Stored { key, .. }) => {
+                memory.keep(key, opened, BranchReason::Reset)?
+            }
             _ => opened.keep(BranchReason::Reset)?,
         };
         opened.rewind(0)?;
@@ -515,7 +517,9 @@ fn of_owner(store: &SessionStore, owner: &Owner) -> SessionStore {
 /// Of conversations that are kept in memory there are only so many: nothing goes unasked.
 fn too_many_sessions(error: Error) -> ApiError {
     let Error::SessionsFull { capacity } = error else { return error.into() };
-    let message = format!("there are {capacity} sessions in memory already, and no folder to keep more in; delete some");
+    let message = format!(
+        "there are {capacity} sessions in memory already, and no folder to keep more in; delete some"
+    );
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("too_many_sessions"), message)
 }
 

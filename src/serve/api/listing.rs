@@ -348,7 +348,9 @@ pub async fn explain(
     let explained = blocking(&app, move |app| {
         let key = app.conversations().find(&caller, &name);
         let engine_name = match transient(app, &caller, &key, only_transient) {
-            Some(transient) => transient.strands.first().map(|strand| strand.name.clone()).unwrap_or_default(),
+            Some(transient) => {
+                transient.strands.first().map(|strand| strand.name.clone()).unwrap_or_default()
+            }
             None => {
                 app.conversations().read(&key)?;
                 key.engine_name()

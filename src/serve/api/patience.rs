@@ -56,7 +56,15 @@ impl<'a> Patience<'a> {
             (None, _) => drive::internal("nothing is waited for"),
         };
         let give_up_at = begun.checked_add(deadline.unwrap_or(longest));
-        Self { admitted, updates, is_streamed: ask.is_streamed, begun, give_up_at, refusal, has_waited: false }
+        Self {
+            admitted,
+            updates,
+            is_streamed: ask.is_streamed,
+            begun,
+            give_up_at,
+            refusal,
+            has_waited: false,
+        }
     }
 
     pub fn has_waited(&self) -> bool {

@@ -197,12 +197,7 @@ impl Shared {
     }
 
     /// A new strand for the messages, if there is room for it or can be made.
-    fn begin(
-        &mut self,
-        key: &TransientKey,
-        model: &ModelFingerprint,
-        messages: &[Message],
-    ) -> Option<Taken> {
+    fn begin(&mut self, key: &TransientKey, model: &ModelFingerprint, messages: &[Message]) -> Option<Taken> {
         let nearest = self.sessions.get(key)?.nearest(messages);
         self.make_room(key)?;
         self.num_begun += 1;

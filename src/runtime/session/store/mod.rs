@@ -39,8 +39,8 @@ use crate::runtime::private_files;
 use crate::template::message::Message;
 
 pub use self::listing::{Listed, Summary};
-use self::owners::Owners;
 pub use self::name::{MAX_NAME_BYTES, SessionName};
+use self::owners::Owners;
 pub use self::removal::{Forgotten, Purged};
 pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;

@@ -95,9 +95,8 @@ impl Memory {
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
         let kept = locked(&self.kept);
         let root = kept.get(of).ok_or_else(|| not_found(of))?.saved.root_id();
-        let is_branch = |(_, kept): &(&SessionKey, &Kept)| {
-            kept.saved.branch().is_some_and(|branch| branch.of == root)
-        };
+        let is_branch =
+            |(_, kept): &(&SessionKey, &Kept)| kept.saved.branch().is_some_and(|branch| branch.of == root);
         let mut branches: Vec<_> = kept.iter().filter(is_branch).collect();
         branches.sort_by_key(|(key, kept)| (kept.saved.created_ms, key.name.as_str().len(), (*key).clone()));
         Ok(branches.into_iter().map(listed).collect())
