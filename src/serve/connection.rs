@@ -4,18 +4,23 @@
 //! when one more comes than there may be, the one that has been idle longest goes. So neither many idle connections nor
 //! slow ones keep others out; only when all are in use is a new one refused.
 //!
+//! A client that ends its side right behind a whole request waits for the answer (`nc -N`, some proxies), or is gone: TCP says the
+//! same of both. It counts as waiting as long as its machine answers when asked, which costs one that is gone a few seconds of work;
+//! whoever ends its side later has gone away.
+//!
 //! Invariants: at most `max_connections` at a time, but for those on their way out; a request under way is never cut short by
 //! a time limit here, unless its client stops reading.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -39,6 +44,43 @@ impl Default for ConnectionLimits {
         }
     }
 }
+
+/// How soon after its request the end of a client's side is part of asking.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a client that has ended its side is there.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Tells whether the other side is there; the system asks it meanwhile.
+pub type Watch = Box<dyn Fn() -> bool + Send>;
+
+/// A stream of which one side may end before the other.
+pub trait HalfOpen {
+    /// Begins to ask the other side whether it is there; nothing where that cannot be done.
+    fn watch(&self) -> Option<Watch>;
+}
+
+impl HalfOpen for tokio::net::TcpStream {
+    fn watch(&self) -> Option<Watch> {
+        let socket = SockRef::from(self);
+        // A socket that its process has closed answers no such question, one of which only a side is shut does.
+        let asking = TcpKeepalive::new().with_time(LEAST_TIME).with_interval(LEAST_TIME).with_retries(2);
+        socket.set_tcp_keepalive(&asking).ok()?;
+        let socket = socket.try_clone().ok()?;
+        Some(Box::new(move || matches!(socket.take_error(), Ok(None))))
+    }
+}
+
+/// Whoever shuts a side of a socket in the file system is taken to be gone.
+#[cfg(unix)]
+impl HalfOpen for tokio::net::UnixStream {
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
+}
+
+/// What systems count keep-alive times in.
+const LEAST_TIME: Duration = Duration::from_secs(1);
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,8 +130,12 @@ impl Crowd {
         }
         places.num_open += 1;
         drop(places);
-        let state =
-            Mutex::new(State { activity: Activity::Idle(Instant::now()), blocked: None, idle_key: 0 });
+        let state = Mutex::new(State {
+            activity: Activity::Idle(Instant::now()),
+            blocked: None,
+            idle_key: 0,
+            end: End::Open,
+        });
         let info = ConnectionInfo(Arc::new(Connection {
             peer,
             crowd: Arc::clone(self),
@@ -170,6 +216,28 @@ struct State {
     /// Since when the client takes nothing of what is written.
     blocked: Option<Instant>,
     idle_key: u64,
+    end: End,
+}
+
+/// What is known of the client's side.
+enum End {
+    Open,
+    /// It is ended, and the client waits.
+    Half {
+        watch: Watch,
+        look_at: Instant,
+    },
+    Gone,
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            End::Open => "Open",
+            End::Half { .. } => "Half",
+            End::Gone => "Gone",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,7 +245,10 @@ enum Activity {
     Idle(Instant),
     /// The head of a request is coming in.
     Head(Instant),
-    Request,
+    /// Its body may be coming in; nothing until that is here.
+    Request {
+        whole_since: Option<Instant>,
+    },
 }
 
 /// Why a connection has to end.
@@ -186,6 +257,8 @@ pub enum Overdue {
     Idle,
     Header,
     Unread,
+    /// Not overdue: it is to be looked after ([`ConnectionInfo::look`]).
+    Look,
 }
 
 impl Overdue {
@@ -194,11 +267,20 @@ impl Overdue {
             Overdue::Idle => "idle",
             Overdue::Header => "slow_header",
             Overdue::Unread => "unread_response",
+            Overdue::Look => "gone",
         }
     }
 }
 
 impl ConnectionInfo {
+    /// The client's address, where it has one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self.0.peer {
+            Peer::Tcp(address) => Some(address.ip()),
+            Peer::Local => None,
+        }
+    }
+
     pub fn is_tcp(&self) -> bool {
         matches!(self.0.peer, Peer::Tcp(_))
     }
@@ -206,14 +288,55 @@ impl ConnectionInfo {
     /// A request is under way until the value is dropped.
     pub fn begin_request(&self) -> Busy {
         let mut state = self.state();
-        state.activity = Activity::Request;
+        state.activity = Activity::Request { whole_since: None };
         self.0.crowd.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
     }
 
     pub fn is_busy(&self) -> bool {
-        self.state().activity == Activity::Request
+        matches!(self.state().activity, Activity::Request { .. })
+    }
+
+    /// The request under way has come in with all that belongs to it.
+    pub fn has_whole_request(&self) {
+        let mut state = self.state();
+        if let Activity::Request { whole_since } = &mut state.activity {
+            whole_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Whether the end of the client's side is a part of asking, so that the answer is still wanted.
+    fn waits_behind_end(&self, watch: impl FnOnce() -> Option<Watch>) -> bool {
+        let mut state = self.state();
+        let begun = match state.activity {
+            Activity::Idle(_) => None,
+            Activity::Head(since) => Some(since), // the request may have been read, and not begun yet
+            Activity::Request { whole_since } => whole_since,
+        };
+        match (&state.end, begun) {
+            (_, None) | (End::Gone, _) => false,
+            (End::Half { .. }, _) => true,
+            (End::Open, Some(begun)) if begun.elapsed() < ENDS_WITHIN => match watch() {
+                Some(watch) => {
+                    state.end = End::Half { watch, look_at: Instant::now() + LOOK_EVERY };
+                    true
+                }
+                None => false,
+            },
+            (End::Open, Some(_)) => false,
+        }
+    }
+
+    /// Looks whether a client that has ended its side is there.
+    pub fn look(&self) {
+        let mut state = self.state();
+        if let End::Half { watch, look_at } = &mut state.end {
+            match watch() {
+                true => *look_at = Instant::now() + LOOK_EVERY,
+                false => state.end = End::Gone,
+            }
+        }
     }
 
     /// Resolves when the connection is to make room.
@@ -226,12 +349,16 @@ impl ConnectionInfo {
         let limits = self.0.crowd.limits();
         let state = self.state();
         let of_activity = match state.activity {
-            Activity::Idle(since) => Some((since + limits.idle_timeout, Overdue::Idle)),
-            Activity::Head(since) => Some((since + limits.header_timeout, Overdue::Header)),
-            Activity::Request => None,
+            Activity::Idle(since) => Some((after(since, limits.idle_timeout), Overdue::Idle)),
+            Activity::Head(since) => Some((after(since, limits.header_timeout), Overdue::Header)),
+            Activity::Request { .. } => None,
         };
-        let of_writing = state.blocked.map(|since| (since + limits.idle_timeout, Overdue::Unread));
-        of_activity.into_iter().chain(of_writing).min_by_key(|(at, _)| *at)
+        let of_looking = match state.end {
+            End::Half { look_at, .. } => Some((look_at, Overdue::Look)),
+            End::Open | End::Gone => None,
+        };
+        let of_writing = state.blocked.map(|since| (after(since, limits.idle_timeout), Overdue::Unread));
+        of_activity.into_iter().chain(of_writing).chain(of_looking).min_by_key(|(at, _)| *at)
     }
 
     fn become_idle(&self) {
@@ -240,6 +367,9 @@ impl ConnectionInfo {
         places.clock += 1;
         state.idle_key = places.clock;
         state.activity = Activity::Idle(Instant::now());
+        if matches!(state.end, End::Half { .. }) {
+            state.end = End::Gone; // it has asked, and there is nothing to come
+        }
         places.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
     }
 
@@ -269,6 +399,14 @@ impl fmt::Display for ConnectionInfo {
     }
 }
 
+/// A time that no server lives to see.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
+/// So long after `since`; a wait longer than the clock can count is one without an end.
+pub fn after(since: Instant, wait: Duration) -> Instant {
+    since.checked_add(wait).unwrap_or_else(|| since + NEVER)
+}
+
 /// Stands for a request under way.
 #[derive(Debug)]
 pub struct Busy(ConnectionInfo);
@@ -296,7 +434,7 @@ impl<S> Metered<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + HalfOpen + Unpin> AsyncRead for Metered<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -306,6 +444,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > num_before {
             self.info.has_read();
+        } else if matches!(polled, Poll::Ready(Ok(()))) && buffer.remaining() > 0 {
+            let this = &*self;
+            // Nobody wakes the reader: its writing goes on, and looking after it does.
+            if this.info.waits_behind_end(|| this.stream.watch()) {
+                return Poll::Pending;
+            }
         }
         polled
     }

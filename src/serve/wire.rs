@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod fields;
+pub mod json;
 pub mod message;
 pub mod params;
 

@@ -67,9 +67,9 @@ impl RowError {
     pub fn from_command(error: CommandError) -> Result<Self, CommandError> {
         let message = error.to_string();
         let row_error = match error.runtime() {
-            Some(Error::PromptTooLong { .. } | Error::ContextExceeded { .. }) => {
-                Self::new("context_length_exceeded", message)
-            }
+            Some(
+                Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. },
+            ) => Self::new("context_length_exceeded", message),
             Some(Error::InvalidParameter { name, .. }) => {
                 Self { param: Some((*name).to_owned()), ..Self::new("invalid_value", message) }
             }

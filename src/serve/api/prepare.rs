@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::conversations::Opened;
+use super::plain;
 use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
@@ -76,6 +77,9 @@ fn prepare_chat(
     conversation: &Conversation,
 ) -> Result<Prepared, ApiError> {
     let model = app.model();
+    if app.settings().refuses_special_tokens {
+        plain::check(model.speech.tokenizer(), conversation)?;
+    }
     let session = match &ask.session {
         None => None,
         Some(session) => Some(app.conversations().open(&session.name, &model.fingerprint)?),

@@ -30,7 +30,9 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
             let info = in_engines.get(name.as_str());
             match summary {
                 Ok(summary) => session_json(app, &engine, &name, &summary, info),
-                Err(error) => json!({"id": name.as_str(), "object": "session", "error": error.to_string()}),
+                Err(error) => {
+                    json!({"id": name.as_str(), "object": "session", "error": ApiError::from(error).message})
+                }
             }
         };
         Ok(listed.into_iter().map(session).collect::<Vec<_>>())

@@ -12,6 +12,7 @@ use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
+use crate::serve::preparing::bytes_of;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
 /// One request of any wire format.
@@ -71,6 +72,25 @@ pub enum Prompt {
     Chat(Conversation),
     /// Texts that are gone on with as they are, each on its own.
     Texts(Vec<RawText>),
+}
+
+impl Prompt {
+    /// How much text is to become tokens, about.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Prompt::Chat(conversation) => bytes_of(conversation),
+            Prompt::Texts(texts) => texts.iter().map(RawText::num_bytes).sum(),
+        }
+    }
+}
+
+impl RawText {
+    fn num_bytes(&self) -> usize {
+        match self {
+            RawText::Text(text) => text.len(),
+            RawText::Ids(ids) => ids.len(),
+        }
+    }
 }
 
 /// A text that no template touches.

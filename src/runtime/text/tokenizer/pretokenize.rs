@@ -213,6 +213,19 @@ const RULES: &[PreRule] = &[
     PreRule { names: &["viking"], cuts: &[Regex(BLOOM), EachDigit, Bytes], ..PLAIN },
 ];
 
+/// Whether a regular expression is one of the table: of those it is known that they look at little beyond what they match,
+/// and at nothing before it.
+pub(super) fn is_known(pattern: &str) -> bool {
+    let mut cuts = RULES.iter().flat_map(|rule| rule.cuts);
+    cuts.any(|cut| matches!(cut, Regex(known) if *known == pattern))
+}
+
+/// One name of each rule.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    RULES.iter().map(|rule| rule.names[0])
+}
+
 impl PreRule {
     /// # Errors
     /// A sentence that names the unknown rule and the known ones.
