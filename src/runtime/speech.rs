@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use super::error::Result;
-use super::hints::Hints;
+use super::hints::{Frontend, Hints};
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
@@ -24,6 +24,8 @@ pub struct Speech {
     dialect: Dialect,
     /// What prompts of the model's own template get beside the conversation.
     hints: Option<Hints>,
+    /// What those prompts are written for.
+    frontend: Frontend,
     /// Of the engine that prompts go to, once it is known.
     context_tokens: OnceLock<usize>,
 }
@@ -44,13 +46,19 @@ impl Speech {
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
         let dialect =
             template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
-        Self { texts, template, dialect, hints, context_tokens: OnceLock::new() }
+        let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
+        Self { texts, template, dialect, hints, frontend, context_tokens }
     }
 
     /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
     /// said first stays.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
+    }
+
+    /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
+    pub fn set_frontend(&mut self, frontend: Frontend) {
+        self.frontend = frontend;
     }
 
     pub fn texts(&self) -> &ModelTexts {
@@ -107,7 +115,7 @@ impl Speech {
     ) -> std::result::Result<String, TemplateError> {
         let template = self.template.as_ref().map_err(TemplateError::clone)?;
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        let annotated = self.hints.map(|hints| hints.annotate(conversation));
+        let annotated = self.hints.map(|hints| hints.annotate(conversation, self.frontend));
         template.render(annotated.as_ref().unwrap_or(conversation), &options)
     }
 
