@@ -328,15 +328,17 @@ impl ConnectionInfo {
         }
     }
 
-    /// Looks whether a client that has ended its side is there.
-    pub fn look(&self) {
+    /// Looks after a client that has ended its side: whether it is there, and has been answered. True when nothing is to come.
+    pub fn look(&self) -> bool {
         let mut state = self.state();
+        let is_answered = matches!(state.activity, Activity::Idle(_));
         if let End::Half { watch, look_at } = &mut state.end {
-            match watch() {
+            match !is_answered && watch() {
                 true => *look_at = Instant::now() + LOOK_EVERY,
                 false => state.end = End::Gone,
             }
         }
+        is_answered
     }
 
     /// Resolves when the connection is to make room.
@@ -367,8 +369,8 @@ impl ConnectionInfo {
         places.clock += 1;
         state.idle_key = places.clock;
         state.activity = Activity::Idle(Instant::now());
-        if matches!(state.end, End::Half { .. }) {
-            state.end = End::Gone; // it has asked, and there is nothing to come
+        if let End::Half { look_at, .. } = &mut state.end {
+            *look_at = Instant::now(); // it has been answered, and there is nothing to come
         }
         places.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
     }

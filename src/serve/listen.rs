@@ -427,7 +427,9 @@ impl Shared {
                 biased;
                 overdue = moved => match overdue {
                     Some(Overdue::Look) => {
-                        info.look();
+                        if info.look() {
+                            Pin::new(&mut connection).graceful_shutdown();
+                        }
                         continue;
                     }
                     over => break over,

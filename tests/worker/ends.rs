@@ -136,7 +136,7 @@ fn a_model_that_cannot_be_loaded_is_said_on_both_streams() {
     let place = Place::new();
     let (mut child, output) = {
         let mut command = place.command(&["worker", "--model", "/no/such/model"]);
-        let piped = std::process::Stdio::piped;
+        let piped = Stdio::piped;
         let mut child =
             command.stdin(piped()).stdout(piped()).stderr(piped()).spawn().expect("llmctl starts");
         let output = child.stdout.take().expect("a pipe");

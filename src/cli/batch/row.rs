@@ -12,7 +12,7 @@ use crate::cli::run::llm::Ask;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{Error, GrammarError, Limits, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::{Fields, Problems, message, params};
+use crate::serve::wire::{self, Fields, Problems, message, params};
 use crate::template::{Conversation, Message, Role};
 
 /// What the flags say for rows that do not say it themselves.
@@ -107,12 +107,9 @@ impl From<ApiError> for RowError {
 /// The row's name, and the row or why it is refused. `number` is the line in the file, from 1.
 pub fn parse(line: &[u8], number: usize, defaults: &Defaults) -> (String, Result<Row, RowError>) {
     let fallback = format!("line-{number}");
-    let object = match serde_json::from_slice(line) {
-        Ok(Value::Object(object)) => object,
-        Ok(_) => return (fallback, Err(RowError::new("invalid_json", "the row is not a JSON object"))),
-        Err(error) => {
-            return (fallback, Err(RowError::new("invalid_json", format!("the row is not JSON: {error}"))));
-        }
+    let object = match wire::json::object(line, "the row") {
+        Ok(object) => object,
+        Err(message) => return (fallback, Err(RowError::new("invalid_json", message))),
     };
     let mut problems = Problems::default();
     let mut fields = Fields::new(object, &mut problems);
