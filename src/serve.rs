@@ -4,10 +4,11 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request and `ledger` what it came to, `guard` who may ask, `uploads` how slowly, `front` the stages and the endpoints for operators; `api` is the
-//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was
-//! lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was done; `error` the envelope.
+//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
+//! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
+//! ask, `uploads` how slowly, `front` the stages and the endpoints for operators; `api` is the endpoints of the model, `wire`
+//! OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of them;
+//! `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was done; `error` the envelope.
 
 pub mod access;
 pub mod api;
@@ -17,6 +18,7 @@ pub mod engines;
 pub mod error;
 pub mod front;
 pub mod guard;
+pub mod half_open;
 pub mod ledger;
 pub mod listen;
 pub mod metrics;

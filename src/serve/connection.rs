@@ -4,10 +4,6 @@
 //! when one more comes than there may be, the one that has been idle longest goes. So neither many idle connections nor
 //! slow ones keep others out; only when all are in use is a new one refused.
 //!
-//! A client that ends its side right behind a whole request waits for the answer (`nc -N`, some proxies), or is gone: TCP says the
-//! same of both. It counts as waiting as long as its machine answers when asked, which costs one that is gone a few seconds of work;
-//! whoever ends its side later has gone away.
-//!
 //! Invariants: at most `max_connections` at a time, but for those on their way out; a request under way is never cut short by
 //! a time limit here, unless its client stops reading.
 
@@ -20,10 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use axum::http::Version;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use super::half_open::{End, HalfOpen, QUESTION, Watch};
 
 /// How long connections may take over what.
 #[derive(Debug, Clone)]
@@ -44,43 +42,6 @@ impl Default for ConnectionLimits {
         }
     }
 }
-
-/// How soon after its request the end of a client's side is part of asking.
-const ENDS_WITHIN: Duration = Duration::from_secs(1);
-
-/// How often it is looked whether a client that has ended its side is there.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Tells whether the other side is there; the system asks it meanwhile.
-pub type Watch = Box<dyn Fn() -> bool + Send>;
-
-/// A stream of which one side may end before the other.
-pub trait HalfOpen {
-    /// Begins to ask the other side whether it is there; nothing where that cannot be done.
-    fn watch(&self) -> Option<Watch>;
-}
-
-impl HalfOpen for tokio::net::TcpStream {
-    fn watch(&self) -> Option<Watch> {
-        let socket = SockRef::from(self);
-        // A socket that its process has closed answers no such question, one of which only a side is shut does.
-        let asking = TcpKeepalive::new().with_time(LEAST_TIME).with_interval(LEAST_TIME).with_retries(2);
-        socket.set_tcp_keepalive(&asking).ok()?;
-        let socket = socket.try_clone().ok()?;
-        Some(Box::new(move || matches!(socket.take_error(), Ok(None))))
-    }
-}
-
-/// Whoever shuts a side of a socket in the file system is taken to be gone.
-#[cfg(unix)]
-impl HalfOpen for tokio::net::UnixStream {
-    fn watch(&self) -> Option<Watch> {
-        None
-    }
-}
-
-/// What systems count keep-alive times in.
-const LEAST_TIME: Duration = Duration::from_secs(1);
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,35 +180,16 @@ struct State {
     end: End,
 }
 
-/// What is known of the client's side.
-enum End {
-    Open,
-    /// It is ended, and the client waits.
-    Half {
-        watch: Watch,
-        look_at: Instant,
-    },
-    Gone,
-}
-
-impl fmt::Debug for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            End::Open => "Open",
-            End::Half { .. } => "Half",
-            End::Gone => "Gone",
-        })
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activity {
     Idle(Instant),
     /// The head of a request is coming in.
     Head(Instant),
-    /// Its body may be coming in; nothing until that is here.
     Request {
+        /// Nothing while its body comes in.
         whole_since: Option<Instant>,
+        /// An interim response may go before the response: HTTP/1.1, and nothing of that is written.
+        takes_interim: bool,
     },
 }
 
@@ -288,7 +230,7 @@ impl ConnectionInfo {
     /// A request is under way until the value is dropped.
     pub fn begin_request(&self) -> Busy {
         let mut state = self.state();
-        state.activity = Activity::Request { whole_since: None };
+        state.activity = Activity::Request { whole_since: None, takes_interim: false };
         self.0.crowd.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
@@ -299,45 +241,35 @@ impl ConnectionInfo {
     }
 
     /// The request under way has come in with all that belongs to it.
-    pub fn has_whole_request(&self) {
+    pub fn has_whole_request(&self, version: Version) {
         let mut state = self.state();
-        if let Activity::Request { whole_since } = &mut state.activity {
-            whole_since.get_or_insert_with(Instant::now);
+        if let Activity::Request { whole_since, takes_interim } = &mut state.activity {
+            (*whole_since, *takes_interim) = (Some(Instant::now()), version == Version::HTTP_11);
         }
     }
 
-    /// Whether the end of the client's side is a part of asking, so that the answer is still wanted.
-    fn waits_behind_end(&self, watch: impl FnOnce() -> Option<Watch>) -> bool {
+    /// The client's side has ended. Whether the client waits for an answer all the same, and whether it is to be asked.
+    fn at_end(&self, watch: impl FnOnce() -> Option<Watch>) -> (bool, bool) {
         let mut state = self.state();
-        let begun = match state.activity {
-            Activity::Idle(_) => None,
-            Activity::Head(since) => Some(since), // the request may have been read, and not begun yet
-            Activity::Request { whole_since } => whole_since,
+        let (asked, takes_interim) = match state.activity {
+            Activity::Idle(_) => (None, false),
+            Activity::Head(since) => (Some(since), false), // the request may have been read, and not begun yet
+            Activity::Request { whole_since, takes_interim } => (whole_since, takes_interim),
         };
-        match (&state.end, begun) {
-            (_, None) | (End::Gone, _) => false,
-            (End::Half { .. }, _) => true,
-            (End::Open, Some(begun)) if begun.elapsed() < ENDS_WITHIN => match watch() {
-                Some(watch) => {
-                    state.end = End::Half { watch, look_at: Instant::now() + LOOK_EVERY };
-                    true
-                }
-                None => false,
-            },
-            (End::Open, Some(_)) => false,
-        }
+        let waits = state.end.waits(asked, watch);
+        (waits, waits && takes_interim && state.end.asks())
+    }
+
+    /// No answer comes through to it.
+    fn is_gone(&self) {
+        self.state().end = End::Gone;
     }
 
     /// Looks after a client that has ended its side: whether it is there, and has been answered. True when nothing is to come.
     pub fn look(&self) -> bool {
         let mut state = self.state();
         let is_answered = matches!(state.activity, Activity::Idle(_));
-        if let End::Half { watch, look_at } = &mut state.end {
-            match !is_answered && watch() {
-                true => *look_at = Instant::now() + LOOK_EVERY,
-                false => state.end = End::Gone,
-            }
-        }
+        state.end.look(is_answered);
         is_answered
     }
 
@@ -355,10 +287,7 @@ impl ConnectionInfo {
             Activity::Head(since) => Some((after(since, limits.header_timeout), Overdue::Header)),
             Activity::Request { .. } => None,
         };
-        let of_looking = match state.end {
-            End::Half { look_at, .. } => Some((look_at, Overdue::Look)),
-            End::Open | End::Gone => None,
-        };
+        let of_looking = state.end.look_at().map(|at| (at, Overdue::Look));
         let of_writing = state.blocked.map(|since| (after(since, limits.idle_timeout), Overdue::Unread));
         of_activity.into_iter().chain(of_writing).chain(of_looking).min_by_key(|(at, _)| *at)
     }
@@ -369,9 +298,6 @@ impl ConnectionInfo {
         places.clock += 1;
         state.idle_key = places.clock;
         state.activity = Activity::Idle(Instant::now());
-        if let End::Half { look_at, .. } = &mut state.end {
-            *look_at = Instant::now(); // it has been answered, and there is nothing to come
-        }
         places.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
     }
 
@@ -384,6 +310,9 @@ impl ConnectionInfo {
 
     fn has_written(&self, is_blocked: bool) {
         let mut state = self.state();
+        if let Activity::Request { takes_interim, .. } = &mut state.activity {
+            *takes_interim = false;
+        }
         state.blocked = if is_blocked { state.blocked.or_else(|| Some(Instant::now())) } else { None };
     }
 
@@ -431,12 +360,28 @@ impl<S> Metered<S> {
         Self { stream, info }
     }
 
+    /// Nobody wakes the reader of a client that waits: what is written to it goes on, and looking after it does.
+    fn at_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        S: AsyncWrite + HalfOpen + Unpin,
+    {
+        let (waits, is_asked) = self.info.at_end(|| self.stream.watch());
+        if is_asked {
+            let written = Pin::new(&mut self.stream).poll_write(cx, QUESTION);
+            if !matches!(written, Poll::Ready(Ok(count)) if count == QUESTION.len()) {
+                self.info.is_gone();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
     fn note_write(&self, polled: &Poll<io::Result<usize>>) {
         self.info.has_written(polled.is_pending());
     }
 }
 
-impl<S: AsyncRead + HalfOpen + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + AsyncWrite + HalfOpen + Unpin> AsyncRead for Metered<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -447,11 +392,7 @@ impl<S: AsyncRead + HalfOpen + Unpin> AsyncRead for Metered<S> {
         if buffer.filled().len() > num_before {
             self.info.has_read();
         } else if matches!(polled, Poll::Ready(Ok(()))) && buffer.remaining() > 0 {
-            let this = &*self;
-            // Nobody wakes the reader: its writing goes on, and looking after it does.
-            if this.info.waits_behind_end(|| this.stream.watch()) {
-                return Poll::Pending;
-            }
+            return self.at_end(cx);
         }
         polled
     }

@@ -207,7 +207,7 @@ pub async fn guard(State(front): State<Front>, request: Request, next: Next) -> 
         Err(refusal) => return refusal.into_response(),
     };
     if let Some(connection) = request.extensions().get::<ConnectionInfo>() {
-        connection.has_whole_request();
+        connection.has_whole_request(request.version());
     }
     let is_large = request.body().size_hint().lower() >= LARGE_BODY;
     let response = next.run(request).await;

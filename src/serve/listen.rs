@@ -31,9 +31,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
-use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, HalfOpen, Metered, Overdue, Peer, Place};
+use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
 use super::error::ApiError;
 use super::front::{self, Front};
+use super::half_open::HalfOpen;
 use super::observe::Observer;
 use super::{App, api};
 
