@@ -350,7 +350,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
     server.open(app.clone());
-    terminal.note(&format!("model {}: {}", app.model().id, server.address().base_url()));
+    terminal.note(&format!("serving {} at {}", app.model().id, server.address().base_url()));
     terminal.note(&format!("listening on {}", server.address()));
     let stopped = stops.recv().unwrap_or(Stop::Signal);
     finish(server, &app, args.limits.drain_timeout, terminal);
@@ -417,7 +417,6 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
-    terminal.note(&format!("serving {} (OpenAI's API under /v1)", model.id));
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
