@@ -334,10 +334,14 @@ enum Stop {
 
 /// Runs the subcommand: until a signal, or until the engine is lost for good.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
-    let policy = policy(&args)?;
+    let mut policy = policy(&args)?;
     let num_workers = args.isolation.num_workers()?.unwrap_or(0);
     let listener = bind(&args.listen, &args.access, &policy.keys)?;
     let limits = connection_limits(&args.limits, num_workers, terminal);
+    if args.limits.max_slow_bodies.is_none() {
+        // Where there are few connections, one client still leaves half of them to others.
+        policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
+    }
     let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
     let front = Front::new(policy, Observer::default(), log.clone());
     let server = Server::start(listener, front, limits).map_err(io_error("starting the server"))?;

@@ -239,12 +239,12 @@ impl Peer for Process {
 /// How it is told that a worker has run out of its memory; the number of bytes follows.
 pub const OUT_OF_MEMORY: &str = "it has run out of the memory that it is allowed,";
 
-/// Whether a message is that of a process that gets no more memory: for itself, for a mapping (12), or for the stack of a
-/// thread (11).
+/// Whether a message is that of a process that gets no more memory: for itself, for a mapping (ENOMEM), or for the stack of a
+/// thread (EAGAIN).
 pub fn tells_of_no_memory(text: &str) -> bool {
-    ["memory allocation of", "(os error 11)", "(os error 12)", OUT_OF_MEMORY]
-        .iter()
-        .any(|mark| text.contains(mark))
+    let text = text.to_ascii_lowercase();
+    let marks = ["memory allocation of", "cannot allocate memory", "resource temporarily unavailable"];
+    marks.iter().any(|mark| text.contains(mark)) || text.contains(OUT_OF_MEMORY)
 }
 
 /// Whether it ended for that, or of a signal, as a process does whose stack or loader cannot grow.
@@ -327,7 +327,7 @@ mod tests {
         for script in [
             "kill -SEGV $$",
             "echo 'memory allocation of 9 bytes failed' >&2; kill -ABRT $$",
-            "echo 'starting: (os error 11)' >&2",
+            "echo 'starting: resource temporarily unavailable' >&2",
             "exit 127",
         ] {
             assert!(why(script, Some(64 << 20)).contains(&ran_out), "{script}");
