@@ -31,7 +31,7 @@ const DEFAULT_START: Duration = Duration::from_secs(600);
 const DEFAULT_ANSWER: Duration = Duration::from_secs(30);
 
 /// Less is not enough for the program itself and its threads, without any model.
-const LEAST_MEMORY: u64 = 32 << 20;
+const LEAST_MEMORY: u64 = 16 << 20;
 
 /// Another program in the place of this one, for tests of what a worker may do wrong.
 const PROGRAM_VARIABLE: &str = "LLMCTL_WORKER_PROGRAM";
@@ -58,7 +58,7 @@ pub struct IsolationArgs {
     ///
     /// Counts KV, packed weights, buffers and stacks (RLIMIT_DATA), not the model's file, which is mapped. KV keeps to it; a worker
     /// that goes beyond it otherwise ends, and is started again. Workers that are limited run with RUST_BACKTRACE=0, because a
-    /// backtrace takes memory. The least is 32M, which a small model needs.
+    /// backtrace takes memory. The least is 16M, which only the smallest models can do with.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub worker_memory: Option<ByteSize>,
 
@@ -402,8 +402,8 @@ mod tests {
         assert_eq!(count(&[]), Ok(None));
         assert_eq!(count(&["--isolate"]), Ok(Some(1)));
         assert_eq!(count(&["--workers", "3", "--worker-nice", "-5"]), Ok(Some(3)));
-        assert_eq!(count(&["--isolate", "--worker-memory=32M"]), Ok(Some(1)));
-        for little in ["--worker-memory=1", "--worker-memory=31M"] {
+        assert_eq!(count(&["--isolate", "--worker-memory=16M"]), Ok(Some(1)));
+        for little in ["--worker-memory=1", "--worker-memory=15M"] {
             let error = count(&["--isolate", little]).expect_err(little);
             assert!(error.starts_with("--worker-memory: no worker starts with"), "{error}");
         }
