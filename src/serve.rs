@@ -6,9 +6,10 @@
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
 //! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
-//! ask, `uploads` how slowly, `front` the stages and the endpoints for operators; `api` is the endpoints of the model, `wire`
-//! OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of them;
-//! `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was done; `error` the envelope.
+//! ask, `owner` whose sessions they use, `uploads` how slowly bodies come, `front` the stages and the endpoints for operators;
+//! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
+//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was
+//! done; `error` the envelope.
 
 pub mod access;
 pub mod api;
@@ -23,6 +24,7 @@ pub mod ledger;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
+pub mod owner;
 mod preparing;
 pub mod uploads;
 pub mod wire;
@@ -35,10 +37,12 @@ use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
+use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
+use api::line::Lines;
+use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
 use observe::Observer;
@@ -55,6 +59,8 @@ struct Shared {
     engines: Engines,
     sessions: Option<SessionStore>,
     conversations: Conversations,
+    transients: Transients,
+    lines: Lines,
     dialect: Dialect,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
@@ -96,6 +102,10 @@ pub struct Settings {
     pub refuses_special_tokens: bool,
     /// Other names that requests may call the model; `*` is any.
     pub aliases: Vec<String>,
+    /// How long a request waits for a session that is busy; not at all when zero.
+    pub session_wait: Duration,
+    /// The sessions of the local user may be seen and used by all who may ask.
+    pub share_sessions: bool,
 }
 
 impl App {
@@ -116,8 +126,12 @@ impl App {
             reasoning: settings.reasoning_format.or(detected.reasoning),
             tool_calls: settings.tool_format.or(detected.tool_calls),
         };
+        let engines: Engines = engines.into();
+        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
+            transients: Transients::new(max_strands),
+            lines: Lines::default(),
             model,
             engines,
             sessions,
@@ -163,6 +177,14 @@ impl App {
         &self.shared.conversations
     }
 
+    fn transients(&self) -> &Transients {
+        &self.shared.transients
+    }
+
+    fn lines(&self) -> &Lines {
+        &self.shared.lines
+    }
+
     /// The markup that the model answers in: its template's, unless the settings know better.
     pub fn dialect(&self) -> Dialect {
         self.shared.dialect
@@ -203,9 +225,9 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&SessionName>) -> Result<EngineHandle, ApiError> {
+    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineHandle, ApiError> {
         match session {
-            Some(name) => self.engines().of(name.as_str()),
+            Some(name) => self.engines().of(name),
             None => self.engine(),
         }
     }

@@ -152,6 +152,18 @@ fn piped(place: &Place, more: &[&str], stdin: &str) -> Ran {
 const SHORT: [&str; 4] = ["--session", "s", "-n", "6"];
 
 #[test]
+fn a_saved_conversation_whose_kv_is_gone_is_not_called_unknown() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["-n", "24", "--session", "trip"]);
+    term.say("Tell me of Oslo, its harbour, its hills and its winters");
+    term.leave();
+    std::fs::remove_dir_all(place.path(".cache/llmctl/kv")).expect("there was KV");
+    let mut term = Term::start(&place, &["-n", "6", "--session", "trip"]);
+    term.line("/why", "evicted: its KV is no longer in memory or on disk");
+    term.leave();
+}
+
+#[test]
 fn a_conversation_is_saved_and_goes_on_warm() {
     let place = Place::new();
     let mut term = Term::start(&place, &["-n", "24", "--session", "trip", "--system", "Be brief."]);

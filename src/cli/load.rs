@@ -384,7 +384,8 @@ impl LoadedTexts {
             ..ModelInfo::default()
         };
         let fingerprint = load::with_template(&identity, speech.template_source());
-        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint };
+        let (name, reference) = (resolved.name.clone(), resolved.reference());
+        let fingerprint = ModelFingerprint { name, fingerprint, reference };
         Self { info, speech, fingerprint, now: OnceCell::new() }
     }
 

@@ -56,9 +56,13 @@ impl Ledger {
         self.entries().key = Some(owner);
     }
 
-    pub fn asks(&self, model: &str, session: Option<String>) {
-        let mut entries = self.entries();
-        (entries.model, entries.session) = (Some(model.to_owned()), session);
+    pub fn asks(&self, model: &str) {
+        self.entries().model = Some(model.to_owned());
+    }
+
+    /// The session that it is a turn of.
+    pub fn is_in(&self, session: String) {
+        self.entries().session = Some(session);
     }
 
     /// All tokens so far.
