@@ -187,7 +187,7 @@ fn the_address_itself_says_what_is_there() {
             ask(at, &format!("{method} {path} HTTP/1.1\r\n{JSON}"), if method == "POST" { "{}" } else { "" });
         assert!(!reply.body.contains("unknown_url") && reply.status != 405, "{endpoint}: {reply:?}");
     }
-    let keys = Policy { keys: Keys::new(["sk-one"]), ..Policy::default() };
+    let keys = Policy { keys: keys_of(&["sk-one"]), ..Policy::default() };
     get(with_policy(keys).address(), "/").check(401, "invalid_api_key");
 }
 

@@ -172,7 +172,7 @@ mod tests {
         let path = || PathBuf::from("/home/somebody/secret");
         let message = || "/home/somebody/secret: no space".to_owned();
         for (error, code) in [
-            (Error::Store(StoreError::Io { path: path(), message: message() }), Some("storage_error")),
+            (Error::Store(StoreError::io(&path(), &std::io::Error::other(message()))), Some("storage_error")),
             (
                 Error::Store(StoreError::Damaged { path: path(), line: 7, message: message() }),
                 Some("session_damaged"),
