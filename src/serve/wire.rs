@@ -6,8 +6,12 @@
 
 pub mod answer;
 pub mod fields;
+pub mod hints;
 pub mod json;
 pub mod message;
 pub mod params;
+pub mod shape;
+pub mod switches;
+pub mod tools;
 
 pub use fields::{Fields, Problems};

@@ -185,6 +185,7 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::PrefixCache => {
             "the same beginning had been computed before, here or elsewhere, in whole pages"
         }
+        ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {
             "the engine that held the conversation is gone, and nothing of it was on disk"
         }
