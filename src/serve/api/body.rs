@@ -69,9 +69,6 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Bytes of a body from which on it is read on a thread that may wait: here others would wait for it.
-const LARGE_BYTES: usize = 64 << 10;
-
 /// Only JSON that says so: a page in a browser may post other types across origins without asking.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
