@@ -88,6 +88,7 @@ impl RawText {
         match self {
             RawText::Text(text) => text.len(),
             RawText::Ids(ids) => ids.len(),
+            RawText::Between { prefix, suffix } => prefix.len() + suffix.len(),
         }
     }
 }
