@@ -31,6 +31,7 @@ pub mod tty;
 pub mod variables;
 pub mod worker;
 pub mod workers;
+pub mod wrap;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -112,7 +112,7 @@ pub struct PromptArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {
-    /// Answers as they are written, without colours for Markdown and code
+    /// Answers as they are written: no colours for Markdown and code, no line breaks between words
     #[arg(long)]
     pub plain: bool,
 }
@@ -146,12 +146,15 @@ Standard input:
 answers alone. An error ends the chat with its exit code.
 
 Tools:
+  Declared in TOML. argv is run without a shell; {city} is an argument of the call, and all arguments are JSON on stdin. A \
+command beside the file begins with ./ and the timeout is in seconds. Each call is shown, and runs when you agree.
+
   [[tool]]
   name = \"weather\"
   description = \"The weather in a city\"
-  argv = [\"./weather.sh\", \"{city}\"]    # no shell; {city} is the argument, and all arguments are JSON on stdin
-  timeout = 30                            # seconds
-  [tool.parameters]                       # JSON Schema
+  argv = [\"./weather.sh\", \"{city}\"]
+  timeout = 30
+  [tool.parameters]
   type = \"object\"
   properties = { city = { type = \"string\" } }
   required = [\"city\"]
@@ -179,6 +182,7 @@ pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit,
     tty::remember();
     let opening = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
     let silence = Silence::begin();
+    let terminal = &terminal.wrapping();
     let mut chat = Chat::begin(args, terminal, places)?;
     drop(silence);
     let ended = converse(&mut chat, opening);
@@ -266,6 +270,11 @@ fn grouped(count: usize) -> String {
         text.push(digit);
     }
     text
+}
+
+/// `1 turn`, `2 turns`, `1,200 tokens`.
+fn counted(count: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 
 /// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.

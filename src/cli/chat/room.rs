@@ -285,7 +285,7 @@ impl Chat<'_> {
 
     fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
         let speech = self.llm().texts().speech();
-        let kwargs = self.template_variables()?;
+        let kwargs = self.template_variables();
         let tools = self.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
@@ -319,10 +319,15 @@ pub fn opening(saved: &SavedTurn) -> String {
 
 /// The beginning of a text on one line, in quotes.
 pub fn shortened(text: &str, most: usize) -> String {
+    format!("\u{201c}{}\u{201d}", on_one_line(text, most))
+}
+
+/// As much of a text as `most` characters, on one line.
+pub fn on_one_line(text: &str, most: usize) -> String {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match words.char_indices().nth(most) {
-        Some((end, _)) => format!("\u{201c}{}\u{2026}\u{201d}", &words[..end]),
-        None => format!("\u{201c}{words}\u{201d}"),
+        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
+        None => words,
     }
 }
 

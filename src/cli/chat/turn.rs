@@ -3,6 +3,8 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
+use std::io::IsTerminal;
+
 use serde_json::{Map, Value};
 
 use super::answer::{Manner, Parts, Screen};
@@ -104,19 +106,16 @@ impl Chat<'_> {
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
         let speech = self.llm().texts().speech();
-        let kwargs = self.template_variables()?;
+        let kwargs = self.template_variables();
         let conversation =
             Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
         Ok(self.dialogue.prompt(speech, conversation)?)
     }
 
     /// What the template is told of thinking; a schema leaves no place for it.
-    pub fn template_variables(&self) -> Result<Map<String, Value>, CommandError> {
-        let template = self.llm().texts().speech().template_source().unwrap_or_default();
-        match self.schema {
-            Some(_) => Ok(Think { is_on: Some(false), ..self.think }.variables(template).unwrap_or_default()),
-            None => self.think.variables(template),
-        }
+    pub fn template_variables(&self) -> Map<String, Value> {
+        let is_on = if self.schema.is_some() { Some(false) } else { self.think.is_on };
+        Think { is_on, ..self.think }.variables(self.thinking())
     }
 
     fn generate(&mut self, turn: &PromptedTurn, asked: &Asked) -> Result<Answered, CommandError> {
@@ -124,7 +123,8 @@ impl Chat<'_> {
         let prompt: Vec<u32> = turn.tokens().iter().chain(&asked.begun).copied().collect();
         let manner = Manner {
             think: self.think,
-            is_styled: self.terminal.colors_output() && !self.args.screen.plain,
+            is_styled: (self.terminal.colors_output() || std::io::stdout().is_terminal())
+                && !self.args.screen.plain,
             estimate: self.pace.time(prompt.len()),
         };
         let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), turn.tail());

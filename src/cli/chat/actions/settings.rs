@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::Done;
 use crate::cli::chat::command::Next;
 use crate::cli::chat::talk::Chat;
+use crate::cli::chat::think::{Think, Thinking};
 use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::{expand_home, grouped};
 use crate::cli::error::CommandError;
@@ -40,27 +41,27 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
-    if argument.is_empty() {
-        chat.terminal.report(&format!("thinking is {}", chat.think.spoken()));
-        return Ok(Next::Prompt);
+    if !argument.is_empty() {
+        let refused = |reason: String| CommandError::usage(format!("/think: {reason}"));
+        let mut changed = chat.think;
+        changed.change(argument).map_err(refused)?;
+        // Showing what is not there changes nothing, and is a wish all the same.
+        match chat.thinking().is_there() {
+            true => changed.check(chat.thinking()),
+            false => Err(chat.think.spoken(chat.thinking())),
+        }
+        .map_err(refused)?;
+        chat.think = changed;
     }
-    let before = chat.think;
-    chat.think.change(argument)?;
-    chat.check_think().inspect_err(|_| chat.think = before)?;
-    chat.terminal.report(&format!("thinking is {}", chat.think.spoken()));
+    chat.terminal.report(&chat.think.spoken(chat.thinking()));
     Ok(Next::Prompt)
 }
 
 impl Chat<'_> {
-    /// Whether the model's template can do what is wanted of it.
-    pub fn check_think(&self) -> Result<(), CommandError> {
-        let template = self.llm().texts().speech().template_source().unwrap_or_default();
-        self.think.variables(template)?;
-        let closing = self.llm().texts().speech().dialect().reasoning.and_then(super::super::think::closing);
-        if self.think.budget.is_some() && closing.is_none() {
-            return Err(CommandError::usage("the model's template has no thinking that could be ended"));
-        }
-        Ok(())
+    /// What the model's template can do about thinking.
+    pub fn thinking(&self) -> Thinking {
+        let speech = self.llm().texts().speech();
+        Thinking::of(speech.template_source().unwrap_or_default(), speech.dialect().reasoning)
     }
 }
 

@@ -50,7 +50,8 @@ fn conversation(chat: &Chat<'_>) -> String {
 fn config(chat: &Chat<'_>) -> String {
     let mut rows = chat.settings.table(&chat.sampling());
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    rows.push(row("thinking", chat.think.spoken()));
+    let thinking = chat.think.spoken(chat.thinking());
+    rows.push(row("thinking", thinking.trim_start_matches("thinking: ").to_owned()));
     rows.push(row("json", chat.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
     let tools = chat.toolbox.as_ref();
     rows.push(row("tools", tools.map_or("off".to_owned(), |tools| tools.path.display().to_string())));
