@@ -21,6 +21,7 @@ pub mod models;
 pub mod output;
 pub mod places;
 pub mod report;
+pub mod resume;
 pub mod run;
 pub mod serve;
 pub mod sessions;
@@ -230,8 +231,22 @@ fn parse(
     let (config, configured) =
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let is_named = names_model(&matches);
+    match &mut cli.command {
+        Command::Run(args) => args.model.is_named = is_named,
+        Command::Chat(args) => args.model.is_named = is_named,
+        _ => {}
+    }
     Ok((cli, config, base))
+}
+
+/// Whether a flag or a variable names the model: a configuration file's is a default.
+fn names_model(matches: &clap::ArgMatches) -> bool {
+    use clap::parser::ValueSource;
+    let Some((_, given)) = matches.subcommand() else { return false };
+    let source = given.try_contains_id("model").is_ok().then(|| given.value_source("model")).flatten();
+    matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
 /// clap's similarity misses swapped letters in names as short as ours (`rnu`).

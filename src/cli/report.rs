@@ -1,6 +1,7 @@
 //! What the helper subcommands print: text for people, or one JSON object. Formats; knows no subject.
 
 use clap::ValueEnum;
+use unicode_width::UnicodeWidthStr;
 
 use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
@@ -53,6 +54,21 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect()
 }
 
+/// Rows with a head, for a terminal: in columns where these fit, else each row as its first cell with the others below it.
+pub fn table(rows: &[Vec<String>], width: usize) -> String {
+    let aligned = columns(rows);
+    if aligned.lines().all(|line| line.width() <= width) {
+        return aligned;
+    }
+    let row = |row: &Vec<String>| {
+        let (first, rest) = row.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+        let rest: Vec<&str> = rest.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect();
+        let below = if rest.is_empty() { String::new() } else { format!("    {}\n", rest.join(" \u{b7} ")) };
+        format!("{}\n{below}", first.trim_end())
+    };
+    rows.iter().map(row).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +84,13 @@ mod tests {
         ] {
             assert_eq!(bytes(count), expected);
         }
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_is_a_list() {
+        let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, 20), columns(&rows));
+        assert_eq!(table(&rows, 16), "NAME\n    TURNS\ntrip\n    2\na-long-name\n");
     }
 
     #[test]

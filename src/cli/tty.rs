@@ -20,6 +20,9 @@ mod unix {
     /// Colours and attributes off, cursor shown, bracketed paste off.
     const PLAIN: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?2004l";
 
+    /// Reads of a paste at most: one that never ends is typed by a machine.
+    const MAX_DRAINED: usize = 1 << 16;
+
     /// A paste has no pauses as long as this.
     const DRAIN_MS: libc::c_int = 100;
 
@@ -67,12 +70,20 @@ mod unix {
     pub fn drain_typed() {
         let _silence = Silence::begin();
         let mut bytes = [0_u8; 4096];
-        let mut poll = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
-        // SAFETY: both calls write only what they are given, which lives on this stack. In these modes `read` waits for a byte,
-        // and `poll` has said that there is one.
-        while unsafe { libc::poll(&mut poll, 1, DRAIN_MS) } == 1
-            && unsafe { libc::read(libc::STDIN_FILENO, bytes.as_mut_ptr().cast(), bytes.len()) } > 0
-        {}
+        for _ in 0..MAX_DRAINED {
+            let mut poll = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+            // SAFETY: both calls write only what they are given, which lives on this stack. In these modes `read` waits for a
+            // byte, and `poll` has said that there is one.
+            let num_read = unsafe {
+                match libc::poll(&mut poll, 1, DRAIN_MS) {
+                    1 => libc::read(libc::STDIN_FILENO, bytes.as_mut_ptr().cast(), bytes.len()),
+                    _ => 0,
+                }
+            };
+            if num_read <= 0 {
+                return;
+            }
+        }
     }
 
     /// Stops the process, as the shell's Ctrl-Z asks, with the terminal as it was found; goes on with it as it is now.

@@ -119,13 +119,13 @@ impl Input {
             .behavior(behavior)
             .bracketed_paste(true)
             .build();
-        let added = FileHistory::with_config(&config);
+        let mut added = FileHistory::with_config(&config);
         let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
         let keys = Arc::new(Keys::default());
         bind(&mut editor, &keys);
         let path = state.and_then(|folder| history_file(folder, terminal));
         if let Some(path) = &path
-            && let Err(error) = editor.load_history(path)
+            && let Err(error) = editor.load_history(path).and_then(|()| added.load(path))
         {
             terminal.warn(&format!("{}: cannot read the history: {error}", path.display()));
         }

@@ -66,15 +66,15 @@ pub struct ChatArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
-    /// Go on with the saved session NAME, or begin it
+    /// Continue the saved session NAME with its own model, or start it
     #[arg(long, value_name = "NAME", conflicts_with_all = ["continue", "new", "ephemeral"])]
     pub session: Option<String>,
 
-    /// Go on with the session that was used last
+    /// Continue the session that was used last, with its own model
     #[arg(long = "continue", short = 'c', conflicts_with_all = ["new", "ephemeral"])]
     pub r#continue: bool,
 
-    /// Begin a session, named after the time (the default)
+    /// Start a session, named after the time (the default)
     #[arg(long, conflicts_with = "ephemeral")]
     pub new: bool,
 
@@ -96,8 +96,12 @@ pub struct PromptArgs {
     pub system_file: Option<PathBuf>,
 
     /// Say this file's text as the first message
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "message")]
     pub prompt_file: Option<PathBuf>,
+
+    /// Say this first
+    #[arg(value_name = "MESSAGE")]
+    pub message: Option<String>,
 
     /// Run these commands, declared in TOML, when the model calls them and you agree (as /tools)
     #[arg(long, value_name = "FILE")]
@@ -180,7 +184,8 @@ Environment and files:
 /// Runs the subcommand.
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     tty::remember();
-    let opening = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let file = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let opening = file.or_else(|| args.prompt.message.clone());
     let silence = Silence::begin();
     let terminal = &terminal.wrapping();
     let mut chat = Chat::begin(args, terminal, places)?;
@@ -212,7 +217,7 @@ fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, Comman
             Line::Interrupted { was_empty } => {
                 is_leaving = was_empty;
                 if was_empty {
-                    chat.terminal.note("Ctrl-C once more leaves, as Ctrl-D does");
+                    chat.terminal.note("(Ctrl-C again or Ctrl-D leaves)");
                 }
                 chat.forget_edit();
                 Next::Prompt
@@ -238,7 +243,7 @@ fn guarded<'a>(
     match done {
         Err(error) if chat.is_interactive() && !chat.is_lost(&error) => {
             chat.terminal.error(&error);
-            Ok(Next::Prompt)
+            Ok(chat.unsent())
         }
         done => done,
     }
@@ -256,6 +261,29 @@ fn expand_home(path: &str) -> PathBuf {
             home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
         }
         _ => path.into(),
+    }
+}
+
+/// A path as it is typed: in quotes, with blanks behind backslashes, or as it is. A file of exactly that name wins.
+fn typed_path(typed: &str) -> PathBuf {
+    let plain = expand_home(typed);
+    if plain.exists() {
+        return plain;
+    }
+    let quoted = ['\'', '"'].iter().find_map(|&quote| {
+        let inner = typed.strip_prefix(quote)?.strip_suffix(quote)?;
+        (!inner.contains(quote)).then(|| inner.to_owned())
+    });
+    match quoted {
+        Some(inner) => expand_home(&inner),
+        None if cfg!(unix) && typed.contains('\\') => {
+            let mut chars = typed.chars();
+            let unescaped: String =
+                std::iter::from_fn(|| chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) }))
+                    .collect();
+            expand_home(&unescaped)
+        }
+        None => plain,
     }
 }
 
@@ -292,6 +320,31 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn paths_may_be_quoted_or_escaped_as_in_a_shell() {
+        for (typed, path) in [
+            ("a b.md", "a b.md"),
+            ("'a b.md'", "a b.md"),
+            ("\"it's.md\"", "it's.md"),
+            ("'it's.md'", "'it's.md'"),
+            ("'", "'"),
+        ] {
+            assert_eq!(typed_path(typed), PathBuf::from(path), "{typed}");
+        }
+        #[cfg(unix)]
+        assert_eq!(typed_path("a\\ b\\'.md"), PathBuf::from("a b'.md"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let odd = folder.path().join("'x'");
+        std::fs::write(&odd, "").expect("written");
+        assert_eq!(typed_path(&odd.display().to_string()), odd, "what is there wins");
+    }
+
+    #[test]
+    fn nouns_are_counted() {
+        let counts = [0, 1, 2, 1200].map(|count| counted(count, "turn"));
+        assert_eq!(counts, ["0 turns", "1 turn", "2 turns", "1,200 turns"]);
+    }
 
     #[test]
     fn numbers_and_times_are_for_people() {

@@ -14,24 +14,28 @@ use super::settings::Settings;
 use super::think::Think;
 use super::tools::Toolbox;
 use super::turn::LastTurn;
-use super::{ChatArgs, command, command::Next, grouped, spoken};
+use super::{ChatArgs, command, command::Next, counted, grouped, spoken};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadedLlm};
 use crate::cli::places::Places;
+use crate::cli::report::table;
+use crate::cli::resume;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
-use crate::cli::sessions;
+use crate::cli::sessions::{self, local_time};
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
+use crate::runtime::session::store::{
+    ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
+};
 use crate::runtime::{
     AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
     Started,
 };
-use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
+use crate::template::{Dialect, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
 const TRIFLE: usize = 64;
@@ -62,10 +66,26 @@ pub struct Chat<'a> {
     /// The turns before one that is being edited.
     pub editing: Option<usize>,
     pub pace: Pace,
+    /// What the last /undo, /redo, /retry, /edit or /reset took away.
+    pub taken: Option<Taken>,
+    /// A message that is not part of the conversation yet, and the turns before it.
+    pub pending: Option<(usize, String)>,
     /// The warning of a full context has been given.
     pub has_warned: bool,
     pub graceful: Graceful,
 }
+
+/// Turns that a command took away, for /redo.
+#[derive(Debug, Clone)]
+pub enum Taken {
+    /// The whole conversation as it was, in a branch of the session.
+    Branch(SessionName),
+    /// The same, of a conversation that is not saved.
+    Unsaved(Box<SavedSession>),
+}
+
+/// A longer message is not put on the line again.
+const MAX_BACK: usize = 4 << 10;
 
 /// Where the conversation is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,19 +103,20 @@ pub enum Keeping {
 }
 
 impl<'a> Chat<'a> {
-    /// Locks the session, loads the model, and says what there is.
-    pub fn begin(args: ChatArgs, terminal: &'a Terminal, places: &'a Places) -> Result<Self, CommandError> {
+    /// Locks the session, loads its model, and says what there is.
+    pub fn begin(
+        mut args: ChatArgs,
+        terminal: &'a Terminal,
+        places: &'a Places,
+    ) -> Result<Self, CommandError> {
         let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
         settings.sampling.check().map_err(crate::cli::run::flag_error)?;
         let system = system_prompt(&args)?;
-        let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
+        let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
+        let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
+        check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
-        if args.limits.overflow.is_some() {
-            let error =
-                CommandError::usage("--overflow is not for chat, which asks when the context is full");
-            return Err(error.hint("leave it out"));
-        }
         // Before the model is loaded, so that a session in use is refused at once.
         let opened = match &wanted {
             None => None,
@@ -104,6 +125,9 @@ impl<'a> Chat<'a> {
                 opened => Some(opened.map_err(sessions::explain)?),
             },
         };
+        if let Some(writer) = &opened {
+            args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
+        }
         let input = Input::open(terminal, places.state.as_deref())?;
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?;
         check_template(&llm)?;
@@ -112,7 +136,7 @@ impl<'a> Chat<'a> {
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
         let dialogue = Dialogue::new(model.clone());
-        let (attached, schema, last, editing) = Default::default();
+        let (attached, schema, last, editing, taken, pending) = Default::default();
         let mut chat = Self {
             terminal,
             places,
@@ -129,22 +153,34 @@ impl<'a> Chat<'a> {
             attached,
             last,
             editing,
+            taken,
+            pending,
             pace,
             grammars,
             has_warned: false,
             graceful: Graceful::begin_conversation(),
         };
-        let resumed = match (opened, wanted) {
-            (Some(writer), _) => chat.adopt(writer, false)?,
-            (None, Some(name)) => {
-                let writer = chat.store()?.open_or_create(&name, &model).map_err(sessions::explain)?;
-                chat.adopt(writer, true)?
-            }
-            (None, None) => None,
-        };
-        chat.check_think()?;
+        let resumed = chat.open(opened, wanted, &model)?;
+        chat.think.check(chat.thinking()).map_err(bad_think)?;
         chat.banner(resumed.as_deref());
         Ok(chat)
+    }
+
+    /// Takes up the session that was opened, or makes the one that is wanted; gives what was found of its KV, in words.
+    fn open(
+        &mut self,
+        opened: Option<SessionWriter>,
+        wanted: Option<SessionName>,
+        model: &ModelFingerprint,
+    ) -> Result<Option<String>, CommandError> {
+        match (opened, wanted) {
+            (Some(writer), _) => self.adopt(writer, false),
+            (None, Some(name)) => {
+                let writer = self.store()?.open_or_create(&name, model).map_err(sessions::explain)?;
+                self.adopt(writer, true)
+            }
+            (None, None) => Ok(None),
+        }
     }
 
     pub fn llm(&self) -> &LoadedLlm {
@@ -234,7 +270,14 @@ impl<'a> Chat<'a> {
             self.forget_edit();
             return Ok(Next::Prompt);
         }
-        self.input.remember(line);
+        self.input.remember(line, self.terminal);
+        if self.is_interactive() && matches!(line.trim_end(), "exit" | "quit") {
+            let word = line.trim_end();
+            self.terminal.note(&format!(
+                "(/exit or Ctrl-D leaves the chat; a blank before \u{201c}{word}\u{201d} sends it to the model)"
+            ));
+            return Ok(Next::Prompt);
+        }
         if let Some(kept) = self.editing.take()
             && command::of(line).is_none()
         {
@@ -250,6 +293,25 @@ impl<'a> Chat<'a> {
     /// A message that was to be edited is not.
     pub fn forget_edit(&mut self) {
         self.editing = None;
+    }
+
+    /// The prompt, with the message on it that did not become part of the conversation.
+    pub fn unsent(&mut self) -> Next {
+        let Some((kept, text)) = self.pending.take() else { return Next::Prompt };
+        if !self.is_interactive() {
+            return Next::Prompt;
+        }
+        if text.len() > MAX_BACK {
+            self.terminal.note("(the message is in the history: the key Up brings it back)");
+            return Next::Prompt;
+        }
+        self.editing = Some(kept).filter(|kept| *kept < self.dialogue.saved().turns.len());
+        Next::Edit(text)
+    }
+
+    /// Rows for people, as wide as the terminal.
+    pub fn report_table(&self, rows: &[Vec<String>]) {
+        self.terminal.report(table(rows, self.terminal.columns()).trim_end());
     }
 
     /// The last words: what is saved is on disk, and what is empty is gone.
@@ -282,12 +344,12 @@ impl Chat<'_> {
         }
         let left = std::mem::replace(&mut self.keeping, Keeping::Planned);
         let model = self.dialogue.saved().model.clone();
-        self.dialogue = Dialogue::new((*model).clone());
-        if let Keeping::Saved { name, is_fresh: true, .. } = left {
+        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new((*model).clone()));
+        if let Keeping::Saved { is_fresh: true, .. } = left {
             // An empty session that stays is listed, and harms nobody.
-            let _ = self.store().map(|store| store.remove(&name));
+            let _ = dialogue.remove_if_empty();
         }
-        (self.last, self.has_warned) = (None, false);
+        (self.last, self.has_warned, self.taken) = (None, false, None);
     }
 
     /// Goes on with an opened session; gives what was found of its KV, in words.
@@ -299,10 +361,8 @@ impl Chat<'_> {
         if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
             && Some(system.as_str()) != self.dialogue.saved().system()
         {
-            let error = CommandError::usage("the session began with another system prompt, or without one");
-            return Err(
-                error.hint("leave --system out to go on with it; /system in the chat begins a new one")
-            );
+            let error = CommandError::usage("the session was started with another system prompt, or without one");
+            return Err(error.hint("continue it without --system, or start another with --session NAME"));
         }
         self.tell_engine()?;
         self.warm_up()
@@ -361,7 +421,7 @@ impl Chat<'_> {
             return Ok(None);
         }
         if num_tokens >= self.context() {
-            let said = format!("{} tokens, more than the context holds", grouped(num_tokens));
+            let said = format!("{}, more than the context holds", counted(num_tokens, "token"));
             return Ok(Some(said));
         }
         let start = Instant::now();
@@ -380,11 +440,20 @@ impl Chat<'_> {
             // What is left is said, and computed with the first message.
             let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
             let missing = grouped(num_tokens - cached);
-            format!("{missing} of {} tokens are to be computed again{time} (/why)", grouped(num_tokens))
+            match cached {
+                0 => format!(
+                    "cache missing: the conversation ({}) will be recomputed{time}",
+                    counted(num_tokens, "token")
+                ),
+                _ => format!(
+                    "cache incomplete: {missing} of {} will be recomputed{time}",
+                    counted(num_tokens, "token")
+                ),
+            }
         } else {
             let cost = estimate(num_tokens)
-                .map_or(String::new(), |time| format!(", re-prefill would take about {time}"));
-            format!("resumed {} tokens in {}{cost}", grouped(cached), spoken(start.elapsed()))
+                .map_or(String::new(), |time| format!(", recomputing would take about {time}"));
+            format!("resumed {} in {}{cost}", counted(cached, "token"), spoken(start.elapsed()))
         };
         Ok(Some(said))
     }
@@ -410,12 +479,11 @@ impl Chat<'_> {
     fn banner(&self, resumed: Option<&str>) {
         let info = self.llm().info();
         let session = match &self.keeping {
-            Keeping::Nowhere => "nothing is saved".to_owned(),
+            Keeping::Nowhere => "not saved".to_owned(),
             Keeping::Planned => format!("session {}", planned_name()),
             Keeping::Saved { name, .. } => match self.dialogue.saved().turns.len() {
                 0 => format!("session {name}, new"),
-                1 => format!("session {name}, 1 turn"),
-                count => format!("session {name}, {count} turns"),
+                count => format!("session {name}, {}", counted(count, "turn")),
             },
         };
         let context = format!("context {}", grouped(info.context_tokens));
@@ -452,6 +520,7 @@ impl Chat<'_> {
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
         self.tell_engine()?;
+        self.carry_over()?;
         failure.map_or(Ok(()), Err)
     }
 
@@ -473,7 +542,7 @@ fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {
     if llm.texts().speech().has_template() {
         return Ok(());
     }
-    let hint = "chat needs one: give it with --chat-template FILE; `llmctl run --raw` completes plain text";
+    let hint = "give one with --chat-template FILE; `llmctl run --raw` completes plain text without one";
     Err(CommandError::from(TemplateError::Missing).hint(hint))
 }
 
@@ -494,18 +563,30 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
         return Ok(None);
     }
     let listed = sessions::store(places)?.list()?;
-    let used = listed.iter().filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
+    let own = listed.iter().filter(|listed| listed.branch().is_none());
+    let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
     let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
     last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
-        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to go on with"));
-        error.hint("leave --continue out to begin one")
+        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
+        error.hint("start one without --continue")
     })
 }
 
-/// `2026-11-21-2124`, in UTC.
+/// Refuses what chat has no use for, and a place where nothing could be saved.
+fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
+    if args.limits.overflow.is_some() {
+        let error = CommandError::usage("--overflow: chat asks when the context is full");
+        return Err(error.hint("leave it out"));
+    }
+    match args.session.ephemeral {
+        true => Ok(()),
+        false => resume::check_place(places, "use --ephemeral"),
+    }
+}
+
+/// `2026-11-21-2124`, by the user's clock.
 fn planned_name() -> String {
-    let now = DateTime::from_unix(i64::try_from(now_ms() / 1000).unwrap_or_default());
-    now.strftime("%Y-%m-%d-%H%M")
+    local_time(now_ms()).strftime("%Y-%m-%d-%H%M")
 }
 
 /// A pause that is worth being told of.
