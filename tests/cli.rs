@@ -6,6 +6,7 @@
 mod batch;
 mod bench;
 mod bench_serve;
+mod first_minutes;
 mod frame;
 mod prompt;
 mod run;

@@ -53,8 +53,8 @@ const ROWS_PER_RUNNING: usize = 8;
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 
 /// Said where nothing names a model.
-const NO_MODEL: &str = "no model is given, so this is guide, a very small one inside llmctl that knows llmctl and little else; \
-                        for a real one: --model REF, LLMCTL_MODEL or `model = \"REF\"` in the configuration (`llmctl help models`)";
+const NO_MODEL: &str =
+    "using guide, the built-in demo model (knows only llmctl). Use your own with --model FILE.gguf";
 
 /// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
 ///
@@ -75,16 +75,13 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
         let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
-        terminal.note(&format!(
-            "end-of-generation ids of {}: {}",
-            loaded.texts.defaults_source,
-            ids.join(", ")
-        ));
+        terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     let ends = texts.speech.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
+    config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
@@ -202,9 +199,17 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     tracing::info!("{reference} is {}", path.display());
     // What the user typed as a path needs no explanation.
     if path != Path::new(reference) {
-        terminal.note(&format!("model {} ({})", resolved.name, path.display()));
+        terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// Whether the flags mean the built-in model. What means nothing at all is said when it is loaded.
+pub fn means_built_in(args: &ModelArgs) -> bool {
+    args.model.as_ref().is_none_or(|reference| {
+        let found = models::find(reference, &Places::from_environment(), &args.aliases);
+        found.is_ok_and(|resolved| resolved.source.built_in().is_some())
+    })
 }
 
 /// The tokens around turns that the flags name in place of the files'.
@@ -266,6 +271,28 @@ pub fn options(
     })
 }
 
+/// Whether this processor and this build have what the flags ask for. Needs no file, so every command asks it first: a wrong
+/// value is a usage error wherever the model is.
+///
+/// # Errors
+/// A usage error for an instruction set or a device that is not there.
+pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
+    cpu_options(args)?;
+    match args.device.unwrap_or_default() {
+        args::Device::Cuda => built(cfg!(feature = "cuda"), "cuda"),
+        args::Device::Metal => built(cfg!(feature = "metal"), "metal"),
+        args::Device::Auto | args::Device::Cpu => Ok(()),
+    }
+}
+
+fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
+    if is_built {
+        return Ok(());
+    }
+    let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
+    Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
+}
+
 /// Threads and instruction set for the CPU. Flags are checked even where a GPU makes them idle.
 fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
@@ -278,23 +305,17 @@ fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
 
 /// `auto` takes a GPU that this build can drive and that answers, else the CPU.
 fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    check_machine(args)?;
     let options = cpu_options(args)?;
     let cpu = || {
         tracing::info!(?options, "computing on the CPU");
         Device::Cpu(options)
     };
-    let gpu = |kind, is_built: bool, name: &str| match is_built {
-        true => Ok(Device::Candle(kind)),
-        false => {
-            let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
-            Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
-        }
-    };
     let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
     match args.device.unwrap_or_default() {
         args::Device::Cpu => Ok(cpu()),
-        args::Device::Cuda => gpu(DeviceKind::Cuda(0), cuda, "cuda"),
-        args::Device::Metal => gpu(DeviceKind::Metal(0), metal, "metal"),
+        args::Device::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
+        args::Device::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
         args::Device::Auto if cuda || metal => {
             let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
             match open_device(kind) {
@@ -507,12 +528,13 @@ impl Events for EventStream {
 }
 
 impl SamplingArgs {
-    /// The sampling in force for this model; says what was taken from the model's own defaults.
+    /// The sampling in force for this model; with `-v`, says what was taken from the model's own defaults.
     pub fn resolve_for(&self, llm: &dyn Llm, terminal: &Terminal) -> Sampling {
         let info = llm.info();
         let (sampling, taken) = self.resolve(&info.defaults);
         if !taken.is_empty() {
-            terminal.note(&format!("sampling defaults from {}: {}", info.defaults_source, taken.join(", ")));
+            let (taken, source) = (taken.join(", "), &info.defaults_source);
+            terminal.detail(&format!("{taken}, recommended by the model ({source})"));
         }
         sampling
     }

@@ -17,7 +17,7 @@ use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span}
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::load::{self, LoadedTexts};
-use super::places::Places;
+use super::places::{Kept, Places};
 use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
@@ -99,7 +99,7 @@ pub struct ListenArgs {
     pub host: Option<String>,
 
     /// Port to listen on; 0 takes a free one (default: 8484)
-    #[arg(long, value_name = "N")]
+    #[arg(long, short, value_name = "N")]
     pub port: Option<u16>,
 
     /// Listen on a socket in the file system instead, which only its owner may use
@@ -376,8 +376,9 @@ fn load_app(
     places: &Places,
 ) -> Result<App, CommandError> {
     let store = places.sessions().map(SessionStore::new);
-    if store.is_none() {
-        terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
+    if let Err(obstacle) = places.check(Kept::Sessions) {
+        let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
+        terminal.warn(&format!("{obstacle}; {end}"));
     }
     let (texts, engines) = match args.isolation.num_workers()? {
         None => load_engine(args, stop, terminal)?,

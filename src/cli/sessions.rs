@@ -34,23 +34,28 @@ pub enum SessionsCommand {
     List,
     /// Show a session's conversation
     Show {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// Give a session another name
     Rename {
+        /// The name that it has
         #[arg(value_name = "OLD")]
         from: String,
+        /// The name that it gets, which no session has yet
         #[arg(value_name = "NEW")]
         to: String,
     },
     /// Remove a session and its KV on disk
     Remove {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// Keep what stands before the first damaged line of a session's file, and the damaged file beside it
     Repair {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
@@ -67,7 +72,7 @@ pub(super) fn forget_kv(tokens: &[u32], places: &Places) -> Result<usize, Comman
 
 const LONG_HELP: &str = "\
 Examples:
-  llmctl run --session trip \"Plan a day in Oslo\"
+  llmctl run -m MODEL --session trip \"Plan a day in Oslo\"
   llmctl sessions
   llmctl sessions show trip --output json | jq -r '.turns[].messages[].content'
 
@@ -130,7 +135,7 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
 /// Neither `XDG_DATA_HOME` nor a home says where that is.
 pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     let folder = places.sessions().ok_or_else(|| {
-        let error = anyhow::anyhow!("there is no folder for sessions");
+        let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for sessions");
         CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
     })?;
     Ok(SessionStore::new(folder))
@@ -139,8 +144,10 @@ pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
 /// What can be done when a session cannot be opened.
 pub fn explain(error: Error) -> CommandError {
     let hint = match &error {
-        Error::SessionBusy(_) => {
-            "another llmctl has it open: try again when that has ended, or take another name"
+        Error::SessionBusy(name) => {
+            let error = anyhow::anyhow!("session {name:?} is open in another llmctl process");
+            return CommandError::new(Kind::Temporary, error)
+                .hint("try again when that has ended, or take another name");
         }
         Error::Store(crate::runtime::StoreError::Damaged { .. }) => {
             "`llmctl sessions repair NAME` keeps what stands before the damage"

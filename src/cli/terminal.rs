@@ -6,7 +6,7 @@
 use std::io::{IsTerminal, Write};
 
 use super::args::ColorWhen;
-use super::error::CommandError;
+use super::error::{CommandError, plain};
 use super::output::visible;
 use super::wrap::wrapped;
 
@@ -107,10 +107,9 @@ impl Terminal {
         }
     }
 
+    /// Something is wrong, and the work goes on. Said even when quiet, which is about notices.
     pub fn warn(&self, message: &str) {
-        if !self.quiet {
-            self.line("warning", "1;33", message);
-        }
+        self.line("warning", "1;33", message);
     }
 
     /// Something the user should know, and nothing is wrong.
@@ -133,13 +132,13 @@ impl Terminal {
     }
 
     fn line(&self, label: &str, style: &str, message: &str) {
-        let message = self.broken(&self.safe(message), label.len() + 2);
+        let message = self.broken(&self.safe(&plain(message)), label.len() + 2);
         let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
         let _ = writeln!(std::io::stderr(), "{label} {message}");
     }
 
     fn raw_line(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(message), 0));
+        let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(&plain(message)), 0));
     }
 
     /// The text as it stands on the terminal when its first line begins at column `indent`.

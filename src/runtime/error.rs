@@ -180,7 +180,7 @@ pub enum LoadError {
     NotFound(PathBuf),
 
     /// A model reference that names nothing here; `candidates` are what it might have meant.
-    #[error("no model found for {reference:?}")]
+    #[error("model {reference:?} not found")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
     /// A model reference that fits several models; `candidates` name each of them.
@@ -194,6 +194,10 @@ pub enum LoadError {
     /// The system has no memory, or no address space, to map a file into.
     #[error("{}: not enough memory to map it", .0.display())]
     OutOfMemory(PathBuf),
+
+    /// A file, or a folder on the way to it, that this user may not read.
+    #[error("{}: permission denied", .0.display())]
+    Denied(PathBuf),
 
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
@@ -239,10 +243,13 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// An I/O error of this file; a missing file is [`LoadError::NotFound`].
+    /// An I/O error of this file; a missing file is [`LoadError::NotFound`], one that may not be read [`LoadError::Denied`].
     pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
         match error.kind() {
-            std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+                LoadError::NotFound(path.into())
+            }
+            std::io::ErrorKind::PermissionDenied => LoadError::Denied(path.into()),
             std::io::ErrorKind::OutOfMemory => LoadError::OutOfMemory(path.into()),
             _ => LoadError::Io { path: path.into(), message: error.to_string() },
         }

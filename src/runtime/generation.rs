@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::error::{Error, Result};
 use super::grammar::GrammarState;
 use super::kv::{PageName, PagePool};
+use super::repetition::repeats;
 use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
@@ -33,6 +34,10 @@ pub struct Generation {
     sequence: Sequence,
     /// The limit in force; at most what the context leaves.
     max_tokens: usize,
+    /// The model's own limit, where the request has none; with it, an answer that goes round in circles ends too.
+    usual: Option<usize>,
+    /// The answer so far, where there is such a limit.
+    answer: Vec<u32>,
     seed: u64,
     num_cached: usize,
     num_generated: usize,
@@ -72,6 +77,8 @@ impl Generation {
             id,
             sequence: Sequence::new(pool),
             max_tokens,
+            usual: None,
+            answer: Vec::new(),
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
@@ -84,6 +91,13 @@ impl Generation {
             clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
             request,
         }
+    }
+
+    /// With the limit that the model has where the request has none.
+    pub fn limited_to(mut self, usual: Option<usize>) -> Self {
+        self.usual = usual;
+        self.max_tokens = usual.map_or(self.max_tokens, |usual| usual.min(self.max_tokens));
+        self
     }
 
     pub fn id(&self) -> RequestId {
@@ -274,7 +288,17 @@ impl Generation {
         }
         // A limit that the context set is reached when the context is: one more step tells whether the generation
         // would have ended by itself.
-        Ok((self.request.limits.max_tokens == Some(self.num_generated)).then_some(Finish::MaxTokens))
+        let most = self.request.limits.max_tokens.or(self.usual);
+        Ok((most == Some(self.num_generated) || self.is_stuck(id)).then_some(Finish::MaxTokens))
+    }
+
+    /// Whether the answer, with this token, has begun to repeat itself and will not stop.
+    fn is_stuck(&mut self, id: u32) -> bool {
+        if self.usual.is_none() {
+            return false;
+        }
+        self.answer.push(id);
+        repeats(&self.answer)
     }
 
     fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {

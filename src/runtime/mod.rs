@@ -17,6 +17,7 @@ pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod private_files;
+pub mod repetition;
 pub mod request;
 pub mod sample;
 pub mod schedule;

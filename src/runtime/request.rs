@@ -192,6 +192,11 @@ pub enum Overflow {
 }
 
 impl Limits {
+    /// Whether nothing is said about how long the answer may be.
+    pub fn is_open(&self) -> bool {
+        self.max_tokens.is_none() && !self.ignore_eos
+    }
+
     /// The limit on generated tokens in force. `prompt_tokens` is below `context_length`.
     fn resolve(&self, prompt_tokens: usize, context_length: usize) -> Result<usize, Error> {
         let room = context_length - prompt_tokens;

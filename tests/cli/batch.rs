@@ -111,7 +111,7 @@ fn an_existing_file_is_neither_overwritten_nor_appended_to() {
     let foreign = r#"{"custom_id":"a","prompt":"one"}
 {"custom_id":"b","prompt":"precious last"}"#;
     place.write("out.jsonl", foreign);
-    batch(&place, &model, &["--resume"]).check(65, "is not the result of a batch");
+    batch(&place, &model, &["--resume"]).check(65, "not the result of a batch");
     assert_eq!(place.read("out.jsonl"), foreign);
     place.run(&["run", "--model", &model, "--batch", "none.jsonl", "--out", "new"]).check(66, "none.jsonl");
 }

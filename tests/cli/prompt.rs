@@ -57,7 +57,7 @@ fn argument_file_and_stdin_are_joined_by_blank_lines() {
 #[test]
 fn a_prompt_that_is_not_there_is_66_and_one_not_given_is_2() {
     let place = Place::new();
-    place.run(&["run"]).check(2, "there is no prompt");
+    place.run(&["run"]).check(2, "no prompt given");
     place.run(&["run", "--prompt-file", "none.txt"]).check(66, "none.txt");
     place.run(&["run", "--prompt-file", "summarize"]).check(66, "--prompt summarize");
     place.run(&["run", "hi", "--system-file", "none.txt"]).check(66, "none.txt");

@@ -65,9 +65,9 @@ impl Chat {
 fn turns_follow_each_other_over_processes() {
     let Some(chat) = chat() else { return };
     let first = chat.turn("trip", &["--system", "Be brief.", "One", "-n", "6"]);
-    first.check(0, "session trip: begun");
+    first.check(0, "new session trip");
     let second = chat.turn("trip", &["Two", "-n", "6"]);
-    second.check(0, "session trip: turn 2, after ");
+    second.check(0, "continuing session trip (1 turn, ");
     let shown = chat.shown("trip");
     let turns = shown["turns"].as_array().expect("turns");
     let texts: Vec<(&str, &str)> = turns
@@ -130,7 +130,7 @@ fn a_kill_in_the_first_turn_leaves_a_session_that_can_begin() {
     let (mut child, _) = chat.blocked("k");
     child.kill().expect("killed");
     child.wait().expect("ended");
-    chat.turn("k", &["One", "-n", "4"]).check(0, "session k: begun");
+    chat.turn("k", &["One", "-n", "4"]).check(0, "new session k");
     assert_eq!(chat.num_turns("k"), 1);
 }
 
@@ -159,7 +159,7 @@ fn an_interrupted_turn_is_kept_as_cancelled_and_so_is_one_whose_reader_left() {
 fn a_session_in_use_is_a_temporary_failure() {
     let Some(chat) = chat() else { return };
     let (mut child, _) = chat.blocked("busy");
-    chat.turn("busy", &["hi"]).check(75, "another llmctl has it open");
+    chat.turn("busy", &["hi"]).check(75, "is open in another llmctl process");
     for args in [
         &["sessions", "remove", "busy"][..],
         &["sessions", "rename", "busy", "b"],
@@ -207,7 +207,7 @@ fn a_conversation_that_fills_the_context_says_so() {
     let Some(chat) = chat() else { return };
     chat.turn("f", &["One", "--ctx", "64", "--ignore-eos"]).check(0, "the context of 64 tokens is full");
     chat.turn("f", &["Two", "--ctx", "64"]).check(65, "begin another session");
-    chat.turn("f", &["Two", "-n", "2"]).check(0, "session f: turn 2, after 64 tokens");
+    chat.turn("f", &["Two", "-n", "2"]).check(0, "continuing session f (1 turn, 64 tokens)");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn another_model_goes_on_with_the_text_and_says_so() {
     chat.place.write("other.jinja", format!("{TEMPLATE} "));
     let args =
         ["run", "--model", &chat.model, "--chat-template", "other.jinja", "--session", "m", "Two", "-n", "4"];
-    chat.place.run(&args).check(0, "1 of 1 turns were answered by another model (hf)");
+    chat.place.run(&args).check(0, "this session was started with hf");
     assert_eq!(chat.num_turns("m"), 2);
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is reported in
 //! its place and the rest go on; only what would hit every row (a full disk, a dead engine) ends the batch. A
-//! custom_id is answered once per file: an interrupted row leaves no trace, so that `--resume` answers it.
+//! custom_id is answered once per file: an interrupted row leaves no trace and `--resume` takes back what failed, so that it
+//! answers both. What is counted is in the results.
 
 pub mod results;
 pub mod row;
@@ -19,14 +20,16 @@ use serde_json::{Value, json};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::OutputError;
+use super::report::counted;
 use super::run::answer::{Ending, Sink, generate};
-use super::run::llm::{Llm, render};
+use super::run::llm::{Ask, Llm, render};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::{Finish, Outcome, Request, Token, Usage};
 use crate::serve::wire::answer::{self, TokenBytes};
+use crate::template::{Content, Conversation, Message};
 use results::{Earlier, Results};
 use row::{Defaults, Form, Row, RowError, parse};
 
@@ -51,6 +54,10 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         let torn = earlier.torn_bytes;
         terminal
             .note(&format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
+    }
+    if earlier.retried > 0 {
+        let rows = counted(earlier.retried, "row");
+        terminal.note(&format!("{rows} of a previous run failed: tried again"));
     }
     let system = system_prompt(&args.prompt)?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
@@ -79,7 +86,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     match stopped? {
         Stopped::Signal(number) => Ok(Exit::Signal(number)),
         Stopped::ReaderGone => Ok(Exit::Success),
-        Stopped::End if counts.failed + batch.earlier.failed > 0 => Ok(Exit::FailedRows),
+        Stopped::End if counts.failed > 0 => Ok(Exit::FailedRows),
         Stopped::End => Ok(Exit::Success),
     }
 }
@@ -111,13 +118,13 @@ fn open_rows(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>), CommandErro
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin().lock()), None));
     }
-    let not_found = |error| CommandError::new(Kind::NotFound, error).context(path.display().to_string());
-    let file = File::open(path).map_err(not_found)?;
-    let metadata = file.metadata().map_err(not_found)?;
+    let unreadable = |error| CommandError::reading(path, error);
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
     if metadata.is_dir() {
-        return Err(not_found(io::ErrorKind::IsADirectory.into()));
+        return Err(unreadable(io::ErrorKind::IsADirectory.into()));
     }
-    let total = if metadata.is_file() { Some(count_rows(path).map_err(not_found)?) } else { None };
+    let total = if metadata.is_file() { Some(count_rows(path).map_err(unreadable)?) } else { None };
     Ok((Box::new(BufReader::new(file)), total))
 }
 
@@ -192,12 +199,14 @@ struct Batch<'a> {
     counts: Counts,
     /// Rows that the default system prompt does not reach.
     without_system: usize,
+    /// That rows are completed as plain text has been said.
+    has_said_plain: bool,
 }
 
 impl<'a> Batch<'a> {
     fn new(llm: &'a dyn Llm, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
-        let (seen, counts, without_system) = Default::default();
-        Self { llm, defaults, results, earlier, seen, counts, without_system }
+        let (seen, counts, without_system, has_said_plain) = Default::default();
+        Self { llm, defaults, results, earlier, seen, counts, without_system, has_said_plain }
     }
 
     fn answer_all(
@@ -224,21 +233,23 @@ impl<'a> Batch<'a> {
                 continue;
             };
             self.note_system(&id, number, &row, progress, terminal);
+            let row = row.map(|row| self.plain_text(row, progress, terminal));
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
-                Ok(Answered::Body(body, usage)) => {
-                    self.counts.add(&usage);
-                    Ok(body)
-                }
+                Ok(Answered::Body(body, usage)) => Ok((body, usage)),
                 Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
                 Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
                 Err(error) => Err(error),
             };
-            self.note(&id, number, &answer, progress, terminal);
+            let (answer, usage) = match answer {
+                Ok((body, usage)) => (Ok(body), Ok(usage)),
+                Err(error) => (Err(error.clone()), Err(error)),
+            };
             match self.results.append(&result_row(&id, number, answer)) {
                 Ok(()) => progress.inc(1),
                 Err(OutputError::Closed) => return Ok(Stopped::ReaderGone),
                 Err(OutputError::Failed(error)) => return Err(error),
             }
+            self.count(&id, number, &usage, progress, terminal);
         }
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
@@ -322,17 +333,34 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn note(
+    /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
+    fn plain_text(&mut self, row: Row, progress: &ProgressBar, terminal: &Terminal) -> Row {
+        let info = self.llm.info();
+        let text = if info.has_chat_template { None } else { only_message(&row.ask) };
+        let Some(text) = text else { return row };
+        if !std::mem::replace(&mut self.has_said_plain, true) {
+            let message = format!("{} has no chat template: prompts are completed as plain text", info.name);
+            progress.suspend(|| terminal.note(&message));
+        }
+        Row { ask: Ask::Text(text), ..row }
+    }
+
+    /// Counts a row that is among the results, and names it when it failed.
+    fn count(
         &mut self,
         id: &str,
         number: usize,
-        answer: &Result<Value, RowError>,
+        answer: &Result<Usage, RowError>,
         progress: &ProgressBar,
         terminal: &Terminal,
     ) {
-        let Err(error) = answer else {
-            self.counts.answered += 1;
-            return;
+        let error = match answer {
+            Ok(usage) => {
+                self.counts.answered += 1;
+                self.counts.add(usage);
+                return;
+            }
+            Err(error) => error,
         };
         self.counts.failed += 1;
         let message = match self.counts.failed {
@@ -348,6 +376,18 @@ enum Answered {
     Body(Value, Usage),
     Failed(CommandError),
     Stopped(u8),
+}
+
+/// The text of a conversation that is one message of the user's and nothing else.
+fn only_message(ask: &Ask) -> Option<String> {
+    let Ask::Chat(conversation) = ask else { return None };
+    let [message] = &*conversation.messages else { return None };
+    match &message.content {
+        Some(Content::Text(text)) if *message == Message::user(text.clone()) => (*conversation
+            == Conversation { messages: vec![message.clone()], ..Conversation::default() })
+        .then(|| text.clone()),
+        _ => None,
+    }
 }
 
 /// A line without its end, or `None` at the end. Of a line that is too long only the beginning is kept.
@@ -512,9 +552,68 @@ not json
             std::fs::write(&out, &full[..cut]).expect("a cut file");
             let kept = full[..cut].iter().filter(|byte| **byte == b'\n').count();
             let (_, counts, rows) = batch(&Script::default(), INPUT, folder.path());
-            assert_eq!(strip(rows), whole, "cut at {cut}");
-            assert_eq!(counts.skipped, kept, "cut at {cut}");
+            // What failed is tried again, after what has been answered.
+            let sorted = |mut rows: Vec<Value>| {
+                rows.sort_by_key(|row| row["id"].to_string());
+                rows
+            };
+            assert_eq!(sorted(strip(rows)), sorted(whole.clone()), "cut at {cut}");
+            let answered = |row: &&Value| row["error"].is_null();
+            assert_eq!(counts.skipped, whole[..kept].iter().filter(answered).count(), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn resume_tries_again_what_failed_and_nothing_else() {
+        let input =
+            "{\"custom_id\":\"a\",\"prompt\":\"say one\"}\n{\"custom_id\":\"b\",\"prompt\":\"say two\"}\n";
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default();
+        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::Backend("nan".into()))]);
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed, ids(&rows)), (1, 1, vec!["a", "b"]));
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed, counts.skipped), (1, 0, 1));
+        assert_eq!(ids(&rows), ["b", "a"], "one result for each row");
+        assert!(rows.iter().all(|row| row["error"].is_null()), "{rows:?}");
+        assert_eq!(script.asked.borrow().len(), 3);
+    }
+
+    #[test]
+    fn one_message_without_a_template_is_plain_text() {
+        let script = Script::default();
+        let script = Script {
+            info: super::super::run::llm::ModelInfo { has_chat_template: false, ..script.info.clone() },
+            ..script
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let input = concat!(
+            "{\"prompt\":\"once upon\"}\n",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"a time\"}]}\n",
+        );
+        let (_, counts, _) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed), (2, 0));
+        let asked: Vec<String> = script
+            .asked
+            .borrow()
+            .iter()
+            .map(|request| request.prompt.iter().map(|id| *id as u8 as char).collect())
+            .collect();
+        assert_eq!(asked, ["once upon", "a time"], "no template around them");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_could_not_be_written_is_not_counted() {
+        let script = Script::default();
+        let defaults = Defaults::default();
+        let (results, earlier) = Results::open(Path::new("/dev/full"), false).expect("a device");
+        let mut batch = Batch::new(&script, &defaults, results, earlier);
+        let rows = Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n".to_vec()));
+        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
+        assert_eq!(stopped.expect_err("a full disk").kind, Kind::Io);
+        assert_eq!(batch.counts, Counts::default());
     }
 
     #[test]
@@ -549,7 +648,7 @@ not json
             script.answers.borrow_mut().push_back(saying("hi", 4, Finish::Eos(0)));
         }
         let row = |form, text| {
-            let ask = super::super::run::llm::Ask::Text(String::from(text));
+            let ask = Ask::Text(String::from(text));
             Row {
                 form,
                 ask,

@@ -257,6 +257,7 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
 
 fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let tests = &args.tests;
+    check_machine(&args.engine)?;
     let cases = plan::cases(&Sweep {
         prompts: tests.n_prompt.clone(),
         generated: tests.n_gen.clone(),
@@ -272,9 +273,12 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let mut document = new_document();
     let mut output = Output::stdout();
     let threads = probed_threads(args, &recipes);
+    // A bar has nothing to show before the first case, and this takes seconds.
+    terminal.status("measuring what the machine can do");
     for &threads in &threads {
         document.machine.probes.push(machine::probe(threads)?);
     }
+    terminal.status("");
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
@@ -286,15 +290,24 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let after = machine::Counters::read(Path::new("/"));
     document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
     if document.complete {
+        terminal.status("measuring what the machine can do, once more");
         for &threads in &threads {
             document.machine.probes.push(machine::probe(threads)?);
         }
+        terminal.status("");
     }
     drop(output);
     // A failure is told after what was measured before it.
     let judged = outlook.conclude(&mut document);
     let signal = ended?;
     Ok(signal.map_or(judged?, Exit::Signal))
+}
+
+/// As [`load::check_machine`], for everything that the sweep asks for.
+fn check_machine(sweep: &EngineSweepArgs) -> Result<(), CommandError> {
+    let asked = |cpu| ModelArgs { cpu, device: sweep.device, ..ModelArgs::default() };
+    load::check_machine(&asked(None))?;
+    sweep.cpu.iter().try_for_each(|&cpu| load::check_machine(&asked(Some(cpu))))
 }
 
 /// What becomes of a document: judged, saved, printed, drawn, compared.

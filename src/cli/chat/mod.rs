@@ -26,6 +26,7 @@ use clap::Args;
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
+use super::report::counted;
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
@@ -300,11 +301,6 @@ fn grouped(count: usize) -> String {
     text
 }
 
-/// `1 turn`, `2 turns`, `1,200 tokens`.
-fn counted(count: usize, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
-}
-
 /// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.
 fn spoken(time: std::time::Duration) -> String {
     let seconds = time.as_secs_f64();
@@ -338,12 +334,6 @@ mod tests {
         let odd = folder.path().join("'x'");
         std::fs::write(&odd, "").expect("written");
         assert_eq!(typed_path(&odd.display().to_string()), odd, "what is there wins");
-    }
-
-    #[test]
-    fn nouns_are_counted() {
-        let counts = [0, 1, 2, 1200].map(|count| counted(count, "turn"));
-        assert_eq!(counts, ["0 turns", "1 turn", "2 turns", "1,200 turns"]);
     }
 
     #[test]

@@ -95,6 +95,7 @@ impl Settings {
     /// All values in force, one a line.
     pub fn table(&self, sampling: &Sampling) -> Vec<Vec<String>> {
         let limits = self.limits.resolve();
+        let max_tokens = limits.max_tokens.filter(|count| *count != usize::MAX);
         let or = |value: Option<String>, otherwise: &str| value.unwrap_or_else(|| otherwise.to_owned());
         let bias: Vec<_> = sampling.logit_bias.iter().map(|(id, bias)| format!("{id}={bias}")).collect();
         let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
@@ -108,7 +109,7 @@ impl Settings {
             ("frequency-penalty", sampling.frequency_penalty.to_string()),
             ("logit-bias", list(&bias)),
             ("seed", or(sampling.seed.map(|seed| seed.to_string()), "random for each answer")),
-            ("max-tokens", or(limits.max_tokens.map(|count| count.to_string()), "until the context is nearly full")),
+            ("max-tokens", or(max_tokens.map(|count| count.to_string()), "until the context is nearly full")),
             ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
             ("ignore-eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
         ];
@@ -126,14 +127,9 @@ pub fn spelled(key: &str) -> String {
     key.replace('_', "-")
 }
 
-/// clap's message without its usage lines, which speak of flags.
+/// clap's reason without its usage lines, which speak of flags.
 fn refusal(key: &str, error: &clap::Error) -> CommandError {
-    let text = error.to_string();
-    let reason = text
-        .lines()
-        .next()
-        .and_then(|line| line.rsplit_once(": "))
-        .map_or("the value is refused", |(_, reason)| reason);
+    let reason = crate::cli::explain::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
     CommandError::usage(format!("/set {key}: {reason}"))
 }
 
@@ -176,11 +172,11 @@ mod tests {
             assert!(said.contains(message), "{said}");
         };
         check("temperature", "3", "3 is not in [0, 2]");
-        check("temperature", "warm", "/set temperature: ");
+        check("temperature", "warm", "/set temperature: \"warm\" is not a number");
         check("top-k", "0", "`all` keeps all tokens");
         check("temprature", "1", "did you mean temperature?");
         check("ignore-eos", "maybe", "unknown value \"maybe\" (on, off)");
-        check("max-tokens", "0", "0 is not in 1..");
+        check("max-tokens", "0", "must be at least 1");
         assert_eq!(settings.sampling.temperature, None);
         settings.set("top_p", "0.9").expect("underscores are fine");
     }

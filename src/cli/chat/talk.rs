@@ -17,7 +17,7 @@ use super::turn::LastTurn;
 use super::{ChatArgs, command, command::Next, counted, grouped, spoken};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadedLlm};
-use crate::cli::places::Places;
+use crate::cli::places::{Kept, Places};
 use crate::cli::report::table;
 use crate::cli::resume;
 use crate::cli::run::llm::Texts;
@@ -580,7 +580,10 @@ fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
     }
     match args.session.ephemeral {
         true => Ok(()),
-        false => resume::check_place(places, "use --ephemeral"),
+        false => places.check(Kept::Sessions).map_err(|error| match error.kind {
+            Kind::Config => error.hint("set HOME or XDG_DATA_HOME, or use --ephemeral"),
+            _ => error.hint("use --ephemeral to chat without saving"),
+        }),
     }
 }
 

@@ -70,11 +70,15 @@ impl ConstraintArgs {
         Ok(self.regex.clone().map(GrammarSource::Regex))
     }
 
+    pub fn is_given(&self) -> bool {
+        self.schema.is_some() || self.grammar.is_some() || self.regex.is_some()
+    }
+
     /// The flag that was given.
     pub fn flag(&self) -> &'static str {
-        match &self.source {
-            Some(GrammarSource::Lark(_)) => "--grammar",
-            Some(GrammarSource::Regex(_)) => "--regex",
+        match (&self.grammar, &self.regex) {
+            (Some(_), _) => "--grammar",
+            (_, Some(_)) => "--regex",
             _ => "--schema",
         }
     }

@@ -37,7 +37,7 @@ use report::{Form, Report};
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct RunArgs {
-    /// The prompt; several words are joined by spaces
+    /// The prompt; several words are joined by spaces, and `-` alone is stdin
     #[arg(value_name = "PROMPT")]
     pub words: Vec<String>,
 
@@ -81,7 +81,7 @@ pub struct PromptArgs {
     ///
     /// An empty file is a valid prompt. One line end at the end of the file, as of piped input, is not part of
     /// the prompt.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short = 'f', value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
 
     /// Fill {{KEY}} in the prompt; VALUE may be @FILE (@@ for a real @); may be repeated
@@ -185,7 +185,7 @@ pub struct BatchArgs {
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub out: Option<PathBuf>,
 
-    /// Go on with an --out that a previous run left, skipping the rows it has
+    /// Continue an --out that a previous run left: answered rows are skipped, failed ones are tried again
     #[arg(long, requires = "out")]
     pub resume: bool,
 
@@ -196,14 +196,16 @@ pub struct BatchArgs {
 
 const LONG_HELP: &str = "\
 Examples:
-  llmctl run --model ./model.gguf \"Why is the sky blue?\"
-  git diff | llmctl run --prompt review-diff --stats
-  llmctl run --prompt translate --var language=French < letter.txt > lettre.txt
-  llmctl run --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
-  llmctl run --output json \"Name a colour\" | jq -r .usage.completion_tokens
-  llmctl run --schema '{\"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
-  llmctl run --session trip \"Plan a day in Oslo\"; llmctl run --session trip \"And if it rains?\"
-  llmctl run --batch questions.jsonl --out answers.jsonl --resume
+  llmctl run \"How do I save a conversation?\"
+  llmctl run -m MODEL \"Why is the sky blue?\"
+  git diff | llmctl run -m MODEL --prompt review-diff --stats
+  llmctl run -m MODEL --prompt translate --var language=French < letter.txt > lettre.txt
+  llmctl run -m MODEL --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
+  llmctl run --output json \"What is a session?\" | jq -r .usage.completion_tokens
+  llmctl run -m MODEL --schema '{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
+  llmctl run -m MODEL --session trip \"Plan a day in Oslo\"; llmctl run -m MODEL --session trip \"And if it rains?\"
+  llmctl run -m MODEL --batch questions.jsonl --out answers.jsonl --resume
+  MODEL is a .gguf file, a folder or ORG/REPO (`llmctl help models`); without one, guide answers, which knows only llmctl.
 
 Structured output:
   With --schema, --grammar or --regex each token is chosen among those that keep to it. JSON is written on one line, \
@@ -221,7 +223,11 @@ Standard input:
   What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add \
 nothing.
   A pipe that another program holds open without writing (as some task runners do) is waited for; llmctl says so \
-after two seconds. Give < /dev/null or --no-stdin to go without.
+after two seconds. In a loop that reads a list (`while read`), --no-stdin keeps llmctl from reading the rest of it.
+
+The built-in model:
+  guide answers questions about llmctl, in at most 400 tokens unless --max-tokens says otherwise. Its prompts get words beside \
+the conversation that --dry-run shows (`see: ...`): the facts that a question may be about.
 
 Session:
   A turn is on disk when the command ends; whatever interrupts it later, finished turns stay. Ctrl-C keeps what was \
@@ -234,7 +240,8 @@ Batch:
   Flags are the defaults of the rows, --system of chats only; a parameter that is not supported is refused by name. A row without custom_id \
 gets line-N.
   Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
-rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips it.
+rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips what was answered and tries again what \
+failed.
 
 Exit codes:
   0    success, also when the reader of stdout went away
@@ -247,6 +254,7 @@ Exit codes:
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   not enough memory, or --out or the session is in use
+  77   a file that this user may not read
   78   bad configuration
   130  interrupted; a second Ctrl-C does not wait for the token under way
   143  terminated
@@ -267,6 +275,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         return list_prompts(args.output.output.unwrap_or_default());
     }
     check(&args)?;
+    check_model(&args, terminal)?;
     args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
     if args.batch.batch.is_some() {
         return batch::run(&args, terminal);
@@ -306,14 +315,66 @@ fn check(args: &RunArgs) -> Result<(), CommandError> {
     let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
     if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
         let hint = "add --output json or --output jsonl";
-        return Err(CommandError::usage("--logprobs has no place in plain text").hint(hint));
+        return Err(CommandError::usage("--logprobs: plain text has no room for them").hint(hint));
     }
     Ok(())
+}
+
+/// What the built-in model is no good for, and a model that was named where the prompt stands.
+fn check_model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
+    if let Some(word) = args.words.first().filter(|_| args.model.model.is_none())
+        && (args.model.aliases.contains_key(word) || looks_like_a_model(word))
+    {
+        terminal.warn(&format!(
+            "{word:?} looks like a model, and is taken as part of the prompt; a model is named with --model {word}"
+        ));
+    }
+    let asks_more = args.prompt.name.is_some() || args.constraint.is_given();
+    if args.prompt.dry_run || !asks_more || !load::means_built_in(&args.model) {
+        return Ok(());
+    }
+    if let Some(name) = &args.prompt.name {
+        prompt::StoredPrompt::named(name)?;
+        let message =
+            format!("--prompt {name} needs another model: guide, the built-in one, knows only llmctl");
+        return Err(
+            CommandError::usage(message).hint("name one with --model REF; `llmctl help models` says how")
+        );
+    }
+    terminal.warn(&format!(
+        "guide, the built-in model, knows only llmctl: its answer keeps to {}, and means nothing beyond that",
+        args.constraint.flag()
+    ));
+    Ok(())
+}
+
+/// Whether other tools would take the word for a model: `llama3.2:1b`, `qwen3`, `org/repo:Q4_K_M`, `model.gguf`.
+fn looks_like_a_model(word: &str) -> bool {
+    const FAMILIES: [&str; 10] =
+        ["llama", "qwen", "mistral", "mixtral", "gemma", "phi", "deepseek", "smollm", "tinyllama", "gpt-oss"];
+    let is_name = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c))
+    };
+    let (name, tag) = match word.split_once(':') {
+        Some((name, tag)) => (name, Some(tag)),
+        None => (word, None),
+    };
+    if !is_name(name) || tag.is_some_and(|tag| !is_name(tag)) || name.contains("//") {
+        return false;
+    }
+    let lower = name.to_ascii_lowercase();
+    let base = lower.rsplit('/').next().unwrap_or(&lower);
+    let rest = FAMILIES.iter().find_map(|family| base.strip_prefix(family));
+    let is_version = |rest: &str| rest.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
+    let has_tag = tag.is_some_and(|tag| tag == "latest" || tag.contains(|c: char| c.is_ascii_digit()));
+    let has_letters = name.contains(|c: char| c.is_ascii_alphabetic());
+    lower.ends_with(".gguf") || rest.is_some_and(is_version) || (has_tag && has_letters && tag != Some("80"))
 }
 
 /// Whoever names stdin wants it read. (`--batch -` is clap's to refuse.)
 fn check_stdin(args: &RunArgs) -> Result<(), CommandError> {
     let reader = match (&args.prompt.prompt_file, &args.constraint.schema) {
+        _ if args.words == ["-"] => "the prompt -",
         (Some(path), _) if path.as_os_str() == "-" => "--prompt-file -",
         (_, Some(schema)) if schema == "-" => "--schema -",
         _ => return Ok(()),
@@ -428,6 +489,13 @@ fn answer(
             drop(report);
             let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
             conclude(llm, &outcome, said.started.as_ref(), drawn, &args.output, terminal);
+            if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
+                let name = &llm.info().name;
+                terminal.warn(&format!(
+                    "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
+                     --max-tokens N takes more"
+                ));
+            }
             let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
             Ok(match signal {
                 Some(number) => Exit::Signal(number),
@@ -470,7 +538,7 @@ fn conclude(
         terminal.detail(&report::reuse(started, llm));
     }
     if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
-        terminal.note(&format!("seed {}", outcome.seed));
+        terminal.detail(&format!("seed {}", outcome.seed));
     }
 }
 

@@ -118,9 +118,10 @@ impl Engine {
     /// # Errors
     /// Those of `submit`.
     pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
-        let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
+        let room = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
-        let generation = Generation::new(id, request, max_tokens, &self.pool, now);
+        let usual = self.spec().config.answer_tokens.filter(|_| request.limits.is_open());
+        let generation = Generation::new(id, request, room, &self.pool, now).limited_to(usual);
         if self.bytes(&generation) + self.session_bytes() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }

@@ -94,12 +94,17 @@ impl Dialogue {
         let foreign: Vec<&SavedTurn> =
             self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
         if let Some(last) = foreign.last() {
+            let (count, name) = (self.saved.turns.len(), &last.model.name);
+            let what = match foreign.len() {
+                all if all == count => "this session was started".to_owned(),
+                some => format!("{some} of {count} turns were answered"),
+            };
+            let changed = match *name == self.model.name {
+                true => " when it had other weights, another tokenizer or template",
+                false => "",
+            };
             notices.push(format!(
-                "{} of {} turns were answered by another model ({}), or by this one with other weights, tokenizer or \
-                 template: their text goes on, their tokens are computed anew",
-                foreign.len(),
-                self.saved.turns.len(),
-                last.model.name,
+                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
             ));
         }
         notices

@@ -52,6 +52,14 @@ impl ModelSource {
             ModelSource::BuiltIn(model) => model.path(),
         }
     }
+
+    /// The built-in model, if it is one.
+    pub fn built_in(&self) -> Option<&'static BuiltIn> {
+        match self {
+            ModelSource::BuiltIn(model) => Some(model),
+            ModelSource::Gguf(_) | ModelSource::Folder(_) => None,
+        }
+    }
 }
 
 /// A reference found.
@@ -97,7 +105,7 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
             }
         }
     }
-    let message = format!("aliases lead from one to the next more than {MAX_ALIAS_DEPTH} times");
+    let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
@@ -158,9 +166,8 @@ impl<'a> Search<'a> {
     }
 
     fn local(&self, path: &Path) -> Result<Resolved, LoadError> {
-        if !path.exists() {
-            return Err(LoadError::NotFound(path.to_path_buf()));
-        }
+        // Not `exists`: a folder that may not be entered is another matter than a file that is not there.
+        fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if path.is_dir() { self.local_folder(path) } else { local_file(path) }
     }
 
@@ -299,7 +306,7 @@ fn local_file(path: &Path) -> Result<Resolved, LoadError> {
 }
 
 fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
-    let io = |error: std::io::Error| LoadError::Io { path: path.to_path_buf(), message: error.to_string() };
+    let io = |error: std::io::Error| LoadError::io(path, &error);
     let mut magic = Vec::with_capacity(4);
     fs::File::open(path).map_err(io)?.take(4).read_to_end(&mut magic).map_err(io)?;
     Ok(magic == b"GGUF")
@@ -329,6 +336,11 @@ fn folder_name(path: &Path) -> String {
 fn no_model_in(path: &Path) -> LoadError {
     let message = if path.join("config.json").is_file() {
         "has a config.json but no .safetensors weights (PyTorch .bin files are not read)"
+    } else if ["adapter_config.json", "adapter_model.safetensors"]
+        .iter()
+        .any(|name| path.join(name).is_file())
+    {
+        "is an adapter (LoRA), which llmctl does not apply: give the model that it belongs to, or one that it was merged into"
     } else {
         "holds neither config.json with safetensors nor a GGUF file"
     };

@@ -45,7 +45,7 @@ impl SessionName {
     }
 
     /// The session that a folder of this name holds; `None` when it is no session's.
-    pub(super) fn from_folder(folder: &str) -> Option<Self> {
+    pub fn from_folder(folder: &str) -> Option<Self> {
         let bytes = match folder.strip_prefix('~') {
             Some(dense) => base32_decoded(dense)?,
             None => percent_decoded(folder)?,
