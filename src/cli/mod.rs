@@ -7,6 +7,7 @@ pub mod args;
 pub mod batch;
 pub mod bench;
 pub mod chat;
+pub mod clock;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;

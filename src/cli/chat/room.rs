@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::grouped;
+use super::{counted, grouped};
 use super::talk::{Chat, Keeping};
 use super::turn::{self, Asked};
 use crate::cli::error::CommandError;
@@ -47,7 +47,7 @@ impl Chat<'_> {
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.has_warned {
             self.terminal.warn(&format!(
-                "{}% of the context is used ({} of {} tokens): /compact summarises, /context shows what fills it",
+                "{}% of the context is used ({} of {} tokens); /compact summarises it, /context shows what fills it",
                 used * 100 / size,
                 grouped(used),
                 grouped(size)
@@ -72,20 +72,33 @@ impl Chat<'_> {
             if is_last_resort {
                 return Err(self.too_long(needed));
             }
+            // Where the message is too long by itself, no room can be made for it.
+            let alone = self.tokens_alone(&asked)?;
+            if alone >= size {
+                return Err(self.message_too_long(alone));
+            }
             let oldest = self.at_question(self.oldest(free, needed), free);
             match self.ask_for_room(needed, oldest)? {
                 Choice::Drop => self.drop_oldest(oldest, &mut asked)?,
                 Choice::Compact => self.compact_before(&mut asked)?,
                 Choice::Stop => {
-                    self.terminal.note("(not sent; the message is in the history)");
+                    self.terminal.note("(not sent)");
                     return Ok(None);
                 }
             }
         }
     }
 
+    /// Tokens of the prompt that is left when everything before the message goes.
+    fn tokens_alone(&self, asked: &Asked) -> Result<usize, CommandError> {
+        let system = self.dialogue.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
+        let turn = self.prompted(&Asked { added, ..Asked::default() })?;
+        Ok(turn.tokens().len() + asked.begun.len())
+    }
+
     /// Tokens that an answer should at least have.
-    fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         let most = self.settings.limits().max_tokens.unwrap_or(ROOM);
         ROOM.min(self.context() / 8).min(most).max(1)
     }
@@ -120,7 +133,7 @@ impl Chat<'_> {
             .collect();
         self.terminal.report(&format!(
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
-             drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: the message is not sent",
+             drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: do not send the message",
             grouped(needed),
             grouped(self.context()),
             if oldest == 1 { "turn".to_owned() } else { format!("{oldest} turns") },
@@ -143,6 +156,7 @@ impl Chat<'_> {
         let system = self.dialogue.saved().system().map(str::to_owned);
         let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
         asked.kept = rest.len();
+        asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
             (true, Some(system)) => asked.added.insert(0, Message::system(system)),
             (true, None) => {}
@@ -161,7 +175,7 @@ impl Chat<'_> {
         let mut asked = Asked { kept, ..Asked::default() };
         self.compact_before(&mut asked)?;
         let after = self.dialogue.saved().num_tokens();
-        self.terminal.report(&format!("{} tokens are now {}", grouped(before), grouped(after)));
+        self.terminal.report(&format!("the conversation went from {} to {}", grouped(before), counted(after, "token")));
         Ok(())
     }
 
@@ -175,8 +189,9 @@ impl Chat<'_> {
         let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
-        let turns = if count == 1 { "1 turn is".to_owned() } else { format!("{count} turns are") };
-        self.terminal.note(&format!("{turns} now a summary of {} tokens", grouped(summary.generated.len())));
+        asked.replaces = None; // the copy has it all
+        let (turns, tokens) = (counted(count, "turn"), counted(summary.generated.len(), "token"));
+        self.terminal.note(&format!("{turns} became a summary of {tokens}"));
         Ok(())
     }
 
@@ -206,14 +221,14 @@ impl Chat<'_> {
                 let error = CommandError::usage(
                     "the older turns are a summary already, and the last one leaves no room",
                 );
-                return Err(error.hint("drop the oldest turns, or take the last one back with /undo"));
+                return Err(error.hint("/undo takes the last turn back, /new starts another conversation"));
             }
             if needed + summary_tokens <= self.context() {
                 return Ok((count, turn));
             }
         }
         if needed == 0 {
-            return Err(CommandError::usage("there is no older question to summarise"));
+            return Err(CommandError::usage("there is no older turn to summarise"));
         }
         Err(self.too_long(needed))
     }
@@ -236,7 +251,7 @@ impl Chat<'_> {
         let is_cut = outcome.finish == Finish::MaxTokens;
         let parsed = parse_answer(&self.dialect(), &[], turn.tail(), &said.text, is_cut);
         if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
-            let error = CommandError::usage("there is no summary; the conversation is as it was");
+            let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
             return Err(if parsed.reasoning.is_empty() {
                 error
             } else {
@@ -306,7 +321,7 @@ impl Chat<'_> {
         let Keeping::Saved { name, .. } = &self.keeping else { return Ok(()) };
         let copy = self.free_name(&format!("{name}-whole"))?;
         drop(self.store()?.fork(name, &copy, None)?);
-        self.terminal.note(&format!("the whole conversation stays as session {copy}"));
+        self.terminal.note(&format!("the whole conversation is kept as session {copy}"));
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ use super::think::Think;
 use super::tools::Toolbox;
 use super::turn::LastTurn;
 use super::{ChatArgs, command, command::Next, counted, grouped, spoken};
+use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadedLlm};
 use crate::cli::places::{Kept, Places};
@@ -22,14 +23,14 @@ use crate::cli::report::table;
 use crate::cli::resume;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
-use crate::cli::sessions::{self, local_time};
+use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
-    ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
+    BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
 use crate::runtime::{
     AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
@@ -67,7 +68,7 @@ pub struct Chat<'a> {
     pub editing: Option<usize>,
     pub pace: Pace,
     /// What the last /undo, /redo, /retry, /edit or /reset took away.
-    pub taken: Option<Taken>,
+    pub taken: Option<(Taken, BranchReason)>,
     /// A message that is not part of the conversation yet, and the turns before it.
     pub pending: Option<(usize, String)>,
     /// The warning of a full context has been given.
