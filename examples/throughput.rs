@@ -78,7 +78,7 @@ struct Bench {
 impl Bench {
     fn load(options: &Options) -> Result<Bench, Failure> {
         let source = ModelSource::Gguf(Path::new(&options.model).into());
-        let resolved = Resolved { name: options.model.clone(), source, notices: Vec::new() };
+        let resolved = Resolved::new(options.model.clone(), source);
         let load_options = LoadOptions {
             device: Device::Cpu(options.cpu),
             dtype: None,

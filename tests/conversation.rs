@@ -58,7 +58,7 @@ fn parity_tokenizer(family: &str) -> Tokenizer {
 }
 
 fn model(fingerprint: &str) -> ModelFingerprint {
-    ModelFingerprint { name: "toy".to_owned(), fingerprint: fingerprint.to_owned() }
+    ModelFingerprint { name: "toy".to_owned(), fingerprint: fingerprint.to_owned(), reference: None }
 }
 
 /// A conversation on an engine whose model says what the test wants, letter by letter: other tokens than the tokenizer

@@ -43,6 +43,7 @@ mod serve_stream;
 mod serve_text;
 mod serve_tools;
 mod session;
+mod session_branches;
 mod session_store;
 mod session_transcript;
 mod state_groups;

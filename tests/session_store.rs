@@ -17,7 +17,7 @@ fn name(name: &str) -> SessionName {
 }
 
 fn model(name: &str) -> ModelFingerprint {
-    ModelFingerprint { name: name.to_owned(), fingerprint: format!("{name}-1") }
+    ModelFingerprint { name: name.to_owned(), fingerprint: format!("{name}-1"), reference: None }
 }
 
 /// The `n`th turn (from 1) of a conversation; each keeps all before it, 6 tokens per turn.
@@ -101,7 +101,7 @@ fn a_session_comes_back_with_all_it_had() {
     let first = fs::read_to_string(transcript_path(&folder, "work")).expect("text");
     let header: serde_json::Value =
         serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
-    assert_eq!(header["record"]["schema"], "llmctl.session.v1");
+    assert_eq!(header["record"]["schema"], "llmctl.session.v2");
 }
 
 #[cfg(unix)]
@@ -260,7 +260,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     let (folder, store) = store();
     saved(&store, "a", 1);
     let path = transcript_path(&folder, "a");
-    let body = r#"{"type":"header","schema":"llmctl.session.v2","soul":true}"#;
+    let body = r#"{"type":"header","schema":"llmctl.session.v3","soul":true}"#;
     let line = format!("{{\"crc32\":\"{:08x}\",\"record\":{body}}}\n", crc32_by_the_bit(body.as_bytes()));
     fs::write(&path, &line).expect("written");
     for result in [
@@ -270,7 +270,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     ] {
         let error = result.expect_err("newer");
         assert!(matches!(&error, Error::Store(StoreError::Unsupported { .. })), "{error}");
-        assert!(error.to_string().contains("llmctl.session.v2"), "{error}");
+        assert!(error.to_string().contains("llmctl.session.v3"), "{error}");
     }
     assert_eq!(fs::read_to_string(&path).expect("there"), line);
 }

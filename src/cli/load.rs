@@ -35,8 +35,8 @@ use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, LoadError, NotYet, Request,
-    Sampling, Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, Frontend, LoadError, NotYet,
+    Request, Sampling, Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -383,7 +383,8 @@ impl LoadedTexts {
             ..ModelInfo::default()
         };
         let fingerprint = load::with_template(&identity, speech.template_source());
-        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint };
+        let (name, reference) = (resolved.name.clone(), resolved.reference());
+        let fingerprint = ModelFingerprint { name, fingerprint, reference };
         Self { info, speech, fingerprint, now: OnceCell::new() }
     }
 
@@ -449,6 +450,12 @@ pub struct LoadedLlm {
 impl LoadedLlm {
     pub fn texts(&self) -> &LoadedTexts {
         &self.texts
+    }
+
+    /// Says where the conversations come from; see [`Speech::set_frontend`].
+    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
+        self.texts.speech.set_frontend(frontend);
+        self
     }
 
     pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {

@@ -11,7 +11,7 @@ use super::places::Places;
 use super::report::{ReportFormat, columns, print, print_json};
 use crate::runtime::kv::disk;
 use crate::runtime::session::store::{
-    Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore, now_ms,
+    Branch, ForkOf, Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore, now_ms,
 };
 use crate::runtime::{Error, Finish};
 use crate::template::{Content, DateTime, Message};
@@ -217,6 +217,10 @@ fn summary_json(listed: &Listed) -> Value {
             "created_ms": summary.created_ms,
             "last_used_ms": summary.last_used_ms,
             "model": summary.model.name,
+            "model_reference": summary.model.reference,
+            "id": summary.id,
+            "owner": summary.owner,
+            "fork_of": summary.fork_of.as_ref().map(fork_json),
             "bytes": summary.num_bytes,
             "error": null,
         }),
@@ -224,17 +228,31 @@ fn summary_json(listed: &Listed) -> Value {
     }
 }
 
+/// `branch` is null for a fork that was asked for.
+fn fork_json(fork: &ForkOf) -> Value {
+    let branch = |branch: &Branch| json!({"of": branch.of, "reason": branch.reason.as_str()});
+    json!({"name": fork.name, "turns": fork.turns, "branch": fork.branch.as_ref().map(branch)})
+}
+
 pub(super) fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
     let mut facts = vec![
         ["session".to_owned(), name.to_string()],
         ["model".to_owned(), saved.model.name.clone()],
+        ["reference".to_owned(), saved.model.reference.clone().unwrap_or_else(|| "unknown".to_owned())],
         ["created".to_owned(), utc(saved.created_ms)],
         ["last used".to_owned(), utc(saved.last_used_ms)],
         ["turns".to_owned(), saved.turns.len().to_string()],
         ["tokens".to_owned(), saved.num_tokens().to_string()],
     ];
-    facts.extend(fork.map(|fork| ["fork of".to_owned(), format!("{}, {} turns", fork.name, fork.turns)]));
+    facts.extend(saved.owner.iter().map(|owner| ["owner".to_owned(), owner.clone()]));
+    facts.extend(fork.map(|fork| {
+        let kind = match &fork.branch {
+            None => "fork of".to_owned(),
+            Some(branch) => format!("branch ({}) of", branch.reason.as_str()),
+        };
+        [kind, format!("{}, {}", fork.name, turns(fork.turns))]
+    }));
     let mut text = columns(&facts.into_iter().map(Vec::from).collect::<Vec<_>>());
     for (at, turn) in saved.turns.iter().enumerate() {
         text.push_str(&turn_text(at + 1, turn));
@@ -242,13 +260,20 @@ pub(super) fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) 
     let object = json!({
         "name": name.as_str(),
         "model": saved.model.name,
+        "model_reference": saved.model.reference,
+        "id": saved.id,
+        "owner": saved.owner,
         "created_ms": saved.created_ms,
         "last_used_ms": saved.last_used_ms,
         "tokens": saved.num_tokens(),
-        "fork_of": fork.map(|fork| json!({"name": fork.name, "turns": fork.turns})),
+        "fork_of": fork.map(fork_json),
         "turns": saved.turns.iter().map(|saved| turn_json(saved)).collect::<Vec<_>>(),
     });
     (text, object)
+}
+
+fn turns(count: usize) -> String {
+    if count == 1 { "1 turn".to_owned() } else { format!("{count} turns") }
 }
 
 fn turn_text(number: usize, saved: &SavedTurn) -> String {

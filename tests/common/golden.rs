@@ -118,7 +118,7 @@ pub fn load_model(path: &Path, options: &LoadOptions) -> Result<LoadedModel, Loa
         true => ModelSource::Folder(path.into()),
         false => ModelSource::Gguf(path.into()),
     };
-    let resolved = Resolved { name: path.display().to_string(), source, notices: Vec::new() };
+    let resolved = Resolved::new(path.display().to_string(), source);
     load::load(&resolved, options, &mut |_, _| ())
 }
 

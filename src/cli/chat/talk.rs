@@ -33,8 +33,8 @@ use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
 use crate::runtime::{
-    AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
-    Started,
+    AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
+    Sampling, Started,
 };
 use crate::template::{Dialect, TemplateError, ToolChoice};
 
@@ -130,7 +130,8 @@ impl<'a> Chat<'a> {
             args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
         }
         let input = Input::open(terminal, places.state.as_deref())?;
-        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?;
+        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
+            .for_frontend(Frontend::Chat);
         check_template(&llm)?;
         let model = llm.texts().fingerprint().clone();
         let grammars = grammars(&llm);
@@ -527,7 +528,7 @@ impl Chat<'_> {
 
     fn load(&self) -> Result<LoadedLlm, CommandError> {
         let engine = self.args.engine.resolve(self.keeping != Keeping::Nowhere);
-        let llm = load::load(&self.args.model, engine, self.terminal)?;
+        let llm = load::load(&self.args.model, engine, self.terminal)?.for_frontend(Frontend::Chat);
         check_template(&llm)?;
         Ok(llm)
     }

@@ -51,9 +51,8 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     };
     let mut dialogue = Dialogue::resume(writer, model);
     let exit = take_turn(&name, &mut dialogue, &llm, args, next, terminal);
-    if is_new && dialogue.saved().turns.is_empty() {
-        drop(dialogue);
-        let _ = store.remove(&name); // an empty session is listed, and harms nobody
+    if is_new {
+        let _ = dialogue.remove_if_empty(); // an empty session is listed, and harms nobody
     }
     exit
 }

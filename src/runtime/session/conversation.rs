@@ -9,7 +9,9 @@
 //! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
 
 use super::prefill::common_prefix;
-use super::store::{ModelFingerprint, SavedSession, SavedTurn, SessionWriter, Turn, now_ms};
+use super::store::{
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, Turn, now_ms,
+};
 use super::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
@@ -232,6 +234,47 @@ impl Dialogue {
         self.saved.turns.truncate(turns);
         self.transcript = self.saved.transcript(&self.model);
         Ok(())
+    }
+
+    /// Keeps all turns in a branch of the session, for a caller who is about to take some back or to replace them: the
+    /// branch's name. `None` when there are no turns, or nothing of the conversation is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: nothing may be taken back then.
+    pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
+        self.writer.as_ref().map_or(Ok(None), |writer| writer.keep(reason))
+    }
+
+    /// Goes on with what a branch holds; what this session held becomes a branch (its name), unless the branch holds it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] when the conversation is not saved; as [`SessionWriter::restore`].
+    pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
+        let Some(writer) = &mut self.writer else {
+            return Err(Error::InvalidState("the conversation is not saved"));
+        };
+        let kept = writer.restore(branch)?;
+        self.saved = writer.saved().clone();
+        self.transcript = self.saved.transcript(&self.model);
+        Ok(kept)
+    }
+
+    /// A branch of the session with its first `turns` turns (all when `None`), open for writing; `None` when the
+    /// conversation is not saved. This conversation stays as it is.
+    ///
+    /// # Errors
+    /// As [`SessionWriter::branch`].
+    pub fn branch(&self, turns: Option<usize>, reason: BranchReason) -> Result<Option<Self>> {
+        let Some(writer) = &self.writer else { return Ok(None) };
+        Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
+    }
+
+    /// Ends the conversation. A session that never had a turn is removed: whether it was.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove_if_empty(self) -> Result<bool> {
+        self.writer.map_or(Ok(false), SessionWriter::remove_if_empty)
     }
 }
 

@@ -116,13 +116,13 @@ impl Conversations {
             Place::Disk(store) => {
                 let saved = store.read(name)?;
                 let num_bytes = store.num_bytes(name)?;
-                let summary = summary(&saved, num_bytes);
+                let summary = Summary::of(&saved, num_bytes);
                 Ok((saved, summary))
             }
             Place::Memory(kept) => {
                 let kept = locked(kept);
                 let saved = &kept.get(name).ok_or_else(|| not_found(name))?.saved;
-                Ok((saved.clone(), summary(saved, 0)))
+                Ok((saved.clone(), Summary::of(saved, 0)))
             }
         }
     }
@@ -137,7 +137,7 @@ impl Conversations {
             Place::Memory(kept) => {
                 let listed = |(name, kept): (&SessionName, &Kept)| Listed {
                     name: name.clone(),
-                    summary: Ok(summary(&kept.saved, 0)),
+                    summary: Ok(Summary::of(&kept.saved, 0)),
                 };
                 Ok(locked(kept).iter().map(listed).collect())
             }
@@ -179,7 +179,7 @@ impl Conversations {
             Place::Memory(kept) => kept,
         };
         let mut kept = locked(kept);
-        let mut saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
+        let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         let refuse = |name, message| Err(Error::InvalidParameter { name, message });
         if kept.contains_key(to) {
             return refuse("session", format!("there is a session named {:?} already", to.as_str()));
@@ -190,9 +190,8 @@ impl Conversations {
                 format!("session {:?} has {} turns, not {num_turns}", from.as_str(), saved.turns.len());
             return refuse("turns", message);
         }
-        saved.turns.truncate(num_turns);
-        saved.fork_of = Some(ForkOf { name: from.to_string(), turns: num_turns });
-        saved.created_ms = now_ms();
+        let fork_of = ForkOf { name: from.to_string(), turns: num_turns, branch: None };
+        let saved = saved.forked(fork_of, now_ms());
         let dialogue = Some(Dialogue::look_at(saved.clone(), model.clone()));
         kept.insert(to.clone(), Kept { saved, dialogue });
         Ok(num_turns)
@@ -256,12 +255,10 @@ impl Drop for Opened {
         let is_forgotten = self.dialogue.is_some() && self.is_forgotten();
         let Some(dialogue) = self.dialogue.take() else { return };
         match &self.conversations.shared.place {
-            Place::Disk(store) => {
-                drop(dialogue);
-                if is_forgotten {
-                    let _ = store.remove(&self.name); // an empty session is listed, and harms nobody
-                }
+            Place::Disk(_) if is_forgotten => {
+                let _ = dialogue.remove_if_empty(); // an empty session is listed, and harms nobody
             }
+            Place::Disk(_) => drop(dialogue),
             Place::Memory(kept) if is_forgotten => drop(locked(kept).remove(&self.name)),
             Place::Memory(kept) => {
                 let kept_one = Kept { saved: dialogue.saved().clone(), dialogue: Some(dialogue) };
@@ -273,17 +270,6 @@ impl Drop for Opened {
 
 fn not_found(name: &SessionName) -> Error {
     Error::SessionNotFound(name.to_string())
-}
-
-fn summary(saved: &SavedSession, num_bytes: u64) -> Summary {
-    Summary {
-        turns: saved.turns.len(),
-        tokens: saved.num_tokens(),
-        created_ms: saved.created_ms,
-        last_used_ms: saved.last_used_ms,
-        model: (*saved.model).clone(),
-        num_bytes,
-    }
 }
 
 /// What is behind these locks is whole at every moment, so that a panic elsewhere leaves nothing half-changed.

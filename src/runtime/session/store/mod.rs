@@ -5,8 +5,9 @@
 //! unasked. A conversation is precious and plain: no KV here, and nothing that cannot be read with `jq`.
 //!
 //! `name` maps names to folders, `folder` owns locks and modes, `log` lines and checksums, `record` the format, `saved`
-//! what the records mean, `writer` the one open session. Knows no engine and no tokenizer.
+//! what the records mean, `writer` the one open session, `branch` what is kept of it. Knows no engine and no tokenizer.
 
+mod branch;
 mod folder;
 mod log;
 mod name;
@@ -30,7 +31,7 @@ use crate::runtime::private_files;
 use crate::template::message::Message;
 
 pub use self::name::{MAX_NAME_BYTES, SessionName};
-pub use self::saved::{ForkOf, SavedSession, SavedTurn};
+pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
@@ -38,6 +39,8 @@ const TRANSCRIPT: &str = "transcript.jsonl";
 const UNFINISHED: &str = ".unfinished-";
 /// What a crash left of those is removed after this time.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
+/// How often a session is asked for that others make and remove meanwhile.
+const MAX_TRIES: usize = 100;
 
 /// Which model made a turn: token ids are worth something only to the same one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,10 +49,13 @@ pub struct ModelFingerprint {
     pub name: String,
     /// Anything that is equal only for models with the same vocabulary, template and weights.
     pub fingerprint: String,
+    /// What finds it again, wherever it is asked from: an absolute path, `hf:org/repo@revision:file`, or the name of a
+    /// built-in model. `None` in sessions of older versions.
+    pub reference: Option<String>,
 }
 
 impl ModelFingerprint {
-    /// Whether ids of one mean the same to the other; what they are called does not count.
+    /// Whether ids of one mean the same to the other; what they are called and where they lie does not count.
     pub fn is_same(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
     }
@@ -92,8 +98,18 @@ pub struct Listed {
     pub summary: Result<Summary>,
 }
 
+impl Listed {
+    /// The branch that it is, if it is one.
+    pub fn branch(&self) -> Option<&Branch> {
+        self.summary.as_ref().ok()?.fork_of.as_ref()?.branch.as_ref()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
+    pub id: String,
+    pub owner: Option<String>,
+    pub fork_of: Option<ForkOf>,
     pub turns: usize,
     pub tokens: usize,
     pub created_ms: u64,
@@ -101,6 +117,22 @@ pub struct Summary {
     pub model: ModelFingerprint,
     /// Bytes of the transcript.
     pub num_bytes: u64,
+}
+
+impl Summary {
+    pub fn of(saved: &SavedSession, num_bytes: u64) -> Self {
+        Self {
+            id: saved.id.clone(),
+            owner: saved.owner.clone(),
+            fork_of: saved.fork_of.clone(),
+            turns: saved.turns.len(),
+            tokens: saved.num_tokens(),
+            created_ms: saved.created_ms,
+            last_used_ms: saved.last_used_ms,
+            model: (*saved.model).clone(),
+            num_bytes,
+        }
+    }
 }
 
 /// What `SessionStore::repair` did.
@@ -130,7 +162,21 @@ impl SessionStore {
     /// # Errors
     /// [`Error::InvalidParameter`] when there is one of that name; [`Error::Store`].
     pub fn create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        self.create_saved(name, SavedSession::new(model, now_ms()))
+        self.create_for(name, model, None)
+    }
+
+    /// As [`Self::create`], for the owner of an API key.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_for(
+        &self,
+        name: &SessionName,
+        model: &ModelFingerprint,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = SavedSession { owner: owner.map(str::to_owned), ..SavedSession::new(model, now_ms()) };
+        self.create_saved(name, saved)
     }
 
     /// Opens a session for writing. A torn last line is cut off and reported in the notices.
@@ -146,22 +192,40 @@ impl SessionStore {
         let file = private_files::private_file(OpenOptions::new().append(true), &path);
         let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
-        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices, lock }))
+        let store = self.clone();
+        Ok(SessionWriter::new(Opened { store, name: name.clone(), folder, log, saved, notices, lock }))
     }
 
     /// Opens a session, or creates it.
     ///
     /// # Errors
-    /// As [`Self::open`] and [`Self::create`].
+    /// As [`Self::open`] and [`Self::create`], but never that there is no such session, or one already.
     pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        match self.open(name) {
-            Err(Error::SessionNotFound(_)) => match self.create(name, model) {
-                // Another process was quicker; it may still be in it.
-                Err(Error::InvalidParameter { .. }) => self.open(name),
-                created => created,
-            },
-            opened => opened,
+        self.open_or_create_for(name, model, None)
+    }
+
+    /// As [`Self::open_or_create`], for the owner of an API key. Whose session is opened is for the caller to ask.
+    ///
+    /// # Errors
+    /// As [`Self::open_or_create`].
+    pub fn open_or_create_for(
+        &self,
+        name: &SessionName,
+        model: &ModelFingerprint,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        // Each time round, another process made or removed the session between two calls of this one.
+        for _ in 0..MAX_TRIES {
+            match self.open(name) {
+                Err(Error::SessionNotFound(_)) => {}
+                opened => return opened,
+            }
+            match self.create_for(name, model, owner) {
+                Err(Error::InvalidParameter { name: "session", .. }) => {}
+                created => return created,
+            }
         }
+        Err(Error::SessionBusy(name.to_string()))
     }
 
     /// Reads a session, also while another process writes to it; a line that is being written is not seen.
@@ -209,14 +273,7 @@ impl SessionStore {
         let path = self.path(name).join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
         let (_, saved) = load(&path, &bytes).into_result()?;
-        Ok(Summary {
-            turns: saved.turns.len(),
-            tokens: saved.num_tokens(),
-            created_ms: saved.created_ms,
-            last_used_ms: saved.last_used_ms,
-            model: (*saved.model).clone(),
-            num_bytes: bytes.len() as u64,
-        })
+        Ok(Summary::of(&saved, bytes.len() as u64))
     }
 
     /// Gives a session another name.
@@ -239,16 +296,12 @@ impl SessionStore {
     /// # Errors
     /// [`Error::InvalidParameter`] when there are fewer turns, or the name is taken; as [`Self::read`].
     pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
-        let mut saved = self.read(from)?;
-        let turns = turns.unwrap_or(saved.turns.len());
-        if turns > saved.turns.len() {
-            let message = format!("session {:?} has {} turns, not {turns}", from.as_str(), saved.turns.len());
-            return Err(Error::InvalidParameter { name: "turns", message });
-        }
-        saved.turns.truncate(turns);
-        saved.fork_of = Some(ForkOf { name: from.to_string(), turns });
-        saved.created_ms = now_ms();
-        self.create_saved(to, saved)
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let mut forked = saved.forked(fork_of, now_ms());
+        forked.last_used_ms = saved.last_used_ms;
+        self.create_saved(to, forked)
     }
 
     /// Removes a session and all that lies in its folder.
@@ -258,8 +311,13 @@ impl SessionStore {
     pub fn remove(&self, name: &SessionName) -> Result<()> {
         let folder = self.existing(name)?;
         let lock = folder::lock(&folder, name)?;
+        self.remove_locked(&folder, lock)
+    }
+
+    /// The lock is held until nobody can find the session any more.
+    fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<()> {
         let doomed = self.root.join(unfinished_name());
-        fs::rename(&folder, &doomed).map_err(|error| io_error(&folder, &error))?;
+        fs::rename(folder, &doomed).map_err(|error| io_error(folder, &error))?;
         folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))?;
         drop(lock);
         fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))
@@ -319,8 +377,8 @@ impl SessionStore {
             Ok((log, lock))
         });
         let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
-        let folder = self.path(name);
-        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices: Vec::new(), lock }))
+        let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
+        Ok(SessionWriter::new(Opened { store, name, folder, log, saved, notices, lock }))
     }
 
     fn make_draft(

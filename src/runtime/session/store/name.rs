@@ -11,6 +11,8 @@ use crate::runtime::error::{Error, Result};
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;
+/// What a branch's name takes of its session's: the rest is for the number.
+pub(super) const MAX_BRANCHED_BYTES: usize = MAX_NAME_BYTES - 12;
 /// Percent-encoded names longer than this take the denser form; common file systems allow 255 bytes.
 const MAX_PLAIN_BYTES: usize = 200;
 /// RFC 4648 base 32 in lower case, without padding.
@@ -32,6 +34,24 @@ impl SessionName {
             Some(bad) => refuse(format!("{bad:?} cannot be part of a name")),
             None => Ok(Self(name.to_owned())),
         }
+    }
+
+    /// The name of the `number`th branch of a session: `NAME~1`, the end of a long name cut off.
+    pub(super) fn branch(base: &str, number: usize) -> Self {
+        Self(format!("{}~{number}", &base[..base.len().min(MAX_BRANCHED_BYTES)]))
+    }
+
+    /// A branch's name without its number, and the number.
+    pub(super) fn branch_parts(&self) -> Option<(&str, usize)> {
+        let (base, number) = self.0.rsplit_once('~').filter(|(base, _)| !base.is_empty())?;
+        let is_number = number.starts_with(|c: char| c.is_ascii_digit() && c != '0');
+        let number = number.parse().ok().filter(|_| is_number)?;
+        Some((base, number))
+    }
+
+    /// Whether branches are called so.
+    pub fn is_of_branch(&self) -> bool {
+        self.branch_parts().is_some()
     }
 
     pub fn as_str(&self) -> &str {
