@@ -6,6 +6,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::clock::local_time;
 use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
 use super::report::{ReportFormat, columns, print, print_json};
@@ -14,7 +15,7 @@ use crate::runtime::session::store::{
     Branch, ForkOf, Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore, now_ms,
 };
 use crate::runtime::{Error, Finish};
-use crate::template::{Content, DateTime, Message};
+use crate::template::{Content, Message};
 
 /// List, show and manage saved sessions
 #[derive(Debug, Clone, Args)]
@@ -176,19 +177,32 @@ pub(super) fn not_found(error: Error, store: &SessionStore) -> CommandError {
 }
 
 pub(super) fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
-    let mut listed = store.list()?;
-    let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
-    listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
+    let listed = by_last_use(store)?;
     let folder = places.sessions();
     let object = json!({"folder": folder, "sessions": listed.iter().map(summary_json).collect::<Vec<_>>()});
     if listed.is_empty() {
         let folder = folder.map_or(String::new(), |folder| places.shorten(&folder));
         return Ok((format!("no sessions in {folder}\n"), object));
     }
+    Ok((columns(&rows_of(&listed)), object))
+}
+
+/// The list as a table, its head included.
+pub(super) fn rows(store: &SessionStore) -> Result<Vec<Vec<String>>, CommandError> {
+    Ok(rows_of(&by_last_use(store)?))
+}
+
+fn rows_of(listed: &[Listed]) -> Vec<Vec<String>> {
     let head = ["NAME", "TURNS", "TOKENS", "LAST USED", "MODEL"].map(str::to_owned).to_vec();
     let now = now_ms();
-    let rows: Vec<_> = [head].into_iter().chain(listed.iter().map(|listed| row(listed, now))).collect();
-    Ok((columns(&rows), object))
+    [head].into_iter().chain(listed.iter().map(|listed| row(listed, now))).collect()
+}
+
+fn by_last_use(store: &SessionStore) -> Result<Vec<Listed>, CommandError> {
+    let mut listed = store.list()?;
+    let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
+    listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
+    Ok(listed)
 }
 
 fn row(listed: &Listed, now: u64) -> Vec<String> {
@@ -240,8 +254,8 @@ pub(super) fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) 
         ["session".to_owned(), name.to_string()],
         ["model".to_owned(), saved.model.name.clone()],
         ["reference".to_owned(), saved.model.reference.clone().unwrap_or_else(|| "unknown".to_owned())],
-        ["created".to_owned(), utc(saved.created_ms)],
-        ["last used".to_owned(), utc(saved.last_used_ms)],
+        ["created".to_owned(), when(saved.created_ms)],
+        ["last used".to_owned(), when(saved.last_used_ms)],
         ["turns".to_owned(), saved.turns.len().to_string()],
         ["tokens".to_owned(), saved.num_tokens().to_string()],
     ];
@@ -284,7 +298,7 @@ fn turn_text(number: usize, saved: &SavedTurn) -> String {
     };
     let (prompt, answer) = (turn.usage.prompt_tokens, turn.usage.completion_tokens);
     let mut text =
-        format!("\n-- turn {number}: {}, {prompt} + {answer} tokens, {finish}\n", utc(turn.finished_ms));
+        format!("\n-- turn {number}: {}, {prompt} + {answer} tokens, {finish}\n", when(turn.finished_ms));
     for message in &turn.messages {
         text.push_str(&format!("[{}] {}\n", message.role.as_str(), message_text(message)));
     }
@@ -358,8 +372,8 @@ fn repair(name: &SessionName, repaired: Option<&Repaired>, places: &Places) -> (
     (text, json!({"name": name.as_str(), "damaged_line": line, "turns": turns, "backup": backup}))
 }
 
-fn utc(ms: u64) -> String {
-    DateTime::from_unix(i64::try_from(ms / 1000).unwrap_or_default()).strftime("%F %T UTC")
+fn when(ms: u64) -> String {
+    local_time(ms).strftime("%F %T")
 }
 
 /// How long ago, in its largest whole unit.

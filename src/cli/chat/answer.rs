@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::render::{Markdown, Style, Styled};
 use super::think::Think;
 use super::{grouped, spoken, talk::NOTICEABLE};
-use crate::cli::output::{Output, OutputError, visible};
+use crate::cli::output::{Output, OutputError};
 use crate::cli::run::answer::Sink;
 use crate::cli::terminal::{self, Terminal};
 use crate::runtime::{Started, Token};

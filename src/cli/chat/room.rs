@@ -69,13 +69,13 @@ impl Chat<'_> {
             if has_room || (is_last_resort && needed < size) {
                 return Ok(Some((turn, asked)));
             }
-            if is_last_resort {
-                return Err(self.too_long(needed));
-            }
-            // Where the message is too long by itself, no room can be made for it.
+            // No room can be made for a message that is too long by itself.
             let alone = self.tokens_alone(&asked)?;
             if alone >= size {
                 return Err(self.message_too_long(alone));
+            }
+            if is_last_resort {
+                return Err(self.too_long(needed));
             }
             let oldest = self.at_question(self.oldest(free, needed), free);
             match self.ask_for_room(needed, oldest)? {
@@ -89,8 +89,11 @@ impl Chat<'_> {
         }
     }
 
-    /// Tokens of the prompt that is left when everything before the message goes.
+    /// Tokens of the prompt that is left when everything before the message goes; none where there is no message.
     fn tokens_alone(&self, asked: &Asked) -> Result<usize, CommandError> {
+        if turn::question(&asked.added).is_none() {
+            return Ok(0);
+        }
         let system = self.dialogue.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
         let turn = self.prompted(&Asked { added, ..Asked::default() })?;

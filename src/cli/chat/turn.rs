@@ -251,6 +251,7 @@ impl Chat<'_> {
         if let Some(branch) = branch {
             self.terminal.note(&format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
+        let terminal = self.terminal;
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
             terminal.detail(&report::reuse(started, self.llm()));
