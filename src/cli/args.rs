@@ -367,7 +367,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', hide_short_help = true)]
     pub logit_bias: Vec<TokenBias>,
 
-    /// Seed of the random choices; a drawn one is reported
+    /// Seed of the random choices; a drawn one is shown with -v and --stats, and is in json
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }

@@ -84,7 +84,7 @@ fn value(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Erro
     let long = long.trim_end_matches("...");
     let Some(reason) = reason(&error) else { return error };
     let used = used(command, args);
-    let arg = used.get_arguments().chain(command.get_arguments()).find(|arg| arg.get_long() == Some(long));
+    let arg = find(used, long).or_else(|| find(command, long));
     let from = arg.filter(|arg| !is_on_line(arg, args)).and_then(variable);
     let is_set = |name: &String| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match from.filter(is_set) {
@@ -93,6 +93,12 @@ fn value(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Erro
         None if error.kind() == ErrorKind::InvalidValue => error,
         None => raw(&error, used, format!("--{long}: {reason}")),
     }
+}
+
+/// The flag in the command or below: one that is global stands above the subcommand that was named.
+fn find<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
+    let own = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+    own.or_else(|| command.get_subcommands().find_map(|below| find(below, long)))
 }
 
 fn raw(error: &clap::Error, used: &Command, message: String) -> clap::Error {
@@ -235,6 +241,9 @@ fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> cla
     };
     error.remove(ContextKind::SuggestedArg);
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(*tip)]));
+    // clap's speaks of the flag that it would have suggested.
+    let usage = used.clone().render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     error
 }
 
@@ -304,6 +313,7 @@ mod tests {
         check(&["serve", "--listen", "x"], "'--host ADDRESS' and '--port N'");
         check(&["run", "--attach", "x"], "'--prompt-file FILE'");
         check(&["run", "--json", "x"], "'--output json'");
+        assert!(!parse(&["serve", "--listen", "x"]).contains("--lenient"), "no other flag is suggested");
         check(&["run", "--temprature", "1"], "a similar argument exists: '--temperature'");
         check(&["rnu"], "a similar subcommand exists: 'run'");
     }

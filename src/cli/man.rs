@@ -148,6 +148,9 @@ mod tests {
         for (command, page) in all() {
             for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
                 let (name, id) = (command.get_name(), arg.get_id());
+                if ["help", "version"].contains(&id.as_str()) {
+                    continue; // clap's own, whose text depends on what else there is
+                }
                 let help = arg.get_help().unwrap_or_else(|| panic!("{name}: {id} has no help")).to_string();
                 // The text stands behind the option, not somewhere on the page.
                 let head = match arg.get_long() {
@@ -169,7 +172,8 @@ mod tests {
     fn sections_have_names_and_columns_stay() {
         for (command, page) in all() {
             assert!(!page.contains(".SH EXTRA"), "{}", command.get_name());
-            assert_eq!(page.matches(".nf").count(), page.matches(".fi").count(), "{}", command.get_name());
+            let count = |request: &str| page.lines().filter(|line| *line == request).count();
+            assert_eq!(count(".nf"), count(".fi"), "{}", command.get_name());
         }
         let pages = pages(crate::cli::command());
         let run = pages.iter().find(|page| page.name == "llmctl-run.1").map(plain).expect("a page");

@@ -98,6 +98,9 @@ fn not_cached(reference: &str, candidates: &[String]) -> String {
     let meant: Vec<String> = candidates.iter().cloned().chain(slip).collect();
     let meant = match &*meant {
         [] => String::new(),
+        meant if !reference.contains('/') => {
+            return format!("did you mean {}? `llmctl models` lists what you have", meant.join(" or "));
+        }
         meant => format!("did you mean {}? ", meant.join(" or ")),
     };
     format!(

@@ -396,6 +396,7 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
+    terminal.note(&format!("serving {} (OpenAI's API under /v1)", model.id));
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 

@@ -174,7 +174,7 @@ fn servers_that_cannot_be_measured_are_told_apart() {
     check(&[], 2, "--endpoint");
     check(&["--endpoint", "http://127.0.0.1:1", "--self"], 2, "cannot be used with");
     check(&["--endpoint", "http://127.0.0.1:1", "--rate", "0"], 2, "must be above 0");
-    check(&["--endpoint", "http://127.0.0.1:1", "-N", "0"], 2, "must be at least 1, not 0");
+    check(&["--endpoint", "http://127.0.0.1:1", "-N", "0"], 2, "must be from 1 to ");
     check(&["--endpoint", "http://127.0.0.1:1", "--slo", "itl=5"], 2, "none of ttft, tpot, e2e");
     check(&["--endpoint", "http://127.0.0.1:1", "--trace", "none.csv"], 66, "none.csv");
     let refused = |_: usize, _: &Value| {

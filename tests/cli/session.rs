@@ -120,7 +120,7 @@ fn a_kill_in_the_middle_of_a_turn_keeps_every_finished_one() {
     child.wait().expect("ended");
     assert_eq!(std::fs::read(chat.transcript("k")).expect("a transcript"), before);
     assert_eq!(before.iter().filter(|byte| **byte == b'\n').count(), 4, "a header and three turns");
-    chat.turn("k", &["Four", "-n", "4"]).check(0, "session k: turn 4");
+    chat.turn("k", &["Four", "-n", "4"]).check(0, "continuing session k (3 turns, ");
     assert_eq!(chat.num_turns("k"), 4);
 }
 
@@ -251,7 +251,7 @@ fn sessions_are_listed_renamed_and_removed() {
     run(&["rename", "wrok", "x"]).check(66, "did you mean work?");
     run(&["rename", "work", "play"]).check(2, "\"play\" already");
     assert_eq!(run(&["rename", "work", "job"]).check(0, "").stdout, "session work is now job\n");
-    chat.turn("job", &["Three", "-n", "3"]).check(0, "session job: turn 3");
+    chat.turn("job", &["Three", "-n", "3"]).check(0, "continuing session job (2 turns, ");
     run(&["show", "jbo"]).check(66, "did you mean job?");
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
     run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
@@ -289,7 +289,7 @@ fn damage_is_named_by_line_and_repaired_when_asked() {
     assert!(chat.place.run(&["sessions"]).check(0, "").stdout.contains("cannot be read: "));
     let repaired = chat.place.run(&["sessions", "repair", "d"]);
     assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
-    chat.turn("d", &["Four", "-n", "3"]).check(0, "session d: turn 3");
+    chat.turn("d", &["Four", "-n", "3"]).check(0, "continuing session d (2 turns, ");
 }
 
 #[test]

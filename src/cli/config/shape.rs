@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction};
 
+use crate::cli::args::MaxTokens;
 use crate::cli::explain::reason;
 
 /// How many values a key takes, and of which kind.
@@ -72,6 +73,7 @@ fn scalar(arg: &Arg) -> Scalar {
         of::<i32>(),
         of::<i64>(),
         of::<isize>(),
+        of::<MaxTokens>(),
     ]) {
         Scalar::Integer
     } else {

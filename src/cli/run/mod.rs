@@ -23,6 +23,7 @@ use super::load::{self, LoadedLlm};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
+use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{Error, Finish, Grammar, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
@@ -521,8 +522,17 @@ fn answer(
 }
 
 fn compile(llm: &dyn Llm, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
-    let compile =
-        |source| llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()));
+    let compile = |source: &GrammarSource| {
+        llm.compile(source).map_err(|error| {
+            let error = CommandError::from(error).context(constraint.flag());
+            match source {
+                GrammarSource::Lark(text) if text.contains("::=") => error.hint(
+                    "this looks like GBNF, which llama.cpp takes; --grammar takes Lark, whose rules are `name: ...`",
+                ),
+                _ => error,
+            }
+        })
+    };
     constraint.source.as_ref().map(compile).transpose()
 }
 

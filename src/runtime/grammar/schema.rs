@@ -229,7 +229,7 @@ pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError 
         }
         (GrammarError::Invalid(message), GrammarSource::Regex(_)) => {
             let reason = message.lines().find_map(|line| line.strip_prefix("error: "));
-            GrammarError::Invalid(format!("no regular expression: {}", reason.unwrap_or(&message)))
+            GrammarError::Invalid(format!("not a regular expression: {}", reason.unwrap_or(&message)))
         }
         (error, _) => error,
     }
@@ -376,7 +376,7 @@ pub mod tests {
             "at 1(8): invalid regex \"(\" (in regex): regex parse error:\n    (\nerror: unclosed group\n";
         assert_eq!(
             in_words_of(&regex, explained(message)),
-            GrammarError::Invalid("no regular expression: unclosed group".to_owned())
+            GrammarError::Invalid("not a regular expression: unclosed group".to_owned())
         );
     }
 }
