@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_table_that_is_too_wide_is_a_list() {
-        let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]].map(|row| row.map(str::to_owned).to_vec());
+        let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]]
+            .map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 20), columns(&rows));
         assert_eq!(table(&rows, 16), "NAME\n    TURNS\ntrip\n    2\na-long-name\n");
     }

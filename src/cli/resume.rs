@@ -33,16 +33,20 @@ pub fn model_of(
         // Older sessions have the name only, which leads nowhere but to the model inside llmctl.
         None if model.name == GUIDE.name => GUIDE.name.to_owned(),
         None => {
-            let error = anyhow!("session {name} was started with {}, and does not say where that is", model.name);
+            let error =
+                anyhow!("session {name} was started with {}, and does not say where that is", model.name);
             return Err(CommandError::new(Kind::NotFound, error).hint(hint));
         }
     };
-    models::find(&reference, &Places::from_environment(), &args.aliases).map_err(|error| match error.kind {
-        Kind::NotFound => {
-            let error = anyhow!("session {name} was started with {}, which is missing: {reference}", model.name);
-            CommandError::new(Kind::NotFound, error).hint(hint)
+    models::find(&reference, &Places::from_environment(), &args.aliases).map_err(|error| {
+        match error.kind {
+            Kind::NotFound => {
+                let error =
+                    anyhow!("session {name} was started with {}, which is missing: {reference}", model.name);
+                CommandError::new(Kind::NotFound, error).hint(hint)
+            }
+            _ => error,
         }
-        _ => error,
     })?;
     Ok(ModelArgs { model: Some(reference), ..args.clone() })
 }
@@ -54,8 +58,7 @@ mod tests {
 
     #[test]
     fn an_empty_session_has_no_model_to_go_on_with() {
-        let model =
-            ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
         let name = SessionName::new("s").expect("a name");
         let args = ModelArgs { model: Some("other".to_owned()), ..ModelArgs::default() };
         let chosen = model_of(&args, &name, &SavedSession::new(&model, 0), "--model REF").expect("any");

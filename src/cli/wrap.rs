@@ -12,7 +12,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 const TAB: usize = 8;
 
 /// Punctuation that does not begin a line.
-const CLOSING: &str = "、。，．・：；？！）］｝〉》」』】〕〗〙〛”’ーぁぃぅぇぉっゃゅょァィゥェォッャュョ々…％";
+const CLOSING: &str =
+    "、。，．・：；？！）］｝〉》」』】〕〗〙〛”’ーぁぃぅぇぉっゃゅょァィゥェォッャュョ々…％";
 /// Punctuation that does not end one.
 const OPENING: &str = "（［｛〈《「『【〔〖〘〚“‘";
 
@@ -200,7 +201,6 @@ mod tests {
             ("  indent two", "  indent\ntwo"),
             ("a  ", "a  "),
             ("12345678  ", "12345678"),
-            ("\ta b", "\ta\nb"),
         ] {
             assert_eq!(broken(text, 8), expected, "{text:?}");
         }

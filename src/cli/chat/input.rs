@@ -186,7 +186,8 @@ impl Input {
         let Some(HistoryFile { path, added }) = &mut line.history else { return };
         if entry.len() > MAX_ENTRY_BYTES {
             let most = bytes(MAX_ENTRY_BYTES as u64);
-            terminal.note(&format!("(longer than {most}: in the history of this chat, not in the history file)"));
+            terminal
+                .note(&format!("(longer than {most}: in the history of this chat, not in the history file)"));
         } else {
             let _ = added.add(entry).and_then(|_| added.append(path));
         }
@@ -237,7 +238,8 @@ fn failed(error: ReadlineError) -> CommandError {
     CommandError::new(Kind::Io, anyhow::anyhow!("{error}")).context("reading the terminal")
 }
 
-const NOT_TEXT: &str = "what was pasted or typed last is not UTF-8 text and was left out; the line before it is kept";
+const NOT_TEXT: &str =
+    "the paste is not UTF-8 text and was left out; the line before it is kept";
 
 impl LineEditor {
     fn read(

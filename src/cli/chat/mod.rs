@@ -36,7 +36,7 @@ use talk::Chat;
 
 /// Talk with a model, in sessions that survive a restart
 ///
-/// Every finished turn is saved without asking, with its KV, so that a conversation goes on warm. `/help` in the chat lists its
+/// Every finished turn is saved without asking, with its KV, so that a conversation continues warm. `/help` in the chat lists its
 /// commands. What is piped in is answered line by line.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
@@ -125,6 +125,7 @@ pub struct ScreenArgs {
 const LONG_HELP: &str = "\
 Examples:
   llmctl chat --model ./model.gguf
+  llmctl chat \"How do I use my own model?\"
   llmctl chat --session trip --system \"Be brief.\"
   llmctl chat -c
   llmctl chat --prompt-file notes.md --tools tools.toml
@@ -140,7 +141,11 @@ whole.
 Session:
   A turn is on disk before the prompt comes back; whatever happens then, finished turns stay. `llmctl run --session NAME` and \
 `llmctl sessions` see the same sessions.
-  A session that goes on finds its KV on disk and computes only what is missing; /why says what was, and why.
+  A session continues with its own model, unless --model, LLMCTL_MODEL or /model names another; `model` in a configuration \
+file is for new sessions.
+  What /undo, /retry, /edit and /reset take away stays as a branch of the session, NAME~1 and so on: /redo brings it back, \
+/branches lists the branches, /load opens one. /new keeps the whole session and starts another.
+  A continued session finds its KV on disk and computes only what is missing; /why says what was, and why.
 
 Context:
   The prompt shows how much of the context is used. At 80% there is a warning; when a message does not fit, chat asks \
@@ -169,7 +174,7 @@ Exit codes:
   1    runtime failure
   2    usage
   65   bad input: a damaged model or session, a message that does not fit the context where nobody can be asked
-  66   model or session not found
+  66   model or session not found, or the model of a session is missing
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   not enough memory, or the session is in use
@@ -180,7 +185,8 @@ Exit codes:
 Environment and files:
   LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.
   VISUAL, EDITOR    the editor of Ctrl-X Ctrl-E and /edit
-  $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank is not kept";
+  $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank, or is longer than 32 KiB, \
+is not kept";
 
 /// Runs the subcommand.
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
@@ -279,9 +285,10 @@ fn typed_path(typed: &str) -> PathBuf {
         Some(inner) => expand_home(&inner),
         None if cfg!(unix) && typed.contains('\\') => {
             let mut chars = typed.chars();
-            let unescaped: String =
-                std::iter::from_fn(|| chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) }))
-                    .collect();
+            let unescaped: String = std::iter::from_fn(|| {
+                chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) })
+            })
+            .collect();
             expand_home(&unescaped)
         }
         None => plain,

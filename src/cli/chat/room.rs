@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{counted, grouped};
 use super::talk::{Chat, Keeping};
 use super::turn::{self, Asked};
+use super::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
@@ -178,7 +178,11 @@ impl Chat<'_> {
         let mut asked = Asked { kept, ..Asked::default() };
         self.compact_before(&mut asked)?;
         let after = self.dialogue.saved().num_tokens();
-        self.terminal.report(&format!("the conversation went from {} to {}", grouped(before), counted(after, "token")));
+        self.terminal.report(&format!(
+            "the conversation went from {} to {}",
+            grouped(before),
+            counted(after, "token")
+        ));
         Ok(())
     }
 

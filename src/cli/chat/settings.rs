@@ -56,7 +56,9 @@ impl Settings {
             ("ignore-eos", "on" | "true") => changed.limits.ignore_eos = true,
             ("ignore-eos", "off" | "false") => changed.limits.ignore_eos = false,
             ("ignore-eos", _) => {
-                return Err(CommandError::usage(format!("/set ignore-eos: unknown value {value:?} (on, off)")));
+                return Err(CommandError::usage(format!(
+                    "/set ignore-eos: unknown value {value:?} (on, off)"
+                )));
             }
             _ => {
                 let flag = format!("--{key}={value}");

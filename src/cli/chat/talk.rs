@@ -114,7 +114,8 @@ impl<'a> Chat<'a> {
         settings.sampling.check().map_err(crate::cli::run::flag_error)?;
         let system = system_prompt(&args)?;
         let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
-        let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
+        let think =
+            args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
@@ -363,7 +364,8 @@ impl Chat<'_> {
         if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
             && Some(system.as_str()) != self.dialogue.saved().system()
         {
-            let error = CommandError::usage("the session was started with another system prompt, or without one");
+            let error =
+                CommandError::usage("the session was started with another system prompt, or without one");
             return Err(error.hint("continue it without --system, or start another with --session NAME"));
         }
         self.tell_engine()?;

@@ -116,7 +116,8 @@ impl Think {
             Some(false) => return "thinking: off".to_owned(),
         };
         let shown = if self.is_shown { "shown" } else { "hidden" };
-        let budget = self.budget.map_or(String::new(), |count| format!(", at most {}", counted(count, "token")));
+        let budget =
+            self.budget.map_or(String::new(), |count| format!(", at most {}", counted(count, "token")));
         format!("{is_on}, {shown}{budget}")
     }
 }
@@ -187,7 +188,9 @@ mod tests {
         let always = Some(ReasoningFormat::Think);
         assert_eq!(check("hide", "{{ x }}", always), Ok(()));
         assert_eq!(check("budget 9", "{{ x }}", always), Ok(()));
-        assert!(check("off", "{{ x }}", always).is_err_and(|error| error.contains("cannot turn thinking off")));
+        assert!(
+            check("off", "{{ x }}", always).is_err_and(|error| error.contains("cannot turn thinking off"))
+        );
         assert!(check("budget 9", ASKED, Some(ReasoningFormat::Harmony)).is_err());
     }
 }

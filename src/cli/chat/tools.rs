@@ -232,7 +232,8 @@ enum Part<'a> {
 
 /// `{name}` is an argument, `{{name}}` is `{name}`, any other brace is itself.
 fn parts(word: &str) -> Vec<Part<'_>> {
-    let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
+    let is_name =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
     let braced = |text: &str, open: &str, close: &str| {
         let (name, _) = text.strip_prefix(open)?.split_once(close)?;
         is_name(name).then_some(open.len() + name.len() + close.len())
@@ -439,11 +440,30 @@ mod tests {
 
     #[test]
     fn arguments_fill_words_and_never_make_new_ones() {
-        let tool = tool(&["./run", "{city}", "n={n}", "<{none}>", "{a}{", "{", "{{city}}", "{ city }", "{print $1}"]);
+        let tool = tool(&[
+            "./run",
+            "{city}",
+            "n={n}",
+            "<{none}>",
+            "{a}{",
+            "{",
+            "{{city}}",
+            "{ city }",
+            "{print $1}",
+        ]);
         let arguments = json!({"city": "Oslo; rm -rf /", "n": 3, "a": "{city}"});
         let line = tool.command_line(&arguments, Path::new("/tools"));
-        let expected =
-            ["/tools/./run", "Oslo; rm -rf /", "n=3", "<>", "{city}{", "{", "{city}", "{ city }", "{print $1}"];
+        let expected = [
+            "/tools/./run",
+            "Oslo; rm -rf /",
+            "n=3",
+            "<>",
+            "{city}{",
+            "{",
+            "{city}",
+            "{ city }",
+            "{print $1}",
+        ];
         assert_eq!(line, expected);
     }
 
@@ -453,7 +473,10 @@ mod tests {
         assert_eq!(run(&tool(&["cat"]), json!({"a": [1]})), Ok("{\"a\":[1]}".to_owned()));
         assert_eq!(run(&tool(&["echo", "-n", "{a}"]), json!({"a": "$HOME"})), Ok("$HOME".to_owned()));
         let failed = run(&tool(&["sh", "-c", "echo out; echo err >&2; exit 3"]), json!({}));
-        assert!(failed.as_ref().is_err_and(|text| text.starts_with("exit status: 3\nout\nerr\n")), "{failed:?}");
+        assert!(
+            failed.as_ref().is_err_and(|text| text.starts_with("exit status: 3\nout\nerr\n")),
+            "{failed:?}"
+        );
         let missing = run(&tool(&["/no/such/command"]), json!({}));
         assert_eq!(missing, Err("cannot start /no/such/command (no such file)".to_owned()));
         let long = run(&tool(&["sh", "-c", "yes | head -c 100000"]), json!({})).expect("a success");

@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
-use super::{counted, grouped};
 use super::talk::{Chat, Keeping};
 use super::think::{self, Think};
+use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
@@ -105,7 +105,8 @@ impl Chat<'_> {
             let Some(results) = results else { return Ok(Next::Prompt) };
             asked = Asked { kept: self.dialogue.saved().turns.len(), added: results, ..Asked::default() };
         }
-        self.terminal.warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
+        self.terminal
+            .warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
         Ok(Next::Prompt)
     }
 

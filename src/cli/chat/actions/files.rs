@@ -82,11 +82,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
-    match chat
-        .input
-        .ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?
-        .as_deref()
-    {
+    match chat.input.ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?.as_deref() {
         None => {
             let error = anyhow::anyhow!("{} exists already", path.display());
             Err(CommandError::new(Kind::Io, error).hint("use another name, or remove it first"))

@@ -47,10 +47,8 @@ fn no_argument(name: &str, argument: &str) -> Result<(), CommandError> {
 fn count(name: &str, argument: &str, otherwise: usize) -> Result<usize, CommandError> {
     match argument {
         "" => Ok(otherwise),
-        _ => argument
-            .parse()
-            .ok()
-            .filter(|count| *count > 0)
-            .ok_or_else(|| CommandError::usage(format!("/{name}: expected a number from 1, got {argument:?}"))),
+        _ => argument.parse().ok().filter(|count| *count > 0).ok_or_else(|| {
+            CommandError::usage(format!("/{name}: expected a number from 1, got {argument:?}"))
+        }),
     }
 }

@@ -111,7 +111,9 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         (Keeping::Planned, None) => chat.terminal.report("the session is saved from the first turn on"),
         (Keeping::Nowhere, None) => {
-            return Err(CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on"));
+            return Err(
+                CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on")
+            );
         }
         (Keeping::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
         (Keeping::Saved { name: old, .. }, Some(new)) => {
@@ -169,7 +171,8 @@ fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) 
             chat.change_model(&reference)?;
             let info = chat.llm().info();
             let context = grouped(info.context_tokens);
-            chat.terminal.note(&format!("model {}, context {context}, as session {name} was started with", info.name));
+            chat.terminal
+                .note(&format!("model {}, context {context}, as session {name} was started with", info.name));
             Ok(())
         }
         _ => Ok(()),
@@ -196,9 +199,8 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     let open = chat.name().cloned();
     match (from, open) {
         (None, None) => {
-            return Err(
-                CommandError::usage("this conversation is not saved yet").hint("/save NAME saves it under a name")
-            );
+            return Err(CommandError::usage("this conversation is not saved yet")
+                .hint("/save NAME saves it under a name"));
         }
         (None, Some(open)) => rename_open(chat, &open, &to)?,
         (Some(from), Some(open)) if from == open => rename_open(chat, &open, &to)?,
@@ -240,7 +242,9 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
 pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let open = chat.name().cloned();
     let name = match (argument, &open) {
-        ("", None) => return Err(CommandError::usage("this conversation is not saved: there is nothing to delete")),
+        ("", None) => {
+            return Err(CommandError::usage("this conversation is not saved: there is nothing to delete"));
+        }
         ("", Some(open)) => open.clone(),
         (name, _) => named("delete", name)?,
     };
@@ -365,7 +369,8 @@ fn not_found(error: Error, store: &SessionStore) -> CommandError {
 
 fn named(command: &str, argument: &str) -> Result<SessionName, CommandError> {
     match argument {
-        "" => Err(CommandError::usage(format!("/{command}: expected the name of a session")).hint("/sessions lists them")),
+        "" => Err(CommandError::usage(format!("/{command}: expected the name of a session"))
+            .hint("/sessions lists them")),
         name => shared::parse(name),
     }
 }

@@ -72,7 +72,13 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.terminal.report(&format!("{}, context {}", info.name, grouped(info.context_tokens)));
         return Ok(Next::Prompt);
     }
-    chat.change_model(argument)?;
+    chat.change_model(argument).map_err(|error| match error.hint_text() {
+        Some(hint) if hint.contains("--model ") => {
+            let hint = hint.replace("--model ", "/model ");
+            error.hint(hint)
+        }
+        _ => error,
+    })?;
     chat.args.model.is_named = true;
     let info = chat.llm().info();
     let (name, context) = (info.name.clone(), grouped(info.context_tokens));

@@ -2,10 +2,10 @@
 
 use super::{Done, no_argument};
 use crate::cli::chat::command::Next;
-use crate::cli::chat::{counted, grouped};
 use crate::cli::chat::room::opening;
 use crate::cli::chat::talk::{Chat, Keeping};
 use crate::cli::chat::turn::{Asked, LastTurn};
+use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
 use crate::cli::run::llm::Texts;
@@ -167,7 +167,8 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
     );
     if let Some(difference) = difference {
         let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().vocabulary());
-        let side = |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
+        let side =
+            |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(
             "\n  both:    \"{before}\"\n  session: {}\n  prompt:  {}",
             side(&session),
@@ -187,7 +188,9 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
         ReuseReason::Evicted => "the memory was needed for something else",
         ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",
-        ReuseReason::EngineLost => "the engine that held the conversation has ended, and none of it was on disk",
+        ReuseReason::EngineLost => {
+            "the engine that held the conversation has ended, and none of it was on disk"
+        }
         ReuseReason::Restored => "computed by another process and read from disk, in whole pages",
     }
 }

@@ -83,6 +83,7 @@ fn bring_back(chat: &mut Chat<'_>, taken: Taken) -> Done {
         }
     };
     (chat.last, chat.has_warned) = (None, false);
+    let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
     chat.tell_engine()?;
     let turns = counted(chat.dialogue.saved().turns.len(), "turn");
     chat.terminal.report(&format!("brought back: the conversation has {turns}"));
@@ -143,7 +144,9 @@ pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage("the last answer is complete").hint("type a message to continue"));
     }
     if !last.model.is_same(&chat.model()) {
-        return Err(CommandError::usage("the last answer is another model's").hint("/retry answers with this one"));
+        return Err(
+            CommandError::usage("the last answer is another model's").hint("/retry answers with this one")
+        );
     }
     chat.answer_again(last.turn.generated.clone(), None)
 }

@@ -437,7 +437,10 @@ mod tests {
         };
         assert_eq!(broken("**one** two three"), "**one** two\nthree");
         assert_eq!(broken("- one two three"), "- one two\nthree");
-        assert_eq!(broken("```\none two three\n```\none two three"), "```\none two three\n```\none two\nthree");
+        assert_eq!(
+            broken("```\none two three\n```\none two three"),
+            "```\none two three\n```\none two\nthree"
+        );
         assert_eq!(broken("| one | two three |\none two three"), "| one | two three |\none two\nthree");
         let mut markdown = Markdown::new(false, Some(12));
         assert_eq!(markdown.push("one two thr"), "one two", "what may have to move is not printed yet");
