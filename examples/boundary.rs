@@ -76,7 +76,7 @@ fn options() -> Result<Options, Failure> {
 fn here(options: &Options) -> Result<EngineHandle, Failure> {
     let path = options.model.clone();
     let source = if path.is_dir() { ModelSource::Folder(path) } else { ModelSource::Gguf(path) };
-    let resolved = Resolved { name: options.model.display().to_string(), source, notices: Vec::new() };
+    let resolved = Resolved::new(options.model.display().to_string(), source);
     let load_options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,

@@ -152,6 +152,18 @@ fn piped(place: &Place, more: &[&str], stdin: &str) -> Ran {
 const SHORT: [&str; 4] = ["--session", "s", "-n", "6"];
 
 #[test]
+fn a_saved_conversation_whose_kv_is_gone_is_not_called_unknown() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["-n", "24", "--session", "trip"]);
+    term.say("Tell me of Oslo, its harbour, its hills and its winters");
+    term.leave();
+    std::fs::remove_dir_all(place.path(".cache/llmctl/kv")).expect("there was KV");
+    let mut term = Term::start(&place, &["-n", "6", "--session", "trip"]);
+    term.line("/why", "evicted: its KV is no longer in memory or on disk");
+    term.leave();
+}
+
+#[test]
 fn a_conversation_is_saved_and_goes_on_warm() {
     let place = Place::new();
     let mut term = Term::start(&place, &["-n", "24", "--session", "trip", "--system", "Be brief."]);
@@ -298,7 +310,7 @@ fn sessions_are_named_copied_switched_and_removed() {
     term.send("/delete\r");
     term.expect("remove session journey with 2 turns?");
     term.send("y\r");
-    term.expect("removed session journey and ");
+    term.expect("session journey is removed, with ");
     term.prompt();
     assert_eq!(names_sorted(&place), ["branch", "copy"]);
     term.leave();
@@ -1170,7 +1182,10 @@ fn words_stay_whole_on_a_terminal_and_a_pipe_gets_the_text_as_it_is() {
         let text = ENDLESS.trim_end();
         assert!(!shown.contains(text), "it is longer than a line: {shown:?}");
         let start = shown.find("on and on").expect("the answer");
-        let lines: Vec<&str> = shown[start..].lines().take_while(|line| line.starts_with("on ") || line.starts_with("and ")).collect();
+        let lines: Vec<&str> = shown[start..]
+            .lines()
+            .take_while(|line| line.starts_with("on ") || line.starts_with("and "))
+            .collect();
         assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= usize::from(columns)), "{lines:?}");
         assert_eq!(lines.join(" "), text, "broken between words, and nowhere else");
     }

@@ -227,6 +227,32 @@ fn an_engine_that_cannot_serve_its_configuration_is_refused_by_name() {
     }
 }
 
+#[test]
+fn a_models_own_limit_is_for_requests_without_one() {
+    let engine = |answer_tokens: Option<usize>, period: u32| {
+        let rule: Rule = Box::new(move |history| Ok(one_hot(64, (history[history.len() - 1] + 1) % period)));
+        let config = EngineConfig { answer_tokens, ..Setup::default().config() };
+        let model = Box::new(ToyModel::new(64, rule));
+        Engine::new(model, ToyVocabulary::numbers(64), config).expect("a valid configuration")
+    };
+    let ended = |answer_tokens, period, request: Request| {
+        let answer = run_one(&mut engine(answer_tokens, period), request);
+        (answer.ids().len(), answer.finish().clone())
+    };
+    let (long, short) = (32, 4);
+    assert_eq!(ended(Some(100), long, request(&[0])), (100, Finish::MaxTokens));
+    assert_eq!(ended(None, long, request(&[0])), (255, Finish::ContextFull), "other models have none");
+    assert_eq!(ended(Some(1000), long, request(&[0])), (255, Finish::ContextFull));
+    // An answer that goes round in circles ends before that.
+    assert_eq!(ended(Some(100), short, request(&[0])), (48, Finish::MaxTokens));
+    assert_eq!(ended(None, short, request(&[0])), (255, Finish::ContextFull));
+    // Who names a number, or wants no end, gets it.
+    assert_eq!(ended(Some(100), short, limited(&[0], 120)), (120, Finish::MaxTokens));
+    let mut endless = request(&[0]);
+    endless.limits.ignore_eos = true;
+    assert_eq!(ended(Some(100), short, endless), (255, Finish::ContextFull));
+}
+
 // ---- text
 
 #[test]

@@ -36,7 +36,7 @@ pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
 pub(crate) use error::panic_text;
-pub use error::{Error, GrammarError, LoadError, Result, StoreError};
+pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::process::{Child, Stdio};
 
+use llmctl::runtime::session::store::{BranchReason, SessionName, SessionStore};
 use serde_json::Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};
@@ -191,7 +192,7 @@ fn what_a_session_cannot_do_is_refused_and_leaves_none_behind() {
     chat.turn("x", &["hi", "--raw"]).check(2, "cannot be used with");
     chat.turn("x", &["--batch", "-"]).check(2, "cannot be used with");
     chat.turn("x", &["hi", "--prefill-response", "Sure"]).check(2, "cannot be used with");
-    chat.turn("a b", &["hi"]).check(2, "--session: ' ' cannot be part of a name");
+    chat.turn("a b", &["hi"]).check(2, "--session: name \"a b\": use letters");
     let model = ["run", "--model", &chat.model, "--session", "x", "hi"];
     chat.place.run(&model).check(65, "--session needs one");
     chat.turn("x", &["hi", "--ctx", "4"]).check(65, "the prompt has");
@@ -254,11 +255,113 @@ fn sessions_are_listed_renamed_and_removed() {
     chat.turn("job", &["Three", "-n", "3"]).check(0, "continuing session job (2 turns, ");
     run(&["show", "jbo"]).check(66, "did you mean job?");
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
-    run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
+    run(&["remove", "a/b"]).check(2, "session name \"a/b\": use letters");
     run(&["remove"]).check(2, "<NAME>");
     assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed, with 2 pages of KV\n");
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);
     llmctl(&["sesions"]).check(2, "'sessions'");
+}
+
+#[test]
+fn several_are_removed_at_once_or_none() {
+    let Some(chat) = chat() else { return };
+    for session in ["a", "b", "c"] {
+        chat.turn(session, &["One", "-n", "3"]).check(0, "");
+    }
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    run(&["rm", "a", "zzz"]).check(66, "no session named \"zzz\"");
+    assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 3, "none is removed");
+    let removed = run(&["rm", "b", "a"]).check(0, "").stdout.clone();
+    assert!(
+        removed.starts_with("session a is removed, with 0 pages of KV\nsession b is removed"),
+        "{removed}"
+    );
+    let removed = chat.json(&["sessions", "delete", "--yes", "c"]);
+    assert_eq!(
+        (&removed["removed"], &removed["branches_kept"]),
+        (&serde_json::json!(["c"]), &serde_json::json!([]))
+    );
+    assert!(removed["kv_pages"].as_u64().expect("a number") > 0, "the last that used it: {removed}");
+}
+
+#[test]
+fn a_session_says_what_reopens_its_model() {
+    let Some(chat) = chat() else { return };
+    chat.turn("a", &["One", "-n", "3"]).check(0, "");
+    let absolute = std::fs::canonicalize(&chat.model).expect("there");
+    let reference = chat.shown("a")["model_reference"].as_str().expect("a text").to_owned();
+    assert_eq!(std::fs::canonicalize(&reference).expect("there"), absolute);
+    assert!(std::path::Path::new(&reference).is_absolute(), "{reference}");
+    let list = chat.json(&["sessions"]);
+    assert_eq!(list["sessions"][0]["model_reference"], reference.as_str());
+    assert!(list["sessions"][0]["owner"].is_null() && list["sessions"][0]["fork_of"].is_null());
+}
+
+#[test]
+fn branches_are_listed_below_their_session_and_restored() {
+    let Some(chat) = chat() else { return };
+    for question in ["One", "Two"] {
+        chat.turn("w", &[question, "-n", "3"]).check(0, "");
+    }
+    chat.turn("z", &["One", "-n", "3"]).check(0, "");
+    let name = |name: &str| SessionName::new(name).expect("a name");
+    let store = SessionStore::new(chat.place.path(".local/share/llmctl/sessions"));
+    let mut writer = store.open(&name("w")).expect("opened");
+    writer.keep(BranchReason::Undo).expect("kept");
+    writer.truncate(1).expect("undone");
+    drop(writer);
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    let table = run(&[]).check(0, "").stdout.clone();
+    let names: Vec<&str> =
+        table.lines().map(|line| line.split("  ").find(|cell| !cell.is_empty()).expect("a cell")).collect();
+    assert_eq!(names, ["NAME", "w", "w~1 (undo)", "z"], "{table}");
+    assert!(table.contains("\n  w~1 (undo)"), "{table}");
+    let shown = chat.shown("w~1");
+    assert_eq!(shown["fork_of"]["branch"]["reason"], "undo");
+    assert_eq!(chat.shown("w")["branches"], serde_json::json!(["w~1"]));
+    assert!(run(&["show", "w"]).stdout.ends_with("\nbranches: w~1\n"));
+
+    run(&["restore", "w"]).check(2, "not a branch");
+    assert_eq!(run(&["restore", "w~1"]).check(0, "").stdout, "session w holds what w~1 held\n");
+    assert_eq!(chat.num_turns("w"), 2);
+    run(&["restore", "w~1"]).check(66, "no session named \"w~1\"");
+
+    store.open(&name("w")).expect("opened").keep(BranchReason::Edit).expect("kept");
+    let removed = run(&["remove", "w"]).check(0, "").stdout.clone();
+    assert!(removed.ends_with("\nbranches that are kept: w~1\n"), "{removed}");
+    run(&["restore", "w~1"]).check(66, "makes the branch a session of its own");
+    run(&["rename", "w~1", "v"]).check(0, "");
+    assert!(chat.shown("v")["fork_of"]["branch"].is_null());
+    store.open(&name("v")).expect("opened").keep(BranchReason::Edit).expect("kept");
+    let removed = chat.json(&["sessions", "remove", "v", "--branches"]);
+    assert_eq!(removed["removed"], serde_json::json!(["v", "v~1"]));
+}
+
+#[test]
+fn a_conversation_is_exported_and_purged() {
+    let Some(chat) = chat() else { return };
+    chat.turn("w", &["--system", "S", "Old words", "-n", "3"]).check(0, "");
+    let store = SessionStore::new(chat.place.path(".local/share/llmctl/sessions"));
+    store.open(&SessionName::new("w").expect("a name")).expect("opened").truncate(0).expect("undone");
+    let answer = chat.turn("w", &["--system", "S", "New words", "-n", "3"]).stdout.trim().to_owned();
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    let markdown = run(&["export", "w"]).check(0, "").stdout.clone();
+    assert!(
+        markdown.starts_with("# w\n\n## System\n\nS\n\n## User\n\nNew words\n\n## Assistant\n\n"),
+        "{markdown}"
+    );
+    assert!(markdown.contains(&answer), "{markdown}");
+    let exported = run(&["export", "w", "--as", "json"]).check(0, "").stdout.clone();
+    let exported: Value = serde_json::from_str(&exported).expect("JSON");
+    assert_eq!(exported["messages"][1], serde_json::json!({"role": "user", "content": "New words"}));
+    assert_eq!(exported["messages"].as_array().expect("a list").len(), 3);
+
+    let text = || std::fs::read_to_string(chat.transcript("w")).expect("a transcript");
+    assert!(text().contains("Old words"));
+    let purged = run(&["purge", "w"]).check(0, "").stdout.clone();
+    assert!(purged.contains("of undone or damaged text erased, with "), "{purged}");
+    assert!(!text().contains("Old words") && text().contains("New words"));
+    chat.turn("w", &["Go on", "-n", "3"]).check(0, "session w: turn 2");
 }
 
 #[test]

@@ -238,8 +238,7 @@ fn failed(error: ReadlineError) -> CommandError {
     CommandError::new(Kind::Io, anyhow::anyhow!("{error}")).context("reading the terminal")
 }
 
-const NOT_TEXT: &str =
-    "the paste is not UTF-8 text and was left out; the line before it is kept";
+const NOT_TEXT: &str = "the paste is not UTF-8 text and was left out; the line before it is kept";
 
 impl LineEditor {
     fn read(

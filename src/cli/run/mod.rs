@@ -1,10 +1,11 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
-//! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
-//! generation to stdout; `constraint` is what it must keep to; `session` makes it a turn of a saved conversation;
-//! [`super::batch`] drives many to a file.
+//! `check` refuses what is wrong before anything is read, `prompt` finds out what is asked, `llm` is the loaded model as this
+//! command sees it, `answer` drives one generation to stdout; `constraint` is what it must keep to; `session` makes it a turn
+//! of a saved conversation; [`super::batch`] drives many to a file.
 
 pub mod answer;
+mod check;
 pub mod constraint;
 pub mod llm;
 pub mod prompt;
@@ -24,7 +25,7 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{Error, Finish, Grammar, MAX_LOGPROBS, Outcome, Request, Sampling, Started};
+use crate::runtime::{Error, Finish, Grammar, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
 use constraint::ConstraintArgs;
@@ -275,8 +276,8 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
-    check(&args)?;
-    check_model(&args, terminal)?;
+    check::flags(&args)?;
+    check::model(&args, terminal)?;
     args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
     if args.batch.batch.is_some() {
         return batch::run(&args, terminal);
@@ -299,100 +300,6 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
 
 fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
     load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
-}
-
-/// What can be known to be wrong before anything is read or loaded.
-fn check(args: &RunArgs) -> Result<(), CommandError> {
-    args.sampling.check().map_err(flag_error)?;
-    check_stdin(args)?;
-    let logprobs = args.output.logprobs;
-    if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
-        return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
-    }
-    // From a configuration file: of flags, clap knows.
-    if args.batch.batch.is_none() && args.batch.out.is_some() {
-        return Err(CommandError::usage("--out is for --batch"));
-    }
-    let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
-    if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
-        let hint = "add --output json or --output jsonl";
-        return Err(CommandError::usage("--logprobs: plain text has no room for them").hint(hint));
-    }
-    Ok(())
-}
-
-/// What the built-in model is no good for, and a model that was named where the prompt stands.
-fn check_model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
-    if let Some(word) = args.words.first().filter(|_| args.model.model.is_none())
-        && (args.model.aliases.contains_key(word) || looks_like_a_model(word))
-    {
-        terminal.warn(&format!(
-            "{word:?} looks like a model, and is taken as part of the prompt; a model is named with --model {word}"
-        ));
-    }
-    // A session has a model of its own, which is known when it is opened.
-    match args.session.session.is_some() && !args.model.is_named {
-        true => Ok(()),
-        false => check_built_in(args, terminal),
-    }
-}
-
-/// What the built-in model is no good for.
-fn check_built_in(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
-    let asks_more = args.prompt.name.is_some() || args.constraint.is_given();
-    if args.prompt.dry_run || !asks_more || !load::means_built_in(&args.model) {
-        return Ok(());
-    }
-    if let Some(name) = &args.prompt.name {
-        prompt::StoredPrompt::named(name)?;
-        let message =
-            format!("--prompt {name} needs another model: guide, the built-in one, knows only llmctl");
-        return Err(
-            CommandError::usage(message).hint("name one with --model REF; `llmctl help models` says how")
-        );
-    }
-    terminal.warn(&format!(
-        "guide, the built-in model, knows only llmctl: its answer keeps to {}, and means nothing beyond that",
-        args.constraint.flag()
-    ));
-    Ok(())
-}
-
-/// Whether other tools would take the word for a model: `llama3.2:1b`, `qwen3`, `org/repo:Q4_K_M`, `model.gguf`.
-fn looks_like_a_model(word: &str) -> bool {
-    const FAMILIES: [&str; 10] =
-        ["llama", "qwen", "mistral", "mixtral", "gemma", "phi", "deepseek", "smollm", "tinyllama", "gpt-oss"];
-    let is_name = |text: &str| {
-        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c))
-    };
-    let (name, tag) = match word.split_once(':') {
-        Some((name, tag)) => (name, Some(tag)),
-        None => (word, None),
-    };
-    if !is_name(name) || tag.is_some_and(|tag| !is_name(tag)) || name.contains("//") {
-        return false;
-    }
-    let lower = name.to_ascii_lowercase();
-    let base = lower.rsplit('/').next().unwrap_or(&lower);
-    let rest = FAMILIES.iter().find_map(|family| base.strip_prefix(family));
-    let is_version = |rest: &str| rest.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
-    let has_tag = tag.is_some_and(|tag| tag == "latest" || tag.contains(|c: char| c.is_ascii_digit()));
-    let has_letters = name.contains(|c: char| c.is_ascii_alphabetic());
-    lower.ends_with(".gguf") || rest.is_some_and(is_version) || (has_tag && has_letters && tag != Some("80"))
-}
-
-/// Whoever names stdin wants it read. (`--batch -` is clap's to refuse.)
-fn check_stdin(args: &RunArgs) -> Result<(), CommandError> {
-    let reader = match (&args.prompt.prompt_file, &args.constraint.schema) {
-        _ if args.words == ["-"] => "the prompt -",
-        (Some(path), _) if path.as_os_str() == "-" => "--prompt-file -",
-        (_, Some(schema)) if schema == "-" => "--schema -",
-        _ => return Ok(()),
-    };
-    if args.prompt.no_stdin {
-        return Err(CommandError::usage(format!("{reader} reads stdin, and --no-stdin forbids it")));
-    }
-    Ok(())
 }
 
 /// The engine speaks of parameters, the command line of flags.
@@ -499,25 +406,36 @@ fn answer(
             drop(report);
             let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
             conclude(llm, &outcome, said.started.as_ref(), drawn, &args.output, terminal);
-            if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
-                let name = &llm.info().name;
-                terminal.warn(&format!(
-                    "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
-                     --max-tokens N takes more"
-                ));
-            }
-            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
-            Ok(match signal {
-                Some(number) => Exit::Signal(number),
-                None if is_cut && args.constraint.source.is_some() => {
-                    let flag = args.constraint.flag();
-                    terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
-                    Exit::Cut
-                }
-                None if is_cut && args.output.fail_on_length => Exit::Cut,
-                None => Exit::Success,
-            })
+            Ok(verdict(llm, &outcome, signal, args, terminal))
         }
+    }
+}
+
+/// What the exit code says of an answer, and stderr of one that was cut.
+fn verdict(
+    llm: &dyn Llm,
+    outcome: &Outcome,
+    signal: Option<u8>,
+    args: &RunArgs,
+    terminal: &Terminal,
+) -> Exit {
+    if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
+        let name = &llm.info().name;
+        terminal.warn(&format!(
+            "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
+             --max-tokens N takes more"
+        ));
+    }
+    let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
+    match signal {
+        Some(number) => Exit::Signal(number),
+        None if is_cut && args.constraint.source.is_some() => {
+            let flag = args.constraint.flag();
+            terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
+            Exit::Cut
+        }
+        None if is_cut && args.output.fail_on_length => Exit::Cut,
+        None => Exit::Success,
     }
 }
 
@@ -631,32 +549,6 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_names_stdin_wants_it_read() {
-        let args = |file: Option<&str>, schema: Option<&str>, no_stdin| {
-            let mut args = RunArgs::default();
-            args.prompt.prompt_file = file.map(PathBuf::from);
-            args.prompt.no_stdin = no_stdin;
-            args.constraint.schema = schema.map(str::to_owned);
-            check(&args).map_err(|error| error.to_string())
-        };
-        let refusal = |reader: &str| Err(format!("{reader} reads stdin, and --no-stdin forbids it"));
-        assert_eq!(args(Some("-"), None, true), refusal("--prompt-file -"));
-        assert_eq!(args(Some("ask.txt"), Some("-"), true), refusal("--schema -"));
-        assert_eq!(args(Some("ask.txt"), Some("{}"), true), Ok(()));
-        assert_eq!(args(Some("-"), None, false), Ok(()));
-    }
-
-    #[test]
-    fn a_files_defaults_for_batches_are_no_mistake_elsewhere_but_an_unwritten_out_is() {
-        let args = |any_model, out: Option<&str>| {
-            let batch = BatchArgs { any_model, out: out.map(PathBuf::from), ..BatchArgs::default() };
-            check(&RunArgs { batch, ..RunArgs::default() }).map_err(|error| error.to_string())
-        };
-        assert_eq!(args(true, None), Ok(()));
-        assert_eq!(args(false, Some("x")), Err("--out is for --batch".to_owned()));
-    }
 
     #[test]
     fn late_refusals_name_flags_too() {

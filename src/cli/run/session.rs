@@ -4,7 +4,7 @@
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
 use super::llm::{Rendered, Texts};
-use super::{Finished, RunArgs, answer, check_built_in, dry_run, flag_error, load_model};
+use super::{Finished, RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
 use crate::cli::places::{Kept, Places};
@@ -72,7 +72,7 @@ fn with_model(
         args.model = resume::model_of(&args.model, name, saved, "--model REF")?;
     }
     if !args.model.is_named {
-        check_built_in(&args, terminal)?;
+        check::built_in(&args, terminal)?;
     }
     Ok(args)
 }

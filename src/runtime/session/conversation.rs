@@ -142,7 +142,7 @@ impl Dialogue {
             false => speech.encode_rest(text),
         })?;
         let messages = conversation.messages;
-        let (kept_turns, kept_messages) = self.repeated(&messages);
+        let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
         Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
     }
 
@@ -152,19 +152,9 @@ impl Dialogue {
         DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
     }
 
-    /// How many turns, and messages of them, the conversation begins with.
-    fn repeated(&self, messages: &[Message]) -> (usize, usize) {
-        let (mut num_turns, mut num_messages) = (0, 0);
-        for saved in &self.saved.turns {
-            let ours = &saved.turn.messages;
-            let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
-            if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
-                break;
-            }
-            num_turns += 1;
-            num_messages += ours.len();
-        }
-        (num_turns, num_messages)
+    /// The model that gives the next answers.
+    pub fn model(&self) -> &ModelFingerprint {
+        &self.model
     }
 
     /// Takes the answer to a turn that this conversation prompted. When this returns, the turn is on disk; a cancelled one
@@ -269,6 +259,14 @@ impl Dialogue {
         Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
     }
 
+    /// Ends the conversation and removes its session, where it is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove(self) -> Result<()> {
+        self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
+    }
+
     /// Ends the conversation. A session that never had a turn is removed: whether it was.
     ///
     /// # Errors
@@ -276,6 +274,26 @@ impl Dialogue {
     pub fn remove_if_empty(self) -> Result<bool> {
         self.writer.map_or(Ok(false), SessionWriter::remove_if_empty)
     }
+}
+
+/// How many turns of a conversation the messages begin with: all of them, where they continue it.
+pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
+    repeated(saved, messages).0
+}
+
+/// How many turns, and messages of them, the messages begin with.
+fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
+    let (mut num_turns, mut num_messages) = (0, 0);
+    for saved in &saved.turns {
+        let ours = &saved.turn.messages;
+        let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
+        if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
+            break;
+        }
+        num_turns += 1;
+        num_messages += ours.len();
+    }
+    (num_turns, num_messages)
 }
 
 /// Whether two messages are the same turn of the same conversation, be they spelt differently.

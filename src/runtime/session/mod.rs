@@ -1,6 +1,6 @@
 //! Sessions: sequences that outlive a request. Unnamed ones are driven token by token (`prefill`, `decode_one`, `seek`,
-//! `reset`); named ones lend their sequence to one request at a time and, while idle, may lose their pages but not their
-//! tokens.
+//! `reset`); named ones lend their sequence to one request at a time and, while idle, may lose their pages, and their slot
+//! to another.
 //!
 //! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it until
 //! `reset`. A token that ends the generation is returned but never resident. `stop` takes effect at a token boundary and
@@ -247,6 +247,10 @@ impl Session {
 
     pub fn state(&self) -> SessionState {
         self.state
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state == SessionState::Idle
     }
 
     /// All tokens it stands for, resident or not; empty while they are lent out.
@@ -540,6 +544,14 @@ impl SessionTable {
         let oldest = holding.min_by_key(|(_, session)| (session.state, session.last_used));
         let Some(id) = oldest.map(|(id, _)| id) else { return false };
         self.sessions.get_mut(&id).map(Session::evict).is_some()
+    }
+
+    /// Removes the idle named session used longest ago, `kept` excepted; false when there is none.
+    pub fn remove_oldest(&mut self, kept: Option<SessionId>) -> bool {
+        let named = self.names.values().filter_map(|id| Some((*id, self.sessions.get(id)?)));
+        let idle = named.filter(|(id, session)| session.is_idle() && Some(*id) != kept);
+        let oldest = idle.min_by_key(|(_, session)| session.last_used).map(|(id, _)| id);
+        oldest.is_some_and(|id| self.remove(id))
     }
 
     fn named_mut(&mut self, name: &str) -> Option<&mut Session> {

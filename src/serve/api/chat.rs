@@ -16,16 +16,19 @@ use crate::runtime::Token;
 use crate::serve::App;
 use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::serve::wire::message::tool_call_json;
 use crate::template::ToolCall;
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Chat { ask, streaming, shows_reasoning } = request::chat(&app, body, &headers, request_id)?;
+    let request::Chat { ask, streaming, shows_reasoning } =
+        request::chat(&app, body, &headers, &caller, request_id)?;
     let style = Style {
         num_choices: ask.num_choices,
         logprobs: ask.logprobs.is_some(),
@@ -34,14 +37,15 @@ pub async fn post(
     };
     let head = Head::new(&app, "chatcmpl");
     let running = drive::begin(&app, ask).await?;
+    let placed = reply::PlacedHeader(running.placed.clone());
     match streaming {
         Streaming { is_on: true, .. } => {
             let held = vec![Vec::new(); style.num_choices];
-            Ok(sse::response(running, ChatChunks { head, style, held }))
+            Ok((placed, sse::response(running, ChatChunks { head, style, held })).into_response())
         }
         Streaming { is_on: false, .. } => {
             let collected = collect::all(running).await?;
-            Ok(Json(completion(&head, &style, &collected)).into_response())
+            Ok((placed, Json(completion(&head, &style, &collected))).into_response())
         }
     }
 }
@@ -68,6 +72,8 @@ fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Val
     let mut object = head.object("chat.completion", choices);
     object.insert("usage".to_owned(), reply::usage(&collected.totals));
     object.insert("timings".to_owned(), reply::timings(&collected.totals));
+    let first = collected.choices.first().and_then(|(answer, _)| answer.placed.as_ref());
+    object.extend(first.map(reply::placed));
     Value::Object(object)
 }
 
@@ -136,6 +142,7 @@ impl Chunks for ChatChunks {
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
         let mut chunk = self.delta(choice, json!({}), Some(answer.finish_reason()));
         chunk.insert("timings".to_owned(), reply::choice_timings(answer));
+        chunk.extend(answer.placed.as_ref().map(reply::placed));
         vec![Value::Object(chunk)]
     }
 

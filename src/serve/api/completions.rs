@@ -17,16 +17,19 @@ use crate::runtime::Token;
 use crate::serve::App;
 use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 
 const OBJECT: &str = "text_completion";
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Completion { ask, streaming, echo } = request::completion(&app, body, &headers, request_id)?;
+    let request::Completion { ask, streaming, echo } =
+        request::completion(&app, body, &headers, &caller, request_id)?;
     let (num_choices, logprobs) = (ask.num_choices, ask.logprobs.is_some());
     let head = Head::new(&app, "cmpl");
     let mut running = drive::begin(&app, ask).await?;

@@ -1,10 +1,14 @@
 //! What the answers of all endpoints have in common: who answers, and what it cost.
 
+use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
+use axum::http::HeaderValue;
+use axum::response::{IntoResponseParts, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use super::conversations::Placed;
 use super::turn::{Answered, Totals};
 use crate::runtime::{Reuse, Timings, Token, Usage};
 use crate::serve::App;
@@ -54,6 +58,35 @@ impl Head {
 
     pub fn completion_logprobs(&self, tokens: &[Token], offset: &mut usize) -> Value {
         answer::completion_logprobs(tokens, &|id| self.token_bytes(id), offset)
+    }
+}
+
+/// Where a turn is kept: a member of its answer.
+pub fn placed(placed: &Placed) -> (String, Value) {
+    let Placed { id, kept_turns, branch, is_transient } = placed;
+    let value = json!({
+        "session_id": branch.as_ref().map_or(id.as_str(), |branch| branch.of.as_str()),
+        "transient": is_transient,
+        "branch": branch.as_ref().map(|_| id),
+        "branch_is_new": branch.as_ref().is_some_and(|branch| branch.is_new),
+        "kept_turns": kept_turns,
+    });
+    ("llmctl".to_owned(), value)
+}
+
+/// Tells clients that read headers that their turn went to a branch.
+pub struct PlacedHeader(pub Option<Placed>);
+
+impl IntoResponseParts for PlacedHeader {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+        if let Some(Placed { id, branch: Some(_), .. }) = &self.0
+            && let Ok(id) = HeaderValue::from_str(id)
+        {
+            response.headers_mut().insert("x-llmctl-branch", id);
+        }
+        Ok(response)
     }
 }
 

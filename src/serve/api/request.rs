@@ -7,11 +7,12 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::body::session_of;
-use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
+use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{EngineHandle, Error, Limits, Sampling, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::serve::wire::{Fields, Problems, message, params};
 use crate::template::{Conversation, Message, Role, ToolChoice};
 
@@ -66,6 +67,7 @@ pub fn chat(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Chat, ApiError> {
     let engine = app.engine()?;
@@ -86,7 +88,7 @@ pub fn chat(
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
     fields.end();
     problems.check(model)?;
-    let session = session_of(in_body, headers)?.map(|name| InSession { name, appends });
+    let session = session_of(in_body, appends, headers, caller)?;
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
     let ask = Ask { session, tools, ..common.ask(Prompt::Chat(conversation), request_id) };
@@ -117,6 +119,7 @@ pub fn completion(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
@@ -139,12 +142,14 @@ pub fn completion(
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
-    if session_of(in_body, headers)?.is_some() {
+    let session = session_of(in_body, false, headers, caller)?;
+    if matches!(session, Some(Session::Stored(_))) {
         let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
         return Err(ApiError::unsupported("session_id", message));
     }
     let streaming = common.streaming;
-    Ok(Completion { ask: common.ask(Prompt::Texts(prompts), request_id), streaming, echo })
+    let ask = Ask { session, ..common.ask(Prompt::Texts(prompts), request_id) };
+    Ok(Completion { ask, streaming, echo })
 }
 
 impl Common {
@@ -368,13 +373,18 @@ fn known_role(message: Message, speech: &Speech) -> Message {
     }
 }
 
-fn check_session(session: Option<&InSession>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
+fn check_session(session: Option<&Session>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
     match session {
         None if appends => {
             let message = "session_append: there is no session to append to; give session_id or a header";
             Err(ApiError::invalid("session_append", message))
         }
-        Some(_) if num_choices > 1 => {
+        Some(Session::Transient(_)) if appends => {
+            let message = "session_append: the session is a transient one, as a header of the client says, and keeps \
+                           nothing to append to; give session_id";
+            Err(ApiError::invalid("session_append", message))
+        }
+        Some(Session::Stored(_)) if num_choices > 1 => {
             let message = "n: a session goes on with one answer, so n cannot be more than 1 in one";
             Err(ApiError::unsupported("n", message))
         }

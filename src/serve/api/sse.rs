@@ -125,6 +125,7 @@ impl<C: Chunks> Feed<C> {
 fn comment(progress: Option<Progress>) -> Bytes {
     let text = match progress {
         None => "keep-alive".to_owned(),
+        Some(Progress::Session) => "waiting: the session is busy with another request".to_owned(),
         Some(Progress::Waiting { position }) => format!("waiting: {position} in the queue"),
         Some(Progress::Prompt { done, total, left: None }) => format!("prompt: {done} of {total} tokens"),
         Some(Progress::Prompt { done, total, left: Some(left) }) => {
@@ -142,6 +143,7 @@ mod tests {
     fn comments_say_how_far_it_is() {
         let check = |progress, expected: &str| assert_eq!(comment(progress), format!(": {expected}\n\n"));
         check(None, "keep-alive");
+        check(Some(Progress::Session), "waiting: the session is busy with another request");
         check(Some(Progress::Waiting { position: 3 }), "waiting: 3 in the queue");
         check(Some(Progress::Prompt { done: 0, total: 9, left: None }), "prompt: 0 of 9 tokens");
         let left = Some(Duration::from_millis(1200));

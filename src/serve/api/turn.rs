@@ -8,10 +8,13 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::conversations::Placed;
+use super::transient::TransientKey;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
 /// One request of any wire format.
@@ -25,7 +28,7 @@ pub struct Ask {
     pub limits: Limits,
     pub logprobs: Option<usize>,
     /// The conversation that this is a turn of.
-    pub session: Option<InSession>,
+    pub session: Option<Session>,
     /// What the answer keeps to; not beside tools.
     pub shape: Option<Shape>,
     pub tools: ToolUse,
@@ -80,9 +83,18 @@ pub enum RawText {
     Ids(Vec<u32>),
 }
 
+/// Which conversation a request belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Session {
+    Stored(InSession),
+    /// A client's hint: it costs the request nothing.
+    Transient(TransientKey),
+}
+
 /// The part of a saved conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InSession {
+    pub caller: Caller,
     pub name: SessionName,
     /// The messages are new ones behind those that are saved, instead of the whole conversation.
     pub appends: bool,
@@ -93,6 +105,8 @@ pub struct InSession {
 pub struct Running {
     /// The prompts as text, where the ask was for texts.
     pub prompts: Vec<String>,
+    /// Where the turn goes; nothing yet for one that waits for its session.
+    pub placed: Option<Placed>,
     pub updates: UnboundedReceiver<Update>,
 }
 
@@ -122,6 +136,8 @@ pub enum Update {
 /// Where a request is before its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
+    /// Its session has another request in it.
+    Session,
     /// In the queue, from 1.
     Waiting { position: usize },
     /// Prompt tokens that are computed or were there, and how long the rest will take, once that can be told.
@@ -176,6 +192,8 @@ pub struct Answered {
     pub outcome: Outcome,
     /// How its prompt began.
     pub reuse: Reuse,
+    /// Where the turn is kept, if it is.
+    pub placed: Option<Placed>,
 }
 
 /// Counts and times of all choices together.

@@ -186,7 +186,7 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::PartialPrefix => "the prompt and the session differ after a common beginning",
         ReuseReason::Mismatch => "they differ from the first token, or this model cannot go back",
         ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
-        ReuseReason::Evicted => "the memory was needed for something else",
+        ReuseReason::Evicted => "its KV is no longer in memory or on disk: removed, or its room was needed",
         ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",
         ReuseReason::EngineLost => {
             "the engine that held the conversation has ended, and none of it was on disk"

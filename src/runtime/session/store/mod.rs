@@ -4,24 +4,32 @@
 //! a whole; one process at a time writes to a session, any number read. Damage is reported by line and never repaired
 //! unasked. A conversation is precious and plain: no KV here, and nothing that cannot be read with `jq`.
 //!
-//! `name` maps names to folders, `folder` owns locks and modes, `log` lines and checksums, `record` the format, `saved`
-//! what the records mean, `writer` the one open session, `branch` what is kept of it. Knows no engine and no tokenizer.
+//! `name` maps names to folders, `folder` owns files and modes, `lock` the order of steps on them, `log` lines and checksums, `record` the format, `saved`
+//! what the records mean, `writer` the one open session, `branch` what is kept of it, `listing` what there is, `removal` what
+//! goes, with the pages of KV that `said` names. Knows no engine and no tokenizer.
 
 mod branch;
 mod folder;
+mod listing;
+mod lock;
 mod log;
 mod name;
+mod owners;
 mod record;
+mod removal;
+mod said;
 mod saved;
 mod writer;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use self::folder::{Lock, io_error};
+use self::listing::Summaries;
 use self::log::{End, Log, Scan};
 use self::saved::{Contradiction, replay};
 use self::writer::Opened;
@@ -30,7 +38,10 @@ use super::super::request::{Finish, Sampling, Usage};
 use crate::runtime::private_files;
 use crate::template::message::Message;
 
+pub use self::listing::{Listed, Summary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
+use self::owners::Owners;
+pub use self::removal::{Forgotten, Purged};
 pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
@@ -39,8 +50,6 @@ const TRANSCRIPT: &str = "transcript.jsonl";
 const UNFINISHED: &str = ".unfinished-";
 /// What a crash left of those is removed after this time.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
-/// How often a session is asked for that others make and remove meanwhile.
-const MAX_TRIES: usize = 100;
 
 /// Which model made a turn: token ids are worth something only to the same one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,51 +99,6 @@ impl Turn {
     }
 }
 
-/// One session in a list.
-#[derive(Debug, Clone)]
-pub struct Listed {
-    pub name: SessionName,
-    /// What cannot be read is listed too, with the reason.
-    pub summary: Result<Summary>,
-}
-
-impl Listed {
-    /// The branch that it is, if it is one.
-    pub fn branch(&self) -> Option<&Branch> {
-        self.summary.as_ref().ok()?.fork_of.as_ref()?.branch.as_ref()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    pub id: String,
-    pub owner: Option<String>,
-    pub fork_of: Option<ForkOf>,
-    pub turns: usize,
-    pub tokens: usize,
-    pub created_ms: u64,
-    pub last_used_ms: u64,
-    pub model: ModelFingerprint,
-    /// Bytes of the transcript.
-    pub num_bytes: u64,
-}
-
-impl Summary {
-    pub fn of(saved: &SavedSession, num_bytes: u64) -> Self {
-        Self {
-            id: saved.id.clone(),
-            owner: saved.owner.clone(),
-            fork_of: saved.fork_of.clone(),
-            turns: saved.turns.len(),
-            tokens: saved.num_tokens(),
-            created_ms: saved.created_ms,
-            last_used_ms: saved.last_used_ms,
-            model: (*saved.model).clone(),
-            num_bytes,
-        }
-    }
-}
-
 /// What `SessionStore::repair` did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
@@ -146,15 +110,31 @@ pub struct Repaired {
     pub backup: PathBuf,
 }
 
-/// The sessions below one folder. Touches nothing until asked to.
+/// The sessions below one folder. Touches nothing until asked to. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct SessionStore {
     root: PathBuf,
+    /// Where sessions leave KV.
+    kv: Option<PathBuf>,
+    summaries: Arc<Summaries>,
+    /// Of the owners below the same root, the local user's too.
+    owners: Arc<Owners>,
 }
 
 impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        Self { kv: None, summaries: Arc::default(), owners: Arc::new(Owners::new(root.clone())), root }
+    }
+
+    /// Removes pages of KV below `root` with the sessions that alone used them.
+    pub fn with_kv(self, root: Option<PathBuf>) -> Self {
+        Self { kv: root, ..self }
+    }
+
+    /// Whether there is a session of that name, be it damaged.
+    pub fn exists(&self, name: &SessionName) -> bool {
+        self.existing(name).is_ok()
     }
 
     /// A new session, open for writing.
@@ -214,18 +194,17 @@ impl SessionStore {
         model: &ModelFingerprint,
         owner: Option<&str>,
     ) -> Result<SessionWriter> {
-        // Each time round, another process made or removed the session between two calls of this one.
-        for _ in 0..MAX_TRIES {
-            match self.open(name) {
-                Err(Error::SessionNotFound(_)) => {}
-                opened => return opened,
-            }
-            match self.create_for(name, model, owner) {
-                Err(Error::InvalidParameter { name: "session", .. }) => {}
-                created => return created,
-            }
-        }
-        Err(Error::SessionBusy(name.to_string()))
+        let opened = lock::open_or_begin(
+            || match self.open(name) {
+                Err(Error::SessionNotFound(_)) => Ok(None),
+                opened => opened.map(Some),
+            },
+            || match self.create_for(name, model, owner) {
+                Err(Error::InvalidParameter { name: "session", .. }) => Ok(None),
+                created => created.map(Some),
+            },
+        );
+        opened?.ok_or_else(|| Error::SessionBusy(name.to_string()))
     }
 
     /// Reads a session, also while another process writes to it; a line that is being written is not seen.
@@ -238,28 +217,6 @@ impl SessionStore {
         load(&path, &bytes).into_result().map(|(_, saved)| saved)
     }
 
-    /// All sessions, by name. Folders that are none are passed over.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the folder itself cannot be read; one that does not exist yet holds no sessions.
-    pub fn list(&self) -> Result<Vec<Listed>> {
-        let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(io_error(&self.root, &error)),
-        };
-        let mut listed = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(|error| io_error(&self.root, &error))?;
-            let Some(name) = entry.file_name().to_str().and_then(SessionName::from_folder) else { continue };
-            if entry.path().join(TRANSCRIPT).exists() {
-                listed.push(Listed { summary: self.summary(&name), name });
-            }
-        }
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(listed)
-    }
-
     /// Bytes of a session's transcript.
     ///
     /// # Errors
@@ -267,13 +224,6 @@ impl SessionStore {
     pub fn num_bytes(&self, name: &SessionName) -> Result<u64> {
         let path = self.existing(name)?.join(TRANSCRIPT);
         fs::metadata(&path).map(|metadata| metadata.len()).map_err(|error| io_error(&path, &error))
-    }
-
-    fn summary(&self, name: &SessionName) -> Result<Summary> {
-        let path = self.path(name).join(TRANSCRIPT);
-        let bytes = read_transcript(&path, name)?;
-        let (_, saved) = load(&path, &bytes).into_result()?;
-        Ok(Summary::of(&saved, bytes.len() as u64))
     }
 
     /// Gives a session another name.
@@ -304,23 +254,22 @@ impl SessionStore {
         self.create_saved(to, forked)
     }
 
-    /// Removes a session and all that lies in its folder.
+    /// As [`Self::fork`], to another owner's sessions.
     ///
     /// # Errors
-    /// As [`Self::open`]; a session whose content is damaged can be removed.
-    pub fn remove(&self, name: &SessionName) -> Result<()> {
-        let folder = self.existing(name)?;
-        let lock = folder::lock(&folder, name)?;
-        self.remove_locked(&folder, lock)
-    }
-
-    /// The lock is held until nobody can find the session any more.
-    fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<()> {
-        let doomed = self.root.join(unfinished_name());
-        fs::rename(folder, &doomed).map_err(|error| io_error(folder, &error))?;
-        folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))?;
-        drop(lock);
-        fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))
+    /// As [`Self::fork`].
+    pub fn fork_to(
+        &self,
+        from: &SessionName,
+        (store, to): (&Self, &SessionName),
+        turns: Option<usize>,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let forked = saved.forked(fork_of, now_ms());
+        store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
     /// Keeps what stands before the first damaged line, and the damaged file beside it. `None` when nothing is wrong.

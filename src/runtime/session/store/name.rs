@@ -26,14 +26,17 @@ impl SessionName {
     /// # Errors
     /// [`Error::InvalidParameter`] that says what is wrong with the name.
     pub fn new(name: &str) -> Result<Self> {
-        let refuse = |message: String| Err(Error::InvalidParameter { name: "session", message });
+        let refuse = |message| Err(Error::InvalidParameter { name: "session", message });
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, this one {}", name.len()));
+            let len = name.len();
+            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, not {len}"));
         }
-        match name.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
-            Some(bad) => refuse(format!("{bad:?} cannot be part of a name")),
-            None => Ok(Self(name.to_owned())),
+        if name.chars().any(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
+            return refuse(format!(
+                "name {name:?}: use letters a-z and A-Z, digits and punctuation marks, but no spaces, \"/\" or \"\\\""
+            ));
         }
+        Ok(Self(name.to_owned()))
     }
 
     /// The name of the `number`th branch of a session: `NAME~1`, the end of a long name cut off.
@@ -79,6 +82,11 @@ impl fmt::Display for SessionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The folder of an owner's sessions.
+pub(super) fn owner_folder(owner: &str) -> String {
+    percent_encoded(owner)
 }
 
 fn percent_encoded(name: &str) -> String {

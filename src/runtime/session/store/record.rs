@@ -34,6 +34,11 @@ impl Version {
     }
 }
 
+/// Whether this version reads files of that schema.
+pub fn knows_schema(schema: &str) -> bool {
+    Version::of(schema).is_some()
+}
+
 /// One line. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
 use super::record::{Record, SCHEMA, TurnRecord};
+use super::removal::Forgotten;
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, Turn, log, now_ms};
 use crate::runtime::error::{Error, Result, StoreError};
@@ -126,7 +127,7 @@ impl SessionWriter {
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub fn remove(self) -> Result<()> {
+    pub fn remove(self) -> Result<Forgotten> {
         self.store.remove_locked(&self.folder, self.lock)
     }
 
@@ -139,7 +140,7 @@ impl SessionWriter {
         if self.saved.had_turns {
             return Ok(false);
         }
-        self.remove().map(|()| true)
+        self.remove().map(|_| true)
     }
 
     /// What a new file would say.
