@@ -41,6 +41,9 @@ impl<M: Copy> Wrap<M> {
 
     /// The terminal is this wide from here on. One that became narrower has moved the line itself.
     pub fn resize(&mut self, columns: Option<usize>) {
+        if columns == self.columns {
+            return; // a line that is full stays full
+        }
         self.columns = columns;
         self.column = columns.map_or(self.column, |columns| self.column % columns.max(1));
     }
@@ -230,6 +233,19 @@ mod tests {
         " ok 1234".chars().for_each(|c| wrap.push(c, (), &mut write));
         wrap.flush(&mut write);
         assert_eq!(out, "see let x = 1 ok\n1234");
+    }
+
+    #[test]
+    fn a_full_line_is_full_however_often_the_width_is_asked_for() {
+        let (mut wrap, mut out) = (Wrap::new(Some(8)), String::new());
+        for c in "one four two".chars() {
+            wrap.resize(Some(8));
+            wrap.push(c, (), &mut |c, ()| out.push(c));
+        }
+        wrap.resize(Some(3));
+        wrap.push('x', (), &mut |c, ()| out.push(c));
+        wrap.flush(&mut |c, ()| out.push(c));
+        assert_eq!(out, "one four\ntwox");
     }
 
     #[test]

@@ -276,7 +276,8 @@ impl Chat<'_> {
             (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
             (Finish::MaxTokens, _) if self.own_limit().is_some() => {
-                terminal.note("(cut: the built-in model's answers end before they repeat themselves)");
+                let most = counted(self.own_limit().unwrap_or_default(), "token");
+                terminal.note(&format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
             }
             (Finish::MaxTokens, _) => terminal.warn(
                 "the answer was cut to leave room for your next message; /continue resumes it, /compact makes room",
