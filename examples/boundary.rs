@@ -133,7 +133,11 @@ fn measure(engine: &EngineHandle, options: &Options, round: usize) -> Result<f64
         match event {
             Event::Text { tokens, .. } => times[stream].extend(tokens.iter().map(|_| time)),
             Event::Failed(error) => return Err(error.into()),
-            Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } | Event::Done(_) => {}
+            Event::Queued { .. }
+            | Event::Started(_)
+            | Event::Prefill { .. }
+            | Event::Prompt { .. }
+            | Event::Done(_) => {}
         }
     }
     // While all of them run.

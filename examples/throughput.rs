@@ -123,7 +123,7 @@ impl Bench {
                 Event::Text { tokens, .. } => generated.extend(tokens.iter().map(|token| token.id)),
                 Event::Done(outcome) => return Ok((outcome, generated)),
                 Event::Failed(error) => return Err(error.into()),
-                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } => {}
+                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } | Event::Prompt { .. } => {}
             }
         }
         Err("the engine went away".into())

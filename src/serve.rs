@@ -79,6 +79,10 @@ pub struct ServedModel {
 pub struct Settings {
     /// Fields that are not known are passed over instead of refused.
     pub lenient: bool,
+    /// `max_tokens` beyond the context is refused instead of lowered to what the prompt leaves.
+    pub strict_limits: bool,
+    /// Objects of schemas may have members that the schema does not name, unless it forbids them.
+    pub schema_open: bool,
     /// How long a request may take, waiting included; nothing: as long as it takes.
     pub deadline: Option<Duration>,
     /// How this model writes tool calls and reasoning, where its template does not show it.

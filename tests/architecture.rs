@@ -24,7 +24,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["load"],
     &["model", "sample"],
     &["request"],
-    &["grammar"], // a request carries its grammar, which is made from a tokenizer
+    &["grammar", "infill"], // a request carries its grammar, which is made from a tokenizer
     &["text", "kv"],
     &["backend"],
     &["memory"],

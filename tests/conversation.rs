@@ -168,7 +168,7 @@ fn sorted(events: Vec<Event>) -> (Started, Outcome, Vec<u32>, String) {
                 generated.extend(tokens.iter().map(|token| token.id));
             }
             Event::Done(event) => outcome = Some(event),
-            Event::Queued { .. } | Event::Prefill { .. } => {}
+            Event::Queued { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
             Event::Failed(error) => panic!("{error}"),
         }
     }

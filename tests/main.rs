@@ -39,6 +39,7 @@ mod real_models;
 mod same_answer;
 mod serve_chat;
 mod serve_clients;
+mod serve_fields;
 mod serve_ops;
 mod serve_owners;
 mod serve_retry;

@@ -324,7 +324,8 @@ async fn one_turn_at_a_time() {
     for (_folder, server) in both() {
         Client::new(&server, "s").says("one?").await;
         server.gate.close_after(20);
-        let long = ask(FREE, json!({"stream": true, "max_tokens": 500, "session_id": "s"}));
+        let long = json!({"stream": true, "max_tokens": 500, "session_id": "s", "session_append": true});
+        let long = ask(FREE, long);
         let response = server.send(request(Method::POST, PATH, &[], Some(long))).await;
         assert_eq!(response.status(), StatusCode::OK);
         for reply in [server.chat("two?", json!({"session_id": "s"})).await, reset_later(&server).await] {

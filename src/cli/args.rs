@@ -553,7 +553,7 @@ impl LimitArgs {
             Some(MaxTokens::NoLimit) => (Some(usize::MAX), Overflow::Clamp),
         };
         let stop = self.stop.clone();
-        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, deadline: None, overflow }
+        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, overflow, ..Limits::default() }
     }
 }
 

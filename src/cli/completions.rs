@@ -80,7 +80,8 @@ fn named(command: Command) -> Command {
     let command = match command.get_name() {
         "sessions" => command.mut_subcommands(|below| {
             below.mut_args(|arg| match arg.get_id().as_str() {
-                "name" | "from" if arg.is_positional() => with(arg, sessions),
+                "to" => arg, // a name that no session has yet
+                _ if arg.is_positional() => with(arg, sessions),
                 _ => arg,
             })
         }),
@@ -266,11 +267,16 @@ mod tests {
             (&["bench", "serve"], "model"),
             (&["run"], "prompt"),
             (&["sessions", "show"], "name"),
-            (&["sessions", "remove"], "name"),
             (&["sessions", "rename"], "from"),
             (&["models", "show"], "reference"),
         ] {
             assert!(completes(path, id), "{path:?} {id}");
+        }
+        let sessions = command.find_subcommand("sessions").expect("a subcommand");
+        for below in sessions.get_subcommands().filter(|below| below.get_name() != "rename") {
+            let names = below.get_positionals().next();
+            let is_completed = names.is_none_or(|names| names.get::<ArgValueCompleter>().is_some());
+            assert!(is_completed, "{}", below.get_name());
         }
         assert!(!completes(&["sessions", "rename"], "to"));
         assert!(!completes(&["run"], "words"));

@@ -236,7 +236,7 @@ fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> cla
     let used = used(command, args);
     let has = |flag: &&str| used.get_arguments().any(|arg| arg.get_long() == Some(*flag));
     let entry = FLAGS.iter().find(|(names, ..)| names.contains(&name));
-    let Some((_, _, tip)) = entry.filter(|(_, flags, _)| flags.iter().all(|flag| has(&flag))) else {
+    let Some((_, _, tip)) = entry.filter(|(_, flags, _)| flags.iter().all(has)) else {
         return error;
     };
     error.remove(ContextKind::SuggestedArg);

@@ -422,6 +422,14 @@ impl Texts for LoadedTexts {
     fn vocabulary(&self) -> &dyn Vocabulary {
         &**self.speech.tokenizer()
     }
+
+    fn template_reads(&self, variable: &str) -> bool {
+        self.speech.template_reads(variable)
+    }
+
+    fn template_says(&self, word: &str) -> bool {
+        self.speech.template_knows_role(word).unwrap_or(false)
+    }
 }
 
 impl From<TemplateError> for CommandError {
@@ -507,6 +515,14 @@ impl Texts for LoadedLlm {
 
     fn vocabulary(&self) -> &dyn Vocabulary {
         self.texts.vocabulary()
+    }
+
+    fn template_reads(&self, variable: &str) -> bool {
+        self.texts.template_reads(variable)
+    }
+
+    fn template_says(&self, word: &str) -> bool {
+        self.texts.template_says(word)
     }
 }
 

@@ -204,8 +204,22 @@ impl CapacityArgs {
 #[command(next_help_heading = "Requests")]
 pub struct AnswerArgs {
     /// Pass over unknown fields of requests instead of refusing them
+    ///
+    /// Known fields with values that this server has nothing for are passed over as well. What had no effect is named in the
+    /// response header x-llmctl-ignored.
     #[arg(long)]
     pub lenient: bool,
+
+    /// Refuse max_tokens beyond the context instead of lowering it to what the prompt leaves
+    #[arg(long, hide_short_help = true)]
+    pub strict_limits: bool,
+
+    /// Read JSON Schemas as their standard does: objects may have members that the schema does not name
+    ///
+    /// By default an object with `properties` has only those, unless `additionalProperties` says otherwise: small models would
+    /// go on inventing members. A request overrides this with `schema_open`.
+    #[arg(long, hide_short_help = true)]
+    pub schema_open: bool,
 
     /// Ask the model not to think unless a request does; for templates that know `enable_thinking`
     #[arg(long, hide_short_help = true)]
@@ -480,6 +494,8 @@ fn settings(args: &ServeArgs) -> Settings {
     let answers = &args.answers;
     Settings {
         lenient: answers.lenient,
+        strict_limits: answers.strict_limits,
+        schema_open: answers.schema_open,
         deadline: args.limits.request_timeout.map(|span| span.0),
         tool_format: answers.tool_format,
         reasoning_format: answers.reasoning_format,

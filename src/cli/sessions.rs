@@ -105,20 +105,23 @@ Examples:
   llmctl sessions remove --branches trip
 
 Branches:
-  What is undone, edited away or reset, and a request over HTTP that does not continue its session, is kept as a branch:
-  a session named NAME~1, NAME~2 and so on, listed below its session. `sessions restore NAME~1` puts it back; `sessions
-  rename NAME~1 OTHER` makes it a session of its own. A branch stays until it is removed.
+  What is undone, edited away or reset, and a request over HTTP that does not continue its session,
+  is kept as a branch: a session named NAME~1, NAME~2 and so on, listed below its session.
+  `sessions restore NAME~1` puts it back; `sessions rename NAME~1 OTHER` makes it a session of its
+  own. A branch stays until it is removed.
 
 Where text lies, and for how long:
-  Sessions are not encrypted; their files are for your user only. A conversation stays until `sessions remove`, which
-  erases its file and the KV on disk that no other session uses. Turns that were undone without a branch stay in the
-  file until `sessions purge`. KV of requests without a session goes when room is needed (--kv-disk). What was typed in
-  chat is also in its history, $XDG_STATE_HOME/llmctl/history.
+  Sessions are not encrypted; their files are for your user only. A conversation stays until
+  `sessions remove`, which erases its file and the KV on disk that no other session uses. Turns
+  that were undone stay in the file until `sessions purge`. KV of requests without a session goes
+  when room is needed (--kv-disk). What was typed in chat is also in its history,
+  $XDG_STATE_HOME/llmctl/history.
 
 Files:
-  $XDG_DATA_HOME/llmctl/sessions/    a folder per session, with its conversation in transcript.jsonl. In the name of the
-                                     folder, capitals and marks are written %XX, because some file systems do not tell
-                                     upper from lower case: Trip is %54rip, trip~1 is trip%7e1
+  $XDG_DATA_HOME/llmctl/sessions/    a folder per session, with its conversation in
+                                     transcript.jsonl. Folder names have no capitals and few
+                                     marks, as some file systems need it: Trip is %54rip, trip~1
+                                     is trip%7e1
   $XDG_CACHE_HOME/llmctl/kv/         pages of KV: what the model computed, and of which tokens
 
 Exit codes:

@@ -13,12 +13,16 @@ use super::error::{Error, Result};
 use super::grammar::GrammarState;
 use super::kv::{PageName, PagePool};
 use super::repetition::repeats;
-use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
+use super::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
-use super::step::{Feed, Input};
+use super::step::{Feed, Input, Scores};
 use super::text::{StopMatcher, Utf8Stream, Vocabulary};
+
+/// Tokens of a prompt in a step when their log-probabilities are asked for: each takes a row of logits, which are as many as
+/// there are tokens in the vocabulary.
+const MAX_SCORED_ROWS: usize = 16;
 
 /// Names a request of one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +50,8 @@ pub struct Generation {
     grammar: Option<GrammarState>,
     /// The last sampled token and those forced after it, when there are any: delivered, and the last of them to be computed.
     forced: Vec<u32>,
+    /// Log-probabilities of prompt tokens that nobody has been told yet.
+    scores: Vec<Logprob>,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -85,6 +91,7 @@ impl Generation {
             turn: 0,
             grammar: None,
             forced: Vec::new(),
+            scores: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
@@ -175,9 +182,14 @@ impl Generation {
         self.emit(events, Event::Started(started));
     }
 
+    /// Whether it has to compute all of its prompt.
+    pub fn scores_prompt(&self) -> bool {
+        self.request.prompt_logprobs.is_some()
+    }
+
     /// Takes over what others have computed of the prompt in the meantime.
     pub fn catch_up(&mut self) {
-        if self.prompt_left() > 1 {
+        if self.prompt_left() > 1 && !self.scores_prompt() {
             self.num_cached += self.sequence.catch_up(&self.request.prompt, self.request.prompt.len() - 1);
         }
     }
@@ -185,7 +197,8 @@ impl Generation {
     /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
-        let (name, _) = table.next_name(&self.request.prompt).filter(|_| table.is_shareable())?;
+        let may_share = table.is_shareable() && !self.scores_prompt();
+        let (name, _) = table.next_name(&self.request.prompt).filter(|_| may_share)?;
         Some(name)
     }
 
@@ -198,15 +211,21 @@ impl Generation {
     /// What goes into the next step: `rows` tokens of the prompt or of forced ones, or the pending token.
     pub fn feed(&mut self, rows: usize) -> Feed<'_> {
         let left = self.rows_left();
+        let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
+        let rows = if scored.is_some() { rows.min(MAX_SCORED_ROWS) } else { rows };
         let known = if self.prompt_left() > 0 { &self.request.prompt } else { &self.forced };
         let chunk = &known[known.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
+        let following = &known[(known.len() - left + 1).min(known.len())..];
+        let following = &following[..following.len().min(chunk.len())];
         let input = match left {
             0 => Input::Pending,
-            _ if chunk.len() < left => Input::Chunk(chunk),
+            _ if chunk.len() < left || self.max_tokens == 0 => Input::Chunk(chunk),
             _ => Input::LastChunk(chunk),
         };
+        let found = &mut self.scores;
+        let scores = scored.map(|num_alternatives| Scores { following, num_alternatives, found });
         let grammar = self.grammar.as_mut();
-        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar }
+        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar, scores }
     }
 
     /// Takes note of a step that went well; true when the generation has ended with it.
@@ -215,8 +234,13 @@ impl Generation {
             let total = self.request.prompt.len();
             self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
         }
+        if !self.scores.is_empty() {
+            let logprobs = std::mem::take(&mut self.scores);
+            self.emit(events, Event::Prompt { logprobs });
+        }
         let ended = match self.sequence.pending().cloned() {
             Some(token) => self.accept_with_forced(token, spec, vocabulary, events),
+            None if self.max_tokens == 0 && self.prompt_left() == 0 => Ok(Some(Finish::MaxTokens)),
             None if self.is_complete() => Ok(Some(Finish::Complete)),
             None => Ok(None),
         };
@@ -265,6 +289,9 @@ impl Generation {
         self.clock.first_token.get_or_insert(now);
         // A grammar allows such a token under ignore_eos only where nothing else can come.
         if spec.ends_generation(token.id) && (!self.request.limits.ignore_eos || self.grammar.is_some()) {
+            return Ok(Some(Finish::Eos(token.id)));
+        }
+        if self.request.limits.stop_ids.contains(&token.id) {
             return Ok(Some(Finish::Eos(token.id)));
         }
         if self.request.prompt.len() + self.num_generated >= spec.context_length() {

@@ -10,6 +10,7 @@ pub mod generation;
 pub mod grammar;
 pub mod handle;
 pub mod hints;
+pub mod infill;
 pub mod kernel;
 pub mod kv;
 pub mod load;

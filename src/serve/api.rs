@@ -41,6 +41,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/completions", post(completions::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/apply-template", post(text::apply_template))
         .route("/v1/sessions", get(listing::list))
         .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))

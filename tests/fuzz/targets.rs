@@ -17,7 +17,8 @@ use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
 use llmctl::runtime::worker::protocol::{Call, Op, Reply};
 use llmctl::runtime::{Error, Limits, Sampling, StoreError};
-use llmctl::serve::wire::{Fields, Problems, message, params};
+use llmctl::serve::wire::switches::Template;
+use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
 use llmctl::template::{
     ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, Piece, ReasoningFormat,
     RenderOptions, Role, SpecialTokens, ToolCall, ToolCallFormat, parse_answer,
@@ -372,11 +373,14 @@ pub fn http_body(data: &[u8]) -> bool {
     for lenient in [false, true] {
         let mut problems = Problems::new(lenient);
         let mut fields = Fields::new(body.clone(), &mut problems);
-        let messages = message::messages(&mut fields);
+        let messages = message::messages(&mut fields, &|_| true);
         let sampling = params::sampling(&mut fields, &Sampling::default());
-        let limits = params::limits(&mut fields, &Limits::default());
+        let limits = params::limits(&mut fields, &Limits::default(), false);
         params::logprobs(&mut fields, None);
-        params::response_format(&mut fields, None);
+        let template = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+        switches::switches(&mut fields, template, None);
+        tools::asked(&mut fields);
+        shape::shape(&mut fields, false);
         params::labels(&mut fields);
         fields.end();
         let _ = sampling.validate(usize::MAX);
@@ -394,7 +398,7 @@ fn come_back(messages: &[Message]) {
     let mut problems = Problems::default();
     let body = Map::from_iter([("messages".to_owned(), Value::from(sent.clone()))]);
     let mut fields = Fields::new(body, &mut problems);
-    let read = message::messages(&mut fields);
+    let read = message::messages(&mut fields, &|_| true);
     fields.end();
     assert!(problems.check(Ok(())).is_ok(), "{sent:?}");
     let again: Vec<Value> = read.iter().map(message::message_json).collect();

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
+use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::OutputError;
@@ -29,6 +30,7 @@ use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::{Finish, Outcome, Request, Token, Usage};
 use crate::serve::wire::answer::{self, TokenBytes};
+use crate::serve::wire::switches::Template;
 use crate::template::{Content, Conversation, Message};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
@@ -66,6 +68,8 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         system,
         raw: args.prompt.raw,
         grammar: args.constraint.source.clone(),
+        strict_limits: args.limits.overflow == Some(OverflowPolicy::Refuse),
+        schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
@@ -195,6 +199,9 @@ impl<'a> Batch<'a> {
                 continue;
             };
             self.note_system(&id, number, &row, progress, terminal);
+            for warning in row.iter().flat_map(warnings) {
+                progress.suspend(|| terminal.detail(&format!("row {id:?} (line {number}): {warning}")));
+            }
             let row = row.map(|row| self.plain_text(row, progress, terminal));
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
                 Ok(Answered::Body(body, usage)) => Ok((body, usage)),
@@ -219,7 +226,11 @@ impl<'a> Batch<'a> {
     /// The row's name and what is to be done with it; `None` when an earlier run did it.
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
-            false => parse(line, number, self.defaults),
+            false => {
+                let reads = |name: &str| self.llm.template_reads(name);
+                let says = |word: &str| self.llm.template_says(word);
+                parse(line, number, self.defaults, Template { reads: &reads, says: &says })
+            }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
                 (format!("line-{number}"), Err(RowError::new("row_too_long", message)))
@@ -392,6 +403,7 @@ fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> V
         Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
         Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),
     });
+    let warnings = warnings(row);
     let (object, said) = match row.form {
         Form::Chat => {
             ("chat.completion", ("message", json!({"role": "assistant", "content": collected.text})))
@@ -412,8 +424,14 @@ fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> V
         "llmctl": {
             "seed": outcome.seed,
             "timings": timings_json(&outcome.timings, &outcome.usage, llm.info()),
+            "warnings": warnings,
         },
     })
+}
+
+/// What of a row had no effect, one sentence each.
+fn warnings(row: &Row) -> Vec<String> {
+    row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
 }
 
 #[cfg(test)]
@@ -594,6 +612,7 @@ not json
                 limits: Default::default(),
                 logprobs: Some(2),
                 grammar: None,
+                ignored: Vec::new(),
             }
         };
         let defaults = Defaults::default();

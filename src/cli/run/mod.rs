@@ -441,15 +441,7 @@ fn verdict(
 
 fn compile(llm: &dyn Llm, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
     let compile = |source: &GrammarSource| {
-        llm.compile(source).map_err(|error| {
-            let error = CommandError::from(error).context(constraint.flag());
-            match source {
-                GrammarSource::Lark(text) if text.contains("::=") => error.hint(
-                    "this looks like GBNF, which llama.cpp takes; --grammar takes Lark, whose rules are `name: ...`",
-                ),
-                _ => error,
-            }
-        })
+        llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()))
     };
     constraint.source.as_ref().map(compile).transpose()
 }

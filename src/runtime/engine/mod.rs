@@ -20,9 +20,9 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
-use crate::runtime::request::{Finish, Request};
+use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
 use crate::runtime::schedule::{self, Budget, Running, StepPlan};
-use crate::runtime::sequence::Resumed;
+use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::session::{Lent, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::runtime::step::{Executor, Feed};
@@ -237,6 +237,11 @@ impl Engine {
 
     /// What there is to begin a request with, from its session or the index.
     fn resume(&mut self, generation: &Generation, num_indexed: Option<usize>) -> Resumed {
+        if generation.scores_prompt() {
+            let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
+            let sequence = Sequence::new(&self.pool);
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
+        }
         let lent = match generation.session() {
             Some(name) => self.sessions.lend(name, &self.pool),
             None => Lent::nothing(&self.pool),

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
-use super::GrammarSource;
+use super::{GrammarSource, satisfiable};
 use crate::runtime::error::GrammarError;
 
 /// Arrays and objects within each other.
@@ -95,6 +95,7 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     simplify(&mut schema);
     let whole = Value::Object(schema);
     check_chain(&whole)?;
+    satisfiable::check(&whole)?;
     let Value::Object(mut schema) = whole else { unreachable!("made above") };
     schema.insert(OPTIONS.to_owned(), layout());
     Ok(Value::Object(schema))

@@ -361,7 +361,7 @@ impl Session {
     }
 
     fn step(&mut self, executor: &mut Executor, input: Input<'_>, sampling: &Sampling) -> Result<()> {
-        let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling, grammar: None }];
+        let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
         executor.step(&mut feeds).pop().expect("one result per feed")
     }
 

@@ -31,12 +31,23 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
         })?;
         let malformed =
             |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);
-        match serde_json::from_slice(&bytes) {
+        match parsed(bytes).await {
             Ok(Value::Object(members)) => Ok(Self(members)),
             Ok(_) => Err(malformed("the body is not a JSON object".to_owned())),
             Err(error) => Err(malformed(format!("the body is not JSON: {error}"))),
         }
     }
+}
+
+/// Bytes of a body from which on it is read on a thread that may wait: here others would wait for it.
+const LARGE_BYTES: usize = 64 << 10;
+
+async fn parsed(bytes: Bytes) -> serde_json::Result<Value> {
+    if bytes.len() < LARGE_BYTES {
+        return serde_json::from_slice(&bytes);
+    }
+    let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&bytes)).await;
+    parsed.unwrap_or_else(|_| serde_json::from_slice(b"")) // a panic in the reader: no JSON
 }
 
 /// Only JSON that says so: a page in a browser may post other types across origins without asking.

@@ -20,7 +20,7 @@ use super::conversations::{Opened, Placed};
 use super::line::Turn;
 use super::patience::{self, Patience};
 use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
-use super::turn::{Answered, Ask, Delta, Progress, Running, Session, Totals, Update};
+use super::turn::{Answered, Ask, Delta, Progress, Running, Sent, Session, Totals, Update};
 use super::voice::Voice;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
@@ -58,7 +58,7 @@ pub type Admission = Result<Admitted, ApiError>;
 /// What is known of an ask when it is taken.
 #[derive(Debug, Default)]
 pub struct Admitted {
-    prompts: Vec<String>,
+    prompts: Vec<Sent>,
     placed: Option<Placed>,
 }
 
@@ -317,8 +317,12 @@ impl Flight {
         self.submit()?;
         self.wait_for_admission(updates).await?;
         if let Some(admitted) = admitted.take() {
-            let texts = self.prompts.iter_mut().map(|prompt| std::mem::take(&mut prompt.text));
-            let _ = admitted.send(Ok(Admitted { prompts: texts.collect(), placed: self.placed.clone() }));
+            let sent = |prompt: &mut PreparedPrompt| Sent {
+                text: std::mem::take(&mut prompt.text),
+                tokens: prompt.tokens.clone(),
+            };
+            let prompts = self.prompts.iter_mut().map(sent).collect();
+            let _ = admitted.send(Ok(Admitted { prompts, placed: self.placed.clone() }));
         }
         self.deliver(updates).await
     }
@@ -354,6 +358,7 @@ impl Flight {
             sampling: Sampling { seed, ..ask.sampling.clone() },
             limits,
             logprobs: ask.logprobs,
+            prompt_logprobs: ask.prompt_logprobs,
             grammar: self.grammar.clone(),
             markup: self.markup.clone(),
             session: self.session.clone(),
@@ -444,6 +449,7 @@ impl Flight {
                 Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
                 Event::Started(started) => self.start(index, started),
                 Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
+                Event::Prompt { logprobs } => Update::Scored { choice: index, logprobs },
                 Event::Text { text, tokens } => {
                     let deltas = self.choices[index].hear(&text, &tokens);
                     Update::Said { choice: index, deltas, tokens }
@@ -451,7 +457,8 @@ impl Flight {
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
-            self.has_spoken |= matches!(update, Update::Said { .. } | Update::Finished { .. });
+            self.has_spoken |=
+                matches!(update, Update::Scored { .. } | Update::Said { .. } | Update::Finished { .. });
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))

@@ -12,7 +12,7 @@ use super::turn::{Ask, InSession, Prompt, RawText, Session, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::session::conversation::{Dialogue, PromptedTurn};
-use crate::runtime::{AnswerForm, EngineHandle, Error, Result, Speech};
+use crate::runtime::{AnswerForm, EngineHandle, Error, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, Dialect, ToolChoice};
@@ -75,6 +75,10 @@ fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
     let (tokens, text) = match text {
         RawText::Text(text) => (speech.encode(text)?, text.clone()),
         RawText::Ids(ids) => (ids.clone(), speech.tokenizer().decode(ids, true)),
+        RawText::Between { prefix, suffix } => {
+            let missing = || ApiError::unsupported("suffix", "suffix: this model has no such tokens");
+            (speech.infill().ok_or_else(missing)?.prompt(speech.tokenizer(), prefix, suffix)?, prefix.clone())
+        }
     };
     Ok(PreparedPrompt { tokens, text, ear: Ear::plain() })
 }
@@ -102,13 +106,12 @@ fn prepare_chat(
     let turn = dialogue.prompt(&model.speech, conversation)?;
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
+    let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
+    let compiler = app.grammars(engine);
+    let shaped = shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?;
     let grammar = match ask.tools.is_on() {
-        true => called(app.grammars(engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
-        false => {
-            let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
-            let compiler = app.grammars(engine);
-            shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?
-        }
+        true => called(compiler, form, &ask.tools, ask.shape.as_ref())?,
+        false => shaped,
     };
     // Also that of calls which nobody asked for: then it is text like any other.
     let markup = model.speech.markup(&app.dialect());
@@ -197,21 +200,37 @@ fn shaped(
     shape.map(compiled).transpose()
 }
 
-/// The grammar of an answer with tools, where there is something to hold it to.
+/// The grammar of an answer with tools, where there is something to hold it to. With a shape, an answer that may leave the
+/// calls out has that shape instead.
 fn called(
     compiler: &GrammarCompiler,
-    dialect: &Dialect,
+    form: AnswerForm<'_>,
     tools: &ToolUse,
-    prompt_tail: &str,
-    speech: &Speech,
+    shape: Option<&Shape>,
 ) -> Result<Option<Grammar>, ApiError> {
+    let AnswerForm { speech, dialect, prompt_tail } = form;
     let special = |text: &str| speech.special(text);
+    let shape = shape.filter(|_| tools.choice == ToolChoice::Auto);
+    let choice = if shape.is_some() { &ToolChoice::Required } else { &tools.choice };
+    let otherwise =
+        shape.map(|shape| form.lark(&shape.source).map_err(|error| ApiError::from(error).param(shape.param)));
+    let otherwise = otherwise.transpose()?;
     let compile = |definitions: &[Value]| {
-        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
-        grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
+        let calls = dialect.tool_grammar(definitions, choice, tools.parallel, prompt_tail, &special);
+        let whole = calls.map(|calls| match &otherwise {
+            Some(form) => either(&calls, form),
+            None => calls,
+        });
+        whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
-    let simplified: Vec<Value> = tools.definitions.iter().map(simplified).collect();
+    let simplified: Vec<Value> =
+        tools.definitions.iter().map(|tool| simplified(tool, tools.schema_open)).collect();
     match compile(&simplified) {
+        Ok(None) if shape.is_some() => {
+            let message = "response_format beside tools: calls in this model's format cannot be enforced; tool_choice \"none\" \
+                           switches them off";
+            Err(ApiError::unsupported("response_format", message))
+        }
         Ok(None) if tools.choice != ToolChoice::Auto => {
             let message =
                 "tool_choice: calls in this model's format cannot be enforced, only \"auto\" and \"none\"";
@@ -230,15 +249,26 @@ fn called(
     }
 }
 
+/// A grammar of what either of two allows; their rules have names of their own but for `start`.
+fn either(calls: &str, form: &str) -> String {
+    let renamed = |lark: &str, name: &str| {
+        let rest = lark.strip_prefix("start:").unwrap_or(lark);
+        format!("{name}:{rest}")
+    };
+    format!("start: calls | form\n{}\n{}\n", renamed(calls, "calls"), renamed(form, "form"))
+}
+
 fn is_strict(definition: &Value) -> bool {
     definition["function"]["strict"] == true
 }
 
-/// A tool whose parameters are without what constrains nothing.
-fn simplified(definition: &Value) -> Value {
+/// A tool whose parameters are without what constrains nothing, and have the members that they name unless they open their
+/// objects, or all are `open`.
+fn simplified(definition: &Value, open: bool) -> Value {
     let mut definition = definition.clone();
     if let Some(parameters) = definition.pointer_mut("/function/parameters") {
-        *parameters = grammar::simplified(parameters);
+        let simple = grammar::simplified(parameters);
+        *parameters = if open { simple } else { grammar::closed(&simple) };
     }
     definition
 }
@@ -260,6 +290,9 @@ fn relaxed(definition: &Value) -> Value {
         if given["required"].is_array() {
             parameters["required"] = given["required"].clone();
         }
+        if given["additionalProperties"] == false {
+            parameters["additionalProperties"] = false.into();
+        }
     }
     definition["function"]["parameters"] = parameters;
     definition
@@ -280,6 +313,7 @@ mod tests {
         assert_eq!(relaxed(&tool(true)), tool(true));
         let expected = json!({
             "type": "object", "properties": {"tags": {"type": "array"}, "any": {}}, "required": ["tags"],
+            "additionalProperties": false,
         });
         assert_eq!(relaxed(&tool(false))["function"]["parameters"], expected);
     }

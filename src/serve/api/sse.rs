@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::turn::{Answered, Delta, Progress, Running, Totals, Update};
-use crate::runtime::Token;
+use crate::runtime::{Logprob, Token};
 
 /// How often a silent stream is told that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -29,6 +29,12 @@ pub trait Chunks: Send + 'static {
 
     /// More of a choice. Called for every token, also those that say nothing yet.
     fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
+
+    /// A prompt has so many tokens.
+    fn prompt(&mut self, _total: usize) {}
+
+    /// What was asked about more tokens of a choice's prompt; comes before anything is said of it.
+    fn scored(&mut self, _choice: usize, _logprobs: Vec<Logprob>) {}
 
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value>;
 
@@ -93,9 +99,16 @@ impl<C: Chunks> Feed<C> {
         let objects = match update {
             Some(Update::Progress(progress)) => {
                 self.progress = Some(progress);
+                if let Progress::Prompt { total, .. } = progress {
+                    self.chunks.prompt(total);
+                }
                 return;
             }
             Some(Update::Again) => return, // nothing has been said
+            Some(Update::Scored { choice, logprobs }) => {
+                self.chunks.scored(choice, logprobs);
+                return;
+            }
             Some(Update::Said { choice, deltas, tokens }) => {
                 self.progress = None;
                 self.chunks.said(choice, deltas, tokens)

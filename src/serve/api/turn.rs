@@ -10,11 +10,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::conversations::Placed;
 use super::transient::TransientKey;
-use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::SessionName;
-use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
+use crate::runtime::{Finish, Limits, Logprob, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+pub use crate::serve::wire::shape::Shape;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
 /// One request of any wire format.
@@ -27,6 +27,8 @@ pub struct Ask {
     pub sampling: Sampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
+    /// Those of the prompt's tokens too, each with so many alternatives.
+    pub prompt_logprobs: Option<usize>,
     /// The conversation that this is a turn of.
     pub session: Option<Session>,
     /// What the answer keeps to; not beside tools.
@@ -38,14 +40,6 @@ pub struct Ask {
     pub request_id: String,
 }
 
-/// What an answer must look like.
-#[derive(Debug, Clone)]
-pub struct Shape {
-    pub source: GrammarSource,
-    /// The field that asks for it.
-    pub param: &'static str,
-}
-
 /// The tools of a request.
 #[derive(Debug, Clone, Default)]
 pub struct ToolUse {
@@ -54,6 +48,8 @@ pub struct ToolUse {
     pub choice: ToolChoice,
     /// More than one call in an answer.
     pub parallel: bool,
+    /// Arguments may have members that their schema does not name, unless it forbids them.
+    pub schema_open: bool,
 }
 
 impl ToolUse {
@@ -81,6 +77,11 @@ pub enum Prompt {
 pub enum RawText {
     Text(String),
     Ids(Vec<u32>),
+    /// What stands between the two is asked for, of a model that has learnt that.
+    Between {
+        prefix: String,
+        suffix: String,
+    },
 }
 
 /// Which conversation a request belongs to.
@@ -103,11 +104,25 @@ pub struct InSession {
 /// An answer on its way. Dropping it cancels the request; what a session has heard by then is kept.
 #[derive(Debug)]
 pub struct Running {
-    /// The prompts as text, where the ask was for texts.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Sent>,
     /// Where the turn goes; nothing yet for one that waits for its session.
     pub placed: Option<Placed>,
     pub updates: UnboundedReceiver<Update>,
+}
+
+/// A prompt as the engine got it.
+#[derive(Debug, Clone, Default)]
+pub struct Sent {
+    /// Where the ask was for texts.
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+impl Running {
+    /// Of all prompts.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
 }
 
 /// News of an answer. `Ended` or `Failed` is last.
@@ -119,6 +134,11 @@ pub enum Update {
         choice: usize,
         deltas: Vec<Delta>,
         tokens: Vec<Token>,
+    },
+    /// Log-probabilities of the next tokens of a choice's prompt, beginning with the second.
+    Scored {
+        choice: usize,
+        logprobs: Vec<Logprob>,
     },
     /// One choice is complete, and saved where it belongs to a session.
     Finished {

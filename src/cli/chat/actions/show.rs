@@ -188,6 +188,7 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
         ReuseReason::Evicted => "its KV is no longer in memory or on disk: removed, or its room was needed",
         ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",
+        ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {
             "the engine that held the conversation has ended, and none of it was on disk"
         }

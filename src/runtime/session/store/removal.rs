@@ -81,13 +81,16 @@ impl SessionStore {
             let name = SessionName::from_folder(entry.file_name().to_str()?)?;
             Some((name, entry.path()))
         });
+        // Looked for among all of them, because what is shared is followed from the first page on.
+        let mut kept = HashSet::new();
         for (session, folder) in sessions {
             let used = used_in(&folder.join(TRANSCRIPT), &names);
             if used.is_unknown {
                 forgotten.unreadable.push(session);
             }
-            names.retain(|name| !used.names.contains(name));
+            kept.extend(used.names);
         }
+        names.retain(|name| !kept.contains(name));
         if !forgotten.unreadable.is_empty() {
             forgotten.num_kept = names.len();
             forgotten.unreadable.sort();
