@@ -4,8 +4,10 @@
 //! session that comes to no turn is not left behind. A session gets its name and its place on disk with the first message,
 //! so that looking in leaves nothing.
 
+mod greeting;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::complete::Catalog;
 use super::input::{self, Input, Line};
@@ -14,7 +16,7 @@ use super::settings::Settings;
 use super::think::Think;
 use super::tools::Toolbox;
 use super::turn::LastTurn;
-use super::{ChatArgs, command, command::Next, counted, grouped, spoken};
+use super::{ChatArgs, command, command::Next, grouped};
 use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadedLlm};
@@ -32,10 +34,7 @@ use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
-use crate::runtime::{
-    AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
-    ReuseReason, Sampling, Started,
-};
+use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarCompiler, GrammarSource, Sampling};
 use crate::template::{Dialect, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
@@ -110,8 +109,7 @@ impl<'a> Chat<'a> {
         terminal: &'a Terminal,
         places: &'a Places,
     ) -> Result<Self, CommandError> {
-        let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
-        settings.sampling.check().map_err(crate::cli::run::flag_error)?;
+        let settings = settings(&args)?;
         let system = system_prompt(&args)?;
         let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
         let think =
@@ -120,13 +118,7 @@ impl<'a> Chat<'a> {
         check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
         // Before the model is loaded, so that a session in use is refused at once.
-        let opened = match &wanted {
-            None => None,
-            Some(name) => match sessions::store(places)?.open(name) {
-                Err(Error::SessionNotFound(_)) => None,
-                opened => Some(opened.map_err(sessions::explain)?),
-            },
-        };
+        let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
         if let Some(writer) = &opened {
             args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
         }
@@ -412,94 +404,6 @@ impl Chat<'_> {
             .expect("a list has an end, and the numbers have none");
         Ok(SessionName::new(&name)?)
     }
-
-    /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
-    /// session, and left when work on it would begin. Its pages stay where the first message finds them.
-    fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
-        let saved = self.dialogue.saved();
-        let is_ours =
-            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
-        let tokens = saved.tokens();
-        let num_tokens = tokens.len();
-        if !is_ours || num_tokens == 0 {
-            return Ok(None);
-        }
-        if num_tokens >= self.context() {
-            let said = format!("{}, more than the context holds", counted(num_tokens, "token"));
-            return Ok(Some(said));
-        }
-        let start = Instant::now();
-        let mut started = match self.look_for(tokens) {
-            Ok(started) => started,
-            // The first message will say it, if it is still so.
-            Err(error) => return Ok(Some(format!("not resumed: {error}"))),
-        };
-        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
-        if started.reuse.reason == ReuseReason::New {
-            started.reuse.reason = ReuseReason::Evicted;
-        }
-        let cached = started.reuse.cached_tokens;
-        self.last = Some(LastTurn { started: Some(started), outcome: None });
-        let estimate = |count| self.pace.time(count).map(spoken);
-        if num_tokens - cached < TRIFLE && cached * 2 < num_tokens {
-            return Ok(None);
-        }
-        let said = if cached * 2 < num_tokens {
-            // What is left is said, and computed with the first message.
-            let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
-            let missing = grouped(num_tokens - cached);
-            match cached {
-                0 => format!(
-                    "cache missing: the conversation ({}) will be recomputed{time}",
-                    counted(num_tokens, "token")
-                ),
-                _ => format!(
-                    "cache incomplete: {missing} of {} will be recomputed{time}",
-                    counted(num_tokens, "token")
-                ),
-            }
-        } else {
-            let cost = estimate(num_tokens)
-                .map_or(String::new(), |time| format!(", recomputing would take about {time}"));
-            format!("resumed {} in {}{cost}", counted(cached, "token"), spoken(start.elapsed()))
-        };
-        Ok(Some(said))
-    }
-
-    /// What the engine finds of these tokens.
-    fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
-        let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-        let mut events = self.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
-        let mut found = None;
-        while let Some(event) = events.next() {
-            match event {
-                Event::Started(started) => {
-                    found = Some(started);
-                    events.cancel();
-                }
-                Event::Failed(error) => return Err(error.into()),
-                _ => {}
-            }
-        }
-        found.ok_or_else(|| Error::EngineGone.into())
-    }
-
-    fn banner(&self, resumed: Option<&str>) {
-        let info = self.llm().info();
-        let session = match &self.keeping {
-            Keeping::Nowhere => "not saved".to_owned(),
-            Keeping::Planned => format!("session {}", planned_name()),
-            Keeping::Saved { name, .. } => match self.dialogue.saved().turns.len() {
-                0 => format!("session {name}, new"),
-                count => format!("session {name}, {}", counted(count, "turn")),
-            },
-        };
-        let context = format!("context {}", grouped(info.context_tokens));
-        let help = self.is_interactive().then(|| "/help".to_owned());
-        let parts =
-            [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
-        self.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
-    }
 }
 
 /// Another model.
@@ -578,6 +482,20 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
         let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
         error.hint("start one without --continue")
     })
+}
+
+/// The session, where there is one of that name.
+fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
+    match sessions::store(places)?.open(name) {
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        opened => Ok(Some(opened.map_err(sessions::explain)?)),
+    }
+}
+
+fn settings(args: &ChatArgs) -> Result<Settings, CommandError> {
+    let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
+    settings.sampling.check().map_err(crate::cli::run::flag_error)?;
+    Ok(settings)
 }
 
 /// Refuses what chat has no use for, and a place where nothing could be saved.
