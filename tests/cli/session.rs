@@ -361,7 +361,7 @@ fn a_conversation_is_exported_and_purged() {
     let purged = run(&["purge", "w"]).check(0, "").stdout.clone();
     assert!(purged.contains("of undone or damaged text erased, with "), "{purged}");
     assert!(!text().contains("Old words") && text().contains("New words"));
-    chat.turn("w", &["Go on", "-n", "3"]).check(0, "session w: turn 2");
+    chat.turn("w", &["Go on", "-n", "3"]).check(0, "continuing session w (1 turn, ");
 }
 
 #[test]
