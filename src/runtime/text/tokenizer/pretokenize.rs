@@ -408,11 +408,9 @@ mod tests {
         cuts("ufakzeka", "I'LLx", &["I", "'LLx"]); // with contractions it would be 'LL and x
         cuts("qwen2", "I'LLx", &["I", "'LL", "x"]);
         cuts("youtu", "한글漢字、DataSet's 12", &["한글", "漢字", "、", "Data", "Set's", " ", "1", "2"]);
-        cuts(
-            "chameleon",
-            "IMGIMGABZ<sentinel:12>  a.b 12",
-            &["IMGIMGABZ", "<sentinel:12>", "  ", "a", ".", "b", " ", "1", "2"],
-        );
+        // Each cut works on what the one before left, a sentinel's digits and marks included.
+        cuts("chameleon", "IMGIMGABZ  a.b 12", &["IMGIMGABZ", "  ", "a", ".", "b", " ", "1", "2"]);
+        cuts("chameleon", "<sentinel:12>", &["<", "sentinel", ":", "1", "2", ">"]);
     }
 
     #[test]
