@@ -200,7 +200,7 @@ fn every_format_reads_its_call() {
     }
     let error = "qwen".parse::<ToolCallFormat>().expect_err("no such format");
     assert!(
-        error.to_string().starts_with("unknown tool-call format `qwen` (known: hermes, qwen-xml"),
+        error.to_string().starts_with("unknown tool-call format `qwen` (known: glm, seed-xml"),
         "{error}"
     );
 }

@@ -6,7 +6,6 @@
 use serde_json::{Map, Value};
 
 use crate::cli::error::CommandError;
-use crate::template::ReasoningFormat;
 
 /// The variable that templates read.
 const VARIABLE: &str = "enable_thinking";
@@ -84,19 +83,6 @@ impl Think {
         let budget = self.budget.map_or(String::new(), |count| format!(", at most {count} tokens"));
         format!("{is_on}, {shown}{budget}")
     }
-}
-
-/// What ends the reasoning, for a model that is to stop thinking. `None` where the markup has more to it than an end.
-pub fn closing(format: ReasoningFormat) -> Option<&'static str> {
-    Some(match format {
-        ReasoningFormat::Think => "\n</think>\n\n",
-        ReasoningFormat::BracketThink => "[/THINK]",
-        ReasoningFormat::SeedThink => "\n</seed:think>\n",
-        ReasoningFormat::GemmaChannel => "\n<channel|>",
-        ReasoningFormat::CommandThinking => "<|END_THINKING|>",
-        ReasoningFormat::InnerThoughts => "<|inner_suffix|>",
-        ReasoningFormat::Harmony => return None,
-    })
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::cli::report::columns;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
 use crate::runtime::GrammarSource;
+use crate::template::ReasoningFormat;
 
 /// What answers are held to.
 pub struct Schema {
@@ -56,7 +57,7 @@ impl Chat<'_> {
     pub fn check_think(&self) -> Result<(), CommandError> {
         let template = self.llm().texts().speech().template_source().unwrap_or_default();
         self.think.variables(template)?;
-        let closing = self.llm().texts().speech().dialect().reasoning.and_then(super::super::think::closing);
+        let closing = self.llm().texts().speech().dialect().reasoning.and_then(ReasoningFormat::closing);
         if self.think.budget.is_some() && closing.is_none() {
             return Err(CommandError::usage("the model's template has no thinking that could be ended"));
         }
