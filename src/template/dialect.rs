@@ -1,9 +1,11 @@
 //! Which markup a model answers in: how it sets reasoning apart and how it writes tool calls.
 //!
-//! Both are read from the text of the model's own chat template, which prints earlier answers in the form that the
-//! model was trained to give, and never from a model's name. A template that prints no calls has no call format.
+//! Both are read from the model's own chat template, which prints earlier answers in the form that the model was trained to
+//! give, and never from a model's name: see `probe`.
 
 use super::reasoning::ReasoningFormat;
+use super::probe::Shown;
+use super::{ChatTemplate, SpecialTokens};
 use super::tool_call::{Protocol, ToolCallFormat, Tools, grammar};
 
 /// What a model's answers are made of besides text.
@@ -27,71 +29,11 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// The first format with signs that are all in the source, and the first of these.
-fn first_sign<F: Copy>(formats: &[F], signs: fn(F) -> Signs, source: &str) -> Option<(F, &'static str)> {
-    formats.iter().find_map(|&format| {
-        let set = signs(format).iter().find(|set| set.iter().all(|sign| source.contains(sign)))?;
-        Some((format, *set.first()?))
-    })
-}
-
-/// Sets of texts, of which a template has one with all its members.
-type Signs = &'static [&'static [&'static str]];
-
-fn reasoning_in(source: &str) -> Option<(ReasoningFormat, &'static str)> {
-    first_sign(ReasoningFormat::ALL, |format| format.row().signs, source)
-}
-
-fn tool_calls_in(source: &str) -> Option<(ToolCallFormat, &'static str)> {
-    first_sign(ToolCallFormat::ALL, |format| format.row().signs, source)
-}
-
-/// Without Jinja's comments, which may speak of other formats; their line breaks stay.
-fn without_comments(source: &str) -> String {
-    let mut rest = source;
-    let mut text = String::with_capacity(source.len());
-    while let Some((before, comment)) = rest.split_once("{#") {
-        text.push_str(before);
-        let (comment, after) = comment.split_once("#}").unwrap_or((comment, ""));
-        text.extend(comment.chars().filter(|&c| c == '\n'));
-        rest = after;
-    }
-    text + rest
-}
-
-/// What in a template tells a format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sign {
-    pub text: &'static str,
-    /// Of the template, from 1.
-    pub line: usize,
-}
-
-impl Sign {
-    fn find(text: &'static str, source: &str) -> Self {
-        let before = source.split(text).next().unwrap_or_default();
-        Self { text, line: before.matches('\n').count() + 1 }
-    }
-}
-
 impl Dialect {
-    /// Reads the dialect from a chat template's source. Its comments do not count.
+    /// Reads the dialect from a chat template's source; nothing where that does not compile.
     pub fn detect(template_source: &str) -> Self {
-        let source = without_comments(template_source);
-        Self {
-            reasoning: reasoning_in(&source).map(|(format, _)| format),
-            tool_calls: tool_calls_in(&source).map(|(format, _)| format),
-        }
-    }
-
-    /// What [`Self::detect`] goes by: the sign of the reasoning format and that of the call format.
-    pub fn signs(template_source: &str) -> (Option<Sign>, Option<Sign>) {
-        let source = without_comments(template_source);
-        let find = |text| Sign::find(text, &source);
-        (
-            reasoning_in(&source).map(|(_, text)| find(text)),
-            tool_calls_in(&source).map(|(_, text)| find(text)),
-        )
+        let template = ChatTemplate::new(template_source, SpecialTokens::default());
+        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
     }
 
     /// Who reads answers that are rows of messages with headers.
@@ -173,19 +115,5 @@ impl Dialect {
             special,
         };
         Some(grammar::lark(&request))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn signs_stand_where_the_template_has_them() {
-        let source = "{# <tool_call>\n <think> #}{{ tools }}\n{{ '</think>' }}\n<tool_call>";
-        let (reasoning, tool_calls) = Dialect::signs(source);
-        assert_eq!(reasoning, Some(Sign { text: "</think>", line: 3 }));
-        assert_eq!(tool_calls, Some(Sign { text: "<tool_call>", line: 4 }));
-        assert_eq!(Dialect::signs("{{ messages }}"), (None, None));
     }
 }

@@ -59,8 +59,10 @@ pub fn lark(request: &Request<'_>) -> String {
 pub struct Messages {
     /// What begins a text, and what ends it when something follows.
     pub texts: &'static [(&'static str, &'static str)],
-    /// May end the answer.
+    /// May end the answer behind a text.
     pub end: &'static str,
+    /// The same behind calls.
+    pub calls_end: &'static str,
 }
 
 /// How a call in tags is written.
@@ -335,15 +337,19 @@ impl Writer<'_> {
             _ => String::new(),
         };
         let calls = format!("{} {call} {more} {}", self.literal(frame.open), self.literal(frame.close));
-        let end = if messages.end.is_empty() { String::new() } else { format!("({})?", self.literal(messages.end)) };
+        let [end, calls_end] = [messages.end, messages.calls_end].map(|end| match end {
+            "" => String::new(),
+            end => format!("({})?", self.literal(end)),
+        });
+        let calls = format!("{calls} {calls_end}");
         let first = begun.clone().unwrap_or_default();
         if !self.request.is_optional {
-            return format!("{first} {whole}* {calls} {end}");
+            return format!("{first} {whole}* {calls}");
         }
         let heads: Vec<String> = messages.texts.iter().map(|(head, _)| self.literal(head)).collect();
         let open_end = self.open_text(messages);
         let last = format!("({}) {open_end}? {end}", heads.join(" | "));
-        let rest = format!("{first} {whole}* ({calls} {end} | {last})?");
+        let rest = format!("{first} {whole}* ({calls} | {last})?");
         match begun {
             Some(_) => format!("({rest} | {open_end}? {end})"),
             None => format!("({rest})"),

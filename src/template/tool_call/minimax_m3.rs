@@ -100,7 +100,7 @@ fn elements(text: &str) -> Option<Vec<(&str, &str)>> {
         let (tag, inside) = rest.strip_prefix(TOKEN)?.strip_prefix('<')?.split_once('>')?;
         let end = end_of(inside, tag)?;
         all.push((tag, &inside[..end]));
-        rest = inside[end..].split_once('>')?.1.trim_start();
+        rest = inside[end + TOKEN.len() + "</>".len() + tag.len()..].trim_start();
     }
     Some(all)
 }

@@ -9,7 +9,7 @@ pub const FUNCTIONARY32: Notation = Notation {
     signs: &[&[">>>all\\n", "'>>>'"], &[">>>all\n", "'>>>'"]],
     openers: &[">>>"],
     prompt_opener: Some(">>>"),
-    messages: Some(Messages { texts: &[("all\n", ">>>")], end: "" }),
+    messages: Some(Messages { texts: &[("all\n", ">>>")], end: "", calls_end: "" }),
     frame: Frame { separator: Some(">>>"), ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{}\n", tool.name), tool, ""),
     reader: |_| Some(Box::new(Recipient::new())),

@@ -4,7 +4,7 @@ use super::{Frame, Notation, named_object, objects};
 
 pub const HERMES: Notation = Notation {
     name: "hermes",
-    signs: &[&["<tool_call>", "tools"]],
+    signs: &[&["<tool_call>", "arguments", "tools"]],
     openers: &["<tool_call>"],
     marks: &["</tool_call>"],
     end: "</tool_call>",

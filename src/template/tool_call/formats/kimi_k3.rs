@@ -17,6 +17,7 @@ pub const KIMI_K3: Notation = Notation {
             ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         ],
         end: "<|close|>message<|sep|>",
+        calls_end: "<|close|>message<|sep|>",
     }),
     frame: Frame {
         open: "<|open|>tools<|sep|><|open|>call tool=\"",

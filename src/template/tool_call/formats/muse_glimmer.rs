@@ -19,6 +19,7 @@ pub const MUSE_GLIMMER: Notation = Notation {
             (" to=user<|message|>", "<|eom|><|start|>assistant"),
         ],
         end: "<|eot|>",
+        calls_end: "<|eot|>",
     }),
     frame: Frame { separator: Some("<|eom|><|start|>assistant"), ..Frame::PLAIN },
     call: |writer, tool, _| {

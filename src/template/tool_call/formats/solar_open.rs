@@ -17,6 +17,7 @@ pub const SOLAR_OPEN: Notation = Notation {
         "<|think|>",
         "<|content|>",
         "<|end|>",
+        "<|flush|>",
     ],
     end: "<|calls|>",
     messages: Some(Messages {
@@ -24,7 +25,8 @@ pub const SOLAR_OPEN: Notation = Notation {
             ("<|think|>", "<|end|><|begin|>assistant"),
             ("<|content|>", "<|end|><|begin|>assistant"),
         ],
-        end: "<|end|>",
+        end: "<|flush|>",
+        calls_end: "<|calls|>",
     }),
     frame: Frame { open: "<|tool_calls|>", separator: Some(""), ..Frame::PLAIN },
     call: |writer, tool, _| {
