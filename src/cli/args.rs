@@ -170,17 +170,21 @@ impl CpuSet {
     /// # Errors
     /// A usage error that lists what there is.
     pub fn isa(self) -> Result<Isa, CommandError> {
+        self.isa_among(&Isa::available().collect::<Vec<_>>())
+    }
+
+    /// As [`Self::isa`], on a processor that has `available`.
+    fn isa_among(self, available: &[Isa]) -> Result<Isa, CommandError> {
         let isa = match self {
             CpuSet::Scalar => Isa::Scalar,
             CpuSet::Avx2 => Isa::Avx2,
             CpuSet::Avx512 => Isa::Avx512,
             CpuSet::Amx => Isa::Amx,
         };
-        let available: Vec<_> = Isa::available().collect();
         if available.contains(&isa) {
             return Ok(isa);
         }
-        let names: Vec<_> = available.into_iter().map(Isa::name).collect();
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
         let hint = format!("it has {}", names.join(", "));
         Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
             .hint(hint))
@@ -513,6 +517,7 @@ impl LimitArgs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::Kind;
     use super::*;
 
     #[test]
@@ -536,6 +541,26 @@ mod tests {
         let (sampling, taken) = SamplingArgs::default().resolve(&GenerationDefaults::default());
         assert_eq!(sampling, Sampling::default());
         assert!(taken.is_empty());
+    }
+
+    #[test]
+    fn an_instruction_set_is_taken_where_the_processor_has_it() {
+        let all = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
+        let sets = [CpuSet::Scalar, CpuSet::Avx2, CpuSet::Avx512, CpuSet::Amx];
+        for (asked, set) in sets.into_iter().enumerate() {
+            for best in 0..all.len() {
+                let found = set.isa_among(&all[..=best]);
+                if asked <= best {
+                    assert_eq!(found.expect("there"), all[asked]);
+                    continue;
+                }
+                let error = found.expect_err("not there");
+                let names: Vec<_> = all[..=best].iter().map(|isa| isa.name()).collect();
+                assert_eq!(error.kind, Kind::Usage);
+                assert!(error.to_string().contains(&format!("has no {}", all[asked].name())), "{error}");
+                assert!(error.hint_text().is_some_and(|hint| hint.contains(&names.join(", "))), "{error:?}");
+            }
+        }
     }
 
     #[test]

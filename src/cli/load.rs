@@ -35,8 +35,8 @@ use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, LoadError, NotYet, Request,
-    Sampling, Speech,
+    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, Frontend, LoadError, NotYet,
+    Request, Sampling, Speech,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -266,6 +266,28 @@ pub fn options(
     })
 }
 
+/// Whether this processor and this build have what the flags ask for. Needs no file, so every command asks it first: a wrong
+/// value is a usage error wherever the model is.
+///
+/// # Errors
+/// A usage error for an instruction set or a device that is not there.
+pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
+    cpu_options(args)?;
+    match args.device.unwrap_or_default() {
+        args::Device::Cuda => built(cfg!(feature = "cuda"), "cuda"),
+        args::Device::Metal => built(cfg!(feature = "metal"), "metal"),
+        args::Device::Auto | args::Device::Cpu => Ok(()),
+    }
+}
+
+fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
+    if is_built {
+        return Ok(());
+    }
+    let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
+    Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
+}
+
 /// Threads and instruction set for the CPU. Flags are checked even where a GPU makes them idle.
 fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
@@ -278,23 +300,17 @@ fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
 
 /// `auto` takes a GPU that this build can drive and that answers, else the CPU.
 fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    check_machine(args)?;
     let options = cpu_options(args)?;
     let cpu = || {
         tracing::info!(?options, "computing on the CPU");
         Device::Cpu(options)
     };
-    let gpu = |kind, is_built: bool, name: &str| match is_built {
-        true => Ok(Device::Candle(kind)),
-        false => {
-            let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
-            Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
-        }
-    };
     let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
     match args.device.unwrap_or_default() {
         args::Device::Cpu => Ok(cpu()),
-        args::Device::Cuda => gpu(DeviceKind::Cuda(0), cuda, "cuda"),
-        args::Device::Metal => gpu(DeviceKind::Metal(0), metal, "metal"),
+        args::Device::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
+        args::Device::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
         args::Device::Auto if cuda || metal => {
             let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
             match open_device(kind) {
@@ -428,6 +444,12 @@ pub struct LoadedLlm {
 impl LoadedLlm {
     pub fn texts(&self) -> &LoadedTexts {
         &self.texts
+    }
+
+    /// Says where the conversations come from; see [`Speech::set_frontend`].
+    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
+        self.texts.speech.set_frontend(frontend);
+        self
     }
 
     pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {

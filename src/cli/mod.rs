@@ -163,23 +163,19 @@ fn dispatch(
 ) -> Result<Exit, CommandError> {
     match command {
         Command::Run(mut args) => {
-            config.check()?;
-            args.model.aliases = config.aliases();
+            settle(&mut args.model, config)?;
             run::run(*args, terminal)
         }
         Command::Serve(mut args) => {
-            config.check()?;
-            args.model.aliases = config.aliases();
+            settle(&mut args.model, config)?;
             serve::run(*args, terminal, places)
         }
         Command::Worker(mut args) => {
-            config.check()?;
-            args.model.aliases = config.aliases();
+            settle(&mut args.model, config)?;
             worker::run(*args, terminal)
         }
         Command::Chat(mut args) => {
-            config.check()?;
-            args.model.aliases = config.aliases();
+            settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }
         Command::Bench(mut args) => {
@@ -198,6 +194,13 @@ fn dispatch(
         Command::Completions(args) => completions::run(args, self::command()),
         Command::Man(args) => man::run(args, self::command()),
     }
+}
+
+/// What a command that loads a model finds out before it looks at any file but the configuration's.
+fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandError> {
+    config.check()?;
+    model.aliases = config.aliases();
+    load::check_machine(model)
 }
 
 /// The command line as clap sees it, with an `LLMCTL_<FLAG>` variable behind every flag of every subcommand.

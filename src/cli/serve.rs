@@ -22,8 +22,8 @@ use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs};
-use crate::runtime::EngineHandle;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
+use crate::runtime::{EngineHandle, Frontend};
 use crate::serve::access::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
@@ -383,7 +383,8 @@ fn load_app(
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
-    let (info, speech, fingerprint) = texts.into_parts();
+    let (info, mut speech, fingerprint) = texts.into_parts();
+    speech.set_frontend(Frontend::Http);
     if !info.has_chat_template {
         terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
     }

@@ -1,12 +1,13 @@
-//! Which facts about llmctl a question may be about: the built-in model's index of words, and the line that its prompts get.
+//! Which facts about llmctl a question may be about: the built-in model's index of words, and the lines that its prompts get.
 //!
-//! `assets/guide/train/hints.py` makes the file, says how it is laid out, and scores in whole numbers as this does: guide was
-//! trained on the very lines that it gets here. A naive Bayes on the words of a text, the first four letters of the longer
-//! ones, and the fact that the user's message before was about. The hints of a message depend on it and on the one before it,
-//! so that a longer conversation begins with the same text.
+//! `assets/guide/train/hints.py` makes the file, documents its layout, and scores in whole numbers as this does. A naive Bayes
+//! on the words of a text, the first four letters of the longer ones, and the fact that the user's message before was about.
+//! Facts that answer the same question in a chat and over HTTP are told apart by the frontend; a fact that the conversation
+//! had before scores lower. The hints of a message depend on the messages up to it alone, so that a longer conversation
+//! begins with the same text.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::template::message::{Content, Conversation, Role};
 
@@ -16,14 +17,45 @@ const MOST: usize = 8;
 const NEAR: i32 = 8 * 16;
 /// Words of a text that may still be a question about llmctl.
 const LONGEST: usize = 64;
+/// How much lower a fact scores that the conversation had before, in sixteenths of a nat.
+const TOLD: i32 = 3 * 16;
 /// Letters of a longer word that stand for it.
 const STEM: usize = 4;
+
+/// Where a question is asked. `Other` stands for `run`, `bench` and workers, where no fact is nearer than another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Frontend {
+    #[default]
+    Other = 0,
+    Chat = 1,
+    Http = 2,
+}
+
+impl Frontend {
+    /// The line that names it in a prompt; empty for `Other`.
+    fn line(self) -> &'static str {
+        match self {
+            Self::Other => "",
+            Self::Chat => "in chat",
+            Self::Http => "over HTTP",
+        }
+    }
+}
+
+/// The labels that a text may be about, the likeliest first, and whether the frontend decided which is first.
+#[derive(Debug, Clone, Default)]
+struct Ranked {
+    labels: Vec<usize>,
+    is_placed: bool,
+}
 
 /// An index that was compiled in. Reads the file in place.
 #[derive(Debug, Clone, Copy)]
 pub struct Hints {
     /// Per label: the score of a feature that its questions never had.
     base: &'static [[u8; 2]],
+    /// Per label: its group of facts that answer the same question, from 1 (0: none), and the frontend that it is for.
+    groups: &'static [[u8; 2]],
     /// Per feature, and one more: where its text begins, and where its postings do.
     starts: &'static [[u8; 8]],
     /// Per posting: the label, and its score above the base.
@@ -37,58 +69,71 @@ pub struct Hints {
 impl Hints {
     /// `None` where the file is not one.
     pub fn parse(file: &'static [u8]) -> Option<Self> {
-        let (counts, rest) = file.strip_prefix(b"LLMHINT1")?.split_at_checked(16)?;
+        let (counts, rest) = file.strip_prefix(b"LLMHINT2")?.split_at_checked(16)?;
         let [labels, features, postings, text_len] =
             std::array::from_fn(|n| u32_at(counts, 4 * n).unwrap_or_default() as usize);
         let (base, rest) = rest.split_at_checked(2 * labels)?;
+        let (groups, rest) = rest.split_at_checked(2 * labels)?;
         let (starts, rest) = rest.split_at_checked(8 * (features + 1))?;
         let (whose, rest) = rest.split_at_checked(2 * postings)?;
         let (above, text) = rest.split_at_checked(postings)?;
         let starts = starts.as_chunks().0;
         let text = std::str::from_utf8(text).ok().filter(|text| text.len() == text_len)?;
         let (features, words) = text.split_at_checked(u32_at(starts.last()?, 0)? as usize)?;
-        let found =
-            Self { base: base.as_chunks().0, starts, whose: whose.as_chunks().0, above, features, words };
+        let (base, groups, whose) = (base.as_chunks().0, groups.as_chunks().0, whose.as_chunks().0);
+        let found = Self { base, groups, starts, whose, above, features, words };
         (found.words.split('\n').count() == labels).then_some(found)
     }
 
-    /// The conversation as guide was trained on it: behind what users say stand the words of the facts that it may be about.
-    /// Where there are tools, there are none.
-    pub fn annotate(&self, conversation: &Conversation) -> Conversation {
+    /// The conversation as guide was trained on it: behind what users say stand the words of the facts that it may be about,
+    /// and the frontend where that decided. Where there are tools, there are none.
+    pub fn annotate(&self, conversation: &Conversation, frontend: Frontend) -> Conversation {
         let mut annotated = conversation.clone();
         if !conversation.tools.is_empty() {
             return annotated;
         }
-        let mut before: Option<String> = None;
+        let mut asked = Asked::new(self, frontend);
         for message in annotated.messages.iter_mut().filter(|message| message.role == Role::User) {
             let Some(Content::Text(text)) = &mut message.content else {
-                before = None;
+                asked.before = None;
                 continue;
             };
-            let hints = self.hints(text, before.as_deref());
-            before = Some(text.clone());
-            if !hints.is_empty() {
-                text.push_str("\nsee: ");
-                text.push_str(&hints.join(" "));
+            let ranked = asked.rank(text);
+            let words = self.facts(&ranked);
+            if words.is_empty() {
+                continue;
             }
+            if ranked.is_placed {
+                text.push('\n');
+                text.push_str(frontend.line());
+            }
+            text.push_str("\nsee: ");
+            text.push_str(&words.join(" "));
         }
         annotated
     }
 
-    /// The words of the facts that a text may be about, the likeliest first, after what the user said `before`.
-    fn hints(&self, text: &str, before: Option<&str>) -> Vec<&'static str> {
-        let after = before.and_then(|before| self.ranked(before, "").first().copied());
-        let found = self.ranked(text, after.unwrap_or_default());
-        match found.first() {
-            None | Some(&"") => Vec::new(),
-            Some(_) => found.into_iter().filter(|word| !word.is_empty()).collect(),
+    /// The words of the facts among the labels; none where a text is about no fact.
+    fn facts(&self, ranked: &Ranked) -> Vec<&'static str> {
+        let words = ranked.labels.iter().map(|&label| self.word(label));
+        match words.clone().next() {
+            None | Some("") => Vec::new(),
+            Some(_) => words.filter(|word| !word.is_empty()).collect(),
         }
     }
 
-    /// The labels within reach of the best.
-    fn ranked(&self, text: &str, after: &str) -> Vec<&'static str> {
+    fn word(&self, label: usize) -> &'static str {
+        self.words.split('\n').nth(label).unwrap_or_default()
+    }
+
+    /// The labels within reach of the best; those `told` before are worth less, and of facts that answer the same the
+    /// frontend's comes first.
+    fn ranked(&self, text: &str, after: &str, frontend: Frontend, told: &BTreeSet<usize>) -> Ranked {
         let found: Vec<usize> =
             features(text, after).iter().filter_map(|feature| self.position(feature)).collect();
+        if found.is_empty() {
+            return Ranked::default();
+        }
         let mut scores: Vec<i32> =
             self.base.iter().map(|&base| i32::from(i16::from_le_bytes(base)) * found.len() as i32).collect();
         for (label, above) in found.iter().flat_map(|&feature| self.postings(feature)) {
@@ -96,11 +141,28 @@ impl Hints {
                 *score += i32::from(above);
             }
         }
-        let mut order: Vec<(i32, &str)> = scores.into_iter().zip(self.words.split('\n')).collect();
-        order.sort_by_key(|&(score, _)| Reverse(score));
-        let best = order.first().map_or(0, |&(score, _)| score);
-        let is_near = |&&(score, _): &&(i32, &str)| !found.is_empty() && score >= best - NEAR;
-        order.iter().take(MOST).filter(is_near).map(|&(_, word)| word).collect()
+        told.iter().for_each(|&label| scores[label] -= TOLD);
+        let mut labels: Vec<usize> = (0..scores.len()).collect();
+        labels.sort_by_key(|&label| Reverse(scores[label]));
+        let best = labels.first().map_or(0, |&label| scores[label]);
+        labels.truncate(MOST);
+        labels.retain(|&label| scores[label] >= best - NEAR);
+        self.placed(labels, frontend)
+    }
+
+    /// The labels with the frontend's own fact in front, where another's that answers the same came first.
+    fn placed(&self, mut labels: Vec<usize>, frontend: Frontend) -> Ranked {
+        let own = frontend as u8;
+        let Some(&[group, place]) = labels.first().and_then(|&first| self.groups.get(first)) else {
+            return Ranked::default();
+        };
+        let is_own = |&label: &usize| self.groups.get(label) == Some(&[group, own]);
+        let is_placed = frontend != Frontend::Other && group != 0 && place != own;
+        match labels.iter().position(is_own).filter(|_| is_placed) {
+            Some(at) => labels[..=at].rotate_right(1),
+            None => return Ranked { labels, is_placed: false },
+        }
+        Ranked { labels, is_placed }
     }
 
     fn position(&self, feature: &str) -> Option<usize> {
@@ -119,6 +181,42 @@ impl Hints {
         let labels = self.whose.get(range.clone()).unwrap_or_default();
         let above = self.above.get(range).unwrap_or_default();
         labels.iter().map(|&label| u16::from_le_bytes(label)).zip(above.iter().copied())
+    }
+}
+
+/// The user's messages of one conversation, in their order.
+struct Asked<'a> {
+    hints: &'a Hints,
+    frontend: Frontend,
+    /// The message before.
+    before: Option<String>,
+    /// A question that comes again gets the same hints.
+    seen: HashMap<String, Ranked>,
+    /// The facts that the messages so far were about.
+    told: BTreeSet<usize>,
+}
+
+impl<'a> Asked<'a> {
+    fn new(hints: &'a Hints, frontend: Frontend) -> Self {
+        Self { hints, frontend, before: None, seen: HashMap::new(), told: BTreeSet::new() }
+    }
+
+    fn rank(&mut self, text: &str) -> Ranked {
+        let before = self.before.replace(text.to_owned());
+        if let Some(ranked) = self.seen.get(text) {
+            return ranked.clone();
+        }
+        let (hints, frontend) = (self.hints, self.frontend);
+        let after = before.and_then(|text| {
+            let ranked = hints.ranked(&text, "", frontend, &BTreeSet::new());
+            ranked.labels.first().map(|&label| hints.word(label))
+        });
+        let ranked = hints.ranked(text, after.unwrap_or_default(), frontend, &self.told);
+        if !hints.facts(&ranked).is_empty() {
+            self.told.extend(ranked.labels.first());
+        }
+        self.seen.insert(text.to_owned(), ranked.clone());
+        ranked
     }
 }
 
@@ -155,30 +253,71 @@ mod tests {
     }
 
     /// What the messages say in the prompt.
-    fn annotated(messages: &[Message]) -> Vec<String> {
+    fn annotated(messages: &[Message], frontend: Frontend) -> Vec<String> {
         let conversation = Conversation { messages: messages.to_vec(), ..Conversation::default() };
         let text = |message: Message| match message.content {
             Some(Content::Text(text)) => text,
             other => panic!("{other:?}"),
         };
-        hints().annotate(&conversation).messages.into_iter().map(text).collect()
+        hints().annotate(&conversation, frontend).messages.into_iter().map(text).collect()
     }
 
     #[test]
-    fn they_are_those_of_the_training() {
-        let lines = include_str!("../../assets/guide/hints.jsonl").lines();
-        let mut num_with_hints = 0;
-        for line in lines {
+    fn they_are_those_of_the_trainer() {
+        let frontends = [Frontend::Other, Frontend::Chat, Frontend::Http];
+        let (mut num_with_hints, mut num_placed) = (0, 0);
+        for line in include_str!("../../assets/guide/hints.jsonl").lines() {
             let row: Value = serde_json::from_str(line).expect("JSON");
-            let turns: Vec<&str> =
-                row["turns"].as_array().expect("turns").iter().filter_map(Value::as_str).collect();
-            let before = std::iter::once(None).chain(turns.iter().copied().map(Some));
-            let found: Vec<_> =
-                turns.iter().zip(before).map(|(turn, before)| hints().hints(turn, before)).collect();
-            num_with_hints += usize::from(found.iter().all(|words| !words.is_empty()));
-            assert_eq!(json!(found), row["hints"], "{turns:?}");
+            let frontend = frontends[row["place"].as_u64().expect("a number") as usize];
+            let hints = hints();
+            let mut asked = Asked::new(&hints, frontend);
+            let turns = row["turns"].as_array().expect("turns").iter().filter_map(Value::as_str);
+            let found: Vec<_> = turns
+                .map(|turn| {
+                    let ranked = asked.rank(turn);
+                    num_placed += usize::from(ranked.is_placed);
+                    json!([hints.facts(&ranked), if ranked.is_placed { frontend.line() } else { "" }])
+                })
+                .collect();
+            num_with_hints += usize::from(found.iter().all(|hints| hints[0] != json!([])));
+            assert_eq!(json!(found), row["hints"], "{row}");
         }
-        assert!(num_with_hints > 100, "{num_with_hints}");
+        assert!(num_with_hints > 300 && num_placed > 5, "{num_with_hints} {num_placed}");
+    }
+
+    #[test]
+    fn each_subcommand_has_its_own_fact_in_any_order() {
+        let names = ["run", "chat", "serve", "bench"];
+        let first = |text: &str| text.rsplit_once("see: ").map_or("", |(_, words)| words).to_owned();
+        for frontend in [Frontend::Other, Frontend::Chat, Frontend::Http] {
+            let mut facts = BTreeSet::new();
+            for name in names {
+                let asked = annotated(&[Message::user(format!("what is {name}?"))], frontend);
+                facts.insert(first(&asked[0]).split(' ').next().unwrap_or_default().to_owned());
+            }
+            assert_eq!(facts.into_iter().collect::<Vec<_>>(), ["clients", "ends", "measures", "org"]);
+        }
+    }
+
+    #[test]
+    fn the_frontend_decides_between_facts_that_answer_the_same() {
+        let asked = |frontend| annotated(&[Message::user("how do I fork a session")], frontend).remove(0);
+        let words = |text: &str| text.rsplit_once("see: ").map_or("", |(_, words)| words).to_owned();
+        assert!(asked(Frontend::Chat).starts_with("how do I fork a session\nin chat\nsee: goes "));
+        assert!(words(&asked(Frontend::Http)).starts_with("fork "), "no line where it was first anyway");
+        assert!(!asked(Frontend::Http).contains("over HTTP"));
+        assert!(words(&asked(Frontend::Other)).starts_with("fork "));
+    }
+
+    #[test]
+    fn a_question_that_comes_again_has_its_hints_and_another_has_not_the_same_fact() {
+        let again = ["what is KV", "why is it 4G", "what is KV"].map(Message::user);
+        let found = annotated(&again, Frontend::Chat);
+        assert_eq!(found[0], found[2]);
+        let first = |text: &str| {
+            text.rsplit("see: ").next().and_then(|words| words.split(' ').next()).map(str::to_owned)
+        };
+        assert_ne!(first(&found[0]), first(&found[1]));
     }
 
     #[test]
@@ -190,11 +329,11 @@ mod tests {
             Message::assistant(question),
             Message::user("and how do I delete it?"),
         ];
-        let found = annotated(&messages);
+        let found = annotated(&messages, Frontend::Other);
         assert_eq!([&found[0], &found[2]], [question, question]);
         assert!(found[1].starts_with("How do I save a conversation?\nsee: save"), "{found:?}");
         assert!(found[3].contains("\nsee: "), "{found:?}");
-        assert_eq!(annotated(&messages[..2]), found[..2]);
+        assert_eq!(annotated(&messages[..2], Frontend::Other), found[..2]);
     }
 
     #[test]
@@ -202,12 +341,12 @@ mod tests {
         for text in
             ["count from 1 to 5".to_owned(), "How do I save it? ".repeat(20), "¿é?".to_owned(), String::new()]
         {
-            assert_eq!(annotated(&[Message::user(text.as_str())]), [text]);
+            assert_eq!(annotated(&[Message::user(text.as_str())], Frontend::Chat), [text]);
         }
         let tools = vec![json!({"type": "function"})];
         let messages = vec![Message::user("How do I save a conversation?")];
         let conversation = Conversation { messages, tools, ..Conversation::default() };
-        assert_eq!(hints().annotate(&conversation), conversation);
+        assert_eq!(hints().annotate(&conversation, Frontend::Chat), conversation);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub use error::{Error, GrammarError, LoadError, Result, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
+pub use hints::Frontend;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,

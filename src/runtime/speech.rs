@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::error::Result;
-use super::hints::Hints;
+use super::hints::{Frontend, Hints};
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
@@ -24,6 +24,8 @@ pub struct Speech {
     dialect: Dialect,
     /// What prompts of the model's own template get beside the conversation.
     hints: Option<Hints>,
+    /// What those prompts are written for.
+    frontend: Frontend,
 }
 
 /// What templates print of a tokenizer.
@@ -42,7 +44,12 @@ impl Speech {
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
         let dialect =
             template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
-        Self { texts, template, dialect, hints }
+        Self { texts, template, dialect, hints, frontend: Frontend::default() }
+    }
+
+    /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
+    pub fn set_frontend(&mut self, frontend: Frontend) {
+        self.frontend = frontend;
     }
 
     pub fn texts(&self) -> &ModelTexts {
@@ -99,7 +106,7 @@ impl Speech {
     ) -> std::result::Result<String, TemplateError> {
         let template = self.template.as_ref().map_err(TemplateError::clone)?;
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-        let annotated = self.hints.map(|hints| hints.annotate(conversation));
+        let annotated = self.hints.map(|hints| hints.annotate(conversation, self.frontend));
         template.render(annotated.as_ref().unwrap_or(conversation), &options)
     }
 

@@ -6,16 +6,27 @@ stand behind the user's text ("see: save keep name"), the likeliest first, and g
 a task is likelier than any fact, there are none. Scores are whole numbers: llmctl (`src/runtime/hints.rs`) and training
 agree to the last bit.
 
-The file, little-endian: `LLMHINT1`; u32 counts of labels, features, postings and bytes of text; i16 per label (score of
-a feature that its questions never had); u32 pairs per feature and one more (begin of its text, begin of its postings);
-u16 label per posting; u8 score above the label's base per posting; the text: the features in order, then the labels'
-hints, a line each."""
+Some facts answer the same question at different places ("how do I fork a session" in `chat` and over HTTP). Where another
+place's fact comes first and this one's is within reach, they change places, and the prompt names the place, because
+guide answers from memory too. A fact that an earlier message of the conversation was about scores lower, so that a
+follow-up does not get the same answer again.
+
+The file, little-endian: `LLMHINT2`; u32 counts of labels, features, postings and bytes of text; i16 per label (score of
+a feature that its questions never had); two u8 per label (its group of facts that answer the same, from 1, or 0; its
+place: 0 other, 1 chat, 2 HTTP); u32 pairs per feature and one more (begin of its text, begin of its postings); u16 label
+per posting; u8 score above the label's base per posting; the text: the features in order, then the labels' hints, a line
+each.
+
+`language/names.toml` holds questions that came after the training; they are counted here and are in no document. Hints'
+words stay those of the file, since guide has learnt them; `python hints.py --rename` chooses them anew."""
 
 import json
 import math
 import random
 import re
 import struct
+import sys
+import tomllib
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -26,9 +37,10 @@ from chat import user
 from grammar import casual
 
 FILE = Path(__file__).parent.parent / "hints.bin"
+NAMES = Path(__file__).parent / "language/names.toml"
 EXPECTED = Path(__file__).parent.parent / "hints.jsonl"
 """What questions of the tests get, for llmctl's own tests to compare with."""
-MAGIC = b"LLMHINT1"
+MAGIC = b"LLMHINT2"
 UNIT = 16
 """Scores per nat."""
 ALPHA = 0.05
@@ -39,8 +51,19 @@ MOST, NEAR = 8, 8 * UNIT
 """Hints at most, and how far below the best."""
 LONGEST = 64
 """Words of a text that may still be a question about llmctl."""
+PLACES = ["other", "chat", "http"]
+LINES = ["", "in chat", "over HTTP"]
+"""What the prompt says of the place, where that decided."""
+TOLD = 3 * UNIT
+"""How much lower facts score that the conversation had before."""
+PER_NAME = 300
+"""Questions drawn for each entry of names.toml."""
 PARTS = 4
 """Of the phrases; for training there is also an index without each."""
+TALKS = [["I want to serve a model", "how do I put a key on it?"], ["how do I fork a session", "and then how do I see all the forks", "which one am I in?"],
+         ["what is KV", "why is it 4G"], ["what is llmctl?", "what is bench?", "what is serve?", "what is run?", "what is chat?"],
+         ["what is warm?", "what is a session?", "what is serve?"], ["what is warm?", "what is warm?"]]
+"""Conversations that went wrong once."""
 TASK = ""
 """The label of what is no question about llmctl's facts: it has no hint."""
 
@@ -74,6 +97,8 @@ class Hints:
         take = lambda kind, n: np.frombuffer(data, kind, n, at)
         self.base = take("<i2", labels).astype(np.int64)
         at += 2 * labels
+        self.groups = [tuple(pair) for pair in take("u1", 2 * labels).reshape(-1, 2).tolist()]
+        at += 2 * labels
         starts = take("<u4", 2 * (count + 1)).reshape(-1, 2)[:, 1]
         at += 8 * (count + 1)
         whose = take("<u2", postings)
@@ -87,20 +112,41 @@ class Hints:
             part = slice(starts[n], starts[n + 1])
             self.above[n, whose[part]] = above[part]
 
-    def ranked(self, text, after=""):
-        """The labels within reach of the best, the best first, or none."""
+    def ranked(self, text, after="", place=0, told=()):
+        """The labels within reach of the best, the best first, or none; and whether the place decided which is first."""
         found = features(text, after)
         rows = [self.row[f] for f in found or () if f in self.row]
         if not rows:
-            return []
+            return [], False
         scores = self.above[rows].sum(0, dtype=np.int64) + len(rows) * self.base
-        order = np.argsort(-scores, kind="stable")[:MOST]
-        return [int(n) for n in order if scores[n] >= scores[order[0]] - NEAR]
+        scores[list(told)] -= TOLD
+        order = [int(n) for n in np.argsort(-scores, kind="stable")[:MOST]]
+        order = [n for n in order if scores[n] >= scores[order[0]] - NEAR]
+        group, own = self.groups[order[0]]
+        same = [n for n in order if self.groups[n] == (group, place)]
+        if not place or not group or own == place or not same:
+            return order, False
+        return [same[0], *(n for n in order if n != same[0])], True
+
+    def told(self, texts, place=0):
+        """Per user's message: the hints, and the place where it decided."""
+        before, said = "", {}
+        for text in texts:
+            if text not in said:
+                after = self.ranked(before, place=place)[0][:1] if before else []
+                told = {found[0] for found, _ in said.values() if found}
+                found, is_placed = self.ranked(text, self.hints[after[0]] if after else "", place, told)
+                is_task = not found or self.hints[found[0]] == TASK
+                said[text] = ([], False) if is_task else (found, is_placed)
+            found, is_placed = said[text]
+            before = text
+            yield [self.hints[n] for n in found if self.hints[n] != TASK], LINES[place] if is_placed else ""
 
     def of(self, text, before=None):
-        """The hints for a user's text, where `before` is what the user said before."""
-        after = self.ranked(before)[:1] if before else []
-        found = self.ranked(text, self.hints[after[0]] if after else "")
+        """The hints for a user's text, where `before` is what the user said before, as in training: anywhere, and
+        whatever was told before."""
+        after = self.ranked(before)[0][:1] if before else []
+        found, _ = self.ranked(text, self.hints[after[0]] if after else "")
         if not found or self.hints[found[0]] == TASK:
             return []
         return [self.hints[n] for n in found if self.hints[n] != TASK]
@@ -132,6 +178,25 @@ def examples(data, r, without=None):
             yield TASK, "", text
 
 
+def later(data):
+    """(label, label of the fact before, question) for the questions that came after the training."""
+    names, r = tomllib.loads(NAMES.read_text()), random.Random(5)
+    for entry in names["name"]:
+        things, asks = entry.get("things", []), entry.get("asks", [])
+        for _ in range(PER_NAME):
+            pool = things if r.randrange(len(things) + len(asks)) < len(things) else asks
+            text = r.choice(pool)
+            # They come after one another: "what is run?", "and what is serve?".
+            after = r.choice(names["name"])["of"] if r.random() < 0.5 else ""
+            yield entry["of"], after, casual(r, r.choice(names["frames"]).replace("{x}", text) if pool is things else text)
+
+
+def groups():
+    """(group, place) of the facts that answer the same question at different places."""
+    same = tomllib.loads(NAMES.read_text())["same"]
+    return {fact: (n, PLACES.index(place)) for n, group in enumerate(same, 1) for place, facts in group.items() for fact in facts}
+
+
 def named(data, counts):
     """A hint for every fact: a word of the vocabulary that its own texts have and others' have not, each given once."""
     words = sorted(p[1:] for p in data.codec.plain.get_vocab() if re.fullmatch(r"Ġ[a-z]{3,}", p))
@@ -160,6 +225,8 @@ def counted(data, seed=3, hints=None, without=None):
     for label, _, text in drawn:
         counts[label].update(features(text) or ())
     hints = hints or named(data, counts) | {TASK: TASK}
+    for label, after, text in later(data):
+        counts[label].update((features(text) or set()) | ({">" + hints[after]} if after else set()))
     for label, after, _ in drawn:
         if after:
             counts[label][">" + hints[after]] += 1
@@ -179,7 +246,7 @@ def counted(data, seed=3, hints=None, without=None):
         starts += [place, begin]
         place, begin = place + len(name.encode()) + 1, begin + len(found)
     flat = [p for found in postings for p in found]
-    parts = [MAGIC, struct.pack("<4I", len(labels), len(names), len(flat), len(text)), struct.pack(f"<{len(base)}h", *base),
+    parts = [MAGIC, struct.pack("<4I", len(labels), len(names), len(flat), len(text)), struct.pack(f"<{len(base)}h", *base), bytes(n for label in labels for n in groups().get(label, (0, 0))),
              struct.pack(f"<{len(starts)}I", *starts), struct.pack(f"<{len(flat)}H", *(n for n, _ in flat)), bytes(s for _, s in flat), text]
     return b"".join(parts), drawn, hints
 
@@ -193,18 +260,26 @@ def partial(data):
 def main():
     from data import Data, rows
 
-    data = Data(hinted=False)
-    index, drawn, names = counted(data)
+    # A rename chooses the words by the questions; otherwise they are the file's, in the order of the facts.
+    is_rename = "--rename" in sys.argv or not FILE.exists()
+    data = Data(hinted=not is_rename)
+    words = None if is_rename else data.facts.hint_of | {TASK: TASK}
+    index, drawn, names = counted(data, hints=words)
     FILE.write_bytes(index)
     hints, r = Hints(), random.Random(1)
-    talks = [[row["ask"]] for row in rows("free.jsonl") + rows("skills.jsonl")] + [row["turns"] for row in rows("followups.jsonl")]
-    lines = [{"turns": talk, "hints": [hints.of(text, before) for text, before in zip(talk, [None, *talk])]} for talk in talks]
+    alone = [[row["ask"]] for row in rows("free.jsonl") + rows("skills.jsonl")]
+    talks = alone + [row["turns"] for row in rows("followups.jsonl")] + TALKS
+    lines = [{"turns": talk, "place": place, "hints": [list(told) for told in hints.told(talk, place)]} for talk in talks for place in range(3)]
     EXPECTED.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(FILE.stat().st_size, "bytes,", len(hints.names), "features")
     sample = [d for d in r.sample(drawn, 4000) if d[0] != TASK and not d[1]]
     found = [hints.of(text) for _, _, text in sample]
     print("the fact is first", sum(f[:1] == [names[l]] for f, (l, _, _) in zip(found, sample)) / len(sample),
           "among them", sum(names[l] in f for f, (l, _, _) in zip(found, sample)) / len(sample), "of", sum(map(len, found)) / len(sample))
+    other = [(text, label) for label, _, text in sample]
+    for place, name in enumerate(LINES):
+        told = [next(hints.told([text], place)) for text, _ in other]
+        print("asked", name or "anywhere", sum(t[0][:1] == [names[label]] for t, (_, label) in zip(told, other)) / len(other), "the place decides", sum(t[1] != "" for t in told) / len(told))
 
 
 if __name__ == "__main__":

@@ -257,6 +257,7 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
 
 fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let tests = &args.tests;
+    check_machine(&args.engine)?;
     let cases = plan::cases(&Sweep {
         prompts: tests.n_prompt.clone(),
         generated: tests.n_gen.clone(),
@@ -295,6 +296,13 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let judged = outlook.conclude(&mut document);
     let signal = ended?;
     Ok(signal.map_or(judged?, Exit::Signal))
+}
+
+/// As [`load::check_machine`], for everything that the sweep asks for.
+fn check_machine(sweep: &EngineSweepArgs) -> Result<(), CommandError> {
+    let asked = |cpu| ModelArgs { cpu, device: sweep.device, ..ModelArgs::default() };
+    load::check_machine(&asked(None))?;
+    sweep.cpu.iter().try_for_each(|&cpu| load::check_machine(&asked(Some(cpu))))
 }
 
 /// What becomes of a document: judged, saved, printed, drawn, compared.

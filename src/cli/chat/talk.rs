@@ -28,8 +28,8 @@ use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::{
-    AnswerForm, Error, Event, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request, Sampling,
-    Started,
+    AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
+    Sampling, Started,
 };
 use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
@@ -105,7 +105,8 @@ impl<'a> Chat<'a> {
             },
         };
         let input = Input::open(terminal, places.state.as_deref())?;
-        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?;
+        let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
+            .for_frontend(Frontend::Chat);
         check_template(&llm)?;
         let model = llm.texts().fingerprint().clone();
         let grammars = grammars(&llm);
@@ -457,7 +458,7 @@ impl Chat<'_> {
 
     fn load(&self) -> Result<LoadedLlm, CommandError> {
         let engine = self.args.engine.resolve(self.keeping != Keeping::Nowhere);
-        let llm = load::load(&self.args.model, engine, self.terminal)?;
+        let llm = load::load(&self.args.model, engine, self.terminal)?.for_frontend(Frontend::Chat);
         check_template(&llm)?;
         Ok(llm)
     }

@@ -27,6 +27,7 @@ use super::record::{Document, ServerFacts};
 use super::{Outlook, OutputArgs};
 use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
 use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::load;
 use crate::cli::run::prompt::read_file;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
@@ -225,6 +226,9 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Runs the subcommand.
 pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if args.target.own {
+        load::check_machine(&own_model(args))?;
+    }
     let plan = Plan::new(args)?;
     let outlook = Outlook::new(&args.output, terminal)?;
     let endpoint = args.target.endpoint.as_deref().map(Endpoint::parse).transpose()?;
