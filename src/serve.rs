@@ -93,11 +93,12 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
-        let detected = model.speech.dialect();
-        let dialect = Dialect {
-            reasoning: settings.reasoning_format.or(detected.reasoning),
-            tool_calls: settings.tool_format.or(detected.tool_calls),
-        };
+        let mut model = model;
+        if let Some(format) = settings.tool_format {
+            model.speech.set_tool_format(format);
+        }
+        let shown = model.speech.dialect();
+        let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
             model,

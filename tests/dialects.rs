@@ -287,7 +287,8 @@ fn a_call_of_an_undefined_tool_is_text() {
         // What stands around text is not shown either way.
         let shown = match format {
             F::KimiK3 | F::SolarOpen => {
-                let text = text.replace("<|open|>response<|sep|>", "").replace("<|close|>response<|sep|>", "");
+                let text =
+                    text.replace("<|open|>response<|sep|>", "").replace("<|close|>response<|sep|>", "");
                 text.replace("<|content|>", "").replace("<|end|><|begin|>assistant", "")
             }
             F::Functionary32 => text.trim_start_matches("all\n").to_owned(),
@@ -1178,8 +1179,8 @@ fn calls_in_history_parse_back() {
         }
         let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
         let format = dialect.tool_calls.expect("a format");
-        let prints_one =
-            [ToolCallFormat::Harmony, ToolCallFormat::GigaChat3, ToolCallFormat::GigaChat31].contains(&format);
+        let prints_one = [ToolCallFormat::Harmony, ToolCallFormat::GigaChat3, ToolCallFormat::GigaChat31]
+            .contains(&format);
         for (at, history) in histories.iter().enumerate() {
             if prints_one && history.len() > 1 {
                 continue; // prints the first call of a message

@@ -119,7 +119,9 @@ fn merge_system(messages: &mut Vec<Message>) {
                 waiting.push(text_of(message.content.as_ref()));
                 continue;
             }
-            Role::User if !waiting.is_empty() => prepend(&mut message, &waiting.drain(..).collect::<Vec<_>>()),
+            Role::User if !waiting.is_empty() => {
+                prepend(&mut message, &waiting.drain(..).collect::<Vec<_>>())
+            }
             _ => {}
         }
         merged.push(message);
@@ -166,13 +168,15 @@ fn text_of(content: Option<&Content>) -> String {
 mod tests {
     use super::*;
 
-    fn applied(accommodation: Accommodation, messages: Vec<Message>, tools: Vec<Value>) -> Vec<(String, String)> {
+    fn applied(
+        accommodation: Accommodation,
+        messages: Vec<Message>,
+        tools: Vec<Value>,
+    ) -> Vec<(String, String)> {
         let conversation = Conversation { messages, tools, ..Conversation::default() };
         let shown = accommodation.apply(&conversation);
         assert!(shown.tools.is_empty() || !accommodation.spells_tools);
-        let text = |message: &Message| {
-            (message.role.as_str().to_owned(), text_of(message.content.as_ref()))
-        };
+        let text = |message: &Message| (message.role.as_str().to_owned(), text_of(message.content.as_ref()));
         shown.messages.iter().map(text).collect()
     }
 
@@ -190,11 +194,8 @@ mod tests {
             Message::system("Be long."),
             Message::user("Go on"),
         ];
-        let expected = [
-            pair("user", "Be brief.\n\nHi"),
-            pair("assistant", "Hello."),
-            pair("user", "Be long.\n\nGo on"),
-        ];
+        let expected =
+            [pair("user", "Be brief.\n\nHi"), pair("assistant", "Hello."), pair("user", "Be long.\n\nGo on")];
         assert_eq!(applied(merging, messages.clone(), vec![]), expected);
         assert_eq!(applied(merging, vec![Message::system("Only")], vec![]), [pair("user", "Only")]);
         assert_eq!(applied(Accommodation::default(), messages, vec![]).len(), 5);
@@ -213,7 +214,11 @@ mod tests {
         ];
         let shown = applied(spelling, messages, vec![tool]);
         assert_eq!(shown[0].0, "system");
-        assert!(shown[0].1.ends_with("\n{\"name\": \"now\", \"parameters\": {\"type\": \"object\"}}"), "{}", shown[0].1);
+        assert!(
+            shown[0].1.ends_with("\n{\"name\": \"now\", \"parameters\": {\"type\": \"object\"}}"),
+            "{}",
+            shown[0].1
+        );
         let expected = [
             pair("user", "When?"),
             pair(

@@ -3,10 +3,10 @@
 //! Both are read from the model's own chat template, which prints earlier answers in the form that the model was trained to
 //! give, and never from a model's name: see `probe`.
 
-use super::reasoning::ReasoningFormat;
 use super::probe::Shown;
-use super::{ChatTemplate, SpecialTokens};
+use super::reasoning::ReasoningFormat;
 use super::tool_call::{Protocol, ToolCallFormat, Tools, grammar};
+use super::{ChatTemplate, SpecialTokens};
 
 /// What a model's answers are made of besides text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -141,7 +141,8 @@ impl ChatTemplate {
 
     /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
     fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
-        let descriptions: [&[Adaptation]; 3] = [&[], &[describe_tools], &[describe_tools, describe_parameters]];
+        let descriptions: [&[Adaptation]; 3] =
+            [&[], &[describe_tools], &[describe_tools, describe_parameters]];
         descriptions.iter().find_map(|descriptions| {
             ADAPTATIONS.iter().find_map(|changes| {
                 let changes = [descriptions, *changes].concat();
@@ -343,7 +344,8 @@ fn special_variables(specials: SpecialTokens) -> Map<String, Json> {
 fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str]) -> Map<String, Json> {
     let or_none = |items: &[Json]| if items.is_empty() { Json::Null } else { Json::Array(items.to_vec()) };
     let mut variables = conversation.kwargs.clone();
-    let messages = conversation.messages.iter().map(|message| message_json(message, reasoning_names)).collect();
+    let messages =
+        conversation.messages.iter().map(|message| message_json(message, reasoning_names)).collect();
     variables.insert("messages".to_owned(), Json::Array(messages));
     variables.insert("tools".to_owned(), or_none(&conversation.tools));
     variables.insert("documents".to_owned(), or_none(&conversation.documents));
@@ -352,9 +354,14 @@ fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str])
 
 /// Templates read `reasoning_content` or `thinking`, and transformers gives them both. A few know it as `reasoning` alone.
 fn reasoning_names(source: &str) -> &'static [&'static str] {
-    let reads = |name: &str| [".", "'", "\""].iter().any(|before| source.contains(&format!("{before}{name}")));
+    let reads =
+        |name: &str| [".", "'", "\""].iter().any(|before| source.contains(&format!("{before}{name}")));
     let is_other = !reads("reasoning_content") && !reads("thinking") && reads("reasoning");
-    if is_other { &["reasoning_content", "thinking", "reasoning"] } else { &["reasoning_content", "thinking"] }
+    if is_other {
+        &["reasoning_content", "thinking", "reasoning"]
+    } else {
+        &["reasoning_content", "thinking"]
+    }
 }
 
 fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
@@ -397,7 +404,7 @@ const ADAPTATIONS: [&[Adaptation]; 6] = [
 /// Gives tools without a description an empty one: it is optional at OpenAI, and some templates (Hermes', gpt-oss') add it to a
 /// text all the same.
 fn describe_tools(variables: &mut Map<String, Json>) -> bool {
-    functions(variables).filter(|function| described(function)).count() > 0
+    functions(variables).map(described).filter(|&is_new| is_new).count() > 0
 }
 
 /// The same of their parameters.
@@ -405,7 +412,7 @@ fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
     let properties = functions(variables)
         .filter_map(|function| function.get_mut("parameters")?.get_mut("properties")?.as_object_mut())
         .flat_map(|properties| properties.values_mut().filter_map(Json::as_object_mut));
-    properties.map(|property| described(property)).filter(|&is_new| is_new).count() > 0
+    properties.map(described).filter(|&is_new| is_new).count() > 0
 }
 
 /// Puts an empty description where there is none.
@@ -431,7 +438,8 @@ fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map
 fn think_content(variables: &mut Map<String, Json>) -> bool {
     let mut changed = false;
     for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
-        let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls")) else {
+        let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls"))
+        else {
             continue;
         };
         let text = |name: &str| members.get(name).and_then(Json::as_str).filter(|text| !text.is_empty());

@@ -235,7 +235,9 @@ impl Marked {
         chars.next().into_iter().for_each(|first| self.emit(first, sink));
         match is_wrong {
             true => todo.extend(chars.rev()),
-            false => chars.for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) }),
+            false => {
+                chars.for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) })
+            }
         }
     }
 
@@ -246,7 +248,8 @@ impl Marked {
             return;
         }
         let close = self.reasoning.map_or("", |format| format.marks().close);
-        let raw = early.raw.strip_suffix(close).filter(|_| early.is_closed).map_or(&*early.raw, str::trim_end);
+        let raw =
+            early.raw.strip_suffix(close).filter(|_| early.is_closed).map_or(&*early.raw, str::trim_end);
         let is_first = self.is_fresh && !early.is_closed;
         push_text(sink.pieces, true, if is_first { raw.trim_start() } else { raw });
         if !early.is_closed {

@@ -123,7 +123,8 @@ fn arguments() -> Value {
 
 fn rendered(template: &ChatTemplate, asked: &Conversation, is_prompt: bool) -> Result<String, TemplateError> {
     let now = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute: 26, second: 53 };
-    template.render(asked, &RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() })
+    template
+        .render(asked, &RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() })
 }
 
 /// The turns that the template prints for an answer with a call, which has no content or an empty one.
@@ -191,7 +192,8 @@ fn sign_in(signs: &[&[&'static str]], text: &str) -> Option<&'static str> {
 fn system_messages(template: &ChatTemplate) -> SystemMessages {
     let question = || Message::user("Where is a reef");
     let with_tools = [false, true].into_iter();
-    let mut takes = with_tools.filter(|&tools| rendered(template, &conversation([question()], tools), true).is_ok());
+    let mut takes =
+        with_tools.filter(|&tools| rendered(template, &conversation([question()], tools), true).is_ok());
     let Some(has_tools) = takes.next() else { return SystemMessages::Printed };
     match rendered(template, &conversation([Message::system(SYSTEM), question()], has_tools), true) {
         Ok(text) if text.contains(SYSTEM) => SystemMessages::Printed,

@@ -42,6 +42,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     }
     let llm = load_model(args, terminal)?;
     check_template(llm.texts().speech())?;
+    super::note_system(llm.texts().speech(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
     let writer = match opened {
         Some(writer) => writer,

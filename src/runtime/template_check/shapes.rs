@@ -13,7 +13,8 @@ use crate::template::{
 
 /// Which reasoning markup the template shows, and where.
 pub fn reasoning_format(subject: &Subject) -> Found {
-    let shown = subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
+    let shown =
+        subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
     Ok(match (subject.dialect.reasoning, shown) {
         (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
@@ -42,12 +43,14 @@ pub fn tool_format(subject: &Subject) -> Found {
                 (false, Some(_)) => "the template shows calls, and no tools",
                 (true, _) => "the template shows tools, and no calls in a format that llmctl knows",
             };
-            let finding = Finding::ok(format!("generic: {why}; llmctl describes tools and asks for calls in JSON"));
+            let finding =
+                Finding::ok(format!("generic: {why}; llmctl describes tools and asks for calls in JSON"));
             Finding { detail: json!({"format": format.name()}), ..finding }
         }
         (_, None) => Finding::ok(format!("{format}, as asked for")),
         (_, Some(CallEvidence { sign, is_printed })) => {
-            let more = if is_printed { ", and a call that it prints reads back" } else { "; it prints no calls" };
+            let more =
+                if is_printed { ", and a call that it prints reads back" } else { "; it prints no calls" };
             let finding = seen(format.name(), sign, more);
             Finding { detail: with(finding.detail, "prints_calls", is_printed), ..finding }
         }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use super::turn::{Answered, Delta, Said, SaidCall, Totals};
 use super::{collect, drive};
 use crate::runtime::Token;
 use crate::serve::App;
-use crate::serve::access::RequestId;
+use crate::serve::access::{RequestId, X_TOOL_FORMAT};
 use crate::serve::error::ApiError;
 use crate::serve::wire::message::tool_call_json;
 use crate::template::ToolCall;
@@ -33,17 +33,22 @@ pub async fn post(
         shows_reasoning,
     };
     let head = Head::new(&app, "chatcmpl");
+    let is_generic = ask.tools.is_on() && app.model().speech.spells_tools();
     let running = drive::begin(&app, ask).await?;
-    match streaming {
+    let mut response = match streaming {
         Streaming { is_on: true, .. } => {
             let held = vec![Vec::new(); style.num_choices];
-            Ok(sse::response(running, ChatChunks { head, style, held }))
+            sse::response(running, ChatChunks { head, style, held })
         }
         Streaming { is_on: false, .. } => {
             let collected = collect::all(running).await?;
-            Ok(Json(completion(&head, &style, &collected)).into_response())
+            Json(completion(&head, &style, &collected)).into_response()
         }
+    };
+    if is_generic {
+        response.headers_mut().insert(X_TOOL_FORMAT, HeaderValue::from_static("generic"));
     }
+    Ok(response)
 }
 
 /// How an answer is shown.

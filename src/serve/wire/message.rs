@@ -35,7 +35,9 @@ fn message(mut fields: Fields<'_>) -> Option<Message> {
     let role = fields.text("role");
     let content = content(&mut fields);
     let reasoning = fields.text("reasoning_content");
-    let reasoning = reasoning.or_else(|| fields.text("reasoning"));
+    // The other names of it; a client that sends several sends one text.
+    let others = ["reasoning", "thinking"].map(|name| fields.text(name));
+    let reasoning = others.into_iter().fold(reasoning, Option::or);
     let tool_calls = tool_calls(&mut fields);
     let tool_call_id = fields.text("tool_call_id");
     let name = fields.text("name");

@@ -116,8 +116,10 @@ impl GlmCall {
 
     fn take_value(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         for (mark, is_end) in [(self.marks.key, false), (self.marks.close, true)] {
-            let before =
-                self.held.strip_suffix(mark).and_then(|text| text.trim_end().strip_suffix(self.marks.value_end));
+            let before = self
+                .held
+                .strip_suffix(mark)
+                .and_then(|text| text.trim_end().strip_suffix(self.marks.value_end));
             let Some(value) = before else { continue };
             let parameters = &sink.tool(&self.name).ok_or(Broken::Malformed)?.parameters;
             let value = coerced(value, Schema::new(parameters).property(&self.key));

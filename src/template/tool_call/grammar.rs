@@ -285,8 +285,7 @@ impl Writer<'_> {
                     .openers
                     .iter()
                     .map(|other| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(other)));
-                let tail =
-                    self.terminal(&format!("/(?s:.+)/{}{not_reasoning}", others.collect::<String>()));
+                let tail = self.terminal(&format!("/(?s:.+)/{}{not_reasoning}", others.collect::<String>()));
                 (self.named_rule("r", "[lazy]", &head), format!("{tail}?"))
             }
         };
@@ -504,7 +503,8 @@ impl Writer<'_> {
         let mut all = String::new();
         for (key, is_required) in members(schema) {
             let element = self.element(&key, schema.property(&key), token, depth);
-            write!(all, " {element}{}", if is_required { "" } else { "?" }).expect("a string takes everything");
+            write!(all, " {element}{}", if is_required { "" } else { "?" })
+                .expect("a string takes everything");
         }
         if all.is_empty() { "\"\"".to_owned() } else { all }
     }
@@ -531,7 +531,13 @@ impl Writer<'_> {
 
     // -- Arguments in Gemma's and Python's notation.
 
-    pub fn object_call(&mut self, tool: &Tool, style: Style, lead: &str, (open, close): (&str, &str)) -> String {
+    pub fn object_call(
+        &mut self,
+        tool: &Tool,
+        style: Style,
+        lead: &str,
+        (open, close): (&str, &str),
+    ) -> String {
         self.style = style;
         let members = self.members(Schema::new(&tool.parameters), style == Style::Python, 0);
         format!("{} {members} {}", self.literal(&format!("{lead}{}{open}", tool.name)), self.literal(close))

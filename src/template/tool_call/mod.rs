@@ -27,8 +27,8 @@ use super::output::Piece;
 
 pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;
-pub use notation::ToolCallFormat;
 pub(super) use notation::Notation;
+pub use notation::ToolCallFormat;
 
 /// The tools that an answer may call, by name.
 #[derive(Debug, Default)]

@@ -64,7 +64,10 @@ pub struct XmlCalls {
 
 /// What follows a value.
 enum Next {
-    Parameter { key: String, attributes: String },
+    Parameter {
+        key: String,
+        attributes: String,
+    },
     /// The call ends here, and with it the section.
     Section,
     /// Another call of the section.
@@ -99,7 +102,11 @@ impl XmlCalls {
 
     fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
-            return if self.held.len() > MAX_KEY || c == '\n' { Err(Broken::Malformed) } else { Ok(Step::More) };
+            return if self.held.len() > MAX_KEY || c == '\n' {
+                Err(Broken::Malformed)
+            } else {
+                Ok(Step::More)
+            };
         };
         self.name = split_head(head).0.to_owned();
         sink.name(&self.name)?;
@@ -239,7 +246,8 @@ impl XmlCalls {
         }
         let properties = parameters.get("properties").and_then(serde_json::Value::as_object);
         let unseen = properties.into_iter().flat_map(|all| all.keys()).filter(|key| !self.keys.contains(key));
-        let heads = text.split(parameter).skip(1).map(|rest| split_head(rest.split('>').next().unwrap_or(rest)).0);
+        let heads =
+            text.split(parameter).skip(1).map(|rest| split_head(rest.split('>').next().unwrap_or(rest)).0);
         let heads: Vec<&str> = heads.collect();
         unseen.map(String::as_str).any(|key| heads.contains(&key))
     }
@@ -264,7 +272,8 @@ impl XmlCalls {
             self.begin_next();
             return Ok(Step::More);
         }
-        let goes_on = section_end.starts_with(held) || (*is_many && self.is_wrapped && call.starts_with(held));
+        let goes_on =
+            section_end.starts_with(held) || (*is_many && self.is_wrapped && call.starts_with(held));
         match goes_on && !section_end.is_empty() {
             true => Ok(Step::More),
             false if self.is_wrapped => Err(Broken::Malformed),

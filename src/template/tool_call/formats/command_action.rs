@@ -9,12 +9,7 @@ pub const COMMAND_ACTION: Notation = Notation {
     openers: &["<|START_ACTION|>"],
     marks: &["<|END_ACTION|>"],
     end: "<|END_ACTION|>",
-    frame: Frame {
-        open: "[\n    ",
-        separator: Some(",\n    "),
-        close: "\n]<|END_ACTION|>",
-        ..Frame::PLAIN
-    },
+    frame: Frame { open: "[\n    ", separator: Some(",\n    "), close: "\n]<|END_ACTION|>", ..Frame::PLAIN },
     call: |writer, tool, _| {
         let between = format!("\", \"tool_name\": {}, \"parameters\": ", quoted(&tool.name));
         writer.numbered("{\"tool_call_id\": \"", &between, "}", tool)

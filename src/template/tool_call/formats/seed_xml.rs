@@ -17,7 +17,6 @@ pub const SEED_XML: Notation = Notation {
     ..Notation::PLAIN
 };
 
-const SEED_TAGGING: Tagging =
-    Tagging { behind_key: |_| &[">"], behind_value: "</parameter>\n", ..TAGGING };
+const SEED_TAGGING: Tagging = Tagging { behind_key: |_| &[">"], behind_value: "</parameter>\n", ..TAGGING };
 
 const SEED_TAGS: Tags = Tags { section_end: "</seed:tool_call>", has_line_breaks: false, ..TAGS };

@@ -21,10 +21,7 @@ pub const SOLAR_OPEN: Notation = Notation {
     ],
     end: "<|calls|>",
     messages: Some(Messages {
-        texts: &[
-            ("<|think|>", "<|end|><|begin|>assistant"),
-            ("<|content|>", "<|end|><|begin|>assistant"),
-        ],
+        texts: &[("<|think|>", "<|end|><|begin|>assistant"), ("<|content|>", "<|end|><|begin|>assistant")],
         end: "<|flush|>",
         calls_end: "<|calls|>",
     }),
