@@ -63,7 +63,7 @@ fn templates_are_recognised_by_their_own_text() {
 }
 
 /// Tools whose schemas have every kind of argument.
-fn tools() -> Vec<Value> {
+pub fn tools() -> Vec<Value> {
     vec![
         json!({"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
             "type": "object",
@@ -100,7 +100,7 @@ struct Case<'a> {
     calls: &'a [(&'a str, Value)],
 }
 
-fn dialect(format: ToolCallFormat) -> Dialect {
+pub fn dialect(format: ToolCallFormat) -> Dialect {
     let reasoning = match format {
         ToolCallFormat::Harmony => ReasoningFormat::Harmony,
         ToolCallFormat::MuseGlimmer => ReasoningFormat::Atem,
@@ -136,7 +136,7 @@ fn tail(format: ToolCallFormat) -> &'static str {
     }
 }
 
-fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
+pub fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
     let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     answer.calls.iter().map(|call| (call.name.clone(), value(&call.arguments))).collect()
 }
@@ -658,7 +658,7 @@ fn pieces_come_early() {
 }
 
 /// Pieces with adjacent ones of a kind joined.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+pub fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut all: Vec<Piece> = Vec::new();
     for piece in pieces {
         match (all.last_mut(), piece) {
@@ -796,7 +796,7 @@ fn tokens(text: &str) -> Vec<u32> {
 }
 
 /// How many bytes a grammar takes, and whether it may end there.
-fn taken(lark: &str, text: &str) -> (usize, bool) {
+pub fn taken(lark: &str, text: &str) -> (usize, bool) {
     let mut matcher = byte_matcher(lark);
     let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");
     let ends = count == text.len() && matcher.is_accepting().expect("the parser works");

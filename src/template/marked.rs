@@ -190,7 +190,11 @@ impl Marked {
 
     fn begin_early(&mut self, opener: &'static str) {
         let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
-        self.early.raw.push_str(&std::mem::take(&mut self.space));
+        let space = std::mem::take(&mut self.space);
+        // Space that begins the reasoning is the markup's.
+        if !self.is_fresh || !self.early.is_empty() {
+            self.early.raw.push_str(&space);
+        }
         self.early.raw.push_str(opener);
         self.state = State::EarlyCall(reader);
     }
@@ -250,8 +254,7 @@ impl Marked {
         let close = self.reasoning.map_or("", |format| format.marks().close);
         let raw =
             early.raw.strip_suffix(close).filter(|_| early.is_closed).map_or(&*early.raw, str::trim_end);
-        let is_first = self.is_fresh && !early.is_closed;
-        push_text(sink.pieces, true, if is_first { raw.trim_start() } else { raw });
+        push_text(sink.pieces, true, raw);
         if !early.is_closed {
             self.is_fresh = false;
         }

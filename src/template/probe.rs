@@ -60,7 +60,7 @@ impl Shown {
         let asked = conversation([Message::user("Where is a reef")], true);
         let prompt = rendered(template, &asked, true);
         let tools = prompt.as_ref().map_or_else(|_| template.reads("tools"), |text| text.contains(TOOL));
-        let turns: Vec<PrintedTurn> = printed_calls(template, &asked);
+        let turns: Vec<PrintedTurn> = printed_calls(template, &asked, reasoning);
         let evidence = call_format(reasoning, &source, prompt.as_deref().unwrap_or_default(), &turns);
         Self {
             dialect: Dialect { reasoning, tool_calls: evidence.map(|(format, _)| format) },
@@ -128,7 +128,13 @@ fn rendered(template: &ChatTemplate, asked: &Conversation, is_prompt: bool) -> R
 }
 
 /// The turns that the template prints for an answer with a call, which has no content or an empty one.
-fn printed_calls(template: &ChatTemplate, asked: &Conversation) -> Vec<PrintedTurn> {
+fn printed_calls(
+    template: &ChatTemplate,
+    asked: &Conversation,
+    reasoning: Option<ReasoningFormat>,
+) -> Vec<PrintedTurn> {
+    // What may stand at the end of a prompt that history has not.
+    let openings = Dialect { reasoning, tool_calls: None }.markup();
     let (Ok(plain), Ok(prompt)) = (rendered(template, asked, false), rendered(template, asked, true)) else {
         return Vec::new();
     };
@@ -137,13 +143,10 @@ fn printed_calls(template: &ChatTemplate, asked: &Conversation) -> Vec<PrintedTu
         let mut called = asked.clone();
         called.messages.push(Message { content, tool_calls: vec![call.clone()], ..Message::assistant("") });
         let full = rendered(template, &called, false).ok()?;
-        PrintedTurn::find(&plain, &prompt, &full, &REASONING_OPENINGS).filter(|turn| turn.turn.contains(TOOL))
+        PrintedTurn::find(&plain, &prompt, &full, &openings).filter(|turn| turn.turn.contains(TOOL))
     };
     [None, Some(Content::Text(String::new()))].into_iter().filter_map(turn).collect()
 }
-
-/// What may stand at the end of a prompt that history has not.
-const REASONING_OPENINGS: [&str; 4] = ["<think", "</think", "[THINK]", "<mm:think>"];
 
 /// The first format with signs whose call parses back, or with signs where no call is printed.
 fn call_format(
