@@ -273,7 +273,7 @@ fn every_format_reads_its_call() {
     }
     let error = "qwen".parse::<ToolCallFormat>().expect_err("no such format");
     assert!(
-        error.to_string().starts_with("unknown tool-call format `qwen` (known: glm, seed-xml"),
+        error.to_string().starts_with("unknown tool-call format `qwen` (known: hy3, glm, seed-xml"),
         "{error}"
     );
 }
@@ -1093,7 +1093,11 @@ fn rendered_turn(
 ) -> Result<String, TemplateError> {
     let mut tools = tools();
     // Some templates print types with macros that know no unions. Calls are printed without a look at the tools.
-    tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
+    // Nor objects that do not say what is in them.
+    for (tool, name) in [(0, "note"), (1, "options")] {
+        let properties = &mut tools[tool]["function"]["parameters"]["properties"];
+        properties.as_object_mut().expect("an object").remove(name);
+    }
     let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
     let render = |conversation: &Conversation, add_generation_prompt: bool| {
         template.render(conversation, &RenderOptions { add_generation_prompt, ..Default::default() })

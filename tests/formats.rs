@@ -9,6 +9,8 @@ use llmctl::template::{
 };
 use serde_json::{Value, json};
 
+use crate::cli::Place;
+use crate::common::golden::parity_folder;
 use crate::dialects::{dialect, joined, taken, templates, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.
@@ -267,4 +269,20 @@ fn what_published_templates_show() {
             .expect("a string takes everything");
     }
     insta::assert_snapshot!(table);
+}
+
+#[test]
+fn a_system_prompt_that_the_template_drops_goes_in_front_of_the_question() {
+    let place = Place::new();
+    let model = parity_folder().join("llama").to_string_lossy().into_owned();
+    let template = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    place.write("drop.jinja", template);
+    let ask = ["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "-s", "Be brief.", "Hi"];
+    let asked = place.run(&ask);
+    asked.check(0, "the chat template drops system prompts: they go in front of the first question");
+    assert!(asked.stdout.contains("Be brief."), "{}", asked.stdout);
+    let without = place.run(&["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "Hi"]);
+    without.check(0, "");
+    assert!(!without.stderr.contains("drops system prompts"), "{}", without.stderr);
 }

@@ -223,7 +223,7 @@ async fn a_template_without_tools_gets_them_described() {
         let id = message["tool_calls"][0]["id"].clone();
         let result = json!({"role": "tool", "tool_call_id": id, "content": "Rain."});
         let asked = json!({"role": "user", "content": "weather"});
-        let follow_up = tools(json!({"messages": [asked, message, result], "temperature": 0}));
+        let follow_up = tools(json!({"messages": [asked, message, result]}));
         let shown = server.post("/apply-template", follow_up.clone()).await.ok();
         let prompt = shown["prompt"].as_str().expect("text");
         assert!(prompt.contains("\"description\": \"Weather of a city\""), "{prompt}");

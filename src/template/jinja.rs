@@ -141,8 +141,8 @@ impl ChatTemplate {
 
     /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
     fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
-        let descriptions: [&[Adaptation]; 3] =
-            [&[], &[describe_tools], &[describe_tools, describe_parameters]];
+        let descriptions: [&[Adaptation]; 4] =
+            [&[], &[describe_tools], &[describe_parameters], &[describe_tools, describe_parameters]];
         descriptions.iter().find_map(|descriptions| {
             ADAPTATIONS.iter().find_map(|changes| {
                 let changes = [descriptions, *changes].concat();
