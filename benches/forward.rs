@@ -100,7 +100,7 @@ fn main() {
         available_memory: None,
     };
     let source = ModelSource::Gguf(model.clone().into());
-    let resolved = Resolved { name: model.clone(), source, notices: Vec::new() };
+    let resolved = Resolved::new(model.clone(), source);
     let mut loaded = load::load(&resolved, &options, &mut |_, _| ()).expect("loads");
     let model = &mut *loaded.model;
     let deepest = depths.iter().chain(&prompts).max().copied().unwrap_or(0) + 2 * steps + STEP;

@@ -76,7 +76,7 @@ fn options() -> Result<Options, Failure> {
 fn here(options: &Options) -> Result<EngineHandle, Failure> {
     let path = options.model.clone();
     let source = if path.is_dir() { ModelSource::Folder(path) } else { ModelSource::Gguf(path) };
-    let resolved = Resolved { name: options.model.display().to_string(), source, notices: Vec::new() };
+    let resolved = Resolved::new(options.model.display().to_string(), source);
     let load_options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,
@@ -133,7 +133,11 @@ fn measure(engine: &EngineHandle, options: &Options, round: usize) -> Result<f64
         match event {
             Event::Text { tokens, .. } => times[stream].extend(tokens.iter().map(|_| time)),
             Event::Failed(error) => return Err(error.into()),
-            Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } | Event::Done(_) => {}
+            Event::Queued { .. }
+            | Event::Started(_)
+            | Event::Prefill { .. }
+            | Event::Prompt { .. }
+            | Event::Done(_) => {}
         }
     }
     // While all of them run.

@@ -78,7 +78,7 @@ struct Bench {
 impl Bench {
     fn load(options: &Options) -> Result<Bench, Failure> {
         let source = ModelSource::Gguf(Path::new(&options.model).into());
-        let resolved = Resolved { name: options.model.clone(), source, notices: Vec::new() };
+        let resolved = Resolved::new(options.model.clone(), source);
         let load_options = LoadOptions {
             device: Device::Cpu(options.cpu),
             dtype: None,
@@ -123,7 +123,7 @@ impl Bench {
                 Event::Text { tokens, .. } => generated.extend(tokens.iter().map(|token| token.id)),
                 Event::Done(outcome) => return Ok((outcome, generated)),
                 Event::Failed(error) => return Err(error.into()),
-                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } => {}
+                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } | Event::Prompt { .. } => {}
             }
         }
         Err("the engine went away".into())

@@ -5,9 +5,10 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request, `guard` who may ask, `front` the stages and the endpoints for operators; `api` is the
-//! endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up after it was
-//! lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the envelope.
+//! `access` what surrounds every request, `guard` who may ask, `owner` whose sessions they use, `front` the stages and the
+//! endpoints for operators; `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the
+//! way to one engine, back up after it was lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the
+//! envelope.
 
 pub mod access;
 pub mod api;
@@ -20,6 +21,7 @@ pub mod guard;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
+pub mod owner;
 pub mod wire;
 
 use std::sync::{Arc, OnceLock};
@@ -29,10 +31,12 @@ use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
+use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineHandle, Speech};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
+use api::line::Lines;
+use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
 use observe::Observer;
@@ -48,6 +52,8 @@ struct Shared {
     engines: Engines,
     sessions: Option<SessionStore>,
     conversations: Conversations,
+    transients: Transients,
+    lines: Lines,
     dialect: Dialect,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
@@ -73,6 +79,10 @@ pub struct ServedModel {
 pub struct Settings {
     /// Fields that are not known are passed over instead of refused.
     pub lenient: bool,
+    /// `max_tokens` beyond the context is refused instead of lowered to what the prompt leaves.
+    pub strict_limits: bool,
+    /// Objects of schemas may have members that the schema does not name, unless it forbids them.
+    pub schema_open: bool,
     /// How long a request may take, waiting included; nothing: as long as it takes.
     pub deadline: Option<Duration>,
     /// How this model writes tool calls and reasoning, where its template does not show it.
@@ -82,6 +92,10 @@ pub struct Settings {
     pub enable_thinking: Option<bool>,
     /// The engines are worker processes, which operators want to know of.
     pub isolated: bool,
+    /// How long a request waits for a session that is busy; not at all when zero.
+    pub session_wait: Duration,
+    /// The sessions of the local user may be seen and used by all who may ask.
+    pub share_sessions: bool,
 }
 
 impl App {
@@ -99,10 +113,14 @@ impl App {
         }
         let shown = model.speech.dialect();
         let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
+        let engines: Engines = engines.into();
+        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
+            transients: Transients::new(max_strands),
+            lines: Lines::default(),
             model,
-            engines: engines.into(),
+            engines,
             sessions,
             dialect,
             grammars: OnceLock::new(),
@@ -128,6 +146,14 @@ impl App {
 
     fn conversations(&self) -> &Conversations {
         &self.shared.conversations
+    }
+
+    fn transients(&self) -> &Transients {
+        &self.shared.transients
+    }
+
+    fn lines(&self) -> &Lines {
+        &self.shared.lines
     }
 
     /// The markup that the model answers in: its template's, unless the settings know better.
@@ -165,9 +191,9 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&SessionName>) -> Result<EngineHandle, ApiError> {
+    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineHandle, ApiError> {
         match session {
-            Some(name) => self.engines().of(name.as_str()),
+            Some(name) => self.engines().of(name),
             None => self.engine(),
         }
     }

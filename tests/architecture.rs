@@ -24,12 +24,12 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["load"],
     &["model", "sample"],
     &["request"],
-    &["grammar"], // a request carries its grammar, which is made from a tokenizer
+    &["grammar", "infill"], // a request carries its grammar, which is made from a tokenizer
     &["text", "kv"],
     &["backend"],
     &["memory"],
     &["tensor"],
-    &["error", "hints", "kernel", "machine", "private_files"],
+    &["error", "hints", "kernel", "machine", "private_files", "repetition"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
@@ -65,6 +65,7 @@ const LEAVES: &[&str] = &[
     "cli::bench::stats",
     "runtime::kernel",
     "runtime::machine",
+    "runtime::repetition",
     "runtime::text::stop",
     "runtime::text::utf8",
     "template",
@@ -92,7 +93,7 @@ const NOISE: [&str; 11] = [
 
 /// Files (or, with a slash at the end, folders) where `unsafe` may occur, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
-    ("src/cli/descriptors.rs", "the limit on open files"),
+    ("src/cli/descriptors.rs", "the limit on open files; stdout before `main`"),
     ("src/cli/signal.rs", "signal handlers"),
     ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/backend/cpu/kv.rs", "several threads write a page, each the blocks of its heads"),

@@ -14,10 +14,11 @@ use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
 use llmctl::runtime::kv::PageTable;
 use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::load::{self, CpuOptions, LoadOptions};
+use llmctl::runtime::load::{self, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::tensor::HostTensor;
 
+use crate::common;
 use crate::common::golden::{
     Fed, GoldenPrompt, RECURRENT, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
     parity_folder, parity_gguf, without_states, worst_difference,
@@ -106,7 +107,7 @@ fn candle_refuses_block_quantised_kv_by_name() {
 fn forked_sequences_do_not_write_into_each_other() {
     let folder = parity_folder().join("gemma3");
     for (mut model, kv_type) in [KvType::F32, KvType::F16].into_iter().flat_map(|kv_type| {
-        let devices = [load::Device::Cpu(CpuOptions::new(1)), load::Device::Candle(DeviceKind::Cpu)];
+        let devices = [load::Device::Cpu(common::cpu(1)), load::Device::Candle(DeviceKind::Cpu)];
         devices.map(|device| {
             let options = LoadOptions { device, kv_type, ..exact() };
             (load_model(&folder, &options).expect("loads").model, kv_type)

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cli::llmctl;
+use crate::common::cpu;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, largest_difference, load_model, page_pool};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
@@ -365,7 +366,7 @@ fn memory_is_asked_for_before_anything_is_read() {
 
 #[test]
 fn what_would_be_ignored_is_refused() {
-    let device = Device::Cpu(CpuOptions::new(1));
+    let device = Device::Cpu(cpu(1));
     for (options, named) in [
         (LoadOptions { dtype: Some(Dtype::Bf16), ..exact() }, "bf16"),
         (LoadOptions { dtype: None, quantize: Some(Dtype::Q8_0), ..exact() }, "q8_0"),
@@ -442,7 +443,7 @@ fn the_device_is_candles_and_its_cpu_gives_the_same_bits() {
     };
     let reference = on(Device::Candle(DeviceKind::Cpu));
     for (threads, threads_batch) in [(1, 1), (1, 3), (2, 2)] {
-        let cpu = CpuOptions { threads, threads_batch, ..CpuOptions::new(1) };
+        let cpu = CpuOptions { threads, threads_batch, ..cpu(1) };
         assert_eq!(bits(&on(Device::Cpu(cpu))), bits(&reference), "{threads} and {threads_batch} threads");
     }
     let absent =

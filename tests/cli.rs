@@ -6,6 +6,7 @@
 mod batch;
 mod bench;
 mod bench_serve;
+mod first_minutes;
 mod frame;
 mod prompt;
 mod run;
@@ -57,18 +58,12 @@ impl Place {
         std::fs::read_to_string(self.path(name)).expect("a text file")
     }
 
-    /// The command, with nothing on stdin and nothing of this process's environment that matters.
+    /// The command, with nothing on stdin and nothing of this process's environment but what no test may depend on: with another
+    /// temporary folder, language or instruction set everything is the same.
     pub fn command<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_llmctl"));
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("LLMCTL_") {
-                command.env_remove(name);
-            }
-        }
-        let others = ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "HF_HOME", "HF_HUB_CACHE", "XDG_CONFIG_HOME"];
-        for name in others {
-            command.env_remove(name);
-        }
+        let kept = ["PATH", "TMPDIR", "LANG", "LC_ALL", crate::common::CPU].into_iter();
+        command.env_clear().envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.env("HOME", self.folder.path()).env("TERM", "xterm").env("COLUMNS", "100");
         command.current_dir(self.folder.path()).args(args).stdin(Stdio::null());
         #[cfg(unix)]

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::model::Logits;
 use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Limits, MAX_LOGPROBS, Overflow, Request, Sampling,
+    Engine, EngineConfig, Error, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Overflow, Request,
+    ReuseReason, Sampling,
 };
 use proptest::prelude::*;
 
@@ -227,6 +228,32 @@ fn an_engine_that_cannot_serve_its_configuration_is_refused_by_name() {
     }
 }
 
+#[test]
+fn a_models_own_limit_is_for_requests_without_one() {
+    let engine = |answer_tokens: Option<usize>, period: u32| {
+        let rule: Rule = Box::new(move |history| Ok(one_hot(64, (history[history.len() - 1] + 1) % period)));
+        let config = EngineConfig { answer_tokens, ..Setup::default().config() };
+        let model = Box::new(ToyModel::new(64, rule));
+        Engine::new(model, ToyVocabulary::numbers(64), config).expect("a valid configuration")
+    };
+    let ended = |answer_tokens, period, request: Request| {
+        let answer = run_one(&mut engine(answer_tokens, period), request);
+        (answer.ids().len(), answer.finish().clone())
+    };
+    let (long, short) = (32, 4);
+    assert_eq!(ended(Some(100), long, request(&[0])), (100, Finish::MaxTokens));
+    assert_eq!(ended(None, long, request(&[0])), (255, Finish::ContextFull), "other models have none");
+    assert_eq!(ended(Some(1000), long, request(&[0])), (255, Finish::ContextFull));
+    // An answer that goes round in circles ends before that.
+    assert_eq!(ended(Some(100), short, request(&[0])), (48, Finish::MaxTokens));
+    assert_eq!(ended(None, short, request(&[0])), (255, Finish::ContextFull));
+    // Who names a number, or wants no end, gets it.
+    assert_eq!(ended(Some(100), short, limited(&[0], 120)), (120, Finish::MaxTokens));
+    let mut endless = request(&[0]);
+    endless.limits.ignore_eos = true;
+    assert_eq!(ended(Some(100), short, endless), (255, Finish::ContextFull));
+}
+
 // ---- text
 
 #[test]
@@ -430,6 +457,63 @@ fn only_rows_that_sample_ask_for_logits() {
         .map(|rows| rows.iter().filter(|row| row.wants_logits).count())
         .collect();
     assert_eq!(wants, [0, 0, 1, 1, 1]);
+}
+
+/// What a request was told of its prompt.
+fn scores(answer: &Answer) -> Vec<Logprob> {
+    let told = answer.events.iter().filter_map(|event| match event {
+        Event::Prompt { logprobs } => Some(logprobs.clone()),
+        _ => None,
+    });
+    told.flatten().collect()
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_its_tokens_as_answers() {
+    let prompt: Vec<u32> = (0..200).map(|n| (n * 7) % 50).collect();
+    let scored = |max_tokens: usize| Request { prompt_logprobs: Some(2), ..limited(&prompt, max_tokens) };
+    let truth = |at: usize| {
+        let mut engine = Setup::default().engine(hashing(64));
+        let request = Request { logprobs: Some(2), ..limited(&prompt[..at], 1) };
+        run_one(&mut engine, request).tokens()[0].logprob.clone().expect("asked for")
+    };
+    let alone = run_one(&mut Setup::default().engine(hashing(64)), scored(4));
+    let told = scores(&alone);
+    assert_eq!(told.len(), prompt.len() - 1);
+    for at in [1, 15, 16, 17, 128, 199] {
+        assert_eq!(told[at - 1].top, truth(at).top, "token {at}");
+    }
+    for step_tokens in [1, 7, 64] {
+        let setup = Setup { step_tokens, ..Setup::default() };
+        let (mut engine, log) = setup.engine_and_log(hashing(64));
+        // What others have computed is of no use to it, and of its pages they take what they like.
+        let first = run_one(&mut engine, limited(&prompt, 4));
+        let company = run_all(&mut engine, vec![scored(4), limited(&prompt, 4), scored(0)]);
+        for answer in [&company[0], &company[2]] {
+            assert_eq!(scores(answer), told, "steps of {step_tokens}");
+            assert_eq!(answer.reuse().reason, ReuseReason::PromptLogprobs);
+            assert_eq!(answer.reuse().cached_tokens, 0);
+        }
+        assert_eq!(company[0].ids(), first.ids(), "the answer is the same");
+        assert_eq!(company[1].ids(), first.ids());
+        assert_eq!((company[2].ids().len(), company[2].finish()), (0, &Finish::MaxTokens));
+        let most = log
+            .lock()
+            .expect("unpoisoned")
+            .iter()
+            .map(|rows| rows.iter().filter(|row| row.wants_logits).count())
+            .max();
+        assert!(most <= Some(2 * 16 + 1), "logits of few rows at a time: {most:?}");
+        check_all_free(&engine);
+    }
+}
+
+#[test]
+fn tokens_of_a_request_end_its_answer() {
+    let mut engine = Setup::default().engine(counting(64));
+    let limits = Limits { stop_ids: vec![7], max_tokens: Some(20), ..Limits::default() };
+    let answer = run_one(&mut engine, Request { limits, ..request(&[3]) });
+    assert_eq!((answer.ids(), answer.finish()), (vec![4, 5, 6], &Finish::Eos(7)));
 }
 
 // ---- failures

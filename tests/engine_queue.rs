@@ -372,7 +372,7 @@ fn run_at(engine: &mut Engine, now: Instant, request: Request) -> Answer {
 }
 
 #[test]
-fn an_idle_session_loses_its_pages_after_a_time_and_keeps_its_tokens() {
+fn an_idle_session_loses_its_pages_and_its_slot_after_a_time_and_can_be_brought_back() {
     let (mut engine, _) = engine_of(with_ttl(60), counting(64));
     let begin = Instant::now();
     let at = |seconds| begin + Duration::from_secs(seconds);
@@ -382,8 +382,8 @@ fn an_idle_session_loses_its_pages_after_a_time_and_keeps_its_tokens() {
     engine.step_at(at(59));
     assert_eq!((num_resident(&engine, "a"), num_resident(&engine, "b")), (5, 5));
     engine.step_at(at(60));
-    assert_eq!((num_resident(&engine, "a"), num_resident(&engine, "b")), (0, 5));
-    assert_eq!(engine.inspect_session("a").expect("open").tokens, [1, 2, 3, 4, 5]);
+    assert!(matches!(engine.inspect_session("a"), Err(Error::SessionNotFound(_))));
+    assert_eq!((engine.load().num_sessions, num_resident(&engine, "b")), (1, 5));
     // Use counts from its end on.
     assert_eq!(engine.next_wakeup(), Some(at(70)));
     run_at(&mut engine, at(65), within("b", limited(&[11, 12, 13, 14, 15, 16], 1)));
@@ -391,6 +391,8 @@ fn an_idle_session_loses_its_pages_after_a_time_and_keeps_its_tokens() {
     engine.step_at(at(1000));
     assert_eq!(engine.next_wakeup(), None, "nothing is left to lose");
     assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
+    assert_eq!(engine.load().num_sessions, 0);
+    engine.restore_session("a", vec![1, 2, 3, 4, 5]).expect("a slot");
     let back = run_at(&mut engine, at(1001), within("a", limited(&[1, 2, 3, 4, 5, 6], 1)));
     assert_eq!((reuse(&back).cached_tokens, reuse(&back).reason), (0, ReuseReason::Evicted));
 }
@@ -428,7 +430,7 @@ fn a_fork_is_a_use_and_without_a_time_to_live_nobody_is_woken() {
     );
     engine.step_at(begin + Duration::from_secs(30));
     engine.step_at(begin + Duration::from_secs(60));
-    assert_eq!((num_resident(&engine, "a"), num_resident(&engine, "b")), (0, 5));
+    assert_eq!((engine.load().num_sessions, num_resident(&engine, "b")), (1, 5));
     assert_eq!(engine.next_wakeup(), Some(begin + Duration::from_secs(90)));
 
     let (mut engine, _) = engine_of(Setup::default().config(), counting(64));
@@ -436,6 +438,17 @@ fn a_fork_is_a_use_and_without_a_time_to_live_nobody_is_woken() {
     assert_eq!(engine.next_wakeup(), None);
     engine.step_at(begin + Duration::from_secs(1 << 30));
     assert_eq!(num_resident(&engine, "a"), 5);
+}
+
+#[test]
+fn a_session_that_never_held_anything_gives_its_slot_back_too() {
+    let (mut engine, _) = engine_of(with_ttl(60), counting(64));
+    let begin = Instant::now();
+    engine.restore_session("a", vec![1, 2, 3]).expect("a slot");
+    engine.step_at(begin);
+    assert_eq!(engine.next_wakeup(), Some(begin + Duration::from_secs(60)));
+    engine.step_at(begin + Duration::from_secs(60));
+    assert_eq!((engine.load().num_sessions, engine.next_wakeup()), (0, None));
 }
 
 #[test]

@@ -278,7 +278,8 @@ fn a_system_prompt_that_the_template_drops_goes_in_front_of_the_question() {
     let template = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     place.write("drop.jinja", template);
-    let ask = ["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "-s", "Be brief.", "Hi"];
+    let ask =
+        ["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "-s", "Be brief.", "Hi"];
     let asked = place.run(&ask);
     asked.check(0, "the chat template drops system prompts: they go in front of the first question");
     assert!(asked.stdout.contains("Be brief."), "{}", asked.stdout);

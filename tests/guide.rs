@@ -10,7 +10,7 @@ use crate::common::golden::parity_folder;
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{Reply, ask, get};
 
-const NOTE: &str = "no model is given, so this is guide";
+const NOTE: &str = "using guide, the built-in demo model";
 
 /// The lines of a test file of the model's.
 fn held_out(name: &str) -> Vec<Value> {
@@ -52,7 +52,7 @@ fn has(answer: &str, keys: &Value) -> bool {
 fn without_a_model_guide_answers_and_one_line_says_so() {
     let place = Place::new();
     let ran = place.run(&["run", "hello"]);
-    ran.check(0, NOTE).check(0, "--model REF");
+    ran.check(0, NOTE).check(0, "--model FILE.gguf");
     assert_eq!(ran.stderr.matches(NOTE).count(), 1, "{ran:?}");
     assert!(!ran.stdout.trim().is_empty(), "{ran:?}");
     let named = place.run(&["run", "--model", "guide", "hello"]);

@@ -345,3 +345,29 @@ fn an_absent_cache_is_an_empty_one() {
     let reference = ModelRef::parse("o/m").expect("valid");
     assert!(matches!(resolve(&reference, &nowhere, &Aliases::new()), Err(LoadError::UnknownModel { .. })));
 }
+
+#[test]
+fn a_reference_finds_the_same_files_from_anywhere() {
+    let mut home = Home::new();
+    home.snapshot("o/m", COMMIT_A, &["m-Q4_0.gguf", "sub/m-Q8_0.gguf"]);
+    home.set_ref("o/m", "main", COMMIT_A);
+    home.snapshot("o/check", COMMIT_B, &["config.json", "model.safetensors"]);
+    home.set_ref("o/check", "main", COMMIT_B);
+    home.aliases.insert("short".to_owned(), "o/m:Q8_0".to_owned());
+    let file = home.write("here/own.gguf", "GGUF").display().to_string();
+    for (text, expected) in [
+        ("o/m:Q4_0", format!("hf:o/m@{COMMIT_A}:m-Q4_0.gguf")),
+        ("short", format!("hf:o/m@{COMMIT_A}:sub/m-Q8_0.gguf")),
+        ("o/check", format!("hf:o/check@{COMMIT_B}")),
+        (&file, file.clone()),
+        ("guide", "guide".to_owned()),
+    ] {
+        let found = home.resolve(text).unwrap_or_else(|error| panic!("{text}: {error:?}"));
+        let reference = found.reference().expect("a text");
+        assert_eq!(reference, expected, "{text}");
+        assert_eq!(home.resolve(&reference).expect("found again").source, found.source, "{text}");
+    }
+    let relative = Resolved::new("own".to_owned(), ModelSource::Gguf(PathBuf::from("own.gguf")));
+    let reference = relative.reference().expect("a text");
+    assert!(Path::new(&reference).is_absolute() && reference.ends_with("own.gguf"), "{reference}");
+}

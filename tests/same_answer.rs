@@ -14,6 +14,7 @@ use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
 use llmctl::runtime::{Decoded, Engine, Error, Request, RequestId, Sampling, SessionId};
 use tempfile::TempDir;
 
+use crate::common::cpu;
 use crate::common::golden::{FAMILIES, Fed, exact, golden_prompts, parity_folder, parity_gguf};
 use crate::common::k_quants::{VOCAB, write_k_quants};
 use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
@@ -294,7 +295,7 @@ fn from_disk(subject: &Subject, model: &Watched, turns: &Conversation) {
     model.check(&format!("{}: evicted and read from disk", subject.name), &answer, &turns.second);
     drop(engine);
 
-    let other = subject.load_on(CpuOptions { isa: Isa::Scalar, ..CpuOptions::new(1) });
+    let other = subject.load_on(CpuOptions { isa: Isa::Scalar, ..cpu(1) });
     let mut engine = other.engine(|_| ());
     engine.set_disk(other.disk(root.path()));
     engine.restore_session("a", tokens).expect("a new engine");
@@ -310,9 +311,8 @@ fn from_disk(subject: &Subject, model: &Watched, turns: &Conversation) {
 fn check_other_loads(subject: &Subject) {
     let turns = subject.conversation(&subject.load());
     let threads = [(1, 1), (2, 2), (3, 3), (1, 3)];
-    let threads =
-        threads.map(|(threads, threads_batch)| CpuOptions { threads, threads_batch, ..CpuOptions::new(1) });
-    let sets = Isa::available().map(|isa| CpuOptions { isa, ..CpuOptions::new(2) });
+    let threads = threads.map(|(threads, threads_batch)| CpuOptions { threads, threads_batch, ..cpu(1) });
+    let sets = Isa::available().map(|isa| CpuOptions { isa, ..cpu(2) });
     for cpu in threads.into_iter().chain(sets) {
         let model = subject.load_on(cpu);
         for (truth, step_tokens) in [(&turns.first, 9), (&turns.second, 64)] {
@@ -522,7 +522,7 @@ fn long_contexts_are_answered_alike() {
     for (family, kv_type) in families {
         let subject = Subject::family(family).with(kv_type, None);
         let name = &subject.name;
-        let cold = subject.load_on(CpuOptions::new(1));
+        let cold = subject.load_on(cpu(1));
         let prompt = subject.stranger(1, 600);
         let truth = |request| {
             cold.answer_of(&request, |config| {
@@ -531,7 +531,7 @@ fn long_contexts_are_answered_alike() {
         };
         let first = truth(subject.greedy(&prompt));
         let second = truth(subject.drawn(&[&prompt[..], &first.ids(), &[4; 30]].concat(), 2));
-        let model = subject.load_on(CpuOptions::new(3));
+        let model = subject.load_on(cpu(3));
         for step_tokens in [1, 77, 256] {
             let mut engine = model.engine(|config| {
                 (config.context_length, config.step_tokens) = (CONTEXT, step_tokens);

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use llmctl::serve::access::AccessLog;
 use llmctl::serve::guard::{Hosts, Keys, Policy};
+use llmctl::serve::owner::KeyLine;
 use serde_json::Value;
 
 use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
@@ -103,9 +104,13 @@ fn bodies_that_do_not_come_are_not_waited_for() {
     assert!(client.is_closed());
 }
 
+fn keys_of(lines: &[&str]) -> Keys {
+    Keys::new(lines.iter().map(|line| KeyLine::parse(line).expect("a line").expect("a key")))
+}
+
 #[test]
 fn keys_open_the_door() {
-    let site = with_policy(Policy { keys: Keys::new(["sk-one", "sk-two"]), ..Policy::default() });
+    let site = with_policy(Policy { keys: keys_of(&["sk-one", "sk-two owner=anna"]), ..Policy::default() });
     let at = site.address();
     let with =
         |authorization: &str| ask(at, &format!("GET /id HTTP/1.1\r\nHost: localhost{authorization}"), "");

@@ -8,18 +8,22 @@ use futures_util::StreamExt;
 use llmctl::runtime::session::conversation::{Answer, Dialogue};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::{Finish, Outcome, Sampling, Timings, Usage};
+use llmctl::serve::Settings;
 use llmctl::template::{Content, Message};
 use serde_json::{Value, json};
 
 use crate::common::server::{
     Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, model_fingerprint, pieces, request, speech,
+    whole,
 };
 
 const PATH: &str = "/v1/chat/completions";
 
 fn build(store: Option<SessionStore>) -> Build {
     let answers = [("one?", "uno"), ("two?", "dos"), ("three?", "tres"), ("zwei?", "drei")];
-    Build { store, ..Build::answers(&answers) }
+    // Whoever needs no key is the local user then, so that tests find what was said where the terminal does.
+    let settings = Settings { share_sessions: true, ..Settings::default() };
+    Build { store, settings, ..Build::answers(&answers) }
 }
 
 /// Servers over a folder and over nothing: a session is one on both.
@@ -110,7 +114,7 @@ async fn each_turn_computes_only_what_is_new() {
 
 async fn headers_name_a_session_too() {
     let (_folder, store, server) = on_disk();
-    for header in ["x-session-id", "X-ExecuTorch-Session-ID", "session_id", "x-session-affinity"] {
+    for header in ["x-session-id", "X-ExecuTorch-Session-ID", "session_id"] {
         let session = format!("by-{}", header.to_lowercase());
         let reply =
             server.call(Method::POST, PATH, &[(header, &session)], Some(ask("one?", json!({})))).await;
@@ -141,7 +145,8 @@ async fn without_a_session_nothing_is_kept() {
     let (_folder, store, server) = on_disk();
     server.chat("one?", json!({})).await.ok();
     assert!(store.list().expect("a list").is_empty());
-    assert_eq!(server.get("/v1/sessions").await.ok(), json!({"object": "list", "data": []}));
+    let list = server.get("/v1/sessions").await.ok();
+    assert_eq!(list, json!({"object": "list", "data": [], "has_more": false, "last_id": null}));
 }
 
 fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str) {
@@ -214,17 +219,14 @@ async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
         let last = client.messages.pop().expect("a message");
         let reply = client.says(last["content"].as_str().expect("text")).await;
         assert_eq!((content(&reply), reason(&reply)), ("drei", "partial_prefix"));
-        let explained = server.get("/v1/sessions/s/explain").await.ok();
+        let explained = server.get("/v1/sessions/s~1/explain").await.ok();
         let miss = &explained["last_miss"];
         assert_eq!((&miss["reason"], &miss["cached_tokens"]), (&json!("partial_prefix"), &miss["position"]));
         assert!(miss["session"]["text"].as_str().expect("text").starts_with("two?"), "{miss}");
         assert!(miss["prompt"]["text"].as_str().expect("text").starts_with("zwei?"), "{miss}");
         assert!(miss["before"].as_str().expect("text").contains("user\\n"), "{miss}");
-        assert_eq!(
-            server.get("/v1/sessions/s").await.ok()["turns"],
-            2,
-            "the edit takes the old turn's place"
-        );
+        let kept = server.get("/v1/sessions/s?messages=true").await.ok();
+        assert_eq!((&kept["turns"], &kept["messages"][2]["content"]), (&json!(2), &json!("two?")));
     }
     let (_folder, _, server) = on_disk();
     assert_eq!(
@@ -237,12 +239,14 @@ async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
 async fn reset_and_delete_may_be_said_twice() {
     for (_folder, server) in both() {
         for _ in 0..2 {
-            assert_eq!(reset(&server, "none").await.ok(), json!({"reset": true, "session_id": "none"}));
-            assert_eq!(delete(&server, "none").await.ok(), json!({"closed": true, "session_id": "none"}));
+            let done = json!({"reset": true, "session_id": "none", "branch": null});
+            assert_eq!(reset(&server, "none").await.ok(), done);
+            let done = json!({"closed": true, "session_id": "none", "branches": []});
+            assert_eq!(delete(&server, "none").await.ok(), done);
         }
         let mut client = Client::new(&server, "s");
         client.says("one?").await;
-        reset(&server, "s").await.ok();
+        assert_eq!(reset(&server, "s").await.ok()["branch"], "s~1", "what was said is kept");
         let session = server.get("/v1/sessions/s?messages=true").await.ok();
         assert_eq!(
             (&session["turns"], &session["tokens"], &session["messages"]),
@@ -250,7 +254,7 @@ async fn reset_and_delete_may_be_said_twice() {
         );
         let again = client.says("two?").await;
         assert_ne!(reason(&again), "exact_prefix");
-        delete(&server, "s").await.ok();
+        assert_eq!(delete(&server, "s").await.ok()["branches"], json!(["s~1"]));
         assert_eq!(server.get("/v1/sessions/s").await.error().0, 404);
         assert_eq!(server.get("/v1/sessions").await.ok()["data"], json!([]));
         let anew = Client::new(&server, "s").says("one?").await;
@@ -320,7 +324,8 @@ async fn one_turn_at_a_time() {
     for (_folder, server) in both() {
         Client::new(&server, "s").says("one?").await;
         server.gate.close_after(20);
-        let long = ask(FREE, json!({"stream": true, "max_tokens": 500, "session_id": "s"}));
+        let long = json!({"stream": true, "max_tokens": 500, "session_id": "s", "session_append": true});
+        let long = ask(FREE, long);
         let response = server.send(request(Method::POST, PATH, &[], Some(long))).await;
         assert_eq!(response.status(), StatusCode::OK);
         for reply in [server.chat("two?", json!({"session_id": "s"})).await, reset_later(&server).await] {
@@ -367,21 +372,57 @@ async fn what_the_terminal_has_open_is_busy() {
     assert_eq!(server.chat("one?", json!({"session_id": "s"})).await.status, StatusCode::OK);
 }
 
-async fn as_many_sessions_as_there_are_places() {
-    let mut build = build(None);
-    build.max_sessions = 1;
-    let server = build.start();
-    Client::new(&server, "a").says("one?").await;
-    let full = async || server.chat("one?", json!({"session_id": "b", "stream": true})).await;
-    let reply = full().await;
-    assert_eq!((reply.error().0, reply.error().1.as_str()), (429, "capacity_exhausted"));
-    assert!(reply.headers.contains_key("retry-after"));
-    assert_eq!(server.get("/v1/sessions/b").await.error().0, 404, "a session that came to nothing is none");
-    reset(&server, "a").await.ok();
-    assert_eq!(full().await.error().0, 429, "a reset keeps the place");
-    assert_eq!(server.chat("one?", json!({})).await.status, StatusCode::OK, "no session needs no place");
-    delete(&server, "a").await.ok();
-    assert_eq!(full().await.status, StatusCode::OK);
+async fn slots_are_no_limit_for_names() {
+    for (_folder, store) in stores() {
+        let server = Build { max_sessions: 3, ..build(store) }.start();
+        let mut clients: Vec<Client<'_>> =
+            ["a", "b", "c", "d"].into_iter().map(|name| Client::new(&server, name)).collect();
+        for client in &mut clients {
+            assert_eq!(content(&client.says("one?").await), "uno", "{}", client.session);
+        }
+        let state = async |session: &str| server.get(&format!("/v1/sessions/{session}")).await.ok();
+        assert_eq!(state("a").await["resident_tokens"], 0, "it was used longest ago");
+        assert_eq!(state("b").await["resident_tokens"], state("b").await["tokens"]);
+        // It is brought back, and says why it had to be.
+        let back = clients[0].says("two?").await;
+        assert_eq!((content(&back), reason(&back)), ("dos", "evicted"));
+        let explained = server.get("/v1/sessions/a/explain").await.ok();
+        assert_eq!(explained["last_resume"]["reason"], "evicted");
+        assert_eq!(explained["last_miss"], Value::Null, "it went on where it ended");
+        for fork in ["e", "f", "g", "h"] {
+            server.post("/v1/sessions/a/fork", json!({"to": fork})).await.ok();
+        }
+        assert_eq!(content(&clients[3].says("two?").await), "dos");
+        assert_eq!(server.app.engine().expect("up").load().expect("up").num_sessions, 3);
+    }
+}
+
+/// A store and none.
+fn stores() -> [(Option<tempfile::TempDir>, Option<SessionStore>); 2] {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = SessionStore::new(folder.path().join("sessions"));
+    [(Some(folder), Some(store)), (None, None)]
+}
+
+async fn a_session_finds_no_slot_while_all_have_requests_in_them() {
+    let server = Build { max_sessions: 1, ..build(None) }.start();
+    server.gate.close();
+    let long = ask(FREE, json!({"max_tokens": 5, "session_id": "a"}));
+    let running = server.spawn(request(Method::POST, PATH, &[], Some(long)));
+    server.gate.reached().await;
+    let waiting =
+        server.spawn(request(Method::POST, PATH, &[], Some(ask("one?", json!({"session_id": "b"})))));
+    let hint = [("x-session-affinity", "c")];
+    let hinted = server.spawn(request(Method::POST, PATH, &hint, Some(ask("one?", json!({})))));
+    server.gate.open();
+    assert_eq!(running.await.expect("no panic").status, StatusCode::OK);
+    // Without --session-wait it is told to come back; a hint costs nothing.
+    let reply = waiting.await.expect("no panic");
+    if reply.status != StatusCode::OK {
+        assert_eq!((reply.error().0, reply.error().1.as_str()), (429, "capacity_exhausted"));
+        assert!(reply.headers.contains_key("retry-after"));
+    }
+    assert_eq!(content(&hinted.await.expect("no panic").ok()), "uno");
 }
 
 async fn a_turn_is_on_disk_before_its_answer_is_complete() {
@@ -411,8 +452,9 @@ async fn what_was_heard_of_a_cancelled_answer_is_kept() {
     drop(body);
     let reply = retried(&server, "s").await;
     assert_eq!(content(&reply), "dos");
-    // The client did not send what it had not got: its new turn took the place of the cancelled one.
-    assert_eq!(store.read(&name("s")).expect("saved").turns.len(), 1);
+    // The client did not send what it had not got: its new turn is a branch, beside the cancelled one.
+    assert_eq!(store.read(&name("s")).expect("saved").turns[0].turn.finish, Finish::Cancelled);
+    assert_eq!((&reply["llmctl"]["branch"], &reply["llmctl"]["kept_turns"]), (&json!("s~1"), &json!(0)));
     let body = ask(FREE, json!({"session_id": "t", "stream": true, "max_tokens": 3900}));
     let mut body = pieces(server.send(request(Method::POST, PATH, &[], Some(body))).await);
     for _ in 0..6 {
@@ -449,6 +491,193 @@ async fn one_answer_per_turn() {
     assert_eq!(reply.error(), (400, "unsupported_parameter".to_owned(), "n".to_owned()));
 }
 
+fn patient(store: Option<SessionStore>) -> Server {
+    let settings =
+        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    Build { settings, ..build(store) }.start()
+}
+
+fn in_session(question: &str, more: Value) -> axum::http::Request<axum::body::Body> {
+    let mut body = ask(question, more);
+    body["session_id"] = "s".into();
+    body["session_append"] = true.into();
+    request(Method::POST, PATH, &[], Some(body))
+}
+
+async fn a_busy_session_is_waited_for_in_the_order_of_arrival() {
+    for (_folder, store) in stores() {
+        let server = patient(store);
+        server.gate.close();
+        let first = server.spawn(in_session("one?", json!({})));
+        server.gate.reached().await;
+        // The stream has begun, and says that it waits; the next has come later.
+        let second = server.send(in_session("two?", json!({"stream": true}))).await;
+        assert_eq!(second.status(), StatusCode::OK);
+        let third = server.spawn(in_session("three?", json!({})));
+        let mut second = pieces(second);
+        let mut heard = String::new();
+        while !heard.contains(": waiting: the session is busy") {
+            heard.push_str(&String::from_utf8_lossy(&second.next().await.expect("more")));
+        }
+        assert!(!third.is_finished());
+        server.gate.open();
+        assert_eq!(content(&first.await.expect("no panic").ok()), "uno");
+        while let Some(piece) = second.next().await {
+            heard.push_str(&String::from_utf8_lossy(&piece));
+        }
+        assert!(heard.ends_with("data: [DONE]\n\n") && heard.contains("\"content\":\"d"), "{heard}");
+        assert_eq!(content(&third.await.expect("no panic").ok()), "tres");
+        let session = server.get("/v1/sessions/s?messages=true").await.ok();
+        let said: Vec<&str> = session["messages"]
+            .as_array()
+            .expect("messages")
+            .iter()
+            .map(|message| message["content"].as_str().expect("text"))
+            .collect();
+        assert_eq!(said, ["one?", "uno", "two?", "dos", "three?", "tres"]);
+    }
+}
+
+async fn whoever_leaves_while_waiting_frees_the_place() {
+    let server = patient(None);
+    server.gate.close();
+    let first = server.spawn(in_session("one?", json!({})));
+    server.gate.reached().await;
+    let second = server.send(in_session("two?", json!({"stream": true}))).await;
+    let third = server.spawn(in_session("three?", json!({})));
+    drop(second);
+    server.gate.open();
+    assert_eq!(content(&first.await.expect("no panic").ok()), "uno");
+    assert_eq!(content(&third.await.expect("no panic").ok()), "tres");
+    assert_eq!(server.get("/v1/sessions/s").await.ok()["turns"], 2);
+}
+
+async fn only_so_many_wait_for_sessions() {
+    let settings =
+        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    let server = Build { settings, max_waiting: 1, ..build(None) }.start();
+    server.gate.close();
+    let first = server.spawn(in_session("one?", json!({})));
+    server.gate.reached().await;
+    let second = server.send(in_session("two?", json!({"stream": true}))).await;
+    let reply = whole(server.send(in_session("three?", json!({}))).await).await;
+    assert_eq!((reply.error().0, reply.error().1.as_str()), (429, "queue_full"));
+    assert!(reply.headers.contains_key("retry-after"));
+    server.gate.open();
+    whole(second).await.events();
+    first.await.expect("no panic").ok();
+}
+
+async fn what_the_terminal_has_open_is_waited_for() {
+    let (_folder, store) = stores().into_iter().next().expect("with a store");
+    let store = store.expect("a store");
+    let server = patient(Some(store.clone()));
+    let writer = store.open_or_create(&name("s"), &model_fingerprint()).expect("opened");
+    let waiting = server.send(in_session("one?", json!({"stream": true}))).await;
+    assert_eq!(waiting.status(), StatusCode::OK, "it has begun to wait");
+    drop(writer);
+    whole(waiting).await.events();
+    assert_eq!(store.read(&name("s")).expect("saved").turns.len(), 1);
+}
+
+async fn what_does_not_continue_a_session_takes_nothing_from_it() {
+    for (_folder, store) in stores() {
+        let server = build(store).start();
+        let mut client = Client::new(&server, "keepme");
+        client.says("one?").await;
+        client.says("two?").await;
+        let whole =
+            async |session: &str| server.get(&format!("/v1/sessions/{session}?messages=true")).await.ok();
+        let before = whole("keepme").await["messages"].clone();
+        let header = [("x-session-id", "keepme")];
+        let reply = server.call(Method::POST, PATH, &header, Some(ask("three?", json!({})))).await;
+        assert_eq!(reply.headers["x-llmctl-branch"], "keepme~1");
+        let reply = reply.ok();
+        let placed = json!({
+            "session_id": "keepme", "transient": false, "branch": "keepme~1", "branch_is_new": true, "kept_turns": 0,
+        });
+        assert_eq!(reply["llmctl"], placed);
+        assert_eq!(whole("keepme").await["messages"], before);
+        // Whoever goes on with it goes on there, and warm.
+        let mut other = Client { messages: Vec::new(), ..client.clone() };
+        other.messages.push(json!({"role": "user", "content": "three?"}));
+        other.messages.push(reply["choices"][0]["message"].clone());
+        let second = other.says("two?").await;
+        assert_eq!((content(&second), reason(&second)), ("dos", "exact_prefix"));
+        assert_eq!(second["llmctl"]["branch"], "keepme~1");
+        assert_eq!(second["llmctl"]["branch_is_new"], false);
+        // The last answer anew: the same messages again.
+        client.messages.pop();
+        let body = json!({"session_id": "keepme", "messages": client.messages, "stream": true});
+        let response = server.call(Method::POST, PATH, &[], Some(body)).await;
+        assert_eq!(response.headers["x-llmctl-branch"], "keepme~2");
+        let events = response.events();
+        let finish = events.iter().find(|event| event["llmctl"].is_object()).expect("a stream tells it too");
+        assert_eq!(
+            (&finish["llmctl"]["branch"], &finish["llmctl"]["kept_turns"]),
+            (&json!("keepme~2"), &json!(1))
+        );
+        assert_eq!(whole("keepme").await["messages"], before);
+        let branches = whole("keepme").await["branches"].clone();
+        let ids: Vec<&Value> =
+            branches.as_array().expect("a list").iter().map(|branch| &branch["id"]).collect();
+        assert_eq!(ids, ["keepme~1", "keepme~2"]);
+        assert_eq!((&branches[0]["turns"], &branches[0]["reason"]), (&json!(2), &json!("request")));
+        let list = server.get("/v1/sessions").await.ok();
+        let listed: Vec<(&Value, &Value)> = list["data"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|session| (&session["id"], &session["branch"]["of"]))
+            .collect();
+        let (own, of, null) = (json!("keepme"), json!("keepme"), Value::Null);
+        assert_eq!(listed, [(&own, &null), (&json!("keepme~1"), &of), (&json!("keepme~2"), &of)]);
+    }
+}
+
+async fn a_branch_is_restored_and_what_the_session_held_is_a_branch_then() {
+    for (_folder, store) in stores() {
+        let server = build(store).start();
+        let mut client = Client::new(&server, "s");
+        client.says("one?").await;
+        client.says("two?").await;
+        server.chat("three?", json!({"session_id": "s"})).await.ok();
+        let restore = async |session: &str, body: Value| {
+            server.post(&format!("/v1/sessions/{session}/restore"), body).await
+        };
+        let restored = restore("s", json!({"branch": "s~1"})).await.ok();
+        assert_eq!((&restored["turns"], &restored["session_id"]), (&json!(1), &json!("s")));
+        let kept = restored["kept_as"].as_str().expect("what it held is kept").to_owned();
+        assert_eq!(server.get("/v1/sessions/s?messages=true").await.ok()["messages"][0]["content"], "three?");
+        assert_eq!(server.get(&format!("/v1/sessions/{kept}")).await.ok()["turns"], 2);
+        // The conversation that was there goes on under the same id.
+        let reply = client.says("three?").await;
+        assert_eq!((content(&reply), &reply["llmctl"]["branch"]), ("tres", &json!(kept)));
+        for (session, body, status) in [
+            ("s", json!({"branch": "none"}), 404),
+            ("none", json!({"branch": kept}), 404),
+            ("s", json!({}), 422),
+            ("s", json!({"branch": "a b"}), 400),
+        ] {
+            assert_eq!(restore(session, body.clone()).await.error().0, status, "{session} {body}");
+        }
+        Client::new(&server, "other").says("one?").await;
+        assert_eq!(restore("s", json!({"branch": "other"})).await.error().0, 400, "it is no branch of s");
+    }
+}
+
+async fn a_session_has_only_so_many_branches() {
+    let server = build(None).start();
+    Client::new(&server, "s").says("one?").await;
+    for n in 0..100 {
+        server.chat(&format!("other {n}"), json!({"session_id": "s", "max_tokens": 1})).await.ok();
+    }
+    let reply = server.chat("one more", json!({"session_id": "s"})).await;
+    assert_eq!((reply.error().0, reply.error().1.as_str()), (409, "too_many_branches"));
+    delete(&server, "s~7").await.ok();
+    assert_eq!(server.chat("one more", json!({"session_id": "s"})).await.status, StatusCode::OK);
+}
+
 async fn tool_calls_go_back_as_they_were_made() {
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"b\": 1, \"a\": [2]}}\n</tool_call>";
     let folder = tempfile::tempdir().expect("a folder");
@@ -482,10 +711,18 @@ both_kinds! {
     all_sessions_are_listed,
     one_turn_at_a_time,
     what_the_terminal_has_open_is_busy,
-    as_many_sessions_as_there_are_places,
+    slots_are_no_limit_for_names,
+    a_session_finds_no_slot_while_all_have_requests_in_them,
     a_turn_is_on_disk_before_its_answer_is_complete,
     what_was_heard_of_a_cancelled_answer_is_kept,
     a_failed_turn_leaves_the_conversation_as_it_was,
     one_answer_per_turn,
+    a_busy_session_is_waited_for_in_the_order_of_arrival,
+    whoever_leaves_while_waiting_frees_the_place,
+    only_so_many_wait_for_sessions,
+    what_the_terminal_has_open_is_waited_for,
+    what_does_not_continue_a_session_takes_nothing_from_it,
+    a_branch_is_restored_and_what_the_session_held_is_a_branch_then,
+    a_session_has_only_so_many_branches,
     tool_calls_go_back_as_they_were_made,
 }

@@ -4,7 +4,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, FREE, MODEL, Server, both_kinds, lines, redacted};
+use crate::common::server::{Build, CHATML, FREE, MODEL, Server, both_kinds, lines, redacted};
 
 fn server() -> Server {
     Build::answers(&[("Once upon", " a time, there was."), ("Roses are", " red.")]).start()
@@ -114,8 +114,6 @@ async fn what_a_completion_refuses() {
         let reply = server.post("/v1/completions", body).await;
         assert_eq!(reply.error(), (status, code.to_owned(), name.to_owned()), "{value}: {}", reply.text);
     }
-    let reply = server.post("/v1/completions", json!({"prompt": "x", "echo": true, "logprobs": 1})).await;
-    assert_eq!(reply.error().2, "logprobs");
     let empty = server.post("/v1/completions", json!({"prompt": []})).await;
     assert_eq!(empty.error().0, 400);
     for fine in [json!({"suffix": null}), json!({"suffix": ""}), json!({"best_of": 1})] {
@@ -178,6 +176,15 @@ async fn text_to_tokens_and_back() {
     assert_eq!(bare["tokens"], plain["tokens"]);
 }
 
+async fn the_tokenizer_by_its_configuration() {
+    let server = server();
+    let info = server.get("/tokenizer_info").await.ok();
+    let eos = info["eos_token"].as_str().expect("a token");
+    assert_eq!(server.tokenizer.token_to_id(eos), server.tokenizer.eos());
+    assert_eq!((&info["model_max_length"], &info["chat_template"]), (&json!(4096), &json!(CHATML)));
+    assert_eq!(info["vocab_size"], server.tokenizer.vocab_size());
+}
+
 async fn a_conversation_to_its_prompt() {
     let server = server();
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
@@ -212,5 +219,6 @@ both_kinds! {
     choices_of_a_text_have_a_seed_each,
     the_model_by_its_name,
     text_to_tokens_and_back,
+    the_tokenizer_by_its_configuration,
     a_conversation_to_its_prompt,
 }

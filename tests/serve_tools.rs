@@ -199,8 +199,8 @@ async fn tools_that_cannot_be_used_are_refused() {
             tools(json!({"tool_choice": {"type": "function", "function": {"name": "other"}}})),
             invalid(400, "tool_choice"),
         ),
-        (tools(json!({"tool_choice": {"type": "allowed_tools"}})), unsupported("tool_choice")),
-        (tools(json!({"response_format": {"type": "json_object"}})), unsupported("response_format")),
+        (tools(json!({"tool_choice": {"type": "allowed_tools"}})), invalid(422, "tool_choice")),
+        (tools(json!({"tool_choice": {"type": "mcp"}})), unsupported("tool_choice")),
     ] {
         assert_eq!(refused(&server, body.clone()).await, expected, "{body}");
     }

@@ -12,12 +12,15 @@ use llmctl::runtime::{Error, Finish, Sampling, StoreError, Usage};
 use llmctl::template::{Conversation, Message};
 use tempfile::TempDir;
 
+#[cfg(unix)]
+use crate::common::unprivileged;
+
 fn name(name: &str) -> SessionName {
     SessionName::new(name).expect("a valid name")
 }
 
 fn model(name: &str) -> ModelFingerprint {
-    ModelFingerprint { name: name.to_owned(), fingerprint: format!("{name}-1") }
+    ModelFingerprint { name: name.to_owned(), fingerprint: format!("{name}-1"), reference: None }
 }
 
 /// The `n`th turn (from 1) of a conversation; each keeps all before it, 6 tokens per turn.
@@ -101,7 +104,7 @@ fn a_session_comes_back_with_all_it_had() {
     let first = fs::read_to_string(transcript_path(&folder, "work")).expect("text");
     let header: serde_json::Value =
         serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
-    assert_eq!(header["record"]["schema"], "llmctl.session.v1");
+    assert_eq!(header["record"]["schema"], "llmctl.session.v2");
 }
 
 #[cfg(unix)]
@@ -260,7 +263,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     let (folder, store) = store();
     saved(&store, "a", 1);
     let path = transcript_path(&folder, "a");
-    let body = r#"{"type":"header","schema":"llmctl.session.v2","soul":true}"#;
+    let body = r#"{"type":"header","schema":"llmctl.session.v3","soul":true}"#;
     let line = format!("{{\"crc32\":\"{:08x}\",\"record\":{body}}}\n", crc32_by_the_bit(body.as_bytes()));
     fs::write(&path, &line).expect("written");
     for result in [
@@ -270,7 +273,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     ] {
         let error = result.expect_err("newer");
         assert!(matches!(&error, Error::Store(StoreError::Unsupported { .. })), "{error}");
-        assert!(error.to_string().contains("llmctl.session.v2"), "{error}");
+        assert!(error.to_string().contains("llmctl.session.v3"), "{error}");
     }
     assert_eq!(fs::read_to_string(&path).expect("there"), line);
 }
@@ -309,6 +312,13 @@ fn folders_that_cannot_be_written_are_errors_with_a_path() {
 #[cfg(unix)]
 #[test]
 fn a_read_only_folder_can_be_read() {
+    if !unprivileged(read_in_a_read_only_folder) {
+        eprintln!("skipped: this user may write everywhere");
+    }
+}
+
+#[cfg(unix)]
+fn read_in_a_read_only_folder() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, store) = store();
     saved(&store, "a", 2);
@@ -318,17 +328,14 @@ fn a_read_only_folder_can_be_read() {
     set(&root.join("a"), 0o500);
     set(&root.join("a/lock"), 0o400);
     set(&root.join("a/transcript.jsonl"), 0o400);
-    if fs::write(root.join("probe"), "").is_ok() {
-        eprintln!("skipped: this user may write everywhere");
-        return;
-    }
+    fs::write(root.join("probe"), "").expect_err("read-only");
     assert_eq!(turns_of(&store, "a"), first_turns(2));
     assert_eq!(store.list().expect("listed").len(), 1);
     for (what, result) in [
         ("open", store.open(&name("a")).map(drop)),
         ("create", store.create(&name("b"), &model("m")).map(drop)),
         ("rename", store.rename(&name("a"), &name("c"))),
-        ("remove", store.remove(&name("a"))),
+        ("remove", store.remove(&name("a")).map(drop)),
         ("fork", store.fork(&name("a"), &name("d"), None).map(drop)),
     ] {
         let error = result.expect_err(what);
@@ -346,7 +353,7 @@ fn a_second_writer_finds_the_session_busy() {
     for (what, result) in [
         ("open", store.open(&name("a")).map(drop)),
         ("rename", store.rename(&name("a"), &name("b"))),
-        ("remove", store.remove(&name("a"))),
+        ("remove", store.remove(&name("a")).map(drop)),
         ("repair", store.repair(&name("a")).map(drop)),
     ] {
         let error = result.expect_err(what);
@@ -358,6 +365,54 @@ fn a_second_writer_finds_the_session_busy() {
     assert!(matches!(store.open(&name("a")), Err(Error::SessionBusy(_))), "compaction keeps the lock");
     drop(writer);
     store.open(&name("a")).expect("free again");
+}
+
+#[test]
+fn who_asks_for_a_session_that_may_be_begun_is_never_told_that_there_is_none() {
+    let (_folder, store) = store();
+    let ask = |number: usize| {
+        let mut opened = 0;
+        for _ in 0..200 {
+            match store.open_or_create(&name("new"), &model("m")) {
+                Ok(writer) if number % 2 == 0 => drop(writer.remove_if_empty().expect("removed")),
+                Ok(writer) => drop(writer),
+                Err(Error::SessionBusy(_)) => continue,
+                Err(error) => panic!("{error}"),
+            }
+            opened += 1;
+        }
+        opened
+    };
+    let opened: usize = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..4).map(|number| scope.spawn(move || ask(number))).collect();
+        asking.into_iter().map(|thread| thread.join().expect("no other error")).sum()
+    });
+    assert!(opened > 0);
+}
+
+#[test]
+fn a_session_that_rests_is_not_read_again_for_a_list() {
+    let (folder, store) = store();
+    saved(&store, "a", 2);
+    saved(&store, "b", 1);
+    let turns = |store: &SessionStore| -> Vec<Option<usize>> {
+        let listed = store.list().expect("listed");
+        listed.into_iter().map(|listed| listed.summary.ok().map(|summary| summary.turns)).collect()
+    };
+    assert_eq!(turns(&store), [Some(2), Some(1)]);
+    // Other bytes in the same file, of the same length and time: who reads them finds damage.
+    let path = transcript_path(&folder, "a");
+    let modified = fs::metadata(&path).and_then(|metadata| metadata.modified()).expect("known");
+    let len = fs::read(&path).expect("there").len();
+    let file = fs::OpenOptions::new().write(true).open(&path).expect("opened");
+    (&file).write_all(&vec![b'x'; len]).and_then(|()| file.set_modified(modified)).expect("written");
+    assert_eq!(turns(&SessionStore::new(folder.path().join("state/sessions"))), [None, Some(1)]);
+    assert_eq!(turns(&store), [Some(2), Some(1)]);
+    store.open(&name("b")).expect("opened").append(&model("m"), &turn(2)).expect("saved");
+    assert_eq!(turns(&store), [Some(2), Some(2)], "what was added is seen");
+    store.open(&name("b")).expect("opened").compact().expect("compacted");
+    store.remove(&name("a")).expect("removed");
+    assert_eq!(turns(&store), [Some(2)]);
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kv::{PAGE_TOKENS, PageTable};
-use llmctl::runtime::load::{CpuOptions, Device, LoadOptions};
+use llmctl::runtime::load::{Device, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
 
 use crate::common::alloc::allocations;
+use crate::common::cpu;
 use crate::common::golden::{exact, load_model, page_pool, parity_folder, parity_gguf};
 
 /// One step of two sequences: `count` tokens of the first, one of the second.
@@ -33,8 +34,7 @@ fn a_warm_decode_step_allocates_nothing() {
     let models = [folder.join("qwen3"), folder.join("gemma3"), quantized];
     for (path, kv_type) in models.iter().flat_map(|path| KvType::ALL.map(|kv_type| (path, kv_type))) {
         // With one thread all of the work is this thread's, whose allocations are counted.
-        let options =
-            LoadOptions { device: Device::Cpu(CpuOptions::new(1)), dtype: None, kv_type, ..exact() };
+        let options = LoadOptions { device: Device::Cpu(cpu(1)), dtype: None, kv_type, ..exact() };
         let mut model = load_model(path, &options).expect("loads").model;
         let pool = page_pool(&*model, 16);
         let mut tables = [PageTable::new(&pool), PageTable::new(&pool)];

@@ -268,27 +268,57 @@ fn a_session_takes_one_request_at_a_time() {
 }
 
 #[test]
-fn sessions_are_full_by_count_before_any_work() {
+fn sessions_are_full_by_count_only_where_none_is_idle() {
     let setup = Setup { max_sessions: 2, ..Setup::default() };
     let (mut engine, log) = setup.engine_and_log(counting(64));
     engine.create_session().expect("room");
-    run_one(&mut engine, within("a", limited(&[1], 1)));
+    let running = engine.submit(within("a", limited(&[1], 20))).expect("room");
     let computed = num_forwards(&log);
     let refused = engine.submit(within("b", limited(&[1], 1)));
     assert!(matches!(refused, Err(Error::SessionsFull { capacity: 2 })));
     assert!(matches!(engine.create_session(), Err(Error::SessionsFull { capacity: 2 })));
-    assert!(matches!(engine.fork_session("a", "b"), Err(Error::SessionsFull { capacity: 2 })));
-    assert!(engine.is_idle() && num_forwards(&log) == computed);
+    assert!(matches!(engine.restore_session("b", vec![1]), Err(Error::SessionsFull { capacity: 2 })));
+    assert_eq!(num_forwards(&log), computed);
     assert!(
         matches!(engine.inspect_session("b"), Err(Error::SessionNotFound(_))),
         "a refusal begins nothing"
     );
+    engine.cancel(running);
+    engine.step();
     run_one(&mut engine, limited(&[1], 1));
-    run_one(&mut engine, within("a", limited(&[1, 2], 1)));
-    engine.close_session("a").expect("idle");
     run_one(&mut engine, within("b", limited(&[1], 1)));
+    let forked = engine.fork_session("b", "c");
+    assert!(matches!(forked, Err(Error::SessionsFull { capacity: 2 })), "not from a session that has gone");
+    assert!(engine.inspect_session("b").is_ok());
     let unnamed = engine.submit(within("", limited(&[1], 1)));
     assert!(matches!(unnamed, Err(Error::InvalidParameter { name: "session", .. })));
+    assert!(engine.inspect_session("b").is_ok(), "what is refused takes no slot from anybody");
+}
+
+#[test]
+fn a_new_session_takes_the_slot_of_the_idle_one_used_longest_ago() {
+    let setup = Setup { max_sessions: 3, ..Setup::default() };
+    let mut engine = setup.engine(counting(64));
+    let names = |engine: &Engine| {
+        engine.list_sessions().into_iter().map(|info| info.name).collect::<Vec<_>>().join(" ")
+    };
+    for name in ["a", "b", "c", "a", "d"] {
+        run_one(&mut engine, within(name, limited(&(1..40).collect::<Vec<_>>(), 1)));
+    }
+    assert_eq!(names(&engine), "a c d");
+    // One that a request is in stays, however old.
+    let running = engine.submit(within("c", limited(&[1, 2, 3], 20))).expect("idle");
+    engine.step();
+    for name in ["e", "f", "g"] {
+        engine.submit(within(name, limited(&[1], 1))).expect("the slot of an idle one");
+        (0..3).for_each(|_| drop(engine.step()));
+    }
+    assert_eq!(names(&engine), "c f g");
+    engine.cancel(running);
+    // Whoever knows what one held brings it back, and its full pages are still there.
+    engine.restore_session("a", (1..40).collect()).expect("a slot");
+    let back = run_one(&mut engine, within("a", limited(&(1..45).collect::<Vec<_>>(), 1)));
+    check_reuse(&back, 32, ReuseReason::PrefixCache, None);
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub struct GlobalArgs {
     #[arg(long, global = true, value_name = "WHEN", value_enum, hide_short_help = true)]
     pub color: Option<ColorWhen>,
 
-    /// Say nothing on stderr but errors
+    /// Say nothing on stderr but warnings and errors
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
 
@@ -70,8 +70,8 @@ pub struct ModelArgs {
     #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
     pub quantize: Option<Quantize>,
 
-    /// Context size in tokens, prompt and answer together (default: the model's own)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    /// Context size in tokens, prompt and answer together, e.g. 4096 or 4k (default: the model's own)
+    #[arg(long, value_name = "N", value_parser = parse_context)]
     pub ctx: Option<usize>,
 
     /// Threads to compute with (default: what the machine or its cgroup allows)
@@ -335,7 +335,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
 
-    /// Choose among the K most likely tokens; `all` for no limit
+    /// Choose among the K most likely tokens; `all` or -1 for no limit
     #[arg(long, value_name = "K")]
     pub top_k: Option<TopK>,
 
@@ -363,7 +363,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', hide_short_help = true)]
     pub logit_bias: Vec<TokenBias>,
 
-    /// Seed of the random choices; a drawn one is reported
+    /// Seed of the random choices; a drawn one is shown with -v and --stats, and is in json
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }
@@ -372,9 +372,9 @@ pub struct SamplingArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Generate at most N tokens (default: to the end of the context)
-    #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    pub max_tokens: Option<usize>,
+    /// Generate at most N tokens; -1 is no limit (default: to the end of the context)
+    #[arg(long, short = 'n', value_name = "N")]
+    pub max_tokens: Option<MaxTokens>,
 
     /// What to do when the prompt and --max-tokens together exceed the context (default: refuse)
     #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
@@ -387,6 +387,42 @@ pub struct LimitArgs {
     /// Go on past the model's end-of-generation tokens
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
+}
+
+/// `--ctx`: a number of tokens, `4k` for 4,096.
+fn parse_context(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    match digits.parse::<usize>().ok().and_then(|count| count.checked_mul(unit)) {
+        Some(0 | 1) => Err("must be at least 2".to_owned()),
+        Some(count) => Ok(count),
+        None if is_number => Err("more tokens than can be counted".to_owned()),
+        None => Err("not a number of tokens like 4096 or 4k".to_owned()),
+    }
+}
+
+/// `--max-tokens`: a number, or -1 as in other tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// To the end of the context, whatever the model usually does.
+    NoLimit,
+    Most(usize),
+}
+
+impl FromStr for MaxTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse::<i128>() {
+            Ok(-1) => Ok(Self::NoLimit),
+            Ok(count) if count < 1 => Err("must be at least 1; -1 is no limit".to_owned()),
+            Ok(count) => usize::try_from(count).map(Self::Most).map_err(|_| "too large".to_owned()),
+            Err(_) => Err("not a number of tokens".to_owned()),
+        }
+    }
 }
 
 /// `--overflow`.
@@ -411,10 +447,10 @@ impl FromStr for TopK {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.parse() {
-            _ if text == "all" => Ok(TopK::All),
+            _ if matches!(text, "all" | "-1") => Ok(TopK::All),
             Ok(0) => Err("must be at least 1; `all` keeps all tokens".to_owned()),
             Ok(count) => Ok(TopK::Best(count)),
-            Err(_) => Err("neither a number nor `all`".to_owned()),
+            Err(_) => Err("not a number or `all`".to_owned()),
         }
     }
 }
@@ -502,16 +538,18 @@ impl SamplingArgs {
 
 impl LimitArgs {
     pub fn resolve(&self) -> Limits {
-        Limits {
-            max_tokens: self.max_tokens,
-            stop: self.stop.clone(),
-            ignore_eos: self.ignore_eos,
-            deadline: None,
-            overflow: match self.overflow.unwrap_or_default() {
-                OverflowPolicy::Refuse => Overflow::Refuse,
-                OverflowPolicy::Clamp => Overflow::Clamp,
-            },
-        }
+        let overflow = match self.overflow.unwrap_or_default() {
+            OverflowPolicy::Refuse => Overflow::Refuse,
+            OverflowPolicy::Clamp => Overflow::Clamp,
+        };
+        // No limit is as much as fits: then the end of the context is reached, not a number of tokens.
+        let (max_tokens, overflow) = match self.max_tokens {
+            None => (None, overflow),
+            Some(MaxTokens::Most(count)) => (Some(count), overflow),
+            Some(MaxTokens::NoLimit) => (Some(usize::MAX), Overflow::Clamp),
+        };
+        let stop = self.stop.clone();
+        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, overflow, ..Limits::default() }
     }
 }
 
@@ -578,7 +616,33 @@ mod tests {
         assert_eq!("all".parse(), Ok(TopK::All));
         assert_eq!("7".parse(), Ok(TopK::Best(7)));
         assert!("0".parse::<TopK>().unwrap_err().contains("`all`"));
-        assert!("-1".parse::<TopK>().is_err());
+        assert_eq!("-1".parse(), Ok(TopK::All), "as in other tools");
+        assert!("-2".parse::<TopK>().is_err());
+    }
+
+    #[test]
+    fn contexts_may_be_counted_in_thousands() {
+        for (text, tokens) in [("4096", 4096), ("4k", 4096), ("128K", 131_072), ("2", 2)] {
+            assert_eq!(parse_context(text), Ok(tokens), "{text}");
+        }
+        for bad in ["", "k", "1", "0k", "-4k", "4kk", "4 k", "4M", "99999999999999999999"] {
+            assert!(parse_context(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn no_limit_is_as_much_as_fits() {
+        let resolved = |text: &str| {
+            let max_tokens = Some(text.parse().expect(text));
+            let limits = LimitArgs { max_tokens, ..LimitArgs::default() }.resolve();
+            (limits.max_tokens, limits.overflow)
+        };
+        assert_eq!(resolved("-1"), (Some(usize::MAX), Overflow::Clamp));
+        assert_eq!(resolved("7"), (Some(7), Overflow::Refuse));
+        assert_eq!(LimitArgs::default().resolve().max_tokens, None);
+        for bad in ["0", "-2", "x", "", "99999999999999999999999999999999999999999"] {
+            assert!(bad.parse::<MaxTokens>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub struct ConfigArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum ConfigCommand {
-    /// Print the values in force as TOML that can be a configuration file
+    /// Print what is set, as TOML that can be a configuration file
     Show(ShowArgs),
     /// Print the path of your configuration file, there or not
     Path(PathArgs),
@@ -37,6 +37,10 @@ pub struct ShowArgs {
     /// Say of each value where it comes from: flag, variable, file and line, or built in
     #[arg(long)]
     pub origin: bool,
+
+    /// Print the keys that are not set too, with the built-in values
+    #[arg(long)]
+    pub all: bool,
 
     /// What goes to stdout: TOML, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
@@ -89,6 +93,13 @@ struct Setting {
     origin: Origin,
 }
 
+impl Setting {
+    /// By a file, a variable or a flag.
+    fn is_set(&self) -> bool {
+        self.origin != Origin::BuiltIn
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 enum Origin {
     Flag,
@@ -120,7 +131,10 @@ pub fn run(
             config.check()?;
             let settings = settings(config, places, command)?;
             match args.output {
-                ReportFormat::Text => print(&to_toml(&settings, config, places, args.origin)),
+                ReportFormat::Text => {
+                    let shown = settings.iter().filter(|setting| args.all || setting.is_set());
+                    print(&to_toml(&shown.collect::<Vec<_>>(), config, places, args.origin))
+                }
                 ReportFormat::Json => print_json(&to_json(&settings, config)),
             }
         }
@@ -280,11 +294,10 @@ fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
     }
 }
 
-fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool) -> String {
+fn to_toml(settings: &[&Setting], config: &Config, places: &Places, origin: bool) -> String {
     let mut text = String::new();
     let mut table = None;
-    // Unset keys are of interest to who asks where things come from.
-    for setting in settings.iter().filter(|setting| origin || setting.value.is_some()) {
+    for setting in settings {
         if setting.table != table {
             table.clone_from(&setting.table);
             text += &format!("\n[{}]\n", table.as_deref().unwrap_or_default());
@@ -305,7 +318,7 @@ fn to_toml(settings: &[Setting], config: &Config, places: &Places, origin: bool)
         push_line(&mut text, &line, origin.then(|| format!("{}:{}", places.shorten(&file.path), alias.line)));
     }
     if text.is_empty() {
-        text += "# nothing is set: what the model recommends and built-in defaults apply (--origin lists all keys)\n";
+        text += "# nothing is set: what the model recommends and built-in defaults apply (--all lists all keys)\n";
     }
     text
 }

@@ -1,4 +1,42 @@
-//! How many files and sockets this process may have open (`ulimit -n`).
+//! How many files and sockets this process may have open (`ulimit -n`), and whether it was given a stdout at all.
+
+/// Whether stdout was closed when the process began (`>&-`). The standard library opens /dev/null in its place before `main`, so
+/// that an answer would be lost without a word: it is looked at before that.
+pub fn is_stdout_closed() -> bool {
+    before_main::is_stdout_closed()
+}
+
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+mod before_main {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+    /// The loader calls what stands in this section before `main`.
+    #[used]
+    #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+    #[cfg_attr(target_os = "macos", unsafe(link_section = "__DATA,__mod_init_func"))]
+    static LOOK: extern "C" fn() = look;
+
+    extern "C" fn look() {
+        // SAFETY: a plain question about a descriptor; nothing of the standard library is used before it is set up.
+        let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
+        IS_CLOSED.store(flags == -1, Ordering::Relaxed);
+    }
+
+    pub fn is_stdout_closed() -> bool {
+        // Named here so that the linker keeps it wherever this function is used.
+        std::hint::black_box(&LOOK);
+        IS_CLOSED.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+mod before_main {
+    pub fn is_stdout_closed() -> bool {
+        false
+    }
+}
 
 /// Raises the limit to what the system allows without asking anybody, and returns it; nothing where it cannot be known.
 #[cfg(unix)]

@@ -1,7 +1,7 @@
 //! `llmctl doctor`: what llmctl finds on this machine, and what may go wrong with it.
 //!
 //! Collects [`Fact`]s first and prints them after, so that text and JSON say the same. Repairs nothing; the one thing
-//! it writes is an empty file that it removes, to see whether a folder can be written to.
+//! it writes is a small file that it removes, to see whether a folder can be written to.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -17,7 +17,7 @@ use super::config::Config;
 use super::config_cmd;
 use super::error::{CommandError, Exit};
 use super::models::find;
-use super::places::Places;
+use super::places::{Kept, Places, free_bytes};
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
 use super::variables;
@@ -31,6 +31,9 @@ pub struct DoctorArgs {
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }
+
+/// Less free space than this is worth a warning: a conversation of a few hours, and KV of its last turns.
+const LITTLE_SPACE: u64 = 64 << 20;
 
 /// Something found: a word or number for programs, a phrase for people.
 struct Fact {
@@ -207,49 +210,53 @@ fn config_facts(config: &Config, places: &Places) -> Vec<Fact> {
 /// The variables of flags that are set.
 fn variables_fact(command: &Command) -> Fact {
     let (names, wrong) = variables::survey(command);
-    let warning = wrong.into_iter().collect::<Vec<_>>().join("; ");
+    let warnings: Vec<String> = wrong.into_iter().chain(variables::unknown(command)).collect();
+    let warning = warnings.join("; ");
     let names: Vec<String> = names.into_iter().collect();
     let text = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     Fact::new("config", "variables", names, text).warn(Some(warning).filter(|warning| !warning.is_empty()))
 }
 
-/// Folders of llmctl's own: private, and writable where they exist.
+/// Folders of llmctl's own: private, and with room for what is written there.
 fn folder_facts(places: &Places) -> Vec<Fact> {
-    let folders = [("data", &places.data), ("state", &places.state), ("cache", &places.cache)];
+    let folders = [
+        ("data", &places.data, Kept::Sessions),
+        ("state", &places.state, Kept::History),
+        ("cache", &places.cache, Kept::Kv),
+    ];
     folders
         .into_iter()
-        .map(|(name, folder)| match folder {
-            Some(path) => folder_fact(name, path, places),
+        .map(|(name, folder, kept)| match folder {
+            Some(path) => folder_fact(name, path, places.check(kept).err(), places),
             None => Fact::new("folders", name, Value::Null, "unknown")
                 .warn(Some("neither HOME nor the XDG variables say where it is".to_owned())),
         })
         .collect()
 }
 
-fn folder_fact(name: &'static str, path: &Path, places: &Places) -> Fact {
+/// `obstacle` is why nothing can be kept there.
+fn folder_fact(name: &'static str, path: &Path, obstacle: Option<CommandError>, places: &Places) -> Fact {
     let shown = places.shorten(path);
-    if !path.exists() {
-        let value = json!({"path": path, "exists": false});
-        return Fact::new("folders", name, value, format!("{shown} (not created yet)"));
-    }
-    let (writable, mode) = (is_writable(path), mode(path));
-    let warning = if !path.is_dir() {
+    let (exists, mode, free) = (path.exists(), mode(path), free_bytes(path));
+    let warning = if exists && !path.is_dir() {
         Some(format!("{shown} is not a folder"))
-    } else if !writable {
-        Some(format!("{shown} cannot be written to"))
+    } else if let Some(obstacle) = &obstacle {
+        Some(obstacle.to_string())
+    } else if let Some(little) = free.filter(|free| *free < LITTLE_SPACE) {
+        Some(format!("{shown}: only {} of disk space are left", bytes(little)))
     } else {
         let open = mode.filter(|mode| mode & 0o077 != 0);
         open.map(|mode| format!("{shown} has mode {mode:04o} and will hold private text: chmod 700 {shown}"))
     };
-    let text = format!("{shown}{}", mode.map_or(String::new(), |mode| format!(" (mode {mode:04o})")));
-    let value = json!({"path": path, "exists": true, "writable": writable, "mode": mode});
+    let mut notes = Vec::new();
+    notes.extend((!exists).then(|| "not created yet".to_owned()));
+    notes.extend(mode.map(|mode| format!("mode {mode:04o}")));
+    notes.extend(free.map(|free| format!("{} free", bytes(free))));
+    let text = if notes.is_empty() { shown } else { format!("{shown} ({})", notes.join(", ")) };
+    let value = json!({
+        "path": path, "exists": exists, "writable": obstacle.is_none(), "mode": mode, "free_bytes": free,
+    });
     Fact::new("folders", name, value, text).warn(warning)
-}
-
-fn is_writable(folder: &Path) -> bool {
-    let probe = folder.join(format!(".llmctl-doctor-{}", std::process::id()));
-    let created = fs::OpenOptions::new().write(true).create_new(true).open(&probe).is_ok();
-    created && fs::remove_file(&probe).is_ok()
 }
 
 #[cfg(unix)]
@@ -335,6 +342,8 @@ fn to_json(facts: &[Fact]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::error::Kind;
+    use crate::cli::places::probe;
 
     #[test]
     fn text_and_json_say_the_same() {
@@ -360,20 +369,34 @@ mod tests {
         let home = tempfile::tempdir().expect("tempdir");
         let folder = home.path().join("data");
         let places = Places::default();
-        assert!(
-            folder_fact("data", &folder, &places).warning.is_none(),
-            "a missing folder is made when needed"
-        );
+        let fact = |folder: &Path| {
+            folder_fact("data", folder, probe(folder).err().map(|e| CommandError::new(Kind::Io, e)), &places)
+        };
+        let new = fact(&folder);
+        assert!(new.warning.is_none(), "a missing folder is made when needed");
+        assert!(new.text.contains("not created yet") && new.value["writable"] == true, "{}", new.text);
         fs::create_dir(&folder).expect("mkdir");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("chmod");
-        assert!(folder_fact("data", &folder, &places).warning.is_none());
+        assert!(fact(&folder).warning.is_none());
         assert_eq!(fs::read_dir(&folder).expect("readable").count(), 0, "the probe is gone");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("chmod");
-        let warning = folder_fact("data", &folder, &places).warning.expect("a warning");
+        let warning = fact(&folder).warning.expect("a warning");
         assert!(warning.contains("0755") && warning.contains("chmod 700"), "{warning}");
         let file = home.path().join("file");
         fs::write(&file, "").expect("write");
-        assert!(folder_fact("data", &file, &places).warning.expect("a warning").contains("not a folder"));
+        assert!(fact(&file).warning.expect("a warning").contains("not a folder"));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_a_warning() {
+        let home = tempfile::tempdir().expect("tempdir");
+        let file = home.path().join("file");
+        fs::write(&file, "").expect("write");
+        let places = Places { data: Some(file.join("llmctl")), ..Places::default() };
+        let facts = folder_facts(&places);
+        let warning = facts[0].warning.as_deref().expect("a warning");
+        assert!(warning.contains("sessions cannot be saved"), "{warning}");
+        assert_eq!(facts[0].value["writable"], false);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //!
 //! The engine's errors are mapped here in one `match` each, so a new variant there is a compile error here.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io;
+use std::path::Path;
 
 use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
@@ -25,7 +28,7 @@ pub enum Kind {
     Io,
     /// May work later: busy, locked, not enough memory now.
     Temporary,
-    /// Not authorised.
+    /// A file that this user may not read, or a key that is not accepted.
     Auth,
     /// A configuration file is wrong.
     Config,
@@ -116,6 +119,15 @@ impl CommandError {
         Self::new(Kind::BadData, anyhow::anyhow!("{message}"))
     }
 
+    /// A file that the user named and that cannot be read: not there (66), or not for this user (77).
+    pub fn reading(path: &Path, error: io::Error) -> Self {
+        let kind = match error.kind() {
+            io::ErrorKind::PermissionDenied => Kind::Auth,
+            _ => Kind::NotFound,
+        };
+        Self::new(kind, error).context(path.display().to_string())
+    }
+
     /// What the user can do about it, said after the message.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -126,6 +138,11 @@ impl CommandError {
     pub fn context(mut self, doing: impl fmt::Display + Send + Sync + 'static) -> Self {
         self.error = self.error.context(doing);
         self
+    }
+
+    /// Another message of another kind, with the same hint.
+    pub fn replaced(self, kind: Kind, message: String) -> Self {
+        Self { kind, error: anyhow::anyhow!(message), hint: self.hint }
     }
 
     /// The engine's own error, if it is one.
@@ -143,7 +160,7 @@ impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = String::new();
         for cause in self.error.chain() {
-            let message = cause.to_string();
+            let message = plain(&cause.to_string()).into_owned();
             // Some errors repeat their source in their own message.
             if said.ends_with(&message) {
                 continue;
@@ -206,6 +223,7 @@ impl From<LoadError> for CommandError {
     fn from(error: LoadError) -> Self {
         let (kind, hint) = match &error {
             LoadError::NotFound(_) => (Kind::NotFound, None),
+            LoadError::Denied(_) => (Kind::Auth, None),
             LoadError::UnknownModel { candidates, .. } => (Kind::NotFound, did_you_mean(candidates)),
             LoadError::AmbiguousModel { .. } => (Kind::NotFound, Some("name one of them exactly".to_owned())),
             LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
@@ -229,6 +247,27 @@ impl From<LoadError> for CommandError {
         };
         Self { kind, error: error.into(), hint }
     }
+}
+
+/// The message with the system's errors as all others are written: `permission denied`, not
+/// `Permission denied (os error 13)`.
+pub fn plain(message: &str) -> Cow<'_, str> {
+    const MARK: &str = " (os error ";
+    let mut text = Cow::Borrowed(message);
+    while let Some(at) = text.find(MARK) {
+        let (before, number) = (&text[..at], &text[at + MARK.len()..]);
+        let Some(digits) = number.find(')').filter(|end| number[..*end].bytes().all(|b| b.is_ascii_digit()))
+        else {
+            break;
+        };
+        let start = before.rfind([':', '(', '"', '\n']).map_or(0, |at| at + 1);
+        let start = start + before[start..].len() - before[start..].trim_start().len();
+        let mut words = before[start..].chars();
+        let first: String = words.next().into_iter().flat_map(char::to_lowercase).collect();
+        let rest = &number[digits + 1..];
+        text = format!("{}{first}{}{rest}", &before[..start], words.as_str()).into();
+    }
+    text
 }
 
 /// The candidate that was probably meant: one that reads alike, or differs by one letter or two swapped ones.
@@ -272,6 +311,24 @@ mod tests {
             assert_eq!(nearest(given, names), Some(meant), "{given}");
         }
         assert_eq!((nearest("zzz", names), nearest("x", []), nearest("b", ["a"])), (None, None, None));
+    }
+
+    #[test]
+    fn the_systems_errors_are_written_as_our_own() {
+        let check = |message: &str, expected: &str| assert_eq!(plain(message), expected);
+        check("Permission denied (os error 13)", "permission denied");
+        check("a/b: No such file or directory (os error 2)", "a/b: no such file or directory");
+        check("x: Is a directory (os error 21); y: Too big (os error 7)", "x: is a directory; y: too big");
+        check("it said (os error x)", "it said (os error x)");
+        check("Nothing of the kind", "Nothing of the kind");
+        let error = CommandError::reading(Path::new("f"), io::Error::from_raw_os_error(2));
+        assert_eq!(
+            (error.kind, error.to_string().as_str()),
+            (Kind::NotFound, "f: no such file or directory")
+        );
+        let denied = CommandError::reading(Path::new("f"), io::ErrorKind::PermissionDenied.into());
+        assert_eq!(denied.kind, Kind::Auth);
+        assert_eq!(CommandError::from(LoadError::Denied("f".into())).kind, Kind::Auth);
     }
 
     #[test]

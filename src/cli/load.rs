@@ -53,8 +53,8 @@ const ROWS_PER_RUNNING: usize = 8;
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 
 /// Said where nothing names a model.
-const NO_MODEL: &str = "no model is given, so this is guide, a very small one inside llmctl that knows llmctl and little else; \
-                        for a real one: --model REF, LLMCTL_MODEL or `model = \"REF\"` in the configuration (`llmctl help models`)";
+const NO_MODEL: &str =
+    "using guide, the built-in demo model (knows only llmctl). Use your own with --model FILE.gguf";
 
 /// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
 ///
@@ -75,16 +75,13 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
         let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
-        terminal.note(&format!(
-            "end-of-generation ids of {}: {}",
-            loaded.texts.defaults_source,
-            ids.join(", ")
-        ));
+        terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     let ends = texts.speech.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
+    config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
@@ -202,9 +199,17 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     tracing::info!("{reference} is {}", path.display());
     // What the user typed as a path needs no explanation.
     if path != Path::new(reference) {
-        terminal.note(&format!("model {} ({})", resolved.name, path.display()));
+        terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// Whether the flags mean the built-in model. What means nothing at all is said when it is loaded.
+pub fn means_built_in(args: &ModelArgs) -> bool {
+    args.model.as_ref().is_none_or(|reference| {
+        let found = models::find(reference, &Places::from_environment(), &args.aliases);
+        found.is_ok_and(|resolved| resolved.source.built_in().is_some())
+    })
 }
 
 /// The tokens around turns that the flags name in place of the files'.
@@ -378,7 +383,8 @@ impl LoadedTexts {
             ..ModelInfo::default()
         };
         let fingerprint = load::with_template(&identity, speech.template_source());
-        let fingerprint = ModelFingerprint { name: resolved.name.clone(), fingerprint };
+        let (name, reference) = (resolved.name.clone(), resolved.reference());
+        let fingerprint = ModelFingerprint { name, fingerprint, reference };
         Self { info, speech, fingerprint, now: OnceCell::new() }
     }
 
@@ -415,6 +421,14 @@ impl Texts for LoadedTexts {
 
     fn vocabulary(&self) -> &dyn Vocabulary {
         &**self.speech.tokenizer()
+    }
+
+    fn template_reads(&self, variable: &str) -> bool {
+        self.speech.template_reads(variable)
+    }
+
+    fn template_says(&self, word: &str) -> bool {
+        self.speech.template_knows_role(word).unwrap_or(false)
     }
 }
 
@@ -502,6 +516,14 @@ impl Texts for LoadedLlm {
     fn vocabulary(&self) -> &dyn Vocabulary {
         self.texts.vocabulary()
     }
+
+    fn template_reads(&self, variable: &str) -> bool {
+        self.texts.template_reads(variable)
+    }
+
+    fn template_says(&self, word: &str) -> bool {
+        self.texts.template_says(word)
+    }
 }
 
 impl Llm for LoadedLlm {
@@ -529,12 +551,13 @@ impl Events for EventStream {
 }
 
 impl SamplingArgs {
-    /// The sampling in force for this model; says what was taken from the model's own defaults.
+    /// The sampling in force for this model; with `-v`, says what was taken from the model's own defaults.
     pub fn resolve_for(&self, llm: &dyn Llm, terminal: &Terminal) -> Sampling {
         let info = llm.info();
         let (sampling, taken) = self.resolve(&info.defaults);
         if !taken.is_empty() {
-            terminal.note(&format!("sampling defaults from {}: {}", info.defaults_source, taken.join(", ")));
+            let (taken, source) = (taken.join(", "), &info.defaults_source);
+            terminal.detail(&format!("{taken}, recommended by the model ({source})"));
         }
         sampling
     }

@@ -13,11 +13,13 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod error;
+pub mod explain;
 #[cfg(test)]
 mod guide_facts;
 pub mod load;
 pub mod man;
 pub mod models;
+pub mod origin;
 pub mod output;
 pub mod places;
 pub mod report;
@@ -36,12 +38,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
 use config::Config;
+use config::shape::{Scalar, Shape};
 use error::{CommandError, Exit, Kind};
+use origin::Origins;
 use output::OutputError;
 use places::Places;
 use terminal::Terminal;
@@ -86,8 +90,9 @@ pub enum Command {
 
 const LONG_HELP: &str = "\
 Examples:
+  llmctl run \"How do I use my own model?\"
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
-  git diff --staged | llmctl run --prompt commit-message
+  git diff --staged | llmctl run --model ./model.gguf --prompt commit-message
   llmctl chat --model ./model.gguf
   llmctl serve --model ./model.gguf
 
@@ -103,7 +108,7 @@ Exit codes:
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   temporary: busy, a lock is held, not enough memory
-  77   not authorised
+  77   permission denied, or not authorised
   78   bad configuration
   130  interrupted (SIGINT)
   143  terminated (SIGTERM)
@@ -122,6 +127,9 @@ Files:
 
 /// The whole program: `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
+    if completions::answer(&args) {
+        return ExitCode::SUCCESS;
+    }
     let color = peek_color(&args);
     let result = std::panic::catch_unwind(|| parse_and_run(args, color));
     // The panic message itself has been printed by the hook.
@@ -136,7 +144,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 
 fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let places = Places::from_environment();
-    let (cli, config, command) = match parse(args, color, &places) {
+    let Parsed { cli, config, command, origins } = match parse(args, color, &places) {
         Ok(parsed) => parsed,
         Err(verdict) => return print_clap(&verdict, color),
     };
@@ -148,10 +156,20 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     if let Command::Serve(args) = &mut asked {
         args.isolation.config.clone_from(&global.config);
     }
+    if warns_of_variables(&asked) {
+        variables::unknown(&command).iter().for_each(|warning| terminal.warn(warning));
+    }
     dispatch(asked, &terminal, &config, &places, &command).unwrap_or_else(|error| {
+        let error = origins.name(error);
         terminal.error(&error);
         Exit::from(error.kind)
     })
+}
+
+/// Whether a variable that nothing reads is worth a word: a worker's parent has said it, `doctor` says it in its own way, and
+/// scripts and pages are not answers.
+fn warns_of_variables(command: &Command) -> bool {
+    !matches!(command, Command::Worker(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_))
 }
 
 fn dispatch(
@@ -205,16 +223,31 @@ fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandErr
 
 /// The command line as clap sees it, with an `LLMCTL_<FLAG>` variable behind every flag of every subcommand.
 pub fn command() -> clap::Command {
-    with_variables(Cli::command())
+    with_variables(numbers_may_be_negative(Cli::command()))
 }
 
-/// Parses twice: what is given, then the same with the configuration files' values as defaults. The last value is the
-/// definition with the variables that are in force.
-fn parse(
-    args: Vec<OsString>,
-    color: ColorWhen,
-    places: &Places,
-) -> Result<(Cli, Config, clap::Command), clap::Error> {
+/// `--seed -1` is a value that is wrong, not a flag that is unknown.
+fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match Shape::of(&arg) {
+        Shape::One(Scalar::Integer | Scalar::Number | Scalar::TextOrNumber) if arg.get_long().is_some() => {
+            arg.allow_negative_numbers(true)
+        }
+        _ => arg,
+    });
+    command.mut_subcommands(numbers_may_be_negative)
+}
+
+/// A command line that can be carried out.
+struct Parsed {
+    cli: Cli,
+    config: Config,
+    /// The definition with the variables that are in force.
+    command: clap::Command,
+    origins: Origins,
+}
+
+/// Parses twice: what is given, then the same with the configuration files' values as defaults.
+fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parsed, clap::Error> {
     let mut base = command().color(match color {
         ColorWhen::Auto => clap::ColorChoice::Auto,
         ColorWhen::Always => clap::ColorChoice::Always,
@@ -227,28 +260,14 @@ fn parse(
         command = base.clone();
         parsed = command.try_get_matches_from_mut(&args);
     }
-    let given = parsed.map_err(|error| suggest(error, &command))?;
+    let given = parsed.map_err(|error| explain::explain(error, &command, &args))?;
     let named = given.get_one::<std::path::PathBuf>("config");
     let (config, configured) =
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    Ok((cli, config, base))
-}
-
-/// clap's similarity misses swapped letters in names as short as ours (`rnu`).
-fn suggest(mut error: clap::Error, command: &clap::Command) -> clap::Error {
-    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return error };
-    if error.get(ContextKind::SuggestedSubcommand).is_some() {
-        return error;
-    }
-    let near = |name: &&str| strsim::damerau_levenshtein(given, name) <= 1;
-    let meant: Vec<_> = command.get_subcommands().map(clap::Command::get_name).filter(near).collect();
-    if !meant.is_empty() {
-        let meant = ContextValue::Strings(meant.into_iter().map(str::to_owned).collect());
-        error.insert(ContextKind::SuggestedSubcommand, meant);
-    }
-    error
+    let origins = config.origins(&base, &given);
+    Ok(Parsed { cli, config, command: base, origins })
 }
 
 /// `--color` before there is a parse, so that help and errors of the parser follow it too.

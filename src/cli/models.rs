@@ -5,7 +5,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::config::Config;
-use super::error::{CommandError, Exit};
+use super::error::{CommandError, Exit, nearest};
+use super::explain;
 use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
@@ -27,6 +28,8 @@ pub struct ModelsArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum ModelsCommand {
+    /// List the models (the default)
+    List,
     /// Show what is known of one model without loading it
     Show {
         /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
@@ -42,11 +45,17 @@ Examples:
   hf download org/repo && llmctl chat --model org/repo
 
 Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
-  ./model.gguf, ./folder       a GGUF file; a folder with config.json and safetensors files
+  ./model.gguf, ./folder       a GGUF file, whatever its name; a folder with config.json and safetensors files
   org/repo, org/repo:Q4_K_M    from the Hugging Face cache; @REVISION may follow
   NAME                         an alias: `NAME = \"REF\"` under [aliases] in the configuration
-  guide                        the very small one inside llmctl, also without --model
-  llmctl does not download yet: `hf download ORG/REPO` or any other tool that fills the cache does.
+  guide                        the demo model inside llmctl, which knows only llmctl; also without --model
+
+Getting a model:
+  llmctl does not download yet: `hf download ORG/REPO` (from `pip install huggingface_hub`) or any other tool that fills the \
+cache does. For a first try, a small one:
+    hf download Qwen/Qwen2.5-0.5B-Instruct-GGUF qwen2.5-0.5b-instruct-q4_k_m.gguf
+    llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
+  What ollama has on disk are GGUF files without the ending, too: --model ~/.ollama/models/blobs/sha256-... (the largest ones).
 
 Exit codes:
   0    success
@@ -59,7 +68,7 @@ Files:
 pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, CommandError> {
     match args.command {
         Some(ModelsCommand::Show { reference }) => show(&reference, config, places, args.output),
-        None => list(config, places, args.output),
+        Some(ModelsCommand::List) | None => list(config, places, args.output),
     }
 }
 
@@ -71,7 +80,7 @@ pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resol
     let resolved = ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases));
     resolved.map_err(|error| {
         let hint = match &error {
-            LoadError::UnknownModel { candidates, .. } => Some(not_cached(candidates, places)),
+            LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
             LoadError::AmbiguousModel { candidates, .. } => {
                 candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
             }
@@ -84,15 +93,19 @@ pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resol
     })
 }
 
-fn not_cached(candidates: &[String], places: &Places) -> String {
-    let cache = places.hub.as_deref().map_or("no Hugging Face cache".to_owned(), |path| places.shorten(path));
-    let meant = match candidates {
+fn not_cached(reference: &str, candidates: &[String]) -> String {
+    let slip = nearest(&reference.to_lowercase(), [GUIDE.name]).map(str::to_owned);
+    let meant: Vec<String> = candidates.iter().cloned().chain(slip).collect();
+    let meant = match &*meant {
         [] => String::new(),
-        _ => format!("did you mean {}? ", candidates.join(" or ")),
+        meant if !reference.contains('/') => {
+            return format!("did you mean {}? `llmctl models` lists what you have", meant.join(" or "));
+        }
+        meant => format!("did you mean {}? ", meant.join(" or ")),
     };
     format!(
-        "{meant}it is no path, no alias and not in {cache}; llmctl does not download yet: fetch it with another \
-         tool (`hf download ORG/REPO`) or give a path"
+        "{meant}it is not a file, an alias or a cached repository. {}; `llmctl models` lists what you have",
+        explain::download(Some(reference))
     )
 }
 
@@ -135,8 +148,12 @@ fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, 
     }));
     let mut text = columns(&rows);
     if models.is_empty() && aliases.is_empty() {
-        let cache = places.hub.as_deref().map_or("no cache folder".to_owned(), |path| places.shorten(path));
-        text.push_str(&format!("no models in {cache}, no aliases\n"));
+        text.push_str(&match places.hub.as_deref() {
+            Some(path) => {
+                format!("no models in {}, and no aliases: `llmctl help models`\n", places.shorten(path))
+            }
+            None => "no models found (HOME is not set, so there is no cache folder)\n".to_owned(),
+        });
     }
     print(&text)
 }

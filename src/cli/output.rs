@@ -2,11 +2,12 @@
 //!
 //! A reader that went away is told apart from a disk that is full: the first ends a command quietly, the second is
 //! an error. To a terminal, control characters are made visible, because a model's text is not to be trusted with
-//! the terminal's escape sequences; to pipes and files bytes go unchanged.
+//! the terminal's escape sequences or with the order in which characters appear; to pipes and files bytes go unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
+use super::descriptors::is_stdout_closed;
 use super::error::{CommandError, Kind};
 
 /// Why nothing more can be written.
@@ -32,23 +33,28 @@ impl OutputError {
 pub struct Output<W: Write> {
     stream: W,
     is_terminal: bool,
+    /// There is nothing behind the stream, and what goes there is lost.
+    is_closed: bool,
 }
 
 impl Output<io::StdoutLock<'static>> {
     pub fn stdout() -> Self {
         let stream = io::stdout();
         let is_terminal = stream.is_terminal();
-        Self { stream: stream.lock(), is_terminal }
+        Self { stream: stream.lock(), is_terminal, is_closed: is_stdout_closed() }
     }
 }
 
 impl<W: Write> Output<W> {
     pub fn new(stream: W, is_terminal: bool) -> Self {
-        Self { stream, is_terminal }
+        Self { stream, is_terminal, is_closed: false }
     }
 
     /// Writes and flushes.
     pub fn write(&mut self, text: &str) -> Result<(), OutputError> {
+        if self.is_closed {
+            return Err(OutputError::new("standard output", io::Error::other("it is closed")));
+        }
         let text = if self.is_terminal { visible(text) } else { text.into() };
         let written = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
         written.map_err(|error| OutputError::new("standard output", error))
@@ -61,7 +67,9 @@ impl<W: Write> Output<W> {
 
 /// The text with control characters (except line feed and tab) as symbols: ESC becomes U+241B, and so on.
 ///
-/// C1 controls have no symbol; U+009B alone would start an escape sequence, so they become U+FFFD.
+/// C1 controls have no symbol; U+009B alone would start an escape sequence, so they become U+FFFD. So do the controls that
+/// reorder what follows them (U+202A to U+202E, U+2066 to U+2069): text that reads as another than it is. Right-to-left
+/// scripts need none of them.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_hostile) {
         return Cow::Borrowed(text);
@@ -75,7 +83,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 }
 
 fn is_hostile(c: char) -> bool {
-    c.is_control() && c != '\n' && c != '\t'
+    let reorders = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    reorders || c.is_control() && c != '\n' && c != '\t'
 }
 
 #[cfg(test)]
@@ -95,6 +104,17 @@ mod tests {
 
     #[test]
     fn ordinary_text_is_untouched() {
-        assert!(matches!(visible("Grüße 🙂\n\t"), Cow::Borrowed(_)));
+        assert!(matches!(visible("Grüße 🙂 \u{5e9}\u{5dc}\u{200f}\n\t"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn what_a_terminal_would_reorder_is_shown_in_the_order_it_has() {
+        let hostile = "user\u{202e}fdp.exe\u{2066}x\u{2069}";
+        let mut terminal = Vec::new();
+        Output::new(&mut terminal, true).write(hostile).expect("a Vec takes all");
+        assert_eq!(String::from_utf8(terminal).unwrap(), "user\u{fffd}fdp.exe\u{fffd}x\u{fffd}");
+        let mut pipe = Vec::new();
+        Output::new(&mut pipe, false).write(hostile).expect("a Vec takes all");
+        assert_eq!(pipe, hostile.as_bytes());
     }
 }

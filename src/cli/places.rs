@@ -1,11 +1,59 @@
 //! Where llmctl's files lie: the XDG base directories and the shared Hugging Face cache.
 //!
-//! The only reader of the variables that say so. Names places; creates, reads and checks nothing.
+//! The only reader of the variables that say so. Creates nothing and reads nothing; [`Places::check`] finds out whether
+//! something can be kept by writing a small file and removing it, before the user's work depends on it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::error::{CommandError, Kind};
 use crate::runtime::load::hub::HubPaths;
+
+/// What a probe writes: a block, which a full disk has no room for.
+const PROBE_BYTES: usize = 4096;
+
+/// What llmctl keeps for the user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Saved conversations.
+    Sessions,
+    /// The KV of saved conversations.
+    Kv,
+    /// What was typed in chat.
+    History,
+}
+
+impl Kept {
+    pub const ALL: [Kept; 3] = [Kept::Sessions, Kept::Kv, Kept::History];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kept::Sessions => "sessions",
+            Kept::Kv => "kv",
+            Kept::History => "history",
+        }
+    }
+
+    /// In a sentence about the folder.
+    const fn noun(self) -> &'static str {
+        match self {
+            Kept::Sessions => "sessions",
+            Kept::Kv => "the KV of sessions",
+            Kept::History => "the history",
+        }
+    }
+
+    const fn variable(self) -> &'static str {
+        match self {
+            Kept::Sessions => "XDG_DATA_HOME",
+            Kept::Kv => "XDG_CACHE_HOME",
+            Kept::History => "XDG_STATE_HOME",
+        }
+    }
+}
 
 /// Directories by purpose; `None` where neither variable nor home says anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,12 +105,37 @@ impl Places {
         Some(self.cache.as_ref()?.join("kv"))
     }
 
+    /// The folder of `kept`.
+    pub fn folder(&self, kept: Kept) -> Option<PathBuf> {
+        match kept {
+            Kept::Sessions => self.sessions(),
+            Kept::Kv => self.kv(),
+            Kept::History => self.state.clone(),
+        }
+    }
+
+    /// Finds out whether `kept` can be written now, and leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] where neither variable nor home says where it lies; [`Kind::Io`] with the folder and the reason.
+    pub fn check(&self, kept: Kept) -> Result<(), CommandError> {
+        let Some(folder) = self.folder(kept) else {
+            let (variable, noun) = (kept.variable(), kept.noun());
+            let error = anyhow::anyhow!("HOME and {variable} are not set: there is no folder for {noun}");
+            return Err(CommandError::new(Kind::Config, error).hint(format!("set HOME or {variable}")));
+        };
+        probe(&folder).map_err(|error| {
+            let shown = self.shorten(&folder);
+            CommandError::new(Kind::Io, error).context(format!("{shown}: {} cannot be saved", kept.noun()))
+        })
+    }
+
     pub fn hub_paths(&self) -> HubPaths {
         HubPaths { cache: self.hub.clone(), home: self.home.clone() }
     }
 
     /// A path as people write it, with `~` for home.
-    pub fn shorten(&self, path: &std::path::Path) -> String {
+    pub fn shorten(&self, path: &Path) -> String {
         match self.home.as_ref().and_then(|home| path.strip_prefix(home).ok()) {
             Some(rest) => format!("~/{}", rest.display()),
             None => path.display().to_string(),
@@ -70,9 +143,66 @@ impl Places {
     }
 }
 
+/// Writes a small file in `folder`, or in the nearest folder above it that exists, and removes it.
+///
+/// # Errors
+/// Why that cannot be done: no permission, a read-only or full file system, a file in the way.
+pub fn probe(folder: &Path) -> io::Result<()> {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = existing.join(format!(".llmctl-probe-{}-{number}", std::process::id()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+    let written = file.write_all(&[0; PROBE_BYTES]).and_then(|()| file.sync_data());
+    drop(file);
+    fs::remove_file(&path).and(written)
+}
+
+/// Bytes that this user may still write where `folder` is, or will be; nothing where the system does not say.
+#[cfg(unix)]
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let space = rustix::fs::statvfs(folder.ancestors().find(|folder| folder.exists())?).ok()?;
+    space.f_bavail.checked_mul(space.f_frsize)
+}
+
+#[cfg(not(unix))]
+pub fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_kept_is_said_with_folder_and_reason() {
+        let home = tempfile::tempdir().expect("tempdir");
+        let at = |data: PathBuf| Places { data: Some(data), ..Places::default() };
+        let free = at(home.path().join("a/b"));
+        assert!(free.check(Kept::Sessions).is_ok(), "a missing folder is made when needed");
+        assert_eq!(fs::read_dir(home.path()).expect("readable").count(), 0, "the probe is gone");
+
+        let file = home.path().join("file");
+        fs::write(&file, "").expect("write");
+        let error = at(file).check(Kept::Sessions).expect_err("a file in the way");
+        assert_eq!(error.kind, Kind::Io);
+        assert!(error.to_string().contains("sessions: sessions cannot be saved: "), "{error}");
+
+        let error = Places::default().check(Kept::History).expect_err("no home");
+        assert_eq!(error.kind, Kind::Config);
+        assert_eq!(
+            error.to_string(),
+            "HOME and XDG_STATE_HOME are not set: there is no folder for the history"
+        );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_place_that_takes_no_file_is_found_out() {
+        // Nobody, root included, can create a file here.
+        let error = probe(Path::new("/proc/self/llmctl")).expect_err("no file system for files");
+        assert_ne!(error.kind(), io::ErrorKind::AlreadyExists, "{error}");
+    }
 
     fn places(variables: &[(&str, &str)]) -> Places {
         Places::from_variables(|name| {

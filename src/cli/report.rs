@@ -1,6 +1,10 @@
 //! What the helper subcommands print: text for people, or one JSON object. Formats; knows no subject.
 
+use std::borrow::Cow;
+use std::io::IsTerminal;
+
 use clap::ValueEnum;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
@@ -42,15 +46,64 @@ pub fn bytes(count: u64) -> String {
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// Rows in aligned columns, two spaces apart, none at the line's end.
+/// `1 turn`, `2 turns`, `1,000 rows`: a number with its noun.
+pub fn counted(count: usize, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{} {noun}s", grouped(count)),
+    }
+}
+
+/// A number with commas between thousands.
+fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let first = digits.len() % 3;
+    let mut text = digits[..first].to_owned();
+    for at in (first..digits.len()).step_by(3) {
+        text.push_str(if text.is_empty() { "" } else { "," });
+        text.push_str(&digits[at..at + 3]);
+    }
+    text
+}
+
+/// Rows in aligned columns, two spaces apart, none at the line's end. On a terminal a cell that is wider than it is cut, with
+/// an ellipsis; elsewhere everything is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
-    let width = |n: usize| rows.iter().filter_map(|row| row.get(n)).map(|cell| cell.chars().count()).max();
+    let on_terminal = std::io::stdout().is_terminal();
+    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+    let widest = if on_terminal { size().map(|(columns, _)| usize::from(columns)) } else { None };
+    aligned(rows, widest.unwrap_or(usize::MAX))
+}
+
+fn aligned(rows: &[Vec<String>], widest: usize) -> String {
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| shortened(cell, widest)).collect()).collect();
+    let width = |n: usize| rows.iter().filter_map(|row| row.get(n)).map(|cell| cell.width()).max();
     let widths: Vec<usize> = (0..).map_while(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    let line = |row: &Vec<Cow<'_, str>>| {
+        // By hand: `{cell:<width$}` panics beyond 65,535 columns.
+        let pad = |(cell, width): (&Cow<'_, str>, &usize)| {
+            format!("{cell}{}", " ".repeat(width.saturating_sub(cell.width())))
+        };
+        let cells: Vec<_> = row.iter().zip(&widths).map(pad).collect();
+        format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// At most so many columns of the text.
+fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
+    if text.width() <= columns {
+        return text.into();
+    }
+    let mut width = 1; // of the ellipsis
+    let fits = |c: &char| {
+        width += c.width().unwrap_or(0);
+        width <= columns
+    };
+    let mut cut: String = text.chars().take_while(fits).collect();
+    cut.push('\u{2026}');
+    cut.into()
 }
 
 #[cfg(test)]
@@ -71,10 +124,32 @@ mod tests {
     }
 
     #[test]
+    fn numbers_agree_with_their_nouns() {
+        let said = [0, 1, 2, 999, 1000, 1_234_567].map(|count| counted(count, "row"));
+        assert_eq!(said, ["0 rows", "1 row", "2 rows", "999 rows", "1,000 rows", "1,234,567 rows"]);
+    }
+
+    #[test]
     fn columns_line_up() {
         let rows =
             [["a", "bb", "c"], ["\u{e9}\u{e9}\u{e9}", "b", ""]].map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(columns(&rows), "a    bb  c\n\u{e9}\u{e9}\u{e9}  b\n");
         assert_eq!(columns(&[]), "");
+        let wide = ["\u{65e5}\u{672c}", "b"].map(str::to_owned).to_vec();
+        assert_eq!(columns(&[wide, vec!["a".to_owned(), "b".to_owned()]]), "\u{65e5}\u{672c}  b\na     b\n");
+    }
+
+    #[test]
+    fn a_cell_may_be_longer_than_a_format_width() {
+        let long = "a".repeat(70_000);
+        let rows = [vec![long.clone(), "b".to_owned()], vec!["c".to_owned(), "d".to_owned()]];
+        let text = columns(&rows);
+        assert!(text.starts_with(&format!("{long}  b\nc")) && text.ends_with(" d\n"));
+        assert_eq!(aligned(&rows, 5), "aaaa\u{2026}  b\nc      d\n");
+        assert_eq!(
+            shortened("\u{65e5}\u{672c}\u{8a9e}", 4),
+            "\u{65e5}\u{2026}",
+            "half a wide character is none"
+        );
     }
 }

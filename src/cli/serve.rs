@@ -17,13 +17,13 @@ use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span}
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::load::{self, LoadedTexts};
-use super::places::Places;
+use super::places::{Kept, Places};
 use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineHandle, Frontend};
+use crate::runtime::{EngineHandle, Frontend, private_files};
 use crate::serve::access::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
@@ -32,6 +32,7 @@ use crate::serve::front::Front;
 use crate::serve::guard::{Hosts, Keys, Policy};
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
+use crate::serve::owner::KeyLine;
 use crate::serve::{App, ServedModel, Settings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
@@ -41,6 +42,7 @@ const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
 const DEFAULT_MAX_SESSIONS: usize = 256;
+const DEFAULT_SESSION_WAIT: Duration = Duration::from_secs(60);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// Descriptors for everything that is no connection: model, sessions, KV, logs.
@@ -59,7 +61,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Serve a model over HTTP with OpenAI's interface
 ///
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
-/// restarts, and are the same that `run --session` uses.
+/// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct ServeArgs {
@@ -74,6 +76,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub capacity: CapacityArgs,
+
+    #[command(flatten)]
+    pub sessions: SessionArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -99,7 +104,7 @@ pub struct ListenArgs {
     pub host: Option<String>,
 
     /// Port to listen on; 0 takes a free one (default: 8484)
-    #[arg(long, value_name = "N")]
+    #[arg(long, short, value_name = "N")]
     pub port: Option<u16>,
 
     /// Listen on a socket in the file system instead, which only its owner may use
@@ -115,7 +120,9 @@ pub struct ListenArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
-    /// File of API keys, one a line; # begins a comment. LLMCTL_API_KEY holds one more
+    /// File of API keys, one a line: KEY [owner=NAME] [# comment]. LLMCTL_API_KEY holds one more
+    ///
+    /// A key sees the sessions of its owner and no others. Keys without an owner have one each.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 
@@ -150,15 +157,33 @@ pub struct CapacityArgs {
     #[arg(long, value_name = "N", hide_short_help = true)]
     pub max_waiting: Option<usize>,
 
-    /// Sessions that exist at the same time; more get 429 (default: 256)
+    /// Sessions held ready at the same time (default: 256)
+    ///
+    /// One more takes the slot of the one idle longest, which is brought back when it is asked for again. On disk there may be
+    /// any number.
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
     pub max_sessions: Option<usize>,
 
-    /// Take a session's memory when it has been idle this long, e.g. 30m (default: when others need it)
+    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
     ///
     /// What it has said stays, and its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<Span>,
+}
+
+/// How sessions are used.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sessions")]
+pub struct SessionArgs {
+    /// Let a request to a busy session wait this long for its turn; then it gets 409 (default: 60s)
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    pub session_wait: Option<Span>,
+
+    /// Let all who may ask see and use the sessions of `run` and `chat`
+    ///
+    /// Without it, sessions over HTTP and those of the terminal know nothing of each other.
+    #[arg(long)]
+    pub share_sessions: bool,
 }
 
 impl CapacityArgs {
@@ -179,8 +204,22 @@ impl CapacityArgs {
 #[command(next_help_heading = "Requests")]
 pub struct AnswerArgs {
     /// Pass over unknown fields of requests instead of refusing them
+    ///
+    /// Known fields with values that this server has nothing for are passed over as well. What had no effect is named in the
+    /// response header x-llmctl-ignored.
     #[arg(long)]
     pub lenient: bool,
+
+    /// Refuse max_tokens beyond the context instead of lowering it to what the prompt leaves
+    #[arg(long, hide_short_help = true)]
+    pub strict_limits: bool,
+
+    /// Read JSON Schemas as their standard does: objects may have members that the schema does not name
+    ///
+    /// By default an object with `properties` has only those, unless `additionalProperties` says otherwise: small models would
+    /// go on inventing members. A request overrides this with `schema_open`.
+    #[arg(long, hide_short_help = true)]
+    pub schema_open: bool,
 
     /// Ask the model not to think unless a request does; for templates that know `enable_thinking`
     #[arg(long, hide_short_help = true)]
@@ -314,7 +353,7 @@ enum Stop {
 
 /// Runs the subcommand: until a signal, or until the engine is lost for good.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
-    let policy = policy(&args)?;
+    let policy = policy(&args, terminal)?;
     let num_workers = args.isolation.num_workers()?.unwrap_or(0);
     let listener = bind(&args.listen, &args.access, &policy.keys)?;
     let limits = connection_limits(&args.limits, num_workers, terminal);
@@ -375,9 +414,10 @@ fn load_app(
     terminal: &Terminal,
     places: &Places,
 ) -> Result<App, CommandError> {
-    let store = places.sessions().map(SessionStore::new);
-    if store.is_none() {
-        terminal.warn("there is no folder for sessions (HOME, XDG_DATA_HOME): they end with the server");
+    let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
+    if let Err(obstacle) = places.check(Kept::Sessions) {
+        let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
+        terminal.warn(&format!("{obstacle}; {end}"));
     }
     let (texts, engines) = match args.isolation.num_workers()? {
         None => load_engine(args, stop, terminal)?,
@@ -400,6 +440,7 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
+    terminal.note(&format!("serving {} (OpenAI's API under /v1)", model.id));
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
@@ -458,16 +499,20 @@ fn settings(args: &ServeArgs) -> Settings {
     let answers = &args.answers;
     Settings {
         lenient: answers.lenient,
+        strict_limits: answers.strict_limits,
+        schema_open: answers.schema_open,
         deadline: args.limits.request_timeout.map(|span| span.0),
         tool_format: answers.tool_format,
         reasoning_format: answers.reasoning_format,
         enable_thinking: (answers.think || answers.no_think).then_some(answers.think),
         isolated: args.isolation.isolate || args.isolation.workers.is_some(),
+        session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
+        share_sessions: args.sessions.share_sessions,
     }
 }
 
-fn policy(args: &ServeArgs) -> Result<Policy, CommandError> {
-    let keys = keys(args.access.api_key_file.as_deref())?;
+fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError> {
+    let keys = keys(args.access.api_key_file.as_deref(), terminal)?;
     let mut names = args.access.allowed_host.clone();
     // Whoever binds a name means it; with keys, any name will do.
     names.extend(
@@ -485,24 +530,43 @@ fn policy(args: &ServeArgs) -> Result<Policy, CommandError> {
 }
 
 /// Those of the file and of the environment.
-fn keys(file: Option<&Path>) -> Result<Keys, CommandError> {
-    let mut keys = Vec::new();
+fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<Keys, CommandError> {
+    let mut lines = Vec::new();
     if let Some(path) = file {
-        let text = read_file(path)?;
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        keys.extend(lines.map(str::to_owned));
-        if keys.is_empty() {
-            return Err(CommandError::bad_data(format!("{} holds no API key", path.display())));
+        lines = key_lines(path)?;
+        if let Some(mode) = private_files::mode_for_others(path) {
+            terminal.warn(&format!(
+                "{}: other users of this machine can read these API keys (mode {mode:03o}); chmod 600 keeps them private",
+                path.display()
+            ));
         }
     }
     // No flag has this variable, because a key on the command line could be read by every user of the machine.
-    keys.extend(
-        std::env::var("LLMCTL_API_KEY").ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()),
-    );
-    match keys.iter().any(|key| key.bytes().any(|byte| !byte.is_ascii_graphic())) {
-        true => Err(CommandError::bad_data("an API key has characters that no header can carry")),
-        false => Ok(Keys::new(keys)),
+    let variable = std::env::var("LLMCTL_API_KEY").unwrap_or_default();
+    let from_variable = KeyLine::parse(&variable)
+        .map_err(|error| CommandError::bad_data(format!("LLMCTL_API_KEY: {error}")))?;
+    lines.extend(from_variable);
+    Ok(Keys::new(lines))
+}
+
+/// The keys of a file; what is wrong with it names the line.
+fn key_lines(path: &Path) -> Result<Vec<KeyLine>, CommandError> {
+    let text = read_file(path)?;
+    let mut found: Vec<(usize, KeyLine)> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let refuse = |what: &str| {
+            CommandError::bad_data(format!("--api-key-file: {}, line {number}: {what}", path.display()))
+        };
+        let Some(line) = KeyLine::parse(line).map_err(|error| refuse(&error))? else { continue };
+        match found.iter().find(|(_, earlier)| earlier.key == line.key) {
+            Some((earlier, _)) => return Err(refuse(&format!("the key of line {earlier} again"))),
+            None => found.push((number, line)),
+        }
     }
+    if found.is_empty() {
+        return Err(CommandError::bad_data(format!("--api-key-file: {} holds no API key", path.display())));
+    }
+    Ok(found.into_iter().map(|(_, line)| line).collect())
 }
 
 /// Takes the address, so that one in use is an error before anything is loaded.
@@ -614,14 +678,22 @@ mod tests {
         let path = folder.path().join("keys");
         let check = |text: &str| {
             std::fs::write(&path, text).expect("a file");
-            keys(Some(&path)).map(|keys| format!("{keys:?}")).map_err(|error| error.kind)
+            let lines = key_lines(&path).map_err(|error| (error.kind, format!("{error}")))?;
+            Ok(lines.into_iter().map(|line| (line.key, line.owner.to_string())).collect::<Vec<_>>())
         };
-        assert_eq!(check("# ours\nsk-1\n\n  sk-2  \r\n"), Ok("Keys(2)".to_owned()));
-        assert_eq!(check("\n# none\n"), Err(Kind::BadData));
-        assert_eq!(check("with space\n"), Err(Kind::BadData));
-        assert_eq!(
-            keys(Some(Path::new("/no/such/file"))).map_err(|error| error.kind).err(),
-            Some(Kind::NotFound)
-        );
+        let found = check("# ours\nsk-1 owner=anna\n\n  sk-2 # x  \r\n").expect("keys");
+        assert_eq!(found[0], ("sk-1".to_owned(), "anna".to_owned()));
+        assert_eq!((found.len(), found[1].0.as_str()), (2, "sk-2"));
+        for (text, expected) in [
+            ("\n# none\n", "holds no API key"),
+            ("sk-1\nwith space\n", "line 2: unexpected word"),
+            ("sk-1\n\nsk-2 owner=a/b\n", "line 3: owner \"a/b\""),
+            ("sk-1 owner=a\nsk-1 owner=b\n", "line 2: the key of line 1 again"),
+        ] {
+            let (kind, message) = check(text).expect_err(text);
+            assert!(kind == Kind::BadData && message.contains(expected), "{text:?}: {message}");
+        }
+        let absent = key_lines(Path::new("/no/such/file")).map_err(|error| error.kind);
+        assert_eq!(absent.err(), Some(Kind::NotFound));
     }
 }

@@ -1,20 +1,27 @@
 //! `llmctl sessions`: what is saved, and its names; and what all commands that open a session say when they cannot.
 //!
 //! Shows and manages; conversations themselves go on in the commands that answer. A name that is not there is an error
-//! that says which one was probably meant.
+//! that says which one was probably meant. `listing` and `show` make tables, `export` writes a conversation down, `removal`
+//! takes away what was asked for and nothing else.
+
+mod export;
+mod listing;
+mod removal;
+mod show;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use self::export::ExportFormat;
 use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
-use super::report::{ReportFormat, columns, print, print_json};
-use crate::runtime::kv::disk;
-use crate::runtime::session::store::{
-    Listed, Repaired, SavedSession, SavedTurn, SessionName, SessionStore, now_ms,
-};
-use crate::runtime::{Error, Finish};
-use crate::template::{Content, DateTime, Message};
+use super::report::{ReportFormat, print, print_json};
+use crate::runtime::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
+use crate::runtime::{Error, StoreCause, StoreError};
+
+pub(super) use self::listing::{age, list};
+pub(super) use self::removal::removed_text;
+pub(super) use self::show::{message_json, message_text, show};
 
 /// List, show and manage saved sessions
 #[derive(Debug, Clone, Args)]
@@ -34,45 +41,88 @@ pub enum SessionsCommand {
     List,
     /// Show a session's conversation
     Show {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Write a session's conversation to stdout: Markdown, or a list of messages as the API takes them
+    Export {
+        /// The session
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// How the conversation is written
+        #[arg(long = "as", value_enum, value_name = "FORMAT", default_value_t)]
+        format: ExportFormat,
+    },
     /// Give a session another name
     Rename {
+        /// The name that it has
         #[arg(value_name = "OLD")]
         from: String,
+        /// The name that it gets, which no session has yet
         #[arg(value_name = "NEW")]
         to: String,
     },
-    /// Remove a session and its KV on disk
+    /// Put a branch back in its session's place; what the session held becomes a branch
+    Restore {
+        /// The branch, such as NAME~1
+        #[arg(value_name = "BRANCH")]
+        branch: String,
+    },
+    /// Remove sessions, and the KV on disk that no other session uses; asks first on a terminal
+    #[command(visible_aliases = ["rm", "delete"])]
     Remove {
+        /// The sessions
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<String>,
+        /// Remove their branches too
+        #[arg(long)]
+        branches: bool,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Erase what was undone or edited away from a session's file and its KV; its branches are kept
+    Purge {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// Keep what stands before the first damaged line of a session's file, and the damaged file beside it
     Repair {
+        /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
 }
 
-/// Removes what the conversation has left in the cache: it holds the tokens in clear.
-pub(super) fn forget_kv(tokens: &[u32], places: &Places) -> Result<usize, CommandError> {
-    let Some(root) = places.kv() else { return Ok(0) };
-    disk::forget(&root, tokens).map_err(|error| {
-        CommandError::new(Kind::Io, anyhow::anyhow!("{}: {error}", root.display()))
-            .hint("the session is removed; the rest of its KV can be deleted by hand")
-    })
-}
-
 const LONG_HELP: &str = "\
 Examples:
-  llmctl run --session trip \"Plan a day in Oslo\"
+  llmctl run -m MODEL --session trip \"Plan a day in Oslo\"
   llmctl sessions
+  llmctl sessions export trip > trip.md
   llmctl sessions show trip --output json | jq -r '.turns[].messages[].content'
+  llmctl sessions remove --branches trip
+
+Branches:
+  What is undone, edited away or reset, and a request over HTTP that does not continue its session,
+  is kept as a branch: a session named NAME~1, NAME~2 and so on, listed below its session.
+  `sessions restore NAME~1` puts it back; `sessions rename NAME~1 OTHER` makes it a session of its
+  own. A branch stays until it is removed.
+
+Where text lies, and for how long:
+  Sessions are not encrypted; their files are for your user only. A conversation stays until
+  `sessions remove`, which erases its file and the KV on disk that no other session uses. Turns
+  that were undone stay in the file until `sessions purge`. KV of requests without a session goes
+  when room is needed (--kv-disk). What was typed in chat is also in its history,
+  $XDG_STATE_HOME/llmctl/history.
 
 Files:
-  $XDG_DATA_HOME/llmctl/sessions/    a folder per session, with its conversation in transcript.jsonl
+  $XDG_DATA_HOME/llmctl/sessions/    a folder per session, with its conversation in
+                                     transcript.jsonl. Folder names have no capitals and few
+                                     marks, as some file systems need it: Trip is %54rip, trip~1
+                                     is trip%7e1
+  $XDG_CACHE_HOME/llmctl/kv/         pages of KV: what the model computed, and of which tokens
 
 Exit codes:
   0    success
@@ -88,24 +138,27 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
         SessionsCommand::List => list(&store, places)?,
         SessionsCommand::Show { name } => {
             let name = parse(&name)?;
-            show(&name, &store.read(&name).map_err(|error| not_found(error, &store))?)
+            let saved = store.read(&name).map_err(|error| not_found(error, &store))?;
+            let (mut text, mut object) = show(&name, &saved);
+            show::add_branches(&store.branches(&name)?, &mut text, &mut object);
+            (text, object)
+        }
+        SessionsCommand::Export { name, format } => {
+            let name = parse(&name)?;
+            let saved = store.read(&name).map_err(|error| not_found(error, &store))?;
+            return export::run(&name, &saved, format);
         }
         SessionsCommand::Rename { from, to } => {
             let (from, to) = (parse(&from)?, parse(&to)?);
             store.rename(&from, &to).map_err(|error| not_found(error, &store))?;
             (format!("session {from} is now {to}\n"), json!({"renamed": from.as_str(), "name": to.as_str()}))
         }
-        SessionsCommand::Remove { name } => {
-            let name = parse(&name)?;
-            // What cannot be read has no tokens to find its KV by; that goes when its place on disk is needed.
-            let tokens = store.read(&name).map(|saved| saved.tokens()).unwrap_or_default();
-            store.remove(&name).map_err(|error| not_found(error, &store))?;
-            let num_pages = forget_kv(&tokens, places)?;
-            (
-                format!("session {name} is removed, with {num_pages} pages of KV\n"),
-                json!({"removed": name.as_str(), "kv_pages": num_pages}),
-            )
+        SessionsCommand::Restore { branch } => restore(&parse(&branch)?, &store)?,
+        SessionsCommand::Remove { names, branches, yes } => {
+            let names = names.iter().map(|name| parse(name)).collect::<Result<Vec<_>, _>>()?;
+            removal::remove(names, &removal::Asked { branches, yes }, &store)?
         }
+        SessionsCommand::Purge { name } => removal::purge(&parse(&name)?, &store)?,
         SessionsCommand::Repair { name } => {
             let name = parse(&name)?;
             let repaired = store.repair(&name).map_err(|error| not_found(error, &store))?;
@@ -130,19 +183,27 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
 /// Neither `XDG_DATA_HOME` nor a home says where that is.
 pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     let folder = places.sessions().ok_or_else(|| {
-        let error = anyhow::anyhow!("there is no folder for sessions");
+        let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for sessions");
         CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
     })?;
-    Ok(SessionStore::new(folder))
+    Ok(SessionStore::new(folder).with_kv(places.kv()))
 }
 
 /// What can be done when a session cannot be opened.
 pub fn explain(error: Error) -> CommandError {
     let hint = match &error {
-        Error::SessionBusy(_) => {
-            "another llmctl has it open: try again when that has ended, or take another name"
+        Error::SessionBusy(name) => {
+            let error = anyhow::anyhow!("session {name:?} is open in another llmctl process");
+            return CommandError::new(Kind::Temporary, error)
+                .hint("try again when that has ended, or take another name");
         }
-        Error::Store(crate::runtime::StoreError::Damaged { .. }) => {
+        Error::Store(StoreError::Io { cause: StoreCause::Full, .. }) => {
+            "the disk is full: remove sessions or models, or set XDG_DATA_HOME; `chat --ephemeral` saves nothing"
+        }
+        Error::Store(StoreError::Io { cause: StoreCause::NotWritable, .. }) => {
+            "set XDG_DATA_HOME to a folder that can be written; `chat --ephemeral` saves nothing"
+        }
+        Error::Store(StoreError::Damaged { .. }) => {
             "`llmctl sessions repair NAME` keeps what stands before the damage"
         }
         _ => return error.into(),
@@ -152,7 +213,12 @@ pub fn explain(error: Error) -> CommandError {
 
 pub(super) fn parse(name: &str) -> Result<SessionName, CommandError> {
     SessionName::new(name).map_err(|error| match error {
-        Error::InvalidParameter { message, .. } => CommandError::usage(format!("{name:?}: {message}")),
+        Error::InvalidParameter { message, .. } if message.starts_with("name ") => {
+            CommandError::usage(format!("session {message}"))
+        }
+        Error::InvalidParameter { message, .. } => {
+            CommandError::usage(format!("session {name:?}: {message}"))
+        }
         other => other.into(),
     })
 }
@@ -168,148 +234,35 @@ pub(super) fn not_found(error: Error, store: &SessionStore) -> CommandError {
     CommandError::from(error).hint(hint)
 }
 
-pub(super) fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
-    let mut listed = store.list()?;
-    let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
-    listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
-    let folder = places.sessions();
-    let object = json!({"folder": folder, "sessions": listed.iter().map(summary_json).collect::<Vec<_>>()});
-    if listed.is_empty() {
-        let folder = folder.map_or(String::new(), |folder| places.shorten(&folder));
-        return Ok((format!("no sessions in {folder}\n"), object));
-    }
-    let head = ["NAME", "TURNS", "TOKENS", "LAST USED", "MODEL"].map(str::to_owned).to_vec();
-    let now = now_ms();
-    let rows: Vec<_> = [head].into_iter().chain(listed.iter().map(|listed| row(listed, now))).collect();
-    Ok((columns(&rows), object))
-}
-
-fn row(listed: &Listed, now: u64) -> Vec<String> {
-    let name = listed.name.to_string();
-    match &listed.summary {
-        Ok(summary) => vec![
-            name,
-            summary.turns.to_string(),
-            summary.tokens.to_string(),
-            age(now.saturating_sub(summary.last_used_ms)),
-            summary.model.name.clone(),
-        ],
-        Err(error) => {
-            let unknown = || "?".to_owned();
-            vec![name, unknown(), unknown(), unknown(), format!("cannot be read: {error}")]
-        }
-    }
-}
-
-fn summary_json(listed: &Listed) -> Value {
-    match &listed.summary {
-        Ok(summary) => json!({
-            "name": listed.name.as_str(),
-            "turns": summary.turns,
-            "tokens": summary.tokens,
-            "created_ms": summary.created_ms,
-            "last_used_ms": summary.last_used_ms,
-            "model": summary.model.name,
-            "bytes": summary.num_bytes,
-            "error": null,
-        }),
-        Err(error) => json!({"name": listed.name.as_str(), "error": error.to_string()}),
-    }
-}
-
-pub(super) fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
-    let fork = saved.fork_of.as_ref();
-    let mut facts = vec![
-        ["session".to_owned(), name.to_string()],
-        ["model".to_owned(), saved.model.name.clone()],
-        ["created".to_owned(), utc(saved.created_ms)],
-        ["last used".to_owned(), utc(saved.last_used_ms)],
-        ["turns".to_owned(), saved.turns.len().to_string()],
-        ["tokens".to_owned(), saved.num_tokens().to_string()],
-    ];
-    facts.extend(fork.map(|fork| ["fork of".to_owned(), format!("{}, {} turns", fork.name, fork.turns)]));
-    let mut text = columns(&facts.into_iter().map(Vec::from).collect::<Vec<_>>());
-    for (at, turn) in saved.turns.iter().enumerate() {
-        text.push_str(&turn_text(at + 1, turn));
-    }
+fn restore(branch: &SessionName, store: &SessionStore) -> Result<(String, Value), CommandError> {
+    let (session, kept) = store.restore(branch).map_err(|error| match error {
+        Error::SessionNotFound(name) if name != branch.as_str() => CommandError::from(
+            Error::SessionNotFound(name),
+        )
+        .hint("its session is removed: `llmctl sessions rename` makes the branch a session of its own"),
+        error => not_found(error, store),
+    })?;
+    let also = kept.as_ref().map_or_else(String::new, |kept| format!("; what it held is {kept}"));
     let object = json!({
-        "name": name.as_str(),
-        "model": saved.model.name,
-        "created_ms": saved.created_ms,
-        "last_used_ms": saved.last_used_ms,
-        "tokens": saved.num_tokens(),
-        "fork_of": fork.map(|fork| json!({"name": fork.name, "turns": fork.turns})),
-        "turns": saved.turns.iter().map(|saved| turn_json(saved)).collect::<Vec<_>>(),
+        "restored": branch.as_str(),
+        "name": session.as_str(),
+        "kept_as": kept.as_ref().map(|kept| kept.as_str()),
     });
-    (text, object)
+    Ok((format!("session {session} holds what {branch} held{also}\n"), object))
 }
 
-fn turn_text(number: usize, saved: &SavedTurn) -> String {
-    let turn = &saved.turn;
-    let finish = match &turn.finish {
-        Finish::Cancelled => "cancelled",
-        finish => finish.reason(),
-    };
-    let (prompt, answer) = (turn.usage.prompt_tokens, turn.usage.completion_tokens);
-    let mut text =
-        format!("\n-- turn {number}: {}, {prompt} + {answer} tokens, {finish}\n", utc(turn.finished_ms));
-    for message in &turn.messages {
-        text.push_str(&format!("[{}] {}\n", message.role.as_str(), message_text(message)));
-    }
-    text
+fn turns(count: usize) -> String {
+    if count == 1 { "1 turn".to_owned() } else { format!("{count} turns") }
 }
 
-/// A message for people: its reasoning and calls are named, its text is as it is.
-pub(super) fn message_text(message: &Message) -> String {
-    let reasoning = message.reasoning.as_ref().map(|text| format!("(reasoning) {text}"));
-    let content = match &message.content {
-        Some(Content::Text(text)) => Some(text.clone()),
-        Some(Content::Parts(parts)) => Some(Value::Array(parts.clone()).to_string()),
-        None => None,
-    };
-    let calls = message.tool_calls.iter().map(|call| format!("(calls {}) {}", call.name, call.arguments));
-    reasoning.into_iter().chain(content).chain(calls).collect::<Vec<_>>().join("\n")
+fn pages(count: usize) -> String {
+    if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
 }
 
-fn turn_json(saved: &SavedTurn) -> Value {
-    let turn = &saved.turn;
-    json!({
-        "messages": turn.messages.iter().map(message_json).collect::<Vec<_>>(),
-        "model": saved.model.name,
-        "finish_reason": turn.finish.reason(),
-        "usage": super::run::report::usage_json(&turn.usage),
-        "seed": turn.sampling.seed,
-        "started_ms": turn.started_ms,
-        "finished_ms": turn.finished_ms,
-    })
-}
-
-/// OpenAI's message object; absent fields stay absent.
-pub(super) fn message_json(message: &Message) -> Value {
-    let content = match &message.content {
-        None => Value::Null,
-        Some(Content::Text(text)) => Value::String(text.clone()),
-        Some(Content::Parts(parts)) => Value::Array(parts.clone()),
-    };
-    let mut object = json!({"role": message.role.as_str(), "content": content});
-    let texts = [
-        ("reasoning_content", &message.reasoning),
-        ("tool_call_id", &message.tool_call_id),
-        ("name", &message.name),
-    ];
-    for (field, text) in texts {
-        if let Some(text) = text {
-            object[field] = text.as_str().into();
-        }
-    }
-    if !message.tool_calls.is_empty() {
-        let call = |call: &crate::template::ToolCall| {
-            let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
-            json!({"id": call.id, "type": "function", "function": function})
-        };
-        object["tool_calls"] = message.tool_calls.iter().map(call).collect();
-    }
-    object
+/// `branch` is null for a fork that was asked for.
+fn fork_json(fork: &ForkOf) -> Value {
+    let branch = |branch: &Branch| json!({"of": branch.of, "reason": branch.reason.as_str()});
+    json!({"name": fork.name, "turns": fork.turns, "branch": fork.branch.as_ref().map(branch)})
 }
 
 fn repair(name: &SessionName, repaired: Option<&Repaired>, places: &Places) -> (String, Value) {
@@ -319,64 +272,10 @@ fn repair(name: &SessionName, repaired: Option<&Repaired>, places: &Places) -> (
             json!({"name": name.as_str(), "damaged_line": null}),
         );
     };
+    let kept = if *turns == 1 { "1 turn is".to_owned() } else { format!("{turns} turns are") };
     let text = format!(
-        "session {name}: line {line} was damaged; {turns} turns are kept, the damaged file is {}\n",
+        "session {name}: line {line} was damaged; {kept} kept, the damaged file is {}\n",
         places.shorten(backup)
     );
     (text, json!({"name": name.as_str(), "damaged_line": line, "turns": turns, "backup": backup}))
-}
-
-fn utc(ms: u64) -> String {
-    DateTime::from_unix(i64::try_from(ms / 1000).unwrap_or_default()).strftime("%F %T UTC")
-}
-
-/// How long ago, in its largest whole unit.
-pub(super) fn age(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];
-    let unit = units.iter().find(|(_, length)| seconds >= *length);
-    match unit.map(|(name, length)| (name, seconds / length)) {
-        None => "just now".to_owned(),
-        Some((name, 1)) => format!("1 {name} ago"),
-        Some((name, count)) => format!("{count} {name}s ago"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::template::{Role, ToolCall};
-
-    #[test]
-    fn ages_are_in_the_largest_whole_unit() {
-        for (seconds, expected) in [
-            (0, "just now"),
-            (59, "just now"),
-            (60, "1 minute ago"),
-            (7_199, "1 hour ago"),
-            (7_200, "2 hours ago"),
-            (86_400 * 400, "400 days ago"),
-        ] {
-            assert_eq!(age(seconds * 1000), expected);
-        }
-    }
-
-    #[test]
-    fn messages_show_all_they_have() {
-        let mut message = Message::assistant("see");
-        message.reasoning = Some("hm".to_owned());
-        message.tool_calls =
-            vec![ToolCall { id: Some("c1".to_owned()), name: "f".to_owned(), arguments: json!({"a": 1}) }];
-        assert_eq!(message_text(&message), "(reasoning) hm\nsee\n(calls f) {\"a\":1}");
-        let expected = json!({
-            "role": "assistant", "content": "see", "reasoning_content": "hm",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}],
-        });
-        assert_eq!(message_json(&message), expected);
-        let result =
-            Message { content: None, tool_call_id: Some("c1".to_owned()), ..Message::new(Role::Tool, "") };
-        assert_eq!(message_json(&result), json!({"role": "tool", "content": null, "tool_call_id": "c1"}));
-    }
 }

@@ -11,7 +11,7 @@ use super::config::Config;
 use super::error::{CommandError, Exit, Kind};
 use super::models;
 use super::places::Places;
-use super::report::{ReportFormat, columns, print, print_json};
+use super::report::{ReportFormat, columns, counted, print, print_json};
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
 use crate::runtime::load::TextFiles;
@@ -167,12 +167,11 @@ fn text(found: &Found, checks: &[Check]) -> String {
     };
     let rows: Vec<Vec<String>> = checks.iter().map(row).collect();
     let counts = [
-        (Verdict::Ok, "ok"),
-        (Verdict::Warning, "warnings"),
-        (Verdict::Fail, "failed"),
-        (Verdict::Skipped, "skipped"),
+        format!("{} ok", count(checks, Verdict::Ok)),
+        counted(count(checks, Verdict::Warning), "warning"),
+        format!("{} failed", count(checks, Verdict::Fail)),
+        format!("{} skipped", count(checks, Verdict::Skipped)),
     ];
-    let counts = counts.map(|(verdict, word)| format!("{} {word}", count(checks, verdict)));
     format!("{}\n{}\n{}\n", columns(&head), columns(&rows), counts.join(", "))
 }
 

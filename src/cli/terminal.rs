@@ -6,7 +6,7 @@
 use std::io::{IsTerminal, Write};
 
 use super::args::ColorWhen;
-use super::error::CommandError;
+use super::error::{CommandError, plain};
 use super::output::visible;
 
 /// stderr, and how much to say there.
@@ -96,10 +96,9 @@ impl Terminal {
         }
     }
 
+    /// Something is wrong, and the work goes on. Said even when quiet, which is about notices.
     pub fn warn(&self, message: &str) {
-        if !self.quiet {
-            self.line("warning", "1;33", message);
-        }
+        self.line("warning", "1;33", message);
     }
 
     /// Something the user should know, and nothing is wrong.
@@ -123,12 +122,12 @@ impl Terminal {
 
     fn line(&self, label: &str, style: &str, message: &str) {
         let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
-        let message = self.safe(message);
-        let _ = writeln!(std::io::stderr(), "{label} {message}");
+        let message = plain(message);
+        let _ = writeln!(std::io::stderr(), "{label} {}", self.safe(&message));
     }
 
     fn raw_line(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "{}", self.safe(message));
+        let _ = writeln!(std::io::stderr(), "{}", self.safe(&plain(message)));
     }
 
     fn safe<'a>(&self, message: &'a str) -> std::borrow::Cow<'a, str> {

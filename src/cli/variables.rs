@@ -14,7 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::config::shape::{self, Shape};
 use super::config::{conflict, is_off};
-use super::error::CommandError;
+use super::error::{CommandError, nearest};
 
 /// `LLMCTL_MAX_TOKENS` for `--max-tokens`; none for positional arguments, help and version.
 pub fn variable(arg: &Arg) -> Option<String> {
@@ -135,6 +135,35 @@ pub fn survey(command: &Command) -> (BTreeSet<String>, BTreeSet<String>) {
         wrong.extend(wrongs);
     }
     (names, wrong)
+}
+
+/// Variables that are read, and are no flags: the log's filter, and what builds and tests read.
+const OTHERS: [&str; 4] = ["LLMCTL_LOG", "LLMCTL_API_KEY", "LLMCTL_COMMIT", "LLMCTL_FIXTURES"];
+
+/// A warning for each `LLMCTL_` variable that is set and that nothing reads.
+pub fn unknown(command: &Command) -> Vec<String> {
+    let mut known: BTreeSet<String> = OTHERS.iter().map(|name| (*name).to_owned()).collect();
+    collect_known(command, &mut known);
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let mut set: Vec<String> = names.filter(|name| name.starts_with("LLMCTL_")).collect();
+    set.sort();
+    // Tests have variables of their own.
+    let unread = set.into_iter().filter(|name| !known.contains(name) && !name.starts_with("LLMCTL_TEST_"));
+    unread
+        .map(|name| {
+            let tail = |name: &str| name.trim_start_matches("LLMCTL_").to_owned();
+            let tails: Vec<String> = known.iter().map(|name| tail(name)).collect();
+            match nearest(&tail(&name), tails.iter().map(String::as_str)) {
+                Some(near) => format!("{name} is not a variable of llmctl; did you mean LLMCTL_{near}?"),
+                None => format!("{name} is not a variable of llmctl"),
+            }
+        })
+        .collect()
+}
+
+fn collect_known(command: &Command, known: &mut BTreeSet<String>) {
+    known.extend(command.get_arguments().filter_map(variable));
+    command.get_subcommands().for_each(|below| collect_known(below, known));
 }
 
 /// `command` without the variables that flags among `args` exclude.

@@ -51,13 +51,13 @@ pub struct CapacityArgs {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
     pub max_waiting: Option<usize>,
 
-    /// Named sessions that exist at the same time; 0 allows none (default: 256)
+    /// Named sessions kept at the same time, a new one in place of the one idle longest; 0: none (default: 256)
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
     pub max_sessions: Option<usize>,
 
-    /// Take a session's memory when it has been idle this long, e.g. 30m (default: when others need it)
+    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
     ///
-    /// What it has said stays, and its KV stays on disk.
+    /// Its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<Span>,
 }

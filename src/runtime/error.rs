@@ -161,7 +161,12 @@ pub enum GrammarError {
 pub enum StoreError {
     /// The system refused: no permission, a full disk, a read-only folder. What was saved before still is.
     #[error("{}: {message}", path.display())]
-    Io { path: PathBuf, message: String },
+    Io {
+        path: PathBuf,
+        message: String,
+        #[serde(default)]
+        cause: StoreCause,
+    },
 
     /// The file was changed since it was written. Lines count from 1; those before this one are intact.
     #[error("{}: line {line}: {message}", path.display())]
@@ -172,6 +177,31 @@ pub enum StoreError {
     Unsupported { path: PathBuf, message: String },
 }
 
+/// Why the system refused, as far as the user can do something about it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreCause {
+    /// The disk, or the user's share of it, is full.
+    Full,
+    /// No permission, or a file system that is only read.
+    NotWritable,
+    #[default]
+    Other,
+}
+
+impl StoreError {
+    /// Says which path an error of the system is about.
+    pub fn io(path: &Path, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let cause = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StoreCause::Full,
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => StoreCause::NotWritable,
+            _ => StoreCause::Other,
+        };
+        Self::Io { path: path.into(), message: error.to_string(), cause }
+    }
+}
+
 /// Why a model cannot be loaded. Every message names the file, and the tensor or key at fault.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
@@ -180,7 +210,7 @@ pub enum LoadError {
     NotFound(PathBuf),
 
     /// A model reference that names nothing here; `candidates` are what it might have meant.
-    #[error("no model found for {reference:?}")]
+    #[error("model {reference:?} not found")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
     /// A model reference that fits several models; `candidates` name each of them.
@@ -194,6 +224,10 @@ pub enum LoadError {
     /// The system has no memory, or no address space, to map a file into.
     #[error("{}: not enough memory to map it", .0.display())]
     OutOfMemory(PathBuf),
+
+    /// A file, or a folder on the way to it, that this user may not read.
+    #[error("{}: permission denied", .0.display())]
+    Denied(PathBuf),
 
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
@@ -239,10 +273,13 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// An I/O error of this file; a missing file is [`LoadError::NotFound`].
+    /// An I/O error of this file; a missing file is [`LoadError::NotFound`], one that may not be read [`LoadError::Denied`].
     pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
         match error.kind() {
-            std::io::ErrorKind::NotFound => LoadError::NotFound(path.into()),
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+                LoadError::NotFound(path.into())
+            }
+            std::io::ErrorKind::PermissionDenied => LoadError::Denied(path.into()),
             std::io::ErrorKind::OutOfMemory => LoadError::OutOfMemory(path.into()),
             _ => LoadError::Io { path: path.into(), message: error.to_string() },
         }
@@ -251,5 +288,29 @@ impl LoadError {
     /// A file that breaks its format at `what`: a tensor, a key or a field.
     pub fn malformed(path: &Path, what: impl Into<String>, message: impl Into<String>) -> LoadError {
         LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_disk_says_what_can_be_done_about_it() {
+        use std::io::{Error as IoError, ErrorKind};
+        for (kind, expected) in [
+            (ErrorKind::StorageFull, StoreCause::Full),
+            (ErrorKind::QuotaExceeded, StoreCause::Full),
+            (ErrorKind::PermissionDenied, StoreCause::NotWritable),
+            (ErrorKind::ReadOnlyFilesystem, StoreCause::NotWritable),
+            (ErrorKind::NotADirectory, StoreCause::Other),
+        ] {
+            let error = StoreError::io(Path::new("/p"), &IoError::from(kind));
+            assert!(
+                matches!(&error, StoreError::Io { cause, .. } if *cause == expected),
+                "{kind}: {error:?}"
+            );
+            assert!(error.to_string().starts_with("/p: "), "{error}");
+        }
     }
 }

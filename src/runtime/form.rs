@@ -40,6 +40,16 @@ impl AnswerForm<'_> {
         }
     }
 
+    /// The grammar of the whole answer as Lark, for a part of another: it begins with its rule `start`.
+    ///
+    /// # Errors
+    /// As [`Self::compile`], and for a grammar of the user's own.
+    pub fn lark(&self, source: &GrammarSource) -> Result<String> {
+        let body = body(source)?;
+        let frame = self.frame(false)?.unwrap_or_else(|| "start: answer\n".to_owned());
+        Ok(format!("{frame}answer: {body}\n"))
+    }
+
     /// Lark rules for what stands around the answer, which is their rule `answer`; nothing where it is all there is.
     fn frame(&self, is_own: bool) -> Result<Option<String>> {
         let Self { speech, dialect, prompt_tail } = *self;

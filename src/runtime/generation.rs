@@ -12,12 +12,17 @@ use std::time::{Duration, Instant};
 use super::error::{Error, Result};
 use super::grammar::GrammarState;
 use super::kv::{PageName, PagePool};
-use super::request::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
+use super::repetition::repeats;
+use super::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
-use super::step::{Feed, Input};
+use super::step::{Feed, Input, Scores};
 use super::text::{StopMatcher, Utf8Stream, Vocabulary};
+
+/// Tokens of a prompt in a step when their log-probabilities are asked for: each takes a row of logits, which are as many as
+/// there are tokens in the vocabulary.
+const MAX_SCORED_ROWS: usize = 16;
 
 /// Names a request of one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,6 +38,10 @@ pub struct Generation {
     sequence: Sequence,
     /// The limit in force; at most what the context leaves.
     max_tokens: usize,
+    /// The model's own limit, where the request has none; with it, an answer that goes round in circles ends too.
+    usual: Option<usize>,
+    /// The answer so far, where there is such a limit.
+    answer: Vec<u32>,
     seed: u64,
     num_cached: usize,
     num_generated: usize,
@@ -41,6 +50,8 @@ pub struct Generation {
     grammar: Option<GrammarState>,
     /// The last sampled token and those forced after it, when there are any: delivered, and the last of them to be computed.
     forced: Vec<u32>,
+    /// Log-probabilities of prompt tokens that nobody has been told yet.
+    scores: Vec<Logprob>,
     utf8: Utf8Stream,
     stop: StopMatcher,
     said: Said,
@@ -72,18 +83,28 @@ impl Generation {
             id,
             sequence: Sequence::new(pool),
             max_tokens,
+            usual: None,
+            answer: Vec::new(),
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
             turn: 0,
             grammar: None,
             forced: Vec::new(),
+            scores: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             said: Said::default(),
             clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
             request,
         }
+    }
+
+    /// With the limit that the model has where the request has none.
+    pub fn limited_to(mut self, usual: Option<usize>) -> Self {
+        self.usual = usual;
+        self.max_tokens = usual.map_or(self.max_tokens, |usual| usual.min(self.max_tokens));
+        self
     }
 
     pub fn id(&self) -> RequestId {
@@ -161,9 +182,14 @@ impl Generation {
         self.emit(events, Event::Started(started));
     }
 
+    /// Whether it has to compute all of its prompt.
+    pub fn scores_prompt(&self) -> bool {
+        self.request.prompt_logprobs.is_some()
+    }
+
     /// Takes over what others have computed of the prompt in the meantime.
     pub fn catch_up(&mut self) {
-        if self.prompt_left() > 1 {
+        if self.prompt_left() > 1 && !self.scores_prompt() {
             self.num_cached += self.sequence.catch_up(&self.request.prompt, self.request.prompt.len() - 1);
         }
     }
@@ -171,7 +197,8 @@ impl Generation {
     /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
-        let (name, _) = table.next_name(&self.request.prompt).filter(|_| table.is_shareable())?;
+        let may_share = table.is_shareable() && !self.scores_prompt();
+        let (name, _) = table.next_name(&self.request.prompt).filter(|_| may_share)?;
         Some(name)
     }
 
@@ -184,15 +211,21 @@ impl Generation {
     /// What goes into the next step: `rows` tokens of the prompt or of forced ones, or the pending token.
     pub fn feed(&mut self, rows: usize) -> Feed<'_> {
         let left = self.rows_left();
+        let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
+        let rows = if scored.is_some() { rows.min(MAX_SCORED_ROWS) } else { rows };
         let known = if self.prompt_left() > 0 { &self.request.prompt } else { &self.forced };
         let chunk = &known[known.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
+        let following = &known[(known.len() - left + 1).min(known.len())..];
+        let following = &following[..following.len().min(chunk.len())];
         let input = match left {
             0 => Input::Pending,
-            _ if chunk.len() < left => Input::Chunk(chunk),
+            _ if chunk.len() < left || self.max_tokens == 0 => Input::Chunk(chunk),
             _ => Input::LastChunk(chunk),
         };
+        let found = &mut self.scores;
+        let scores = scored.map(|num_alternatives| Scores { following, num_alternatives, found });
         let grammar = self.grammar.as_mut();
-        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar }
+        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar, scores }
     }
 
     /// Takes note of a step that went well; true when the generation has ended with it.
@@ -201,8 +234,13 @@ impl Generation {
             let total = self.request.prompt.len();
             self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
         }
+        if !self.scores.is_empty() {
+            let logprobs = std::mem::take(&mut self.scores);
+            self.emit(events, Event::Prompt { logprobs });
+        }
         let ended = match self.sequence.pending().cloned() {
             Some(token) => self.accept_with_forced(token, spec, vocabulary, events),
+            None if self.max_tokens == 0 && self.prompt_left() == 0 => Ok(Some(Finish::MaxTokens)),
             None if self.is_complete() => Ok(Some(Finish::Complete)),
             None => Ok(None),
         };
@@ -253,6 +291,9 @@ impl Generation {
         if spec.ends_generation(token.id) && (!self.request.limits.ignore_eos || self.grammar.is_some()) {
             return Ok(Some(Finish::Eos(token.id)));
         }
+        if self.request.limits.stop_ids.contains(&token.id) {
+            return Ok(Some(Finish::Eos(token.id)));
+        }
         if self.request.prompt.len() + self.num_generated >= spec.context_length() {
             return Ok(Some(Finish::ContextFull));
         }
@@ -274,7 +315,17 @@ impl Generation {
         }
         // A limit that the context set is reached when the context is: one more step tells whether the generation
         // would have ended by itself.
-        Ok((self.request.limits.max_tokens == Some(self.num_generated)).then_some(Finish::MaxTokens))
+        let most = self.request.limits.max_tokens.or(self.usual);
+        Ok((most == Some(self.num_generated) || self.is_stuck(id)).then_some(Finish::MaxTokens))
+    }
+
+    /// Whether the answer, with this token, has begun to repeat itself and will not stop.
+    fn is_stuck(&mut self, id: u32) -> bool {
+        if self.usual.is_none() {
+            return false;
+        }
+        self.answer.push(id);
+        repeats(&self.answer)
     }
 
     fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {

@@ -19,6 +19,8 @@ const NEAR: i32 = 8 * 16;
 const LONGEST: usize = 64;
 /// How much lower a fact scores that the conversation had before, in sixteenths of a nat.
 const TOLD: i32 = 3 * 16;
+/// Words of a question that counts as a whole too.
+const WHOLE: usize = 10;
 /// Letters of a longer word that stand for it.
 const STEM: usize = 4;
 
@@ -220,7 +222,8 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// The words of a text, the first letters of the longer ones, and the fact of the message before, each once; none of a long text.
+/// The words of a text, the first letters of the longer ones, the fact of the message before, and a short text as a whole, each
+/// once; none of a long text.
 fn features(text: &str, after: &str) -> BTreeSet<String> {
     let is_inside = |letter: char| letter.is_ascii_alphanumeric() || "_/.-".contains(letter);
     let words: Vec<String> = text
@@ -233,7 +236,8 @@ fn features(text: &str, after: &str) -> BTreeSet<String> {
     }
     let stems = words.iter().filter(|word| word.len() > STEM).map(|word| format!("{}*", &word[..STEM]));
     let after = (!after.is_empty()).then(|| format!(">{after}"));
-    stems.chain(after).chain(words.iter().cloned()).collect()
+    let whole = (1..=WHOLE).contains(&words.len()).then(|| format!("={}", words.join(" ")));
+    stems.chain(after).chain(whole).chain(words.iter().cloned()).collect()
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {

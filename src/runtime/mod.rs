@@ -10,6 +10,7 @@ pub mod generation;
 pub mod grammar;
 pub mod handle;
 pub mod hints;
+pub mod infill;
 pub mod kernel;
 pub mod kv;
 pub mod load;
@@ -17,6 +18,7 @@ pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod private_files;
+pub mod repetition;
 pub mod request;
 pub mod sample;
 pub mod schedule;
@@ -35,7 +37,7 @@ pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
 pub(crate) use error::panic_text;
-pub use error::{Error, GrammarError, LoadError, Result, StoreError};
+pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};

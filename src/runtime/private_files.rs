@@ -25,3 +25,17 @@ pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(path)
 }
+
+/// The mode of a file that others than its owner may read or write; nothing for a private one, or where that is not known.
+pub fn mode_for_others(path: &Path) -> Option<u32> {
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).ok()?.permissions()) & 0o777;
+        (mode & 0o077 != 0).then_some(mode)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        None
+    }
+}

@@ -21,6 +21,9 @@ pub struct Request {
     pub limits: Limits,
     /// Report log-probabilities, each with this many alternatives (0 to [`MAX_LOGPROBS`]).
     pub logprobs: Option<usize>,
+    /// Report log-probabilities of the prompt's tokens too, each with this many alternatives. The whole prompt is computed
+    /// then, a few tokens in each step; only then may `max_tokens` be 0.
+    pub prompt_logprobs: Option<usize>,
     /// Let special (control) tokens appear in the text; by default they produce none.
     pub render_special: bool,
     /// Special tokens that appear in the text although `render_special` is off: markup that the caller reads.
@@ -46,9 +49,19 @@ impl Request {
             return Err(Error::PromptTooLong { prompt_tokens, context_tokens: context_length });
         }
         self.sampling.validate(vocab_size)?;
-        if self.logprobs.is_some_and(|alternatives| alternatives > MAX_LOGPROBS) {
-            let message = format!("at most {MAX_LOGPROBS} alternatives can be reported");
-            return Err(Error::InvalidParameter { name: "logprobs", message });
+        for (name, count) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if count.is_some_and(|alternatives| alternatives > MAX_LOGPROBS) {
+                let message = format!("at most {MAX_LOGPROBS} alternatives can be reported");
+                return Err(Error::InvalidParameter { name, message });
+            }
+        }
+        if self.prompt_logprobs.is_some() && self.session.is_some() {
+            let message = "a session computes of its prompt only what is new".to_owned();
+            return Err(Error::InvalidParameter { name: "prompt_logprobs", message });
+        }
+        if let Some(id) = self.limits.stop_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+            return Err(Error::InvalidParameter { name: "stop_token_ids", message });
         }
         if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
@@ -62,7 +75,7 @@ impl Request {
             let message = "a session's name must not be empty".to_owned();
             return Err(Error::InvalidParameter { name: "session", message });
         }
-        self.limits.resolve(prompt_tokens, context_length)
+        self.limits.resolve(prompt_tokens, context_length, self.prompt_logprobs.is_some())
     }
 }
 
@@ -173,6 +186,8 @@ pub struct Limits {
     pub overflow: Overflow,
     /// Strings that end the generation; they are not part of the text. Empty ones are ignored.
     pub stop: Vec<String>,
+    /// Tokens that end the generation beside those of the model, also with `ignore_eos`.
+    pub stop_ids: Vec<u32>,
     /// Treat end-of-generation tokens as ordinary ones.
     pub ignore_eos: bool,
     /// How long it may take from submission, waiting included. Checked before each step, so it is overrun by one step at
@@ -192,12 +207,22 @@ pub enum Overflow {
 }
 
 impl Limits {
+    /// Whether nothing is said about how long the answer may be.
+    pub fn is_open(&self) -> bool {
+        self.max_tokens.is_none() && !self.ignore_eos
+    }
+
     /// The limit on generated tokens in force. `prompt_tokens` is below `context_length`.
-    fn resolve(&self, prompt_tokens: usize, context_length: usize) -> Result<usize, Error> {
+    fn resolve(
+        &self,
+        prompt_tokens: usize,
+        context_length: usize,
+        may_be_none: bool,
+    ) -> Result<usize, Error> {
         let room = context_length - prompt_tokens;
         match self.max_tokens {
             None => Ok(room),
-            Some(0) => {
+            Some(0) if !may_be_none => {
                 let message = "must be at least 1; leave it out to use the whole context".to_owned();
                 Err(Error::InvalidParameter { name: "max_tokens", message })
             }
@@ -250,6 +275,11 @@ pub enum Event {
     Prefill {
         done: usize,
         total: usize,
+    },
+    /// Log-probabilities of the next tokens of the prompt, in order. The first token of a prompt has none: they begin with the
+    /// second.
+    Prompt {
+        logprobs: Vec<Logprob>,
     },
     /// New text: complete UTF-8, never part of a stop string. `tokens` are those generated since the last event;
     /// text may be empty while characters are incomplete or held back.
@@ -326,6 +356,8 @@ pub enum ReuseReason {
     PrefixCache,
     /// As `PrefixCache`, from pages on disk.
     Restored,
+    /// Log-probabilities of the prompt were asked for, which takes computing all of it.
+    PromptLogprobs,
     /// The engine that held the session is gone, and nothing of it was on disk. Said by whoever brought the session to another.
     EngineLost,
 }
@@ -343,6 +375,7 @@ impl ReuseReason {
             ReuseReason::Evicted => "evicted",
             ReuseReason::PrefixCache => "prefix_cache",
             ReuseReason::Restored => "restored",
+            ReuseReason::PromptLogprobs => "prompt_logprobs",
             ReuseReason::EngineLost => "engine_lost",
         }
     }

@@ -67,6 +67,15 @@ impl Sampler {
         token
     }
 
+    /// How likely `logits` find `id`, an id below their number, as they are.
+    ///
+    /// # Errors
+    /// Those of `sample`.
+    pub fn score(&mut self, logits: &[f32], id: u32, num_alternatives: usize) -> Result<Logprob> {
+        best(logits)?;
+        Ok(self.logprob(logits, id, num_alternatives))
+    }
+
     /// Applies penalties and bias to a copy in `self.edited`; false when there are none and nothing was copied.
     fn edit(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> bool {
         let penalises_generated = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;

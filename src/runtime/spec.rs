@@ -36,6 +36,10 @@ pub struct EngineConfig {
     pub end_of_generation: Vec<u32>,
     /// Whether requests keep what of their prompt is computed already. Changes no answer, only the work.
     pub warm_resume: bool,
+    /// Most tokens of an answer whose request names no limit; it ends sooner when it goes round in circles. For a model whose
+    /// answers are short, so that one that never ends is wrong. Nothing: to the end of the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_tokens: Option<usize>,
 }
 
 impl EngineConfig {
@@ -51,6 +55,7 @@ impl EngineConfig {
             kv_memory: None,
             end_of_generation,
             warm_resume: true,
+            answer_tokens: None,
         }
     }
 }

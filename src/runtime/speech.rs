@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::error::Result;
 use super::hints::{Frontend, Hints};
+use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
@@ -124,6 +125,11 @@ impl Speech {
     /// The id of a special token by its text.
     pub fn special(&self, text: &str) -> Option<u32> {
         self.tokenizer().token_to_id(text).filter(|&id| self.tokenizer().is_special(id))
+    }
+
+    /// How the model is asked for what stands between two texts, if it has learnt that.
+    pub fn infill(&self) -> Option<Infill> {
+        Infill::detect(|text| self.tokenizer().token_to_id(text))
     }
 
     /// Ids of a dialect's markup that are special tokens: a reader of answers must see them as text.

@@ -13,7 +13,7 @@ use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
 use super::kv::{PagePool, Place};
 use super::model::{Batch, Logits, Model, Row};
-use super::request::Sampling;
+use super::request::{Logprob, Sampling};
 use super::sample::{Sampler, Turn};
 use super::sequence::Sequence;
 use super::spec::EngineSpec;
@@ -29,6 +29,18 @@ pub struct Feed<'a> {
     pub sampling: &'a Sampling,
     /// What the token that is sampled must keep to. None is sampled where the grammar is complete.
     pub grammar: Option<&'a mut GrammarState>,
+    /// What is to be said of the tokens of a chunk.
+    pub scores: Option<Scores<'a>>,
+}
+
+/// How likely the model finds what a chunk goes on with.
+#[derive(Debug)]
+pub struct Scores<'a> {
+    /// What comes after the first token of the chunk, after the second, and so on; nothing after the last of a prompt.
+    pub following: &'a [u32],
+    pub num_alternatives: usize,
+    /// One for each of `following` is put behind what is there.
+    pub found: &'a mut Vec<Logprob>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -115,14 +127,22 @@ impl Executor {
     }
 
     fn sample(&mut self, feeds: &mut [Feed<'_>], results: &mut [Result<()>], logits: &Logits) {
-        let mut num_sampled = 0;
+        let mut next_row = 0;
         let mut masks = masks(feeds, results).into_iter();
         for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
+            let first_row = next_row;
+            next_row += num_scored(feed);
+            if let Err(error) = self.score(feed, logits, first_row) {
+                *result = Err(error);
+                next_row += usize::from(!matches!(feed.input, Input::Chunk(_)));
+                continue;
+            }
             if matches!(feed.input, Input::Chunk(_)) {
                 feed.sequence.settle(None);
                 continue;
             }
-            num_sampled += 1;
+            let row = next_row;
+            next_row += 1;
             let mask = match feed.grammar.as_ref().and_then(|_| masks.next()) {
                 None => None,
                 Some(Ok(Some(mask))) => Some(mask),
@@ -140,12 +160,25 @@ impl Executor {
                 logprobs: start.logprobs,
                 mask: mask.as_ref(),
             };
-            match self.sampler.sample(logits.row(num_sampled - 1), feed.sampling, &turn) {
+            match self.sampler.sample(logits.row(row), feed.sampling, &turn) {
                 Ok(token) => feed.sequence.settle(Some(token)),
                 Err(error) => *result = Err(error),
             }
         }
     }
+
+    /// Takes down how likely the rows from `first_row` on find what comes after them, one row after the other.
+    fn score(&mut self, feed: &mut Feed<'_>, logits: &Logits, first_row: usize) -> Result<()> {
+        let Some(Scores { following, num_alternatives, found }) = &mut feed.scores else { return Ok(()) };
+        for (index, &id) in following.iter().enumerate() {
+            found.push(self.sampler.score(logits.row(first_row + index), id, *num_alternatives)?);
+        }
+        Ok(())
+    }
+}
+
+fn num_scored(feed: &Feed<'_>) -> usize {
+    feed.scores.as_ref().map_or(0, |scores| scores.following.len())
 }
 
 /// What may be sampled for each feed that samples under a grammar, in their order.
@@ -189,8 +222,11 @@ fn append_rows(
         guarded(|| model.copy_page(copy.from, copy.to))?;
     }
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
-    let row =
-        |(index, &token)| Row { token, position: start + index, sequence, wants_logits: Some(index) == last };
+    let num_scored = num_scored(feed);
+    let row = |(index, &token)| {
+        let wants_logits = Some(index) == last || index < num_scored;
+        Row { token, position: start + index, sequence, wants_logits }
+    };
     rows.extend(tokens.iter().enumerate().map(row));
     Ok(())
 }

@@ -2,7 +2,8 @@
 //!
 //! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `turn` is the words between them, `voice` tells answer, reasoning and calls apart.
-//! `conversations` is what session ids name, `sessions` its endpoints; `text` is the model's text side, `models` its name.
+//! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
+//! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
 mod body;
@@ -11,13 +12,17 @@ mod collect;
 mod completions;
 pub(crate) mod conversations;
 mod drive;
+pub(crate) mod line;
+mod listing;
 mod models;
+mod patience;
 mod prepare;
 mod reply;
 mod request;
 mod sessions;
 mod sse;
 mod text;
+pub(crate) mod transient;
 mod turn;
 mod voice;
 
@@ -36,12 +41,14 @@ pub fn routes() -> Router<App> {
         .route("/v1/completions", post(completions::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/apply-template", post(text::apply_template))
-        .route("/v1/sessions", get(sessions::list))
-        .route("/v1/sessions/{id}", get(sessions::get).delete(sessions::delete))
+        .route("/v1/sessions", get(listing::list))
+        .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
         .route("/v1/sessions/{id}/reset", post(sessions::reset))
-        .route("/v1/sessions/{id}/explain", get(sessions::explain))
+        .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/restore", post(sessions::restore))
 }
 
 /// Runs work that may take long or wait for a disk where waiting is allowed.

@@ -122,6 +122,18 @@ impl Engines {
         self.slots.iter().position(|slot| slot.holds(engine)).unwrap_or(0)
     }
 
+    /// Which engine it is, of all that there ever were.
+    pub fn instance(&self, engine: &EngineHandle) -> (usize, u64) {
+        let index = self.index_of(engine);
+        (index, self.slots[index].num_restarts())
+    }
+
+    /// Whether that engine is there still.
+    pub fn has(&self, (index, num_restarts): (usize, u64)) -> bool {
+        let slot = self.slots.get(index);
+        slot.is_some_and(|slot| slot.num_restarts() == num_restarts && slot.get().is_ok())
+    }
+
     /// All that are up.
     pub fn up(&self) -> Vec<EngineHandle> {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()

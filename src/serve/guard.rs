@@ -20,13 +20,14 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::ConnectionInfo;
 use super::error::ApiError;
 use super::front::Front;
+use super::owner::{KeyLine, Owner};
 
 /// How long what is left of a body that was refused is still taken off the client's hands, so that it reads the refusal.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
@@ -65,9 +66,9 @@ impl Default for Policy {
     }
 }
 
-/// The keys that are accepted, as their SHA-256; without any, everybody is.
+/// The keys that are accepted, as their SHA-256, each with its owner; without any, everybody is.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<[u8; 32]>);
+pub struct Keys(Vec<([u8; 32], Owner)>);
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -76,38 +77,45 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Self {
-        Self(keys.into_iter().map(|key| Sha256::digest(key.as_ref()).into()).collect())
+    pub fn new(keys: impl IntoIterator<Item = KeyLine>) -> Self {
+        Self(keys.into_iter().map(|line| (Sha256::digest(line.key).into(), line.owner)).collect())
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes equally long for every key of a length.
-    fn accept(&self, given: &str) -> bool {
+    /// Whose the key is. Takes equally long for every key of a length.
+    fn owner_of(&self, given: &str) -> Option<Owner> {
         let given: [u8; 32] = Sha256::digest(given).into();
-        let equal = |found: Choice, key: &[u8; 32]| found | key.ct_eq(&given);
-        self.0.iter().fold(Choice::from(0), equal).into()
+        let mut found = u64::MAX;
+        for (index, (key, _)) in (0..).zip(&self.0) {
+            found.conditional_assign(&index, key.ct_eq(&given));
+        }
+        self.0.get(usize::try_from(found).ok()?).map(|(_, owner)| owner.clone())
     }
 
+    /// Who asks.
+    ///
     /// # Errors
     /// 401.
-    fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check(&self, headers: &HeaderMap) -> Result<Owner, ApiError> {
         let refuse =
             |message: &str| Err(ApiError::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message));
         if self.is_empty() {
-            return Ok(());
+            return Ok(Owner::anonymous());
         }
         let given = headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
         let Some(given) = given else {
             return refuse("an API key is needed: Authorization: Bearer KEY");
         };
         let bearer = given.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        match bearer {
-            None => refuse("the Authorization header is not of the form: Bearer KEY"),
-            Some((_, key)) if self.accept(key.trim()) => Ok(()),
-            Some(_) => refuse("this API key is not accepted"),
+        let Some((_, key)) = bearer else {
+            return refuse("the Authorization header is not of the form: Bearer KEY");
+        };
+        match self.owner_of(key.trim()) {
+            Some(owner) => Ok(owner),
+            None => refuse("this API key is not accepted"),
         }
     }
 }
@@ -185,10 +193,13 @@ fn check_origin(policy: &Policy, request: &Request) -> Result<(), ApiError> {
 }
 
 /// The inner layer: turns away who may not ask, and reads the body of who may.
-pub async fn guard(State(front): State<Front>, request: Request, next: Next) -> Response {
-    if let Err(refusal) = check(&front, &request) {
-        discard(request);
-        return refusal.into_response();
+pub async fn guard(State(front): State<Front>, mut request: Request, next: Next) -> Response {
+    match check(&front, &request) {
+        Ok(owner) => drop(request.extensions_mut().insert(owner)),
+        Err(refusal) => {
+            discard(request);
+            return refusal.into_response();
+        }
     }
     match read_body(&front, request).await {
         Ok((request, _memory)) => next.run(request).await,
@@ -196,7 +207,8 @@ pub async fn guard(State(front): State<Front>, request: Request, next: Next) -> 
     }
 }
 
-fn check(front: &Front, request: &Request) -> Result<(), ApiError> {
+/// Who asks, where that is allowed.
+fn check(front: &Front, request: &Request) -> Result<Owner, ApiError> {
     let (policy, path) = (front.policy(), request.uri().path());
     // A page cannot reach a socket in the file system.
     let is_reachable = request.extensions().get::<ConnectionInfo>().is_some_and(ConnectionInfo::is_tcp);
@@ -208,10 +220,13 @@ fn check(front: &Front, request: &Request) -> Result<(), ApiError> {
         check_origin(policy, request)?;
     }
     if OPEN_PATHS.contains(&path) {
-        return Ok(());
+        return Ok(Owner::anonymous());
     }
-    policy.keys.check(request.headers())?;
-    if path == "/metrics" { Ok(()) } else { front.check_stage() }
+    let owner = policy.keys.check(request.headers())?;
+    if path != "/metrics" {
+        front.check_stage()?;
+    }
+    Ok(owner)
 }
 
 /// The request with its body in memory; the permit stands for that memory.

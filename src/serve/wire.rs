@@ -6,7 +6,11 @@
 
 pub mod answer;
 pub mod fields;
+pub mod hints;
 pub mod message;
 pub mod params;
+pub mod shape;
+pub mod switches;
+pub mod tools;
 
 pub use fields::{Fields, Problems};

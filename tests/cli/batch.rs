@@ -52,7 +52,7 @@ fn bad_rows_are_reported_in_their_place() {
     ];
     place.write("in.jsonl", lines.join("\n"));
     let ran = batch(&place, &model, &["--raw"]);
-    ran.check(4, "batch: 2 answered, 6 failed")
+    ran.check(4, "batch: 3 answered, 5 failed")
         .check(4, "row \"hot\" (line 3): temperature: 3 is not in [0, 2]");
     let results = rows(&place.read("out.jsonl"));
     let codes: Vec<_> = results
@@ -63,7 +63,7 @@ fn bad_rows_are_reported_in_their_place() {
         ("plain", ""),
         ("line-2", "invalid_json"),
         ("hot", "invalid_value"),
-        ("long", "context_length_exceeded"),
+        ("long", ""), // as many as there is room for
         ("foreign", "model_not_found"),
         ("unknown", "unsupported_parameter"),
         ("plain", "duplicate_custom_id"),
@@ -111,7 +111,7 @@ fn an_existing_file_is_neither_overwritten_nor_appended_to() {
     let foreign = r#"{"custom_id":"a","prompt":"one"}
 {"custom_id":"b","prompt":"precious last"}"#;
     place.write("out.jsonl", foreign);
-    batch(&place, &model, &["--resume"]).check(65, "is not the result of a batch");
+    batch(&place, &model, &["--resume"]).check(65, "not the result of a batch");
     assert_eq!(place.read("out.jsonl"), foreign);
     place.run(&["run", "--model", &model, "--batch", "none.jsonl", "--out", "new"]).check(66, "none.jsonl");
 }
@@ -136,7 +136,7 @@ fn a_full_disk_ends_the_batch() {
     let place = Place::new();
     place.write("in.jsonl", input(2));
     let args = ["run", "--model", &model, "--batch", "in.jsonl", "--out", "/dev/full"];
-    place.run(&args).check(74, "writing to /dev/full: No space left");
+    place.run(&args).check(74, "writing to /dev/full: no space left");
 }
 
 /// Starts a long batch, sends the signal once some rows are finished, and returns the exit code.
@@ -188,7 +188,7 @@ fn resume_with_nothing_left_changes_nothing_and_failures_stay_visible() {
     place.write("in.jsonl", format!("{}not json\n", input(2)));
     batch(&place, &model, &[]).check(4, "2 answered, 1 failed");
     let first = place.read("out.jsonl");
-    batch(&place, &model, &["--resume"]).check(4, "0 answered, 0 failed, 3 skipped");
+    batch(&place, &model, &["--resume"]).check(4, "0 answered, 1 failed, 2 skipped");
     assert_eq!(place.read("out.jsonl"), first);
 }
 

@@ -111,8 +111,8 @@ fn what_cannot_be_measured_is_refused() {
     let check = |args: &[&str], code: i32, message: &str| {
         llmctl(&[&["bench"], args].concat()).check(code, message);
     };
-    check(&["-r", "0"], 2, "0 is not in 1..");
-    check(&["-b", "0"], 2, "0 is not in 1..");
+    check(&["-r", "0"], 2, "must be from 1 to ");
+    check(&["-b", "0"], 2, "must be from 1 to ");
     check(&["-p", "0", "-n", "0"], 2, "nothing is left to measure");
     check(&["--pg", "7"], 2, "not of the form P,G");
     check(&["--model", "./none.gguf"], 66, "none.gguf");

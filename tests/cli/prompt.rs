@@ -57,22 +57,33 @@ fn argument_file_and_stdin_are_joined_by_blank_lines() {
 #[test]
 fn a_prompt_that_is_not_there_is_66_and_one_not_given_is_2() {
     let place = Place::new();
-    place.run(&["run"]).check(2, "there is no prompt");
+    place.run(&["run"]).check(2, "no prompt given");
     place.run(&["run", "--prompt-file", "none.txt"]).check(66, "none.txt");
     place.run(&["run", "--prompt-file", "summarize"]).check(66, "--prompt summarize");
     place.run(&["run", "hi", "--system-file", "none.txt"]).check(66, "none.txt");
     place.run(&["run", "--prompt-file", "."]).check(66, "directory");
-    place.run(&["run", "--prompt", "summarize"]).check(2, "needs an input");
+    place.run(&["run", "-m", "/no/such/model", "--prompt", "summarize"]).check(2, "needs an input");
     place.run(&["run", "--prompt-file", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
     place.run(&["run", "hi", "--schema", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
     place
-        .run(&["run", "--prompt", "translate", "--var", "language=a", "--var", "language=b", "hi"])
+        .run(&[
+            "run",
+            "-m",
+            "/no/such/model",
+            "--prompt",
+            "translate",
+            "--var",
+            "language=a",
+            "--var",
+            "language=b",
+            "hi",
+        ])
         .check(2, "\"language\" is given twice");
     place.run(&["run", "hi", "--logit-bias", "5=1,5=2"]).check(2, "--logit-bias: token 5 is given twice");
     place.run(&["run", "hi", "--var", "a=b"]).check(2, "--var fills a prompt file");
-    place.run(&["run", "--prompt", "translate", "hi"]).check(2, "language");
+    place.run(&["run", "-m", "/no/such/model", "--prompt", "translate", "hi"]).check(2, "language");
     place
-        .run(&["run", "--prompt", "translate", "--var", "tongue=x", "hi"])
+        .run(&["run", "-m", "/no/such/model", "--prompt", "translate", "--var", "tongue=x", "hi"])
         .check(2, "no variable \"tongue\"");
     let binary = place.write("binary", b"a\xff\n");
     place

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::process::{Child, Stdio};
 
+use llmctl::runtime::session::store::{BranchReason, SessionName, SessionStore};
 use serde_json::Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};
@@ -65,9 +66,9 @@ impl Chat {
 fn turns_follow_each_other_over_processes() {
     let Some(chat) = chat() else { return };
     let first = chat.turn("trip", &["--system", "Be brief.", "One", "-n", "6"]);
-    first.check(0, "session trip: begun");
+    first.check(0, "new session trip");
     let second = chat.turn("trip", &["Two", "-n", "6"]);
-    second.check(0, "session trip: turn 2, after ");
+    second.check(0, "continuing session trip (1 turn, ");
     let shown = chat.shown("trip");
     let turns = shown["turns"].as_array().expect("turns");
     let texts: Vec<(&str, &str)> = turns
@@ -120,7 +121,7 @@ fn a_kill_in_the_middle_of_a_turn_keeps_every_finished_one() {
     child.wait().expect("ended");
     assert_eq!(std::fs::read(chat.transcript("k")).expect("a transcript"), before);
     assert_eq!(before.iter().filter(|byte| **byte == b'\n').count(), 4, "a header and three turns");
-    chat.turn("k", &["Four", "-n", "4"]).check(0, "session k: turn 4");
+    chat.turn("k", &["Four", "-n", "4"]).check(0, "continuing session k (3 turns, ");
     assert_eq!(chat.num_turns("k"), 4);
 }
 
@@ -130,7 +131,7 @@ fn a_kill_in_the_first_turn_leaves_a_session_that_can_begin() {
     let (mut child, _) = chat.blocked("k");
     child.kill().expect("killed");
     child.wait().expect("ended");
-    chat.turn("k", &["One", "-n", "4"]).check(0, "session k: begun");
+    chat.turn("k", &["One", "-n", "4"]).check(0, "new session k");
     assert_eq!(chat.num_turns("k"), 1);
 }
 
@@ -159,7 +160,7 @@ fn an_interrupted_turn_is_kept_as_cancelled_and_so_is_one_whose_reader_left() {
 fn a_session_in_use_is_a_temporary_failure() {
     let Some(chat) = chat() else { return };
     let (mut child, _) = chat.blocked("busy");
-    chat.turn("busy", &["hi"]).check(75, "another llmctl has it open");
+    chat.turn("busy", &["hi"]).check(75, "is open in another llmctl process");
     for args in [
         &["sessions", "remove", "busy"][..],
         &["sessions", "rename", "busy", "b"],
@@ -191,7 +192,7 @@ fn what_a_session_cannot_do_is_refused_and_leaves_none_behind() {
     chat.turn("x", &["hi", "--raw"]).check(2, "cannot be used with");
     chat.turn("x", &["--batch", "-"]).check(2, "cannot be used with");
     chat.turn("x", &["hi", "--prefill-response", "Sure"]).check(2, "cannot be used with");
-    chat.turn("a b", &["hi"]).check(2, "--session: ' ' cannot be part of a name");
+    chat.turn("a b", &["hi"]).check(2, "--session: name \"a b\": use letters");
     let model = ["run", "--model", &chat.model, "--session", "x", "hi"];
     chat.place.run(&model).check(65, "--session needs one");
     chat.turn("x", &["hi", "--ctx", "4"]).check(65, "the prompt has");
@@ -207,7 +208,7 @@ fn a_conversation_that_fills_the_context_says_so() {
     let Some(chat) = chat() else { return };
     chat.turn("f", &["One", "--ctx", "64", "--ignore-eos"]).check(0, "the context of 64 tokens is full");
     chat.turn("f", &["Two", "--ctx", "64"]).check(65, "begin another session");
-    chat.turn("f", &["Two", "-n", "2"]).check(0, "session f: turn 2, after 64 tokens");
+    chat.turn("f", &["Two", "-n", "2"]).check(0, "continuing session f (1 turn, 64 tokens)");
 }
 
 #[test]
@@ -217,7 +218,7 @@ fn another_model_goes_on_with_the_text_and_says_so() {
     chat.place.write("other.jinja", format!("{TEMPLATE} "));
     let args =
         ["run", "--model", &chat.model, "--chat-template", "other.jinja", "--session", "m", "Two", "-n", "4"];
-    chat.place.run(&args).check(0, "1 of 1 turns were answered by another model (hf)");
+    chat.place.run(&args).check(0, "this session was started with hf");
     assert_eq!(chat.num_turns("m"), 2);
 }
 
@@ -251,14 +252,116 @@ fn sessions_are_listed_renamed_and_removed() {
     run(&["rename", "wrok", "x"]).check(66, "did you mean work?");
     run(&["rename", "work", "play"]).check(2, "\"play\" already");
     assert_eq!(run(&["rename", "work", "job"]).check(0, "").stdout, "session work is now job\n");
-    chat.turn("job", &["Three", "-n", "3"]).check(0, "session job: turn 3");
+    chat.turn("job", &["Three", "-n", "3"]).check(0, "continuing session job (2 turns, ");
     run(&["show", "jbo"]).check(66, "did you mean job?");
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
-    run(&["remove", "a/b"]).check(2, "'/' cannot be part of a name");
+    run(&["remove", "a/b"]).check(2, "session name \"a/b\": use letters");
     run(&["remove"]).check(2, "<NAME>");
     assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed, with 2 pages of KV\n");
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);
     llmctl(&["sesions"]).check(2, "'sessions'");
+}
+
+#[test]
+fn several_are_removed_at_once_or_none() {
+    let Some(chat) = chat() else { return };
+    for session in ["a", "b", "c"] {
+        chat.turn(session, &["One", "-n", "3"]).check(0, "");
+    }
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    run(&["rm", "a", "zzz"]).check(66, "no session named \"zzz\"");
+    assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 3, "none is removed");
+    let removed = run(&["rm", "b", "a"]).check(0, "").stdout.clone();
+    assert!(
+        removed.starts_with("session a is removed, with 0 pages of KV\nsession b is removed"),
+        "{removed}"
+    );
+    let removed = chat.json(&["sessions", "delete", "--yes", "c"]);
+    assert_eq!(
+        (&removed["removed"], &removed["branches_kept"]),
+        (&serde_json::json!(["c"]), &serde_json::json!([]))
+    );
+    assert!(removed["kv_pages"].as_u64().expect("a number") > 0, "the last that used it: {removed}");
+}
+
+#[test]
+fn a_session_says_what_reopens_its_model() {
+    let Some(chat) = chat() else { return };
+    chat.turn("a", &["One", "-n", "3"]).check(0, "");
+    let absolute = std::fs::canonicalize(&chat.model).expect("there");
+    let reference = chat.shown("a")["model_reference"].as_str().expect("a text").to_owned();
+    assert_eq!(std::fs::canonicalize(&reference).expect("there"), absolute);
+    assert!(std::path::Path::new(&reference).is_absolute(), "{reference}");
+    let list = chat.json(&["sessions"]);
+    assert_eq!(list["sessions"][0]["model_reference"], reference.as_str());
+    assert!(list["sessions"][0]["owner"].is_null() && list["sessions"][0]["fork_of"].is_null());
+}
+
+#[test]
+fn branches_are_listed_below_their_session_and_restored() {
+    let Some(chat) = chat() else { return };
+    for question in ["One", "Two"] {
+        chat.turn("w", &[question, "-n", "3"]).check(0, "");
+    }
+    chat.turn("z", &["One", "-n", "3"]).check(0, "");
+    let name = |name: &str| SessionName::new(name).expect("a name");
+    let store = SessionStore::new(chat.place.path(".local/share/llmctl/sessions"));
+    let mut writer = store.open(&name("w")).expect("opened");
+    writer.keep(BranchReason::Undo).expect("kept");
+    writer.truncate(1).expect("undone");
+    drop(writer);
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    let table = run(&[]).check(0, "").stdout.clone();
+    let names: Vec<&str> =
+        table.lines().map(|line| line.split("  ").find(|cell| !cell.is_empty()).expect("a cell")).collect();
+    assert_eq!(names, ["NAME", "w", "w~1 (undo)", "z"], "{table}");
+    assert!(table.contains("\n  w~1 (undo)"), "{table}");
+    let shown = chat.shown("w~1");
+    assert_eq!(shown["fork_of"]["branch"]["reason"], "undo");
+    assert_eq!(chat.shown("w")["branches"], serde_json::json!(["w~1"]));
+    assert!(run(&["show", "w"]).stdout.ends_with("\nbranches: w~1\n"));
+
+    run(&["restore", "w"]).check(2, "not a branch");
+    assert_eq!(run(&["restore", "w~1"]).check(0, "").stdout, "session w holds what w~1 held\n");
+    assert_eq!(chat.num_turns("w"), 2);
+    run(&["restore", "w~1"]).check(66, "no session named \"w~1\"");
+
+    store.open(&name("w")).expect("opened").keep(BranchReason::Edit).expect("kept");
+    let removed = run(&["remove", "w"]).check(0, "").stdout.clone();
+    assert!(removed.ends_with("\nbranches that are kept: w~1\n"), "{removed}");
+    run(&["restore", "w~1"]).check(66, "makes the branch a session of its own");
+    run(&["rename", "w~1", "v"]).check(0, "");
+    assert!(chat.shown("v")["fork_of"]["branch"].is_null());
+    store.open(&name("v")).expect("opened").keep(BranchReason::Edit).expect("kept");
+    let removed = chat.json(&["sessions", "remove", "v", "--branches"]);
+    assert_eq!(removed["removed"], serde_json::json!(["v", "v~1"]));
+}
+
+#[test]
+fn a_conversation_is_exported_and_purged() {
+    let Some(chat) = chat() else { return };
+    chat.turn("w", &["--system", "S", "Old words", "-n", "3"]).check(0, "");
+    let store = SessionStore::new(chat.place.path(".local/share/llmctl/sessions"));
+    store.open(&SessionName::new("w").expect("a name")).expect("opened").truncate(0).expect("undone");
+    let answer = chat.turn("w", &["--system", "S", "New words", "-n", "3"]).stdout.trim().to_owned();
+    let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
+    let markdown = run(&["export", "w"]).check(0, "").stdout.clone();
+    assert!(
+        markdown.starts_with("# w\n\n## System\n\nS\n\n## User\n\nNew words\n\n## Assistant\n\n"),
+        "{markdown}"
+    );
+    assert!(markdown.contains(&answer), "{markdown}");
+    let exported = run(&["export", "w", "--as", "json"]).check(0, "").stdout.clone();
+    let exported: Value = serde_json::from_str(&exported).expect("JSON");
+    assert_eq!(exported["messages"][1], serde_json::json!({"role": "user", "content": "New words"}));
+    assert_eq!(exported["messages"].as_array().expect("a list").len(), 3);
+
+    let text = || std::fs::read_to_string(chat.transcript("w")).expect("a transcript");
+    assert!(text().contains("Old words"));
+    let purged = run(&["purge", "w"]).check(0, "").stdout.clone();
+    assert!(purged.contains("of undone or damaged text erased, with "), "{purged}");
+    assert!(!text().contains("Old words") && text().contains("New words"));
+    chat.turn("w", &["Go on", "-n", "3"]).check(0, "session w: turn 2");
 }
 
 #[test]
@@ -289,7 +392,7 @@ fn damage_is_named_by_line_and_repaired_when_asked() {
     assert!(chat.place.run(&["sessions"]).check(0, "").stdout.contains("cannot be read: "));
     let repaired = chat.place.run(&["sessions", "repair", "d"]);
     assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
-    chat.turn("d", &["Four", "-n", "3"]).check(0, "session d: turn 3");
+    chat.turn("d", &["Four", "-n", "3"]).check(0, "continuing session d (2 turns, ");
 }
 
 #[test]

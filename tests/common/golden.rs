@@ -6,11 +6,13 @@ use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::{PagePool, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, LoadOptions, LoadedModel};
+use llmctl::runtime::load::{self, Device, LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::{LoadError, Result};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+
+use super::cpu;
 
 /// The checkpoints whose families run natively, by folder.
 pub const FAMILIES: [&str; 19] = [
@@ -102,7 +104,7 @@ fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
 /// How the parity table loads: everything in f32.
 pub fn exact() -> LoadOptions {
     LoadOptions {
-        device: Device::Cpu(CpuOptions::new(2)),
+        device: Device::Cpu(cpu(2)),
         dtype: Some(Dtype::F32),
         quantize: None,
         context: None,
@@ -118,7 +120,7 @@ pub fn load_model(path: &Path, options: &LoadOptions) -> Result<LoadedModel, Loa
         true => ModelSource::Folder(path.into()),
         false => ModelSource::Gguf(path.into()),
     };
-    let resolved = Resolved { name: path.display().to_string(), source, notices: Vec::new() };
+    let resolved = Resolved::new(path.display().to_string(), source);
     load::load(&resolved, options, &mut |_, _| ())
 }
 

@@ -12,6 +12,57 @@ pub mod terminal;
 pub mod toy;
 pub mod watched;
 
+use llmctl::runtime::load::{CpuOptions, Isa};
+
+/// The variable that chooses the instruction set for the whole suite: in this process, and in the commands that it starts.
+pub const CPU: &str = "LLMCTL_CPU";
+
+/// The CPU that tests load models on, with the best instruction set or that of [`CPU`].
+pub fn cpu(threads: usize) -> CpuOptions {
+    let mut options = CpuOptions::new(threads);
+    if let Ok(name) = std::env::var(CPU) {
+        let set = Isa::available().find(|set| set.name() == name);
+        options.isa = set.unwrap_or_else(|| panic!("{CPU}: this processor has no {name}"));
+    }
+    options
+}
+
+/// Runs `body` in a thread that may write only where modes allow it: root's right to write everywhere is left out, in that thread
+/// and those that it starts. `false` where this user keeps such a right, on systems that do not have them by thread.
+#[cfg(unix)]
+pub fn unprivileged(body: impl FnOnce() + Send + 'static) -> bool {
+    let run = move || {
+        #[cfg(target_os = "linux")]
+        drop_file_capabilities();
+        // SAFETY: no memory is passed.
+        let is_bound = cfg!(target_os = "linux") || unsafe { libc::geteuid() } != 0;
+        if is_bound {
+            body();
+        }
+        is_bound
+    };
+    match std::thread::spawn(run).join() {
+        Ok(is_bound) => is_bound,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Of this thread: capabilities(7), capset(2).
+#[cfg(target_os = "linux")]
+fn drop_file_capabilities() {
+    const VERSION_3: u32 = 0x2008_0522;
+    const FILES: u32 = 0b1111; // CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER
+    let header = [VERSION_3, 0];
+    let mut sets = [0u32; 6]; // effective, permitted, inheritable: of the first 32 capabilities, then of the others
+    // SAFETY: both arrays are as large as the system's structures of this version.
+    let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+    sets[0] &= !FILES;
+    // SAFETY: as above; nothing is written.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {
     let folder = std::env::var_os("LLMCTL_FIXTURES").map_or_else(

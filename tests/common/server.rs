@@ -298,7 +298,7 @@ pub struct Server {
 }
 
 pub fn model_fingerprint() -> ModelFingerprint {
-    ModelFingerprint { name: MODEL.to_owned(), fingerprint: "0123456789abcdef".to_owned() }
+    ModelFingerprint { name: MODEL.to_owned(), fingerprint: "0123456789abcdef".to_owned(), reference: None }
 }
 
 pub fn speech(template: Option<&str>) -> Speech {

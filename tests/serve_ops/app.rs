@@ -93,7 +93,8 @@ pub fn app(engine: EngineSlot, observer: Observer) -> App {
 
 pub fn app_with(engines: Engines, observer: Observer, settings: Settings) -> App {
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join("llama"))).expect("a model");
-    let fingerprint = ModelFingerprint { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
+    let fingerprint =
+        ModelFingerprint { name: "toy".to_owned(), fingerprint: "toy".to_owned(), reference: None };
     let model = ServedModel {
         id: "toy".to_owned(),
         created: 1,

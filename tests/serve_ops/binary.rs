@@ -267,3 +267,36 @@ fn a_conversation_goes_on_warm_after_a_restart() {
     signal(&second.child, libc::SIGTERM);
     assert_eq!(second.end().0.code(), Some(0));
 }
+
+#[cfg(unix)]
+#[test]
+fn deleting_a_session_leaves_no_text_of_it_and_takes_no_page_of_another() {
+    let place = Place::new();
+    place.write("t.jinja", "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]");
+    let serving = start(place, &["--chat-template", "t.jinja"]);
+    let at = serving.address;
+    let question = json!({"role": "user", "content": "Tell me about the sea and the ships. ".repeat(6)});
+    for session in ["a", "b"] {
+        let body = json!({"messages": [question], "session_id": session, "max_tokens": 8});
+        assert_eq!(post(at, "/v1/chat/completions", &body).status, 200);
+    }
+    let delete = |session: &str| {
+        let reply = ask(at, &format!("DELETE /v1/sessions/{session} HTTP/1.1\r\nHost: {at}"), "");
+        assert_eq!(reply.status, 200, "{reply:?}");
+        num_pages(&serving.place.path(".cache/llmctl/kv"))
+    };
+    assert!(delete("a") > 0, "b said the same");
+    assert_eq!(delete("b"), 0);
+    signal(&serving.child, libc::SIGTERM);
+    assert_eq!(serving.end().0.code(), Some(0));
+}
+
+#[cfg(unix)]
+fn num_pages(folder: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let pages = entries.map(|entry| match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        true => num_pages(&entry.path()),
+        false => usize::from(entry.path().extension().is_some_and(|extension| extension == "kv")),
+    });
+    pages.sum()
+}

@@ -105,13 +105,12 @@ fn a_session_goes_on_where_it_was() {
 fn places_for_sessions_are_counted() {
     let mut strict = Strict::start(&["--max-sessions", "1"]);
     assert_eq!(strict.process.ready["max_named_sessions"], 1);
-    strict.op("open", "a");
-    let refused = strict.op("open", "b");
-    assert_eq!((&refused["code"], &refused["session_id"]), (&json!("capacity_exhausted"), &json!("b")));
-    let refused = strict.ask(&json!({"prompt": "x", "session_id": "b"}));
-    refused.check_error("capacity_exhausted", "all 1 session slots are taken");
+    let prompt = json!([{"ids": some_ids(40, 3)}]);
+    assert_eq!(reason(&strict.turn("a", &prompt)), "new");
+    assert_eq!(strict.op("open", "b")["opened"], true, "an idle session gives its slot up");
+    assert_eq!(reason(&strict.turn("a", &prompt)), "prefix_cache", "its pages are found again");
     strict.op("close", "a");
-    assert_eq!(strict.op("open", "b")["opened"], true, "the place is free again");
+    assert_eq!(strict.op("open", "b")["opened"], true, "the slot is free again");
     strict.process.finish();
 
     let mut none = Strict::start(&["--max-sessions", "0"]);

@@ -58,6 +58,10 @@ TOLD = 3 * UNIT
 """How much lower facts score that the conversation had before."""
 PER_NAME = 300
 """Questions drawn for each entry of names.toml."""
+WHOLE = 10
+"""Words of a question that counts as a whole too: only those of names.toml do, so that their hint stands alone."""
+SURE = 50
+"""How often a whole question counts."""
 PARTS = 4
 """Of the phrases; for training there is also an index without each."""
 TALKS = [["I want to serve a model", "how do I put a key on it?"], ["how do I fork a session", "and then how do I see all the forks", "which one am I in?"],
@@ -69,12 +73,13 @@ TASK = ""
 
 
 def features(text, after=""):
-    """The words of a text, the first four letters of the longer ones, and the fact that the question before was about;
-    each once, in no order. None where a text is too long."""
+    """The words of a text, the first four letters of the longer ones, the fact that the question before was about, and the
+    whole text of up to `WHOLE` words; each once, in no order. None where a text is too long."""
     words = [w for w in (w.rstrip(".-").lower() for w in re.findall(r"[A-Za-z0-9_/.-]+", text)) if w]
     if len(words) > LONGEST:
         return None
-    return {*words, *(w[:4] + "*" for w in words if len(w) > 4), *([">" + after] if after else [])}
+    whole = ["=" + " ".join(words)] if 0 < len(words) <= WHOLE else []
+    return {*words, *(w[:4] + "*" for w in words if len(w) > 4), *([">" + after] if after else []), *whole}
 
 
 def part_of(phrase):
@@ -223,10 +228,12 @@ def counted(data, seed=3, hints=None, without=None):
     counts = {fact["id"]: Counter() for fact in data.facts.list} | {TASK: Counter()}
     drawn = list(examples(data, random.Random(seed), without))
     for label, _, text in drawn:
-        counts[label].update(features(text) or ())
+        counts[label].update(f for f in features(text) or () if f[0] != "=")
     hints = hints or named(data, counts) | {TASK: TASK}
     for label, after, text in later(data):
-        counts[label].update((features(text) or set()) | ({">" + hints[after]} if after else set()))
+        found = features(text) or set()
+        counts[label].update(found | ({">" + hints[after]} if after else set()))
+        counts[label].update({f: SURE for f in found if f[0] == "="})
     for label, after, _ in drawn:
         if after:
             counts[label][">" + hints[after]] += 1
@@ -236,7 +243,7 @@ def counted(data, seed=3, hints=None, without=None):
     names = sorted(n for n, c in total.items() if c >= RAREST)
     labels = list(counts)
     kept = set(names)
-    sums = [sum(c for n, c in counts[label].items() if n in kept) for label in labels]
+    sums = [sum(c for n, c in counts[label].items() if n in kept and n[0] != "=") for label in labels]
     base = [round(UNIT * math.log(ALPHA / (s + ALPHA * len(names)))) for s in sums]
     above = lambda c: round(UNIT * math.log((c + ALPHA) / ALPHA))
     postings = [[(n, above(counts[label][name])) for n, label in enumerate(labels) if counts[label][name]] for name in names]

@@ -2,36 +2,39 @@
 //!
 //! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is reported in
 //! its place and the rest go on; only what would hit every row (a full disk, a dead engine) ends the batch. A
-//! custom_id is answered once per file: an interrupted row leaves no trace, so that `--resume` answers it.
+//! custom_id is answered once per file: an interrupted row leaves no trace and `--resume` takes back what failed, so that it
+//! answers both. What is counted is in the results.
 
+mod input;
 pub mod results;
 pub mod row;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
+use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::OutputError;
+use super::report::counted;
 use super::run::answer::{Ending, Sink, generate};
-use super::run::llm::{Llm, render};
+use super::run::llm::{Ask, Llm, render};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::{Finish, Outcome, Request, Token, Usage};
 use crate::serve::wire::answer::{self, TokenBytes};
+use crate::serve::wire::switches::Template;
+use crate::template::{Content, Conversation, Message};
+use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{Defaults, Form, Row, RowError, parse};
-
-/// A row longer than this is refused without being kept in memory.
-const MAX_ROW_BYTES: u64 = 64 << 20;
 
 /// How many refused rows are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
@@ -52,6 +55,10 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         terminal
             .note(&format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
     }
+    if earlier.retried > 0 {
+        let rows = counted(earlier.retried, "row");
+        terminal.note(&format!("{rows} of a previous run failed: tried again"));
+    }
     let system = system_prompt(&args.prompt)?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
     let defaults = Defaults {
@@ -61,6 +68,8 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         system,
         raw: args.prompt.raw,
         grammar: args.constraint.source.clone(),
+        strict_limits: args.limits.overflow == Some(OverflowPolicy::Refuse),
+        schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
@@ -79,7 +88,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     match stopped? {
         Stopped::Signal(number) => Ok(Exit::Signal(number)),
         Stopped::ReaderGone => Ok(Exit::Success),
-        Stopped::End if counts.failed + batch.earlier.failed > 0 => Ok(Exit::FailedRows),
+        Stopped::End if counts.failed > 0 => Ok(Exit::FailedRows),
         Stopped::End => Ok(Exit::Success),
     }
 }
@@ -104,42 +113,6 @@ fn known_names(llm: &dyn Llm, args: &RunArgs) -> Vec<String> {
 /// Whether both exist and are one file, whatever they are called.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// The rows, and how many lines they are where that can be known beforehand.
-fn open_rows(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>), CommandError> {
-    if path == Path::new("-") {
-        return Ok((Box::new(io::stdin().lock()), None));
-    }
-    let not_found = |error| CommandError::new(Kind::NotFound, error).context(path.display().to_string());
-    let file = File::open(path).map_err(not_found)?;
-    let metadata = file.metadata().map_err(not_found)?;
-    if metadata.is_dir() {
-        return Err(not_found(io::ErrorKind::IsADirectory.into()));
-    }
-    let total = if metadata.is_file() { Some(count_rows(path).map_err(not_found)?) } else { None };
-    Ok((Box::new(BufReader::new(file)), total))
-}
-
-fn count_rows(path: &Path) -> io::Result<u64> {
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
-    let (mut count, mut is_blank) = (0, true);
-    loop {
-        let chunk = reader.fill_buf()?;
-        if chunk.is_empty() {
-            return Ok(count + u64::from(!is_blank));
-        }
-        for byte in chunk {
-            if *byte == b'\n' {
-                count += u64::from(!is_blank);
-                is_blank = true;
-            } else if !byte.is_ascii_whitespace() {
-                is_blank = false;
-            }
-        }
-        let length = chunk.len();
-        reader.consume(length);
-    }
 }
 
 fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
@@ -192,12 +165,14 @@ struct Batch<'a> {
     counts: Counts,
     /// Rows that the default system prompt does not reach.
     without_system: usize,
+    /// That rows are completed as plain text has been said.
+    has_said_plain: bool,
 }
 
 impl<'a> Batch<'a> {
     fn new(llm: &'a dyn Llm, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
-        let (seen, counts, without_system) = Default::default();
-        Self { llm, defaults, results, earlier, seen, counts, without_system }
+        let (seen, counts, without_system, has_said_plain) = Default::default();
+        Self { llm, defaults, results, earlier, seen, counts, without_system, has_said_plain }
     }
 
     fn answer_all(
@@ -224,21 +199,26 @@ impl<'a> Batch<'a> {
                 continue;
             };
             self.note_system(&id, number, &row, progress, terminal);
+            for warning in row.iter().flat_map(warnings) {
+                progress.suspend(|| terminal.detail(&format!("row {id:?} (line {number}): {warning}")));
+            }
+            let row = row.map(|row| self.plain_text(row, progress, terminal));
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
-                Ok(Answered::Body(body, usage)) => {
-                    self.counts.add(&usage);
-                    Ok(body)
-                }
+                Ok(Answered::Body(body, usage)) => Ok((body, usage)),
                 Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
                 Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
                 Err(error) => Err(error),
             };
-            self.note(&id, number, &answer, progress, terminal);
+            let (answer, usage) = match answer {
+                Ok((body, usage)) => (Ok(body), Ok(usage)),
+                Err(error) => (Err(error.clone()), Err(error)),
+            };
             match self.results.append(&result_row(&id, number, answer)) {
                 Ok(()) => progress.inc(1),
                 Err(OutputError::Closed) => return Ok(Stopped::ReaderGone),
                 Err(OutputError::Failed(error)) => return Err(error),
             }
+            self.count(&id, number, &usage, progress, terminal);
         }
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
@@ -246,7 +226,11 @@ impl<'a> Batch<'a> {
     /// The row's name and what is to be done with it; `None` when an earlier run did it.
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
-            false => parse(line, number, self.defaults),
+            false => {
+                let reads = |name: &str| self.llm.template_reads(name);
+                let says = |word: &str| self.llm.template_says(word);
+                parse(line, number, self.defaults, Template { reads: &reads, says: &says })
+            }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
                 (format!("line-{number}"), Err(RowError::new("row_too_long", message)))
@@ -322,17 +306,34 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn note(
+    /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
+    fn plain_text(&mut self, row: Row, progress: &ProgressBar, terminal: &Terminal) -> Row {
+        let info = self.llm.info();
+        let text = if info.has_chat_template { None } else { only_message(&row.ask) };
+        let Some(text) = text else { return row };
+        if !std::mem::replace(&mut self.has_said_plain, true) {
+            let message = format!("{} has no chat template: prompts are completed as plain text", info.name);
+            progress.suspend(|| terminal.note(&message));
+        }
+        Row { ask: Ask::Text(text), ..row }
+    }
+
+    /// Counts a row that is among the results, and names it when it failed.
+    fn count(
         &mut self,
         id: &str,
         number: usize,
-        answer: &Result<Value, RowError>,
+        answer: &Result<Usage, RowError>,
         progress: &ProgressBar,
         terminal: &Terminal,
     ) {
-        let Err(error) = answer else {
-            self.counts.answered += 1;
-            return;
+        let error = match answer {
+            Ok(usage) => {
+                self.counts.answered += 1;
+                self.counts.add(usage);
+                return;
+            }
+            Err(error) => error,
         };
         self.counts.failed += 1;
         let message = match self.counts.failed {
@@ -350,29 +351,15 @@ enum Answered {
     Stopped(u8),
 }
 
-/// A line without its end, or `None` at the end. Of a line that is too long only the beginning is kept.
-fn read_row(rows: &mut dyn BufRead) -> io::Result<Option<Vec<u8>>> {
-    let (mut line, mut any) = (Vec::new(), false);
-    loop {
-        let chunk = match rows.fill_buf() {
-            Ok(chunk) => chunk,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        if chunk.is_empty() {
-            return Ok(any.then_some(line));
-        }
-        any = true;
-        let end = chunk.iter().position(|byte| *byte == b'\n');
-        let content = &chunk[..end.unwrap_or(chunk.len())];
-        if line.len() as u64 <= MAX_ROW_BYTES {
-            line.extend_from_slice(content);
-        }
-        let used = content.len() + usize::from(end.is_some());
-        rows.consume(used);
-        if end.is_some() {
-            return Ok(Some(line));
-        }
+/// The text of a conversation that is one message of the user's and nothing else.
+fn only_message(ask: &Ask) -> Option<String> {
+    let Ask::Chat(conversation) = ask else { return None };
+    let [message] = &*conversation.messages else { return None };
+    match &message.content {
+        Some(Content::Text(text)) if *message == Message::user(text.clone()) => (*conversation
+            == Conversation { messages: vec![message.clone()], ..Conversation::default() })
+        .then(|| text.clone()),
+        _ => None,
     }
 }
 
@@ -416,6 +403,7 @@ fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> V
         Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
         Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),
     });
+    let warnings = warnings(row);
     let (object, said) = match row.form {
         Form::Chat => {
             ("chat.completion", ("message", json!({"role": "assistant", "content": collected.text})))
@@ -436,12 +424,20 @@ fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> V
         "llmctl": {
             "seed": outcome.seed,
             "timings": timings_json(&outcome.timings, &outcome.usage, llm.info()),
+            "warnings": warnings,
         },
     })
 }
 
+/// What of a row had no effect, one sentence each.
+fn warnings(row: &Row) -> Vec<String> {
+    row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::super::run::llm::script::{Script, saying};
     use super::*;
     use crate::cli::args::ColorWhen;
@@ -512,9 +508,68 @@ not json
             std::fs::write(&out, &full[..cut]).expect("a cut file");
             let kept = full[..cut].iter().filter(|byte| **byte == b'\n').count();
             let (_, counts, rows) = batch(&Script::default(), INPUT, folder.path());
-            assert_eq!(strip(rows), whole, "cut at {cut}");
-            assert_eq!(counts.skipped, kept, "cut at {cut}");
+            // What failed is tried again, after what has been answered.
+            let sorted = |mut rows: Vec<Value>| {
+                rows.sort_by_key(|row| row["id"].to_string());
+                rows
+            };
+            assert_eq!(sorted(strip(rows)), sorted(whole.clone()), "cut at {cut}");
+            let answered = |row: &&Value| row["error"].is_null();
+            assert_eq!(counts.skipped, whole[..kept].iter().filter(answered).count(), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn resume_tries_again_what_failed_and_nothing_else() {
+        let input =
+            "{\"custom_id\":\"a\",\"prompt\":\"say one\"}\n{\"custom_id\":\"b\",\"prompt\":\"say two\"}\n";
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default();
+        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::Backend("nan".into()))]);
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed, ids(&rows)), (1, 1, vec!["a", "b"]));
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed, counts.skipped), (1, 0, 1));
+        assert_eq!(ids(&rows), ["b", "a"], "one result for each row");
+        assert!(rows.iter().all(|row| row["error"].is_null()), "{rows:?}");
+        assert_eq!(script.asked.borrow().len(), 3);
+    }
+
+    #[test]
+    fn one_message_without_a_template_is_plain_text() {
+        let script = Script::default();
+        let script = Script {
+            info: super::super::run::llm::ModelInfo { has_chat_template: false, ..script.info.clone() },
+            ..script
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let input = concat!(
+            "{\"prompt\":\"once upon\"}\n",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"a time\"}]}\n",
+        );
+        let (_, counts, _) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed), (2, 0));
+        let asked: Vec<String> = script
+            .asked
+            .borrow()
+            .iter()
+            .map(|request| request.prompt.iter().map(|id| *id as u8 as char).collect())
+            .collect();
+        assert_eq!(asked, ["once upon", "a time"], "no template around them");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_could_not_be_written_is_not_counted() {
+        let script = Script::default();
+        let defaults = Defaults::default();
+        let (results, earlier) = Results::open(Path::new("/dev/full"), false).expect("a device");
+        let mut batch = Batch::new(&script, &defaults, results, earlier);
+        let rows = Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n".to_vec()));
+        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
+        assert_eq!(stopped.expect_err("a full disk").kind, Kind::Io);
+        assert_eq!(batch.counts, Counts::default());
     }
 
     #[test]
@@ -549,7 +604,7 @@ not json
             script.answers.borrow_mut().push_back(saying("hi", 4, Finish::Eos(0)));
         }
         let row = |form, text| {
-            let ask = super::super::run::llm::Ask::Text(String::from(text));
+            let ask = Ask::Text(String::from(text));
             Row {
                 form,
                 ask,
@@ -557,6 +612,7 @@ not json
                 limits: Default::default(),
                 logprobs: Some(2),
                 grammar: None,
+                ignored: Vec::new(),
             }
         };
         let defaults = Defaults::default();
@@ -569,20 +625,5 @@ not json
             result_row("q1", 1, Ok(body))
         });
         insta::assert_snapshot!("batch_results", format!("{:#}", json!(both)));
-    }
-
-    #[test]
-    fn rows_are_counted_as_they_are_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("in.jsonl");
-        for (text, expected) in [("", 0), ("\n \n", 0), ("a\nb", 2), ("a\n\nb\n", 2)] {
-            std::fs::write(&path, text).expect("a file");
-            let (mut rows, total) = open_rows(&path).expect("rows");
-            let mut read = 0;
-            while let Some(line) = read_row(rows.as_mut()).expect("a line") {
-                read += u64::from(!line.trim_ascii().is_empty());
-            }
-            assert_eq!((total, read), (Some(expected), expected), "{text:?}");
-        }
     }
 }

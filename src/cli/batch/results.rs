@@ -1,6 +1,7 @@
 //! Where the results of a batch go: a file that survives a kill, or stdout.
 //!
-//! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume` cuts off.
+//! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume` cuts off. It takes
+//! back what failed, too, by a new file in place of the old one, so that each row of the batch has one result.
 //! The file is locked while it is written to: two batches into one file would tear each other's lines.
 
 use std::collections::HashMap;
@@ -18,9 +19,10 @@ use crate::cli::output::{Output, OutputError};
 /// The rows that a file holds already.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Earlier {
-    /// How many results there are per custom_id (more than one only for refused duplicates).
+    /// How many answers there are per custom_id.
     pub rows: HashMap<String, usize>,
-    pub failed: usize,
+    /// Results that were failures, and are among them no more.
+    pub retried: usize,
     /// Bytes of a torn last line that were cut off.
     pub torn_bytes: u64,
 }
@@ -53,9 +55,12 @@ impl Results {
             lock(&file, path)?;
             if file.metadata().map_err(named)?.len() > 0 && !resume {
                 let message = format!("{} exists and is not empty", path.display());
-                return Err(CommandError::usage(message).hint("go on with it by --resume, or remove it"));
+                return Err(CommandError::usage(message).hint("continue it with --resume, or remove it"));
             }
             earlier = read_earlier(&mut file, path)?;
+            if earlier.retried > 0 {
+                file = without_failures(&file, path).map_err(named)?;
+            }
             sync_folder(path);
         }
         Ok((Self(Target::File { file, path: path.to_owned(), is_regular }), earlier))
@@ -108,6 +113,44 @@ fn sync_folder(path: &Path) {
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
 
+/// Puts a file with the answers alone in the place of `file`, and locks it before it is there.
+fn without_failures(file: &File, path: &Path) -> io::Result<File> {
+    let path = path.canonicalize()?; // the file itself, not a link to it
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let fresh_path = folder.join(format!(".{name}.{}", std::process::id()));
+    let fresh = OpenOptions::new().read(true).write(true).create_new(true).open(&fresh_path)?;
+    let written = || -> io::Result<()> {
+        fresh.set_permissions(file.metadata()?.permissions())?;
+        match fresh.try_lock() {
+            Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
+                return Err(error);
+            }
+            _ => {}
+        }
+        copy_answers(file, &fresh)?;
+        fresh.sync_all()?;
+        std::fs::rename(&fresh_path, &path)
+    };
+    written().inspect_err(|_| {
+        let _ = std::fs::remove_file(&fresh_path);
+    })?;
+    Ok(fresh)
+}
+
+fn copy_answers(mut from: &File, to: &File) -> io::Result<()> {
+    from.seek(SeekFrom::Start(0))?;
+    let mut writer = io::BufWriter::new(to);
+    let (mut reader, mut line) = (BufReader::new(from), Vec::new());
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        if serde_json::from_slice::<EarlierRow>(&line).is_ok_and(|row| row.error.is_none()) {
+            writer.write_all(&line)?;
+        }
+        line.clear();
+    }
+    writer.flush()
+}
+
 /// How every row that llmctl writes begins.
 const ROW_START: &[u8] = b"{\"id\":\"batch_req_";
 
@@ -138,14 +181,16 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
         match serde_json::from_slice::<EarlierRow>(&line) {
             _ if read == 0 => break,
             Ok(row) if is_whole && row.id.starts_with(ID_START) => {
-                *earlier.rows.entry(row.custom_id).or_default() += 1;
-                earlier.failed += usize::from(row.error.is_some());
+                match row.error {
+                    Some(_) => earlier.retried += 1,
+                    None => *earlier.rows.entry(row.custom_id).or_default() += 1,
+                }
                 good += read;
             }
             // The last line, torn by a kill.
             _ if !is_whole => break,
             Ok(_) | Err(_) => {
-                let message = format!("{}: line {number} is not the result of a batch", path.display());
+                let message = format!("{}:{number}: not the result of a batch", path.display());
                 return Err(CommandError::bad_data(message).hint("give another --out"));
             }
         }
@@ -185,8 +230,8 @@ mod tests {
             let whole = format!("{ROW}\n{FAILED}\n");
             let (earlier, left) = resumed(&format!("{whole}{torn}"));
             let earlier = earlier.expect("resumable");
-            assert_eq!(left, whole, "{torn:?}");
-            assert_eq!((earlier.rows.len(), earlier.failed, earlier.torn_bytes), (2, 1, torn.len() as u64));
+            assert_eq!(left, format!("{ROW}\n"), "{torn:?}");
+            assert_eq!((earlier.rows.len(), earlier.retried, earlier.torn_bytes), (1, 1, torn.len() as u64));
         }
         let (earlier, left) = resumed(&ROW[..20]);
         assert_eq!((earlier.expect("resumable").rows.len(), left.as_str()), (0, ""));
@@ -206,6 +251,25 @@ mod tests {
         }
         let middle = format!("{ROW}\nnot a row\n{FAILED}\n");
         assert_eq!(resumed(&middle), (Err(Kind::BadData), middle));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_new_file_has_the_old_ones_place_lock_and_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, link) = (folder.path().join("out.jsonl"), folder.path().join("link.jsonl"));
+        std::fs::write(&path, format!("{FAILED}\n{ROW}\n")).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("chmod");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        let (mut results, _) = Results::open(&link, true).expect("resumable");
+        assert_eq!(Results::open(&path, true).map(drop).unwrap_err().kind, Kind::Temporary, "it is locked");
+        results.append(&serde_json::from_str(ROW).expect("JSON")).expect("written");
+        drop(results);
+        assert_eq!(std::fs::read_to_string(&path).expect("the file"), format!("{ROW}\n{ROW}\n"));
+        assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o640);
+        assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 2, "nothing is left behind");
     }
 
     #[test]

@@ -5,14 +5,16 @@
 //! check. Touches neither files nor the model.
 
 use axum::http::StatusCode;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::run::llm::Ask;
 use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{Error, GrammarError, Limits, Sampling};
+use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::{Fields, Problems, message, params};
+use crate::serve::wire::shape::Shape;
+use crate::serve::wire::switches::{Template, switches};
+use crate::serve::wire::{Fields, Problems, message, params, shape};
 use crate::template::{Conversation, Message, Role};
 
 /// What the flags say for rows that do not say it themselves.
@@ -26,6 +28,10 @@ pub struct Defaults {
     pub raw: bool,
     /// What answers must keep to.
     pub grammar: Option<GrammarSource>,
+    /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
+    pub strict_limits: bool,
+    /// Objects of the rows' own schemas may have members that the schema does not name.
+    pub schema_open: bool,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
 }
@@ -46,6 +52,8 @@ pub struct Row {
     pub limits: Limits,
     pub logprobs: Option<usize>,
     pub grammar: Option<GrammarSource>,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
 }
 
 /// Why a row has no answer, in OpenAI's words.
@@ -105,7 +113,12 @@ impl From<ApiError> for RowError {
 }
 
 /// The row's name, and the row or why it is refused. `number` is the line in the file, from 1.
-pub fn parse(line: &[u8], number: usize, defaults: &Defaults) -> (String, Result<Row, RowError>) {
+pub fn parse(
+    line: &[u8],
+    number: usize,
+    defaults: &Defaults,
+    template: Template<'_>,
+) -> (String, Result<Row, RowError>) {
     let fallback = format!("line-{number}");
     let object = match serde_json::from_slice(line) {
         Ok(Value::Object(object)) => object,
@@ -120,15 +133,23 @@ pub fn parse(line: &[u8], number: usize, defaults: &Defaults) -> (String, Result
     if id.as_deref() == Some("") {
         fields.out_of_range("custom_id", "is empty");
     }
-    let (row, model) = row(fields, defaults);
+    let (row, model) = row(fields, Given { defaults, template });
     let checked = problems.check(model).map_err(RowError::from);
+    let row = Row { ignored: problems.take_ignored(), ..row };
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
 
+/// What a row is read beside.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    defaults: &'a Defaults,
+    template: Template<'a>,
+}
+
 /// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
-fn row(mut fields: Fields<'_>, defaults: &Defaults) -> (Row, Result<(), ApiError>) {
+fn row(mut fields: Fields<'_>, given: Given<'_>) -> (Row, Result<(), ApiError>) {
     if !fields.has("body") && !fields.has("url") {
-        return request(fields, None, defaults);
+        return request(fields, None, given);
     }
     fields.only("method", &[json!("POST")]);
     let form = match fields.text("url").as_deref() {
@@ -148,24 +169,25 @@ fn row(mut fields: Fields<'_>, defaults: &Defaults) -> (Row, Result<(), ApiError
         fields.wrong("body", "is missing");
     }
     let body = fields.object("body").unwrap_or_default();
-    let read = request(fields.on_its_own(body), Some(form), defaults);
+    let read = request(fields.on_its_own(body), Some(form), given);
     fields.end();
     read
 }
 
 /// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
-fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (Row, Result<(), ApiError>) {
+fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row, Result<(), ApiError>) {
+    let Given { defaults, template } = given;
     let model = check_model(&mut fields, defaults);
     let own_system = if form.is_none() { fields.text("system") } else { None };
     let has_messages = fields.has("messages");
     let (form, ask) = match form {
-        Some(Form::Chat) => (Form::Chat, Ask::Chat(conversation(&mut fields, None, defaults))),
+        Some(Form::Chat) => (Form::Chat, Ask::Chat(conversation(&mut fields, None, given))),
         Some(Form::Completion) => (Form::Completion, Ask::Text(prompt(&mut fields))),
         None if has_messages && fields.has("prompt") => {
             fields.out_of_range("prompt", "and messages are two questions, and a row has one");
-            (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, defaults)))
+            (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, given)))
         }
-        None if has_messages => (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, defaults))),
+        None if has_messages => (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, given))),
         None if defaults.raw => {
             if own_system.is_some() {
                 fields.out_of_range(
@@ -179,18 +201,31 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, defaults: &Defaults) -> (
             let system = own_system.or_else(|| defaults.system.clone());
             let mut messages = vec![Message::user(prompt(&mut fields))];
             messages.splice(0..0, system.map(Message::system));
-            let kwargs = template_variables(&mut fields);
+            let kwargs = switches(&mut fields, template, None).kwargs;
             (Form::Chat, Ask::Chat(Conversation { messages, kwargs, ..Conversation::default() }))
         }
     };
     let sampling = params::sampling(&mut fields, &defaults.sampling);
-    let limits = params::limits(&mut fields, &defaults.limits);
+    // What a row asks beyond the context is lowered to what its prompt leaves, as over HTTP; a flag means what it says.
+    let asks_itself =
+        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
+    let overflow = match asks_itself && !defaults.strict_limits {
+        true => Overflow::Clamp,
+        false => defaults.limits.overflow,
+    };
+    let limits = params::limits(&mut fields, &Limits { overflow, ..defaults.limits.clone() }, false);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
-    let grammar = params::response_format(&mut fields, defaults.grammar.clone());
+    let has_format = fields.has("response_format");
+    let schema_open = shape::is_open(&mut fields, defaults.schema_open);
+    let grammar = match shape::shape(&mut fields, schema_open) {
+        Some(Shape { source, .. }) => Some(source),
+        None if has_format => None, // it asks for plain text
+        None => defaults.grammar.clone(),
+    };
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
-    (Row { form, ask, sampling, limits, logprobs, grammar }, model)
+    (Row { form, ask, sampling, limits, logprobs, grammar, ignored: Vec::new() }, model)
 }
 
 fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
@@ -220,8 +255,9 @@ fn prompt(fields: &mut Fields<'_>) -> String {
 }
 
 /// The row's messages behind its system prompt, or behind the default one where it has none of its own.
-fn conversation(fields: &mut Fields<'_>, own_system: Option<String>, defaults: &Defaults) -> Conversation {
-    let mut messages = message::messages(fields);
+fn conversation(fields: &mut Fields<'_>, own_system: Option<String>, given: Given<'_>) -> Conversation {
+    let Given { defaults, template } = given;
+    let mut messages = message::messages(fields, template.says);
     let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
     if has_system && own_system.is_some() {
         fields.out_of_range("system", "and a system message are two system prompts, and a row has one");
@@ -230,27 +266,31 @@ fn conversation(fields: &mut Fields<'_>, own_system: Option<String>, defaults: &
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let kwargs = template_variables(fields);
+    let kwargs = switches(fields, template, None).kwargs;
     Conversation { messages, kwargs, ..Conversation::default() }
-}
-
-fn template_variables(fields: &mut Fields<'_>) -> Map<String, Value> {
-    fields.object("chat_template_kwargs").unwrap_or_default()
 }
 
 /// What the server offers and a batch does not, with the values that ask for nothing.
 fn inert(fields: &mut Fields<'_>) {
+    let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [
-        ("n", json!(1)),
-        ("best_of", json!(1)),
-        ("stream", json!(false)),
-        ("echo", json!(false)),
-        ("tools", json!([])),
-        ("tool_choice", json!("none")),
-        ("modalities", json!(["text"])),
+        ("n", vec![json!(1)]),
+        ("best_of", vec![json!(1)]),
+        ("stream", vec![json!(false)]),
+        ("echo", vec![json!(false)]),
+        ("suffix", vec![json!("")]),
+        ("tools", vec![json!([])]),
+        ("functions", vec![json!([])]),
+        ("tool_choice", words()),
+        ("function_call", words()),
+        ("parallel_tool_calls", vec![json!(true), json!(false)]),
+        ("modalities", vec![json!(["text"])]),
+        ("add_generation_prompt", vec![json!(true)]),
+        ("continue_final_message", vec![json!(false)]),
     ] {
-        fields.only(name, &[only]);
+        fields.only(name, &only);
     }
+    fields.hint("stream_options");
 }
 
 #[cfg(test)]
@@ -259,13 +299,17 @@ mod tests {
 
     use super::*;
 
+    /// A template that switches reasoning.
+    const THINKER: Template<'static> =
+        Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+
     fn parsed(row: Value) -> Result<Row, RowError> {
         let defaults = Defaults {
             limits: Limits { max_tokens: Some(9), ..Limits::default() },
             models: Some(vec!["tiny".to_owned()]),
             ..Defaults::default()
         };
-        parse(row.to_string().as_bytes(), 3, &defaults).1
+        parse(row.to_string().as_bytes(), 3, &defaults, THINKER).1
     }
 
     /// The parameter and code of a refused row.
@@ -329,7 +373,7 @@ mod tests {
         let both = json!({"messages": [{"role": "system", "content": "a"}], "system": "b"});
         assert_eq!(refused(both), (system.clone(), "invalid_value"));
         let defaults = Defaults { raw: true, system: Some("flag".to_owned()), ..Defaults::default() };
-        let raw = |row: Value| parse(row.to_string().as_bytes(), 1, &defaults).1;
+        let raw = |row: Value| parse(row.to_string().as_bytes(), 1, &defaults, THINKER).1;
         let error = raw(json!({"prompt": "x", "system": "s"})).expect_err("nowhere to put it");
         assert_eq!((error.param, error.code), (Some(system), "invalid_value"));
         let chat =
@@ -374,7 +418,7 @@ mod tests {
         check("temprature", json!(1), "unsupported_parameter");
         check("temperature", json!("hot"), "invalid_value");
         check("max_tokens", json!(0), "invalid_value");
-        check("max_tokens", json!(-1), "invalid_value");
+        check("max_tokens", json!(-2), "invalid_value");
         check("seed", json!(1.5), "invalid_value");
         check("stop", json!([1]), "invalid_value");
         check("logit_bias", json!({"x": 1}), "invalid_value");
@@ -384,6 +428,25 @@ mod tests {
             parsed(json!({"prompt": "x", "temperature": null, "suffix": null})).is_ok(),
             "null is absent"
         );
+    }
+
+    #[test]
+    fn the_servers_rules_hold_for_rows() {
+        let row = parsed(json!({
+            "messages": [
+                {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": null}, "parsed": {"a": 1}},
+                {"role": "user", "content": "x"},
+            ],
+            "user": "me", "store": true, "max_tokens": 99999, "top_k": -1, "repeat_penalty": 1.5, "mirostat": 0,
+            "guided_regex": "a+", "reasoning_effort": "none", "chat_template_kwargs": {"unread": 1},
+        }));
+        let row = row.expect("a row");
+        assert_eq!(row.ignored, ["chat_template_kwargs.unread", "messages[].parsed", "store", "user"]);
+        assert_eq!((row.limits.max_tokens, row.limits.overflow), (Some(99999), Overflow::Clamp));
+        assert_eq!((row.sampling.top_k, row.sampling.repetition_penalty), (None, 1.5));
+        assert_eq!(row.grammar, Some(GrammarSource::Regex("a+".to_owned())));
+        let Ask::Chat(conversation) = row.ask else { panic!("a chat") };
+        assert_eq!(Value::Object(conversation.kwargs), json!({"enable_thinking": false}));
     }
 
     #[test]
@@ -414,7 +477,7 @@ mod tests {
 
     #[test]
     fn a_row_without_a_name_is_named_by_its_line() {
-        let id = |line: &str| parse(line.as_bytes(), 7, &Defaults::default()).0;
+        let id = |line: &str| parse(line.as_bytes(), 7, &Defaults::default(), THINKER).0;
         assert_eq!(id(r#"{"custom_id": "x", "prompt": ""}"#), "x");
         assert_eq!(id(r#"{"prompt": ""}"#), "line-7");
         assert_eq!(id("not json"), "line-7");

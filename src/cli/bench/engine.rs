@@ -450,7 +450,7 @@ fn converse(handle: &EngineHandle, graceful: &Graceful, requests: Vec<Request>) 
         };
         let (times, generated, outcome, restored) = &mut courses[index];
         match event {
-            Event::Queued { .. } | Event::Prefill { .. } => {}
+            Event::Queued { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
             Event::Started(started) => *restored = started.reuse.restored_tokens,
             Event::Text { tokens, .. } if tokens.is_empty() => {}
             Event::Text { tokens, .. } => {

@@ -273,9 +273,12 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let mut document = new_document();
     let mut output = Output::stdout();
     let threads = probed_threads(args, &recipes);
+    // A bar has nothing to show before the first case, and this takes seconds.
+    terminal.status("measuring what the machine can do");
     for &threads in &threads {
         document.machine.probes.push(machine::probe(threads)?);
     }
+    terminal.status("");
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
@@ -287,9 +290,11 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let after = machine::Counters::read(Path::new("/"));
     document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
     if document.complete {
+        terminal.status("measuring what the machine can do, once more");
         for &threads in &threads {
             document.machine.probes.push(machine::probe(threads)?);
         }
+        terminal.status("");
     }
     drop(output);
     // A failure is told after what was measured before it.

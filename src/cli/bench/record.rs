@@ -278,12 +278,12 @@ impl Document {
             CommandError::new(kind, error).context(path.display().to_string())
         })?;
         let damaged = |message: String| CommandError::bad_data(format!("{}: {message}", path.display()));
-        let value: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        let value: serde_json::Value = serde_json::from_str(&text)
+            .map_err(|error| damaged(format!("not a result of `llmctl bench` (not JSON: {error})")))?;
         match value["schema"].as_str() {
             Some(SCHEMA) => serde_json::from_value(value).map_err(|error| damaged(error.to_string())),
             Some(other) => Err(damaged(format!("its schema is {other:?}, not {SCHEMA:?}"))),
-            None => Err(damaged("no result of `llmctl bench` (it has no \"schema\")".to_owned())),
+            None => Err(damaged("not a result of `llmctl bench` (it has no \"schema\")".to_owned())),
         }
     }
 

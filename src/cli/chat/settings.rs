@@ -91,6 +91,7 @@ impl Settings {
     /// All values in force, one a line.
     pub fn table(&self, sampling: &Sampling) -> Vec<Vec<String>> {
         let limits = self.limits.resolve();
+        let max_tokens = limits.max_tokens.filter(|count| *count != usize::MAX);
         let or = |value: Option<String>, otherwise: &str| value.unwrap_or_else(|| otherwise.to_owned());
         let bias: Vec<_> = sampling.logit_bias.iter().map(|(id, bias)| format!("{id}={bias}")).collect();
         let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
@@ -104,7 +105,7 @@ impl Settings {
             ("frequency_penalty", sampling.frequency_penalty.to_string()),
             ("logit_bias", list(&bias)),
             ("seed", or(sampling.seed.map(|seed| seed.to_string()), "drawn for each answer")),
-            ("max_tokens", or(limits.max_tokens.map(|count| count.to_string()), "to the end of the context")),
+            ("max_tokens", or(max_tokens.map(|count| count.to_string()), "to the end of the context")),
             ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
             ("ignore_eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
         ];
@@ -117,14 +118,9 @@ impl Settings {
     }
 }
 
-/// clap's message without its usage lines, which speak of flags.
+/// clap's reason without its usage lines, which speak of flags.
 fn refusal(key: &str, error: &clap::Error) -> CommandError {
-    let text = error.to_string();
-    let reason = text
-        .lines()
-        .next()
-        .and_then(|line| line.rsplit_once(": "))
-        .map_or("is refused", |(_, reason)| reason);
+    let reason = crate::cli::explain::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
     CommandError::usage(format!("{key}: {reason}"))
 }
 
@@ -167,11 +163,11 @@ mod tests {
             assert!(said.contains(message), "{said}");
         };
         check("temperature", "3", "3 is not in [0, 2]");
-        check("temperature", "warm", "temperature: invalid float literal");
+        check("temperature", "warm", "temperature: \"warm\" is not a number");
         check("top_k", "0", "`all` keeps all tokens");
         check("temprature", "1", "did you mean temperature?");
         check("ignore_eos", "maybe", "on or off");
-        check("max_tokens", "0", "0 is not in 1..");
+        check("max_tokens", "0", "must be at least 1");
         assert_eq!(settings.sampling.temperature, None);
         settings.set("top-p", "0.9").expect("dashes are fine");
     }

@@ -30,7 +30,7 @@ use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::{
     AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
-    Sampling, Started,
+    ReuseReason, Sampling, Started,
 };
 use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
 
@@ -368,11 +368,15 @@ impl Chat<'_> {
             return Ok(Some(said));
         }
         let start = Instant::now();
-        let started = match self.look_for(tokens) {
+        let mut started = match self.look_for(tokens) {
             Ok(started) => started,
             // The first message will say it, if it is still so.
             Err(error) => return Ok(Some(format!("not resumed: {error}"))),
         };
+        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
+        if started.reuse.reason == ReuseReason::New {
+            started.reuse.reason = ReuseReason::Evicted;
+        }
         let cached = started.reuse.cached_tokens;
         self.last = Some(LastTurn { started: Some(started), outcome: None });
         let estimate = |count| self.pace.time(count).map(spoken);

@@ -367,14 +367,11 @@ mod tests {
         for (text, expected) in [
             ("temperature = \"hot\"", "1:15: temperature: expected a number, found a string"),
             ("max-tokens = 1.5", "1:14: max-tokens: expected an integer, found a float"),
-            (
-                "max-tokens = -1",
-                "1:14: max-tokens: invalid value '-1' for '--max-tokens <value>': invalid digit",
-            ),
+            ("max-tokens = -1", "1:14: max-tokens: -1 is negative"),
             ("raw = 1", "1:7: raw: expected true or false, found an integer"),
             ("stop = [\"a\", 2]", "1:14: stop: expected a string, found an integer"),
-            ("output = \"yaml\"", "1:10: output: invalid value 'yaml'"),
-            ("[models]\noutput = \"jsonl\"", "2:10: output: invalid value 'jsonl'"),
+            ("output = \"yaml\"", "1:10: output: unknown value \"yaml\""),
+            ("[models]\noutput = \"jsonl\"", "2:10: output: unknown value \"jsonl\""),
             ("run = 3", "1:1: unknown key \"run\""),
             ("verbose = true", "1:11: verbose: expected an integer, found a boolean"),
             ("a = = 1", "1:5: "),

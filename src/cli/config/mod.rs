@@ -11,12 +11,14 @@ pub mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
-use super::error::{CommandError, Kind};
+use super::error::{CommandError, Kind, plain};
+use super::origin::{Origin, Origins};
 use super::places::Places;
 use super::variables;
 use crate::runtime::load::hub::Aliases;
@@ -199,6 +201,38 @@ impl Config {
         Ok(command.mut_subcommand(name, |_| found))
     }
 
+    /// What set the flags of this call that are not on the command line: variables, and these files.
+    pub fn origins(&self, command: &Command, given: &ArgMatches) -> Origins {
+        let mut origins = Origins::default();
+        self.collect_origins(command, given, &tables(given), &mut origins);
+        let (mut command, mut matches, mut path) = (command, given, String::new());
+        while let Some((name, below)) = matches.subcommand()
+            && let Some(found) = command.find_subcommand(name)
+        {
+            path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+            self.collect_origins(found, below, std::slice::from_ref(&path), &mut origins);
+            (command, matches) = (found, below);
+        }
+        origins
+    }
+
+    fn collect_origins(
+        &self,
+        command: &Command,
+        matches: &ArgMatches,
+        tables: &[String],
+        origins: &mut Origins,
+    ) {
+        origins.add_variables(command, matches);
+        // What excludes what has been found out before: a clash here is none of the value's.
+        let chosen = self.chosen(command, tables, &Explicit::of(matches, command)).unwrap_or_default();
+        for (id, (file, entry)) in chosen {
+            let long = command.get_arguments().find(|arg| *arg.get_id() == id).and_then(Arg::get_long);
+            let origin = Origin::File { path: file.path.clone(), line: entry.line };
+            origins.0.extend(long.map(|long| (long.to_owned(), origin)));
+        }
+    }
+
     /// What the files say about the flags of `command`, in `tables` (the winning one first) or at the top.
     ///
     /// # Errors
@@ -280,12 +314,15 @@ fn is_off_in(arg: &Arg, entry: &Entry) -> bool {
 }
 
 fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> {
-    let failed = |error: &dyn std::fmt::Display| vec![format!("{}: {error}", path.display())];
-    let size = fs::metadata(path).map_err(|error| failed(&error))?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(failed(&format!("{size} bytes are too many for a configuration file")));
+    let failed =
+        |error: &dyn std::fmt::Display| vec![format!("{}: {}", path.display(), plain(&error.to_string()))];
+    // Not by its size, which pipes and devices do not have.
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
+    read.map_err(|error| failed(&error))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(failed(&"more than 1 MiB is not a configuration file"));
     }
-    let bytes = fs::read(path).map_err(|error| failed(&error))?;
     let text = String::from_utf8(bytes).map_err(|_| failed(&"is not UTF-8 text"))?;
     let strings = |problems: Vec<Problem>| problems.iter().map(Problem::to_string).collect();
     file::parse(path, &text, command).map_err(strings)

@@ -8,6 +8,9 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction};
 
+use crate::cli::args::MaxTokens;
+use crate::cli::explain::reason;
+
 /// How many values a key takes, and of which kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
@@ -70,6 +73,7 @@ fn scalar(arg: &Arg) -> Scalar {
         of::<i32>(),
         of::<i64>(),
         of::<isize>(),
+        of::<MaxTokens>(),
     ]) {
         Scalar::Integer
     } else {
@@ -89,7 +93,7 @@ pub fn key(arg: &Arg) -> Option<&str> {
     arg.get_long().filter(|long| !NOT_KEYS.contains(long))
 }
 
-/// Asks the flag's own parser whether it takes `value`; the error is its message in one line.
+/// Asks the flag's own parser whether it takes `value`; the error says what is wrong with it.
 pub fn check(arg: &Arg, value: &str) -> Result<(), String> {
     let Some(long) = arg.get_long() else { return Ok(()) };
     let probe = Arg::new("value").long(long.to_owned()).value_parser(arg.get_value_parser().clone());
@@ -100,15 +104,8 @@ pub fn check(arg: &Arg, value: &str) -> Result<(), String> {
     let command = clap::Command::new("value").no_binary_name(true).arg(probe).color(clap::ColorChoice::Never);
     match command.try_get_matches_from([format!("--{long}={value}")]) {
         Ok(_) => Ok(()),
-        Err(error) => Err(one_line(&error.to_string())),
+        Err(error) => Err(reason(&error).unwrap_or_else(|| format!("{value:?} is not a value of --{long}"))),
     }
-}
-
-/// clap's message without its label and advice.
-fn one_line(message: &str) -> String {
-    let message = message.split("\n\n").next().unwrap_or(message);
-    let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]
@@ -138,12 +135,9 @@ mod tests {
     fn values_are_checked_by_the_flags_own_parser() {
         let number = Arg::new("n").long("number").value_parser(value_parser!(u8).range(1..=9));
         assert_eq!(check(&number, "9"), Ok(()));
-        assert!(check(&number, "10").unwrap_err().contains("10 is not in 1..=9"));
+        assert_eq!(check(&number, "10").unwrap_err(), "must be from 1 to 9, not 10");
         assert!(check(&number, "-1").is_err());
         let word = Arg::new("w").long("word").value_parser(["yes", "no"]);
-        assert_eq!(
-            check(&word, "maybe").unwrap_err(),
-            "invalid value 'maybe' for '--word <value>' [possible values: yes, no]"
-        );
+        assert_eq!(check(&word, "maybe").unwrap_err(), "unknown value \"maybe\" (yes, no)");
     }
 }

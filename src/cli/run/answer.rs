@@ -133,6 +133,7 @@ pub fn generate(
             Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
             Event::Started(started) => sink.started(&started),
             Event::Prefill { done, total } => sink.prefill(done, total),
+            Event::Prompt { .. } => Ok(()), // nobody here asks for it
             Event::Text { .. } if has_enough => Ok(()), // the engine has run ahead
             Event::Text { text, tokens } => sink.text(&text, &tokens),
             Event::Done(outcome) if has_enough => {

@@ -16,9 +16,14 @@ use crate::runtime::grammar::GrammarSource;
 pub struct ConstraintArgs {
     /// Answer in JSON that satisfies this JSON Schema: a file, the schema itself, or `-` for stdin
     ///
-    /// Enforced while the answer is generated. A keyword that cannot be enforced is refused by name.
+    /// Enforced while the answer is generated. A keyword that cannot be enforced is refused by name. An object with `properties`
+    /// has only those, unless `additionalProperties` says otherwise (the standard lets it have any others: --schema-open).
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex", "prefill_response"])]
     pub schema: Option<String>,
+
+    /// Read schemas as their standard does: objects may have members that the schema does not name
+    #[arg(long, hide_short_help = true)]
+    pub schema_open: bool,
 
     /// Answer in the language of this grammar, in llguidance's variant of Lark
     #[arg(
@@ -62,7 +67,8 @@ impl ConstraintArgs {
 
     fn parse(&self, terminal: &Terminal) -> Result<Option<GrammarSource>, CommandError> {
         if let Some(schema) = &self.schema {
-            return schema_source(schema, terminal).map(Some);
+            let source = schema_source(schema, terminal)?;
+            return Ok(Some(if self.schema_open { source } else { source.closed() }));
         }
         if let Some(path) = &self.grammar {
             return Ok(Some(GrammarSource::Lark(read_file(path)?)));
@@ -70,11 +76,15 @@ impl ConstraintArgs {
         Ok(self.regex.clone().map(GrammarSource::Regex))
     }
 
+    pub fn is_given(&self) -> bool {
+        self.schema.is_some() || self.grammar.is_some() || self.regex.is_some()
+    }
+
     /// The flag that was given.
     pub fn flag(&self) -> &'static str {
-        match &self.source {
-            Some(GrammarSource::Lark(_)) => "--grammar",
-            Some(GrammarSource::Regex(_)) => "--regex",
+        match (&self.grammar, &self.regex) {
+            (Some(_), _) => "--grammar",
+            (_, Some(_)) => "--regex",
             _ => "--schema",
         }
     }

@@ -46,6 +46,16 @@ pub trait Texts {
 
     /// The tokens as the engine's explanations read them.
     fn vocabulary(&self) -> &dyn Vocabulary;
+
+    /// Whether the chat template reads a variable of this name.
+    fn template_reads(&self, _variable: &str) -> bool {
+        false
+    }
+
+    /// Whether this word is written out in the chat template.
+    fn template_says(&self, _word: &str) -> bool {
+        false
+    }
 }
 
 /// A model that answers.

@@ -1,10 +1,11 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
-//! `prompt` finds out what is asked, `llm` is the loaded model as this command sees it, `answer` drives one
-//! generation to stdout; `constraint` is what it must keep to; `session` makes it a turn of a saved conversation;
-//! [`super::batch`] drives many to a file.
+//! `check` refuses what is wrong before anything is read, `prompt` finds out what is asked, `llm` is the loaded model as this
+//! command sees it, `answer` drives one generation to stdout; `constraint` is what it must keep to; `session` makes it a turn
+//! of a saved conversation; [`super::batch`] drives many to a file.
 
 pub mod answer;
+mod check;
 pub mod constraint;
 pub mod llm;
 pub mod prompt;
@@ -23,7 +24,8 @@ use super::load::{self, LoadedLlm};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::{Error, Finish, Grammar, MAX_LOGPROBS, Outcome, Request, Sampling, Speech, Started};
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::{Error, Finish, Grammar, Outcome, Request, Sampling, Speech, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
 use constraint::ConstraintArgs;
@@ -37,7 +39,7 @@ use report::{Form, Report};
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct RunArgs {
-    /// The prompt; several words are joined by spaces
+    /// The prompt; several words are joined by spaces, and `-` alone is stdin
     #[arg(value_name = "PROMPT")]
     pub words: Vec<String>,
 
@@ -81,7 +83,7 @@ pub struct PromptArgs {
     ///
     /// An empty file is a valid prompt. One line end at the end of the file, as of piped input, is not part of
     /// the prompt.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short = 'f', value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
 
     /// Fill {{KEY}} in the prompt; VALUE may be @FILE (@@ for a real @); may be repeated
@@ -185,7 +187,7 @@ pub struct BatchArgs {
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub out: Option<PathBuf>,
 
-    /// Go on with an --out that a previous run left, skipping the rows it has
+    /// Continue an --out that a previous run left: answered rows are skipped, failed ones are tried again
     #[arg(long, requires = "out")]
     pub resume: bool,
 
@@ -196,14 +198,16 @@ pub struct BatchArgs {
 
 const LONG_HELP: &str = "\
 Examples:
-  llmctl run --model ./model.gguf \"Why is the sky blue?\"
-  git diff | llmctl run --prompt review-diff --stats
-  llmctl run --prompt translate --var language=French < letter.txt > lettre.txt
-  llmctl run --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
-  llmctl run --output json \"Name a colour\" | jq -r .usage.completion_tokens
-  llmctl run --schema '{\"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
-  llmctl run --session trip \"Plan a day in Oslo\"; llmctl run --session trip \"And if it rains?\"
-  llmctl run --batch questions.jsonl --out answers.jsonl --resume
+  llmctl run \"How do I save a conversation?\"
+  llmctl run -m MODEL \"Why is the sky blue?\"
+  git diff | llmctl run -m MODEL --prompt review-diff --stats
+  llmctl run -m MODEL --prompt translate --var language=French < letter.txt > lettre.txt
+  llmctl run -m MODEL --raw --seed 7 --temperature 0.8 --max-tokens 64 \"Once upon a time\"
+  llmctl run --output json \"What is a session?\" | jq -r .usage.completion_tokens
+  llmctl run -m MODEL --schema '{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
+  llmctl run -m MODEL --session trip \"Plan a day in Oslo\"; llmctl run -m MODEL --session trip \"And if it rains?\"
+  llmctl run -m MODEL --batch questions.jsonl --out answers.jsonl --resume
+  MODEL is a .gguf file, a folder or ORG/REPO (`llmctl help models`); without one, guide answers, which knows only llmctl.
 
 Structured output:
   With --schema, --grammar or --regex each token is chosen among those that keep to it. JSON is written on one line, \
@@ -221,7 +225,11 @@ Standard input:
   What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add \
 nothing.
   A pipe that another program holds open without writing (as some task runners do) is waited for; llmctl says so \
-after two seconds. Give < /dev/null or --no-stdin to go without.
+after two seconds. In a loop that reads a list (`while read`), --no-stdin keeps llmctl from reading the rest of it.
+
+The built-in model:
+  guide answers questions about llmctl, in at most 400 tokens unless --max-tokens says otherwise. Its prompts get words beside \
+the conversation that --dry-run shows (`see: ...`): the facts that a question may be about.
 
 Session:
   A turn is on disk when the command ends; whatever interrupts it later, finished turns stay. Ctrl-C keeps what was \
@@ -234,7 +242,8 @@ Batch:
   Flags are the defaults of the rows, --system of chats only; a parameter that is not supported is refused by name. A row without custom_id \
 gets line-N.
   Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
-rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips it.
+rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips what was answered and tries again what \
+failed.
 
 Exit codes:
   0    success, also when the reader of stdout went away
@@ -247,6 +256,7 @@ Exit codes:
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   not enough memory, or --out or the session is in use
+  77   a file that this user may not read
   78   bad configuration
   130  interrupted; a second Ctrl-C does not wait for the token under way
   143  terminated
@@ -266,7 +276,8 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
-    check(&args)?;
+    check::flags(&args)?;
+    check::model(&args, terminal)?;
     args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
     if args.batch.batch.is_some() {
         return batch::run(&args, terminal);
@@ -298,39 +309,6 @@ pub fn note_system(speech: &Speech, system: Option<&str>, terminal: &Terminal) {
 
 fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
     load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
-}
-
-/// What can be known to be wrong before anything is read or loaded.
-fn check(args: &RunArgs) -> Result<(), CommandError> {
-    args.sampling.check().map_err(flag_error)?;
-    check_stdin(args)?;
-    let logprobs = args.output.logprobs;
-    if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
-        return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
-    }
-    // From a configuration file: of flags, clap knows.
-    if args.batch.batch.is_none() && args.batch.out.is_some() {
-        return Err(CommandError::usage("--out is for --batch"));
-    }
-    let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
-    if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
-        let hint = "add --output json or --output jsonl";
-        return Err(CommandError::usage("--logprobs has no place in plain text").hint(hint));
-    }
-    Ok(())
-}
-
-/// Whoever names stdin wants it read. (`--batch -` is clap's to refuse.)
-fn check_stdin(args: &RunArgs) -> Result<(), CommandError> {
-    let reader = match (&args.prompt.prompt_file, &args.constraint.schema) {
-        (Some(path), _) if path.as_os_str() == "-" => "--prompt-file -",
-        (_, Some(schema)) if schema == "-" => "--schema -",
-        _ => return Ok(()),
-    };
-    if args.prompt.no_stdin {
-        return Err(CommandError::usage(format!("{reader} reads stdin, and --no-stdin forbids it")));
-    }
-    Ok(())
 }
 
 /// The engine speaks of parameters, the command line of flags.
@@ -437,24 +415,43 @@ fn answer(
             drop(report);
             let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
             conclude(llm, &outcome, said.started.as_ref(), drawn, &args.output, terminal);
-            let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
-            Ok(match signal {
-                Some(number) => Exit::Signal(number),
-                None if is_cut && args.constraint.source.is_some() => {
-                    let flag = args.constraint.flag();
-                    terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
-                    Exit::Cut
-                }
-                None if is_cut && args.output.fail_on_length => Exit::Cut,
-                None => Exit::Success,
-            })
+            Ok(verdict(llm, &outcome, signal, args, terminal))
         }
     }
 }
 
+/// What the exit code says of an answer, and stderr of one that was cut.
+fn verdict(
+    llm: &dyn Llm,
+    outcome: &Outcome,
+    signal: Option<u8>,
+    args: &RunArgs,
+    terminal: &Terminal,
+) -> Exit {
+    if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
+        let name = &llm.info().name;
+        terminal.warn(&format!(
+            "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
+             --max-tokens N takes more"
+        ));
+    }
+    let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
+    match signal {
+        Some(number) => Exit::Signal(number),
+        None if is_cut && args.constraint.source.is_some() => {
+            let flag = args.constraint.flag();
+            terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
+            Exit::Cut
+        }
+        None if is_cut && args.output.fail_on_length => Exit::Cut,
+        None => Exit::Success,
+    }
+}
+
 fn compile(llm: &dyn Llm, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
-    let compile =
-        |source| llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()));
+    let compile = |source: &GrammarSource| {
+        llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()))
+    };
     constraint.source.as_ref().map(compile).transpose()
 }
 
@@ -479,7 +476,7 @@ fn conclude(
         terminal.detail(&report::reuse(started, llm));
     }
     if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
-        terminal.note(&format!("seed {}", outcome.seed));
+        terminal.detail(&format!("seed {}", outcome.seed));
     }
 }
 
@@ -553,32 +550,6 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_names_stdin_wants_it_read() {
-        let args = |file: Option<&str>, schema: Option<&str>, no_stdin| {
-            let mut args = RunArgs::default();
-            args.prompt.prompt_file = file.map(PathBuf::from);
-            args.prompt.no_stdin = no_stdin;
-            args.constraint.schema = schema.map(str::to_owned);
-            check(&args).map_err(|error| error.to_string())
-        };
-        let refusal = |reader: &str| Err(format!("{reader} reads stdin, and --no-stdin forbids it"));
-        assert_eq!(args(Some("-"), None, true), refusal("--prompt-file -"));
-        assert_eq!(args(Some("ask.txt"), Some("-"), true), refusal("--schema -"));
-        assert_eq!(args(Some("ask.txt"), Some("{}"), true), Ok(()));
-        assert_eq!(args(Some("-"), None, false), Ok(()));
-    }
-
-    #[test]
-    fn a_files_defaults_for_batches_are_no_mistake_elsewhere_but_an_unwritten_out_is() {
-        let args = |any_model, out: Option<&str>| {
-            let batch = BatchArgs { any_model, out: out.map(PathBuf::from), ..BatchArgs::default() };
-            check(&RunArgs { batch, ..RunArgs::default() }).map_err(|error| error.to_string())
-        };
-        assert_eq!(args(true, None), Ok(()));
-        assert_eq!(args(false, Some("x")), Err("--out is for --batch".to_owned()));
-    }
 
     #[test]
     fn late_refusals_name_flags_too() {

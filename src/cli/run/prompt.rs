@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Seek};
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use super::PromptArgs;
 use crate::cli::error::{CommandError, Kind, nearest};
+use crate::cli::report::counted;
 use crate::cli::terminal::Terminal;
 use crate::template::{PromptTemplate, TemplateError};
 
@@ -57,8 +58,7 @@ impl StoredPrompt {
                 Some(near) => format!("did you mean {near}? `llmctl run --list-prompts` shows all"),
                 None => "`llmctl run --list-prompts` shows them; the prompt itself needs no flag".to_owned(),
             };
-            CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no stored prompt {name:?}"))
-                .hint(hint)
+            CommandError::new(Kind::NotFound, anyhow::anyhow!("stored prompt {name:?} not found")).hint(hint)
         })
     }
 }
@@ -77,6 +77,9 @@ struct Parts {
 /// The text of the prompt, from all its sources; may wait for stdin.
 pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<String, CommandError> {
     let from_stdin = args.prompt_file.as_deref() == Some(Path::new("-"));
+    // `-` is what other tools call stdin, also a terminal's.
+    let is_dash = words == ["-"];
+    let words = if is_dash { &[] } else { words };
     let body = match (&args.name, &args.prompt_file) {
         (Some(name), _) => Some((format!("prompt {name}"), StoredPrompt::named(name)?.text.to_owned())),
         (None, Some(_)) if from_stdin => {
@@ -88,8 +91,16 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     if body.is_none() && !args.var.is_empty() {
         return Err(CommandError::usage("--var fills a prompt file: give --prompt-file or --prompt with it"));
     }
-    let skip_stdin = from_stdin || args.no_stdin || io::stdin().is_terminal();
+    let skip_stdin = from_stdin || args.no_stdin || (io::stdin().is_terminal() && !is_dash);
+    let begun = if skip_stdin || words.is_empty() { None } else { position_in_file() };
     let stdin = if skip_stdin { None } else { read_all_stdin(terminal)? };
+    if let (Some(_), Some(text)) = (begun, &stdin) {
+        terminal.warn(&format!(
+            "the rest of the file on stdin ({}) became part of the prompt, and another command was reading it; \
+             --no-stdin leaves it alone",
+            counted(text.lines().count(), "line")
+        ));
+    }
     let variables = variables(&args.var)?;
     let parts = Parts {
         is_template: args.name.is_some() || !args.var.is_empty(),
@@ -113,7 +124,7 @@ fn assemble(parts: Parts) -> Result<String, CommandError> {
     match parts.body {
         None => input.ok_or_else(|| {
             let hint = "give it as an argument, with --prompt-file, or pipe it in";
-            CommandError::usage("there is no prompt").hint(hint)
+            CommandError::usage("no prompt given").hint(hint)
         }),
         Some((_, text)) if !parts.is_template => Ok(join([Some(text), input]).unwrap_or_default()),
         Some((name, text)) => fill(&name, &text, parts.variables, input),
@@ -189,7 +200,7 @@ fn variable_value(value: &str) -> Result<String, CommandError> {
 /// A text file without the line end at its end. Whatever prevents reading it is "not found" (66).
 pub fn read_file(path: &Path) -> Result<String, CommandError> {
     let unreadable = |error: io::Error| {
-        let error = CommandError::new(Kind::NotFound, error).context(path.display().to_string());
+        let error = CommandError::reading(path, error);
         match path.to_str().filter(|name| STORED.iter().any(|prompt| prompt.name == *name)) {
             Some(name) => error.hint(format!("--prompt {name} is the prompt that comes with llmctl")),
             None => error,
@@ -224,13 +235,33 @@ pub fn read_all_stdin(terminal: &Terminal) -> Result<Option<String>, CommandErro
     text_of(bytes, "standard input").map(Some)
 }
 
+/// Where in a file stdin stands, when that is not its beginning: somebody else reads it, as the `while read` loop around this
+/// command does. Nothing for pipes, of which that cannot be known.
+fn position_in_file() -> Option<u64> {
+    let mut file = stdin_file()?;
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let position = if is_file { file.stream_position().ok() } else { None };
+    position.filter(|position| *position > 0)
+}
+
+#[cfg(unix)]
+fn stdin_file() -> Option<File> {
+    use std::os::fd::AsFd;
+    io::stdin().as_fd().try_clone_to_owned().ok().map(File::from)
+}
+
+#[cfg(not(unix))]
+fn stdin_file() -> Option<File> {
+    None
+}
+
 /// A pipe held open by a program that never writes looks like a hang; say what is waited for. Dropping the
 /// sender ends the wait.
 fn say_when_waiting(terminal: Terminal) -> Sender<()> {
     let (sender, waiting) = channel::<()>();
     std::thread::spawn(move || {
         if waiting.recv_timeout(STDIN_PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            terminal.note("waiting for standard input to end (< /dev/null or --no-stdin goes without)");
+            terminal.note("waiting for stdin; press Ctrl-D to end it, or use --no-stdin");
         }
     });
     sender

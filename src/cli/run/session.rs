@@ -7,7 +7,8 @@ use super::llm::{Rendered, Texts};
 use super::{Finished, RunArgs, answer, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
-use crate::cli::places::Places;
+use crate::cli::places::{Kept, Places};
+use crate::cli::report::counted;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::conversation::{self, Dialogue};
@@ -32,6 +33,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
         };
         return preview(saved, args, next, terminal);
     }
+    Places::from_environment().check(Kept::Sessions)?;
     let opened = match store.open(&name) {
         Err(Error::SessionNotFound(_)) => None,
         opened => Some(opened.map_err(sessions::explain)?),
@@ -50,9 +52,8 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     };
     let mut dialogue = Dialogue::resume(writer, model);
     let exit = take_turn(&name, &mut dialogue, &llm, args, next, terminal);
-    if is_new && dialogue.saved().turns.is_empty() {
-        drop(dialogue);
-        let _ = store.remove(&name); // an empty session is listed, and harms nobody
+    if is_new {
+        let _ = dialogue.remove_if_empty(); // an empty session is listed, and harms nobody
     }
     exit
 }
@@ -67,11 +68,11 @@ fn take_turn(
 ) -> Result<Exit, CommandError> {
     check_system(dialogue.saved(), &next)?;
     match dialogue.saved() {
-        saved if saved.turns.is_empty() => terminal.note(&format!("session {name}: begun")),
+        saved if saved.turns.is_empty() => terminal.note(&format!("new session {name}")),
         saved => terminal.note(&format!(
-            "session {name}: turn {}, after {} tokens",
-            saved.turns.len() + 1,
-            saved.num_tokens()
+            "continuing session {name} ({}, {})",
+            counted(saved.turns.len(), "turn"),
+            counted(saved.num_tokens(), "token")
         )),
     }
     dialogue.notices().iter().for_each(|notice| terminal.note(notice));
@@ -95,7 +96,7 @@ fn take_turn(
             }
             conversation::Finished::Kept => {}
             conversation::Finished::Empty => {
-                terminal.note(&format!("session {name}: nothing was answered, so there is no turn to keep"));
+                terminal.note(&format!("session {name}: nothing was answered, so no turn is kept"));
             }
         }
         Ok(())
@@ -156,7 +157,7 @@ fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
         Some(_) => "the session began with another system prompt",
         None => "the session began without a system prompt",
     };
-    let hint = "leave --system out to go on with it; begin anew with another --session NAME, or after \
+    let hint = "leave --system out to continue with it; start anew with another --session NAME, or after \
                 `llmctl sessions remove NAME`";
     Err(CommandError::usage(began).hint(hint))
 }

@@ -252,6 +252,9 @@ impl Engine {
         let anywhere = |group, number| {
             page(group, number).is_some_and(|page| page.is_indexed(&self.pool) || disk.has(&page))
         };
+        if generation.scores_prompt() {
+            return Wanted::default();
+        }
         let most = prompt.len() - 1;
         let (there, _) = reachable(groups, most, in_memory);
         let (len, _) = reachable(groups, most, anywhere);

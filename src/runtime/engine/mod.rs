@@ -20,9 +20,9 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::generation::{Events, Generation};
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
-use crate::runtime::request::{Finish, Request};
+use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
 use crate::runtime::schedule::{self, Budget, Running, StepPlan};
-use crate::runtime::sequence::Resumed;
+use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::session::{Lent, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::runtime::step::{Executor, Feed};
@@ -118,9 +118,10 @@ impl Engine {
     /// # Errors
     /// Those of `submit`.
     pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
-        let max_tokens = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
+        let room = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let id = RequestId(self.num_submitted);
-        let generation = Generation::new(id, request, max_tokens, &self.pool, now);
+        let usual = self.spec().config.answer_tokens.filter(|_| request.limits.is_open());
+        let generation = Generation::new(id, request, room, &self.pool, now).limited_to(usual);
         if self.bytes(&generation) + self.session_bytes() > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
@@ -236,6 +237,11 @@ impl Engine {
 
     /// What there is to begin a request with, from its session or the index.
     fn resume(&mut self, generation: &Generation, num_indexed: Option<usize>) -> Resumed {
+        if generation.scores_prompt() {
+            let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
+            let sequence = Sequence::new(&self.pool);
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
+        }
         let lent = match generation.session() {
             Some(name) => self.sessions.lend(name, &self.pool),
             None => Lent::nothing(&self.pool),

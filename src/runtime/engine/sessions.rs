@@ -1,6 +1,7 @@
 //! What can be asked of the engine's sessions: unnamed ones token by token, named ones between their requests.
 //!
-//! Invariants: a session that a request is in is not touched from here; a refused call changes nothing.
+//! Invariants: a session that a request is in is not touched from here; a refused call changes nothing. Slots are no
+//! limit for names: a new session takes the slot of the idle one used longest ago, which is then not known any more.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ impl Engine {
         let begins = match self.sessions.find_idle(name) {
             Ok(_) => false,
             Err(Error::SessionNotFound(_)) => {
-                self.check_place()?;
+                self.make_place(None)?;
                 self.sessions.open(name, None, &self.pool)?;
                 true
             }
@@ -36,21 +37,33 @@ impl Engine {
         Ok(begins)
     }
 
-    /// Idle sessions give their memory to others, so as many may exist as are allowed, not as many as fit at once.
-    fn check_place(&self) -> Result<()> {
+    /// Sees to a slot for one more session. Where all are taken, the idle named session used longest ago goes, `kept`
+    /// excepted; its full pages stay findable until they are reused.
+    ///
+    /// # Errors
+    /// [`Error::SessionsFull`] when every slot has a request in it or is driven by hand.
+    fn make_place(&mut self, kept: Option<SessionId>) -> Result<()> {
         let capacity = self.spec().config.max_sessions;
-        if self.sessions.len() < capacity { Ok(()) } else { Err(Error::SessionsFull { capacity }) }
+        if self.sessions.len() < capacity || (capacity > 0 && self.sessions.remove_oldest(kept)) {
+            return Ok(());
+        }
+        Err(Error::SessionsFull { capacity })
     }
 
     /// All named sessions, by name.
     pub fn list_sessions(&self) -> Vec<SessionInfo> {
-        let detail = |name| self.inspect_session(name).ok();
-        self.sessions.names().filter_map(detail).map(|detail| detail.info).collect()
+        self.sessions.names().filter_map(|name| self.look_at(name).ok()).map(|(info, _)| info).collect()
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+        let (info, tokens) = self.look_at(name)?;
+        Ok(SessionDetail { info, tokens: tokens.to_vec() })
+    }
+
+    /// A session and its tokens.
+    fn look_at(&self, name: &str) -> Result<(SessionInfo, &[u32])> {
         let session = self.sessions.get(self.sessions.find(name)?)?;
         let running = self.running.iter().find(|generation| generation.session() == Some(name));
         let (tokens, num_resident) = match (session.state(), running) {
@@ -66,7 +79,7 @@ impl Engine {
             num_tokens: tokens.len(),
             num_resident,
         };
-        Ok(SessionDetail { info, tokens: tokens.to_vec() })
+        Ok((info, tokens))
     }
 
     /// Begins a session that stands for `tokens`, of which nothing is in memory: one that another process has kept.
@@ -75,7 +88,7 @@ impl Engine {
     /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] when there is one of that name.
     pub fn restore_session(&mut self, name: &str, tokens: Vec<u32>) -> Result<()> {
         self.check_new_name(name)?;
-        self.check_place()?;
+        self.make_place(None)?;
         self.sessions.open(name, None, &self.pool)?;
         let id = self.sessions.find(name)?;
         self.sessions.get_mut(id)?.remember(tokens);
@@ -119,7 +132,7 @@ impl Engine {
         let original = self.sessions.find_idle(from)?;
         self.check_new_name(to)?;
         self.check_fork()?;
-        self.check_place()?;
+        self.make_place(Some(original))?;
         self.sessions.open(to, Some(original), &self.pool)
     }
 
@@ -136,13 +149,13 @@ impl Engine {
     /// # Errors
     /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the memory.
     pub fn create_session(&mut self) -> Result<SessionId> {
-        self.check_place()?;
         let requested = self.running_bytes().max(self.largest_waiting());
         let per_context = self.spec().sequence_bytes(self.spec().context_length());
         let needed = self.session_bytes() + per_context + requested;
         if needed > self.pool.capacity() {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
+        self.make_place(None)?;
         Ok(self.sessions.create(Sequence::new(&self.pool)))
     }
 

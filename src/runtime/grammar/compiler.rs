@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use super::GrammarSource;
 use super::schema;
+use super::state::{GrammarState, TokenMask, unsatisfiable};
 use super::vocabulary::token_environment;
 use crate::runtime::error::{Error, GrammarError, Result, panic_text};
 use crate::runtime::text::Tokenizer;
@@ -156,7 +157,9 @@ impl Shared {
         }
         parser.start_without_prompt();
         let inner = Inner { source, vocab_size: self.vocab_size, start: Mutex::new(parser) };
-        Ok(Grammar { inner: Arc::new(inner) })
+        let grammar = Grammar { inner: Arc::new(inner) };
+        check_beginning(&grammar)?;
+        Ok(grammar)
     }
 
     fn build_factory(&self) -> Result<ParserFactory, GrammarError> {
@@ -246,6 +249,15 @@ impl Drop for Permit {
     }
 }
 
+/// The library takes grammars that nothing satisfies and fails at the first token.
+fn check_beginning(grammar: &Grammar) -> Result<(), GrammarError> {
+    match GrammarState::new(grammar, false).mask() {
+        Ok(Some(TokenMask::Allowed(allowed))) if allowed.is_empty() => Err(unsatisfiable()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -280,10 +292,29 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
             Ok(TopLevelGrammar::from_regex(regex))
         }
         GrammarSource::Lark(grammar) => {
+            check_notation(grammar)?;
             check_nesting(grammar)?;
             check_rules(grammar)?;
             Ok(TopLevelGrammar::from_lark(grammar.clone()))
         }
+    }
+}
+
+/// Says so where the notation is llama.cpp's.
+fn check_notation(grammar: &str) -> Result<(), GrammarError> {
+    let defines = |line: &str| {
+        let name = line.split_once("::=").map(|(name, _)| name.trim());
+        name.is_some_and(|name| {
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+        })
+    };
+    match grammar.lines().any(defines) {
+        true => Err(GrammarError::Invalid(
+            "this looks like GBNF, and a grammar in llguidance's variant of Lark is wanted: `start: ...` and \
+             `name: ...` in place of `root ::= ...` and `name ::= ...`"
+                .to_owned(),
+        )),
+        false => Ok(()),
     }
 }
 
@@ -443,6 +474,26 @@ mod tests {
             let refused = compiler.compile(&source);
             assert!(matches!(refused, Err(Error::Grammar(GrammarError::TooComplex(_)))), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn what_nothing_satisfies_is_refused_before_the_first_token() {
+        let compiler = compiler();
+        let invalid = |source: GrammarSource| match compiler.compile(&source) {
+            Err(Error::Grammar(GrammarError::Invalid(message))) => message,
+            other => panic!("{source:?}: {other:?}"),
+        };
+        for source in [
+            GrammarSource::JsonSchema(json!({"$ref": "#"})),
+            GrammarSource::JsonSchema(json!({"anyOf": [{"$ref": "#"}]})),
+            GrammarSource::Lark("start: start".to_owned()),
+            GrammarSource::Lark("start: a\na: b\nb: a".to_owned()),
+        ] {
+            let message = invalid(source);
+            assert!(message.contains("nothing"), "{message}");
+        }
+        assert!(invalid(GrammarSource::Lark("root ::= \"a\" b\nb ::= \"c\"".to_owned())).contains("GBNF"));
+        compile(&compiler, ""); // the empty answer satisfies it
     }
 
     #[test]

@@ -6,11 +6,14 @@
 //! answers under the same grammar; sources are hostile, so size, depth, work and time are bounded, and a panic in the
 //! library is an error here. Knows no request, sequence or model.
 
+mod closed;
 mod compiler;
+mod satisfiable;
 mod schema;
 mod state;
 mod vocabulary;
 
+pub use self::closed::closed;
 pub use self::compiler::{Grammar, GrammarCompiler};
 pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
@@ -31,4 +34,14 @@ pub enum GrammarSource {
     Regex(String),
     /// A grammar in llguidance's variant of Lark, beginning at its rule `start`.
     Lark(String),
+}
+
+impl GrammarSource {
+    /// With the objects of a schema closed, as [`closed`] does.
+    pub fn closed(self) -> Self {
+        match self {
+            GrammarSource::JsonSchema(schema) => GrammarSource::JsonSchema(closed(&schema)),
+            other => other,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
-use super::GrammarSource;
+use super::{GrammarSource, satisfiable};
 use crate::runtime::error::GrammarError;
 
 /// Arrays and objects within each other.
@@ -95,6 +95,7 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     simplify(&mut schema);
     let whole = Value::Object(schema);
     check_chain(&whole)?;
+    satisfiable::check(&whole)?;
     let Value::Object(mut schema) = whole else { unreachable!("made above") };
     schema.insert(OPTIONS.to_owned(), layout());
     Ok(Value::Object(schema))
@@ -229,7 +230,7 @@ pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError 
         }
         (GrammarError::Invalid(message), GrammarSource::Regex(_)) => {
             let reason = message.lines().find_map(|line| line.strip_prefix("error: "));
-            GrammarError::Invalid(format!("no regular expression: {}", reason.unwrap_or(&message)))
+            GrammarError::Invalid(format!("not a regular expression: {}", reason.unwrap_or(&message)))
         }
         (error, _) => error,
     }
@@ -376,7 +377,7 @@ pub mod tests {
             "at 1(8): invalid regex \"(\" (in regex): regex parse error:\n    (\nerror: unclosed group\n";
         assert_eq!(
             in_words_of(&regex, explained(message)),
-            GrammarError::Invalid("no regular expression: unclosed group".to_owned())
+            GrammarError::Invalid("not a regular expression: unclosed group".to_owned())
         );
     }
 }

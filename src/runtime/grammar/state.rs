@@ -120,11 +120,17 @@ impl GrammarState {
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                     GrammarError::TooComplex(message)
                 }
+                StopReason::NoExtension | StopReason::NoExtensionBias => unsatisfiable(),
                 // Of a panic, the library adds its backtrace.
                 _ => GrammarError::Failed(message.lines().next().unwrap_or_default().to_owned()),
             }
         })
     }
+}
+
+/// A grammar that leaves no way on where it is not complete.
+pub(super) fn unsatisfiable() -> GrammarError {
+    GrammarError::Invalid("nothing satisfies it: no token may come where more has to".to_owned())
 }
 
 impl fmt::Debug for GrammarState {
@@ -136,6 +142,10 @@ impl fmt::Debug for GrammarState {
 impl AllowedTokens {
     pub fn contains(&self, id: u32) -> bool {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_zero()
     }
 
     #[cfg(test)]

@@ -14,6 +14,9 @@ pub struct BuiltIn {
     pub name: &'static str,
     /// Of its matrices.
     pub quantization: &'static str,
+    /// Most tokens of an answer to a request that names no limit: its answers are short, and one that is not goes on to the end
+    /// of the context.
+    pub answer_tokens: usize,
     /// What messages call the file.
     path: &'static str,
     file: &'static Aligned<[u8]>,
@@ -30,6 +33,7 @@ struct Aligned<T: ?Sized>(T);
 pub static GUIDE: BuiltIn = BuiltIn {
     name: "guide",
     quantization: "Q8_0",
+    answer_tokens: 400,
     path: "built-in:guide.gguf",
     file: &Aligned(*include_bytes!("../../../assets/guide/guide.gguf")),
     hints: include_bytes!("../../../assets/guide/hints.bin"),

@@ -9,7 +9,9 @@
 //! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
 
 use super::prefill::common_prefix;
-use super::store::{ModelFingerprint, SavedSession, SavedTurn, SessionWriter, Turn, now_ms};
+use super::store::{
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, Turn, now_ms,
+};
 use super::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
@@ -94,12 +96,17 @@ impl Dialogue {
         let foreign: Vec<&SavedTurn> =
             self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
         if let Some(last) = foreign.last() {
+            let (count, name) = (self.saved.turns.len(), &last.model.name);
+            let what = match foreign.len() {
+                all if all == count => "this session was started".to_owned(),
+                some => format!("{some} of {count} turns were answered"),
+            };
+            let changed = match *name == self.model.name {
+                true => " when it had other weights, another tokenizer or template",
+                false => "",
+            };
             notices.push(format!(
-                "{} of {} turns were answered by another model ({}), or by this one with other weights, tokenizer or \
-                 template: their text goes on, their tokens are computed anew",
-                foreign.len(),
-                self.saved.turns.len(),
-                last.model.name,
+                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
             ));
         }
         notices
@@ -135,7 +142,7 @@ impl Dialogue {
             false => speech.encode_rest(text),
         })?;
         let messages = conversation.messages;
-        let (kept_turns, kept_messages) = self.repeated(&messages);
+        let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
         Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
     }
 
@@ -145,19 +152,9 @@ impl Dialogue {
         DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
     }
 
-    /// How many turns, and messages of them, the conversation begins with.
-    fn repeated(&self, messages: &[Message]) -> (usize, usize) {
-        let (mut num_turns, mut num_messages) = (0, 0);
-        for saved in &self.saved.turns {
-            let ours = &saved.turn.messages;
-            let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
-            if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
-                break;
-            }
-            num_turns += 1;
-            num_messages += ours.len();
-        }
-        (num_turns, num_messages)
+    /// The model that gives the next answers.
+    pub fn model(&self) -> &ModelFingerprint {
+        &self.model
     }
 
     /// Takes the answer to a turn that this conversation prompted. When this returns, the turn is on disk; a cancelled one
@@ -228,6 +225,75 @@ impl Dialogue {
         self.transcript = self.saved.transcript(&self.model);
         Ok(())
     }
+
+    /// Keeps all turns in a branch of the session, for a caller who is about to take some back or to replace them: the
+    /// branch's name. `None` when there are no turns, or nothing of the conversation is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: nothing may be taken back then.
+    pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
+        self.writer.as_ref().map_or(Ok(None), |writer| writer.keep(reason))
+    }
+
+    /// Goes on with what a branch holds; what this session held becomes a branch (its name), unless the branch holds it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] when the conversation is not saved; as [`SessionWriter::restore`].
+    pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
+        let Some(writer) = &mut self.writer else {
+            return Err(Error::InvalidState("the conversation is not saved"));
+        };
+        let kept = writer.restore(branch)?;
+        self.saved = writer.saved().clone();
+        self.transcript = self.saved.transcript(&self.model);
+        Ok(kept)
+    }
+
+    /// A branch of the session with its first `turns` turns (all when `None`), open for writing; `None` when the
+    /// conversation is not saved. This conversation stays as it is.
+    ///
+    /// # Errors
+    /// As [`SessionWriter::branch`].
+    pub fn branch(&self, turns: Option<usize>, reason: BranchReason) -> Result<Option<Self>> {
+        let Some(writer) = &self.writer else { return Ok(None) };
+        Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
+    }
+
+    /// Ends the conversation and removes its session, where it is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove(self) -> Result<()> {
+        self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
+    }
+
+    /// Ends the conversation. A session that never had a turn is removed: whether it was.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove_if_empty(self) -> Result<bool> {
+        self.writer.map_or(Ok(false), SessionWriter::remove_if_empty)
+    }
+}
+
+/// How many turns of a conversation the messages begin with: all of them, where they continue it.
+pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
+    repeated(saved, messages).0
+}
+
+/// How many turns, and messages of them, the messages begin with.
+fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
+    let (mut num_turns, mut num_messages) = (0, 0);
+    for saved in &saved.turns {
+        let ours = &saved.turn.messages;
+        let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
+        if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
+            break;
+        }
+        num_turns += 1;
+        num_messages += ours.len();
+    }
+    (num_turns, num_messages)
 }
 
 /// Whether two messages are the same turn of the same conversation, be they spelt differently.

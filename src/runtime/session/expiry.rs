@@ -1,21 +1,22 @@
-//! Idle named sessions give their memory back after a time. They keep their tokens, as under pressure.
+//! Idle named sessions give their slots and their memory back after a time. Whoever knows what one held can bring it back.
 //!
 //! The table knows no clock: a session that has been used counts as idle from the next time that it is told what time it is.
 
 use std::time::{Duration, Instant};
 
-use super::{Session, SessionState, SessionTable};
+use super::{Session, SessionId, SessionTable};
 
 impl SessionTable {
-    /// Evicts the named sessions that have been idle for `ttl` and more.
+    /// Removes the named sessions that have been idle for `ttl` and more.
     pub fn expire(&mut self, now: Instant, ttl: Duration) {
-        for id in self.names.values() {
-            let Some(session) = self.sessions.get_mut(id).filter(|session| session.can_expire()) else {
+        let ids: Vec<SessionId> = self.names.values().copied().collect();
+        for id in ids {
+            let Some(session) = self.sessions.get_mut(&id).filter(|session| session.is_idle()) else {
                 continue;
             };
             let since = *session.idle_since.get_or_insert(now);
             if now.saturating_duration_since(since) >= ttl {
-                session.evict();
+                self.remove(id);
             }
         }
     }
@@ -27,12 +28,6 @@ impl SessionTable {
             Some(since) => since.checked_add(ttl), // nothing: later than time can tell
             None => Some(Instant::now()),
         };
-        named.filter(|session| session.can_expire()).filter_map(expiry).min()
-    }
-}
-
-impl Session {
-    fn can_expire(&self) -> bool {
-        self.state == SessionState::Idle && self.position() > 0
+        named.filter(|session| session.is_idle()).filter_map(expiry).min()
     }
 }

@@ -1,6 +1,6 @@
 //! Sessions: sequences that outlive a request. Unnamed ones are driven token by token (`prefill`, `decode_one`, `seek`,
-//! `reset`); named ones lend their sequence to one request at a time and, while idle, may lose their pages but not their
-//! tokens.
+//! `reset`); named ones lend their sequence to one request at a time and, while idle, may lose their pages, and their slot
+//! to another.
 //!
 //! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it until
 //! `reset`. A token that ends the generation is returned but never resident. `stop` takes effect at a token boundary and
@@ -249,6 +249,10 @@ impl Session {
         self.state
     }
 
+    fn is_idle(&self) -> bool {
+        self.state == SessionState::Idle
+    }
+
     /// All tokens it stands for, resident or not; empty while they are lent out.
     pub fn known_tokens(&self) -> &[u32] {
         if self.position() > 0 { self.tokens() } else { &self.evicted }
@@ -357,7 +361,7 @@ impl Session {
     }
 
     fn step(&mut self, executor: &mut Executor, input: Input<'_>, sampling: &Sampling) -> Result<()> {
-        let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling, grammar: None }];
+        let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
         executor.step(&mut feeds).pop().expect("one result per feed")
     }
 
@@ -540,6 +544,14 @@ impl SessionTable {
         let oldest = holding.min_by_key(|(_, session)| (session.state, session.last_used));
         let Some(id) = oldest.map(|(id, _)| id) else { return false };
         self.sessions.get_mut(&id).map(Session::evict).is_some()
+    }
+
+    /// Removes the idle named session used longest ago, `kept` excepted; false when there is none.
+    pub fn remove_oldest(&mut self, kept: Option<SessionId>) -> bool {
+        let named = self.names.values().filter_map(|id| Some((*id, self.sessions.get(id)?)));
+        let idle = named.filter(|(id, session)| session.is_idle() && Some(*id) != kept);
+        let oldest = idle.min_by_key(|(_, session)| session.last_used).map(|(id, _)| id);
+        oldest.is_some_and(|id| self.remove(id))
     }
 
     fn named_mut(&mut self, name: &str) -> Option<&mut Session> {

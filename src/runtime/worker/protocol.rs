@@ -16,8 +16,8 @@ use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Event, Finish, Limits, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling, Started, Timings, Token,
-    Usage,
+    Event, Finish, Limits, Logprob, Outcome, Overflow, Request, Reuse, ReuseReason, Sampling, Started,
+    Timings, Token, Usage,
 };
 use crate::runtime::spec::EngineSpec;
 
@@ -110,11 +110,22 @@ pub struct Generate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<usize>,
+    /// No answer: the prompt's log-probabilities are all.
+    #[serde(skip_serializing_if = "is_false")]
+    pub prompt_only: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarSource>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<f64>,
     /// Whether to tell all that an [`Event`] tells.
     pub events: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A part of a prompt: one of the two; where both are given, the ids count.
@@ -199,6 +210,9 @@ pub enum Answer {
     },
     Progress {
         progress: Progress,
+    },
+    Prompt {
+        prompt_logprobs: Vec<Logprob>,
     },
     /// Here and below, `existed` says whether there was such a session; calls without an id are not told.
     Opened {
@@ -554,6 +568,9 @@ impl Default for Generate {
             render_special: false,
             markup: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
+            prompt_only: false,
+            stop_ids: Vec::new(),
             grammar: None,
             deadline_ms: None,
             events: false,
@@ -565,8 +582,17 @@ impl Default for Generate {
 /// [`Generate::into_request`] as it was.
 impl From<&Request> for Generate {
     fn from(request: &Request) -> Self {
-        let Request { prompt, sampling, limits, logprobs, render_special, markup, grammar, session } =
-            request;
+        let Request {
+            prompt,
+            sampling,
+            limits,
+            logprobs,
+            prompt_logprobs,
+            render_special,
+            markup,
+            grammar,
+            session,
+        } = request;
         Self {
             prompt: None,
             prompt_segments: Some(vec![Segment { text: None, ids: Some(prompt.clone()) }]),
@@ -588,6 +614,9 @@ impl From<&Request> for Generate {
             render_special: *render_special,
             markup: markup.to_vec(),
             logprobs: *logprobs,
+            prompt_logprobs: *prompt_logprobs,
+            prompt_only: limits.max_tokens == Some(0),
+            stop_ids: limits.stop_ids.clone(),
             grammar: grammar.as_ref().map(|grammar| grammar.source().clone()),
             deadline_ms: limits.deadline.map(ms),
             events: true,
@@ -633,13 +662,18 @@ impl Generate {
                 seed: self.exact_seed.or(Some(self.seed).filter(|&seed| seed > 0)),
             },
             limits: Limits {
-                max_tokens: usize::try_from(self.max_new_tokens).ok().filter(|&tokens| tokens > 0),
+                max_tokens: match self.prompt_only {
+                    true => Some(0),
+                    false => usize::try_from(self.max_new_tokens).ok().filter(|&tokens| tokens > 0),
+                },
                 overflow: self.overflow,
                 stop: self.stop,
+                stop_ids: self.stop_ids,
                 ignore_eos: self.ignore_eos,
                 deadline: deadline.transpose()?,
             },
             logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
             render_special: self.render_special,
             markup: self.markup.into(),
             grammar: self.grammar.as_ref().map(compile).transpose()?,
@@ -719,6 +753,7 @@ impl Telling {
             Event::Prefill { done, total } => {
                 tells_all.then_some(Answer::Progress { progress: Progress { done, total } })
             }
+            Event::Prompt { logprobs } => tells_all.then_some(Answer::Prompt { prompt_logprobs: logprobs }),
             Event::Text { text, tokens } if tells_all => {
                 Some(Answer::Token(TextLine { token: text, tokens: Some(tokens) }))
             }
@@ -773,6 +808,7 @@ impl Answer {
             Answer::Queued { queued } => Ok(Event::Queued { position: queued }),
             Answer::Started { started } => Ok(Event::Started(started)),
             Answer::Progress { progress: Progress { done, total } } => Ok(Event::Prefill { done, total }),
+            Answer::Prompt { prompt_logprobs: logprobs } => Ok(Event::Prompt { logprobs }),
             Answer::Token(TextLine { token, tokens: Some(tokens) }) => {
                 Ok(Event::Text { text: token, tokens })
             }
@@ -944,7 +980,7 @@ mod tests {
 
     use super::*;
     use crate::runtime::error::{GrammarError, LoadError, StoreError};
-    use crate::runtime::request::{Difference, Logprob};
+    use crate::runtime::request::Difference;
     use crate::runtime::session::SessionState;
     use crate::template::TemplateError;
 
@@ -998,10 +1034,12 @@ mod tests {
                 max_tokens: Some(1),
                 overflow: Overflow::Clamp,
                 stop: vec!["\n\n".to_owned(), "\u{2028}\"\\\u{1}".to_owned()],
+                stop_ids: vec![7],
                 ignore_eos: true,
                 deadline: Some(Duration::from_nanos(1_234_567_891)),
             },
             logprobs: Some(0),
+            prompt_logprobs: Some(3),
             render_special: true,
             markup: vec![5, 6].into(),
             grammar: None,
@@ -1091,6 +1129,7 @@ mod tests {
             Event::Started(started),
             Event::Started(plain),
             Event::Prefill { done: 5, total: 10 },
+            Event::Prompt { logprobs: vec![Logprob { logprob: -1.5, top: vec![(4, -0.25)] }] },
             Event::Text { text: "\"\n\u{0}\u{fffd}é".to_owned(), tokens },
             Event::Text { text: String::new(), tokens: Vec::new() },
             Event::Failed(Error::Poisoned),

@@ -7,8 +7,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 
+use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
+use super::turn::{InSession, Session};
 use crate::runtime::session::store::SessionName;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 
 /// A body that is a JSON object.
 pub struct JsonBody(pub Map<String, Value>);
@@ -28,12 +31,23 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
         })?;
         let malformed =
             |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);
-        match serde_json::from_slice(&bytes) {
+        match parsed(bytes).await {
             Ok(Value::Object(members)) => Ok(Self(members)),
             Ok(_) => Err(malformed("the body is not a JSON object".to_owned())),
             Err(error) => Err(malformed(format!("the body is not JSON: {error}"))),
         }
     }
+}
+
+/// Bytes of a body from which on it is read on a thread that may wait: here others would wait for it.
+const LARGE_BYTES: usize = 64 << 10;
+
+async fn parsed(bytes: Bytes) -> serde_json::Result<Value> {
+    if bytes.len() < LARGE_BYTES {
+        return serde_json::from_slice(&bytes);
+    }
+    let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&bytes)).await;
+    parsed.unwrap_or_else(|_| serde_json::from_slice(b"")) // a panic in the reader: no JSON
 }
 
 /// Only JSON that says so: a page in a browser may post other types across origins without asking.
@@ -63,22 +77,32 @@ impl<S: Send + Sync> FromRequestParts<S> for InPath {
     }
 }
 
-/// Headers that name a session, the first that is not empty counts.
-const SESSION_HEADERS: [&str; 4] =
-    ["x-session-id", "x-executorch-session-id", "session_id", "x-session-affinity"];
+/// Headers that name a stored session, the first that is not empty counts.
+const SESSION_HEADERS: [&str; 3] = ["x-session-id", "x-executorch-session-id", "session_id"];
 
-/// The session that a request belongs to: what the body says, else what the headers do.
+/// The session that a request belongs to: what the body says; else a transient one, where the header is there that asks for
+/// one; else a stored one; else the transient one of a client that names its conversations by itself.
 ///
 /// # Errors
-/// `invalid_session_id`.
-pub fn session_of(in_body: Option<String>, headers: &HeaderMap) -> Result<Option<SessionName>, ApiError> {
+/// `invalid_session_id`, for a stored one.
+pub fn session_of(
+    in_body: Option<String>,
+    appends: bool,
+    headers: &HeaderMap,
+    caller: &Caller,
+) -> Result<Option<Session>, ApiError> {
+    let stored = |name: SessionName| Session::Stored(InSession { caller: caller.clone(), name, appends });
     if let Some(name) = in_body {
-        return session_name(&name).map(Some);
+        return session_name(&name).map(stored).map(Some);
+    }
+    let transient = |names: &[&str]| TransientKey::in_headers(caller.owner(), headers, names);
+    if let Some(key) = transient(&[AFFINITY_HEADER]) {
+        return Ok(Some(Session::Transient(key)));
     }
     let given = SESSION_HEADERS.iter().filter_map(|name| headers.get(*name)).find(|value| !value.is_empty());
-    let Some(given) = given else { return Ok(None) };
+    let Some(given) = given else { return Ok(transient(&ROUTING_HEADERS).map(Session::Transient)) };
     let name = given.to_str().map_err(|_| invalid_session("it holds more than printable ASCII"))?;
-    session_name(name).map(Some)
+    session_name(name).map(stored).map(Some)
 }
 
 pub fn session_name(name: &str) -> Result<SessionName, ApiError> {
@@ -99,27 +123,57 @@ mod tests {
     use axum::http::HeaderValue;
 
     use super::*;
+    use crate::serve::owner::Owner;
+
+    fn caller() -> Caller {
+        Caller::new(Owner::anonymous(), false)
+    }
+
+    /// The session's name, `~` before a transient one's.
+    fn named(body: Option<&str>, headers: &HeaderMap) -> Result<Option<String>, Option<&'static str>> {
+        let session = session_of(body.map(str::to_owned), false, headers, &caller());
+        let name = |session| match session {
+            Session::Stored(session) => session.name.to_string(),
+            Session::Transient(key) => format!("~{}", key.id),
+        };
+        session.map(|session| session.map(name)).map_err(|error| error.code)
+    }
 
     #[test]
     fn the_body_names_the_session_before_the_headers_in_their_order() {
         let mut headers = HeaderMap::new();
-        let name = |body: Option<&str>, headers: &HeaderMap| {
-            let name = session_of(body.map(str::to_owned), headers);
-            name.map(|name| name.map(|name| name.as_str().to_owned())).map_err(|error| error.code)
-        };
-        assert_eq!(name(None, &headers), Ok(None));
-        for (header, expected) in SESSION_HEADERS.iter().rev().zip(["d", "c", "b", "a"]) {
+        assert_eq!(named(None, &headers), Ok(None));
+        for (header, expected) in SESSION_HEADERS.iter().rev().zip(["c", "b", "a"]) {
             headers.insert(*header, HeaderValue::from_static(expected));
-            assert_eq!(name(None, &headers), Ok(Some(expected.to_owned())));
+            assert_eq!(named(None, &headers), Ok(Some(expected.to_owned())));
         }
         headers.insert("x-session-id", HeaderValue::from_static(""));
-        assert_eq!(name(None, &headers), Ok(Some("b".to_owned())), "an empty header is absent");
-        assert_eq!(name(Some("body"), &headers), Ok(Some("body".to_owned())));
+        assert_eq!(named(None, &headers), Ok(Some("b".to_owned())), "an empty header is absent");
+        assert_eq!(named(Some("body"), &headers), Ok(Some("body".to_owned())));
         for bad in ["", "a b", "a/b", &"x".repeat(129)] {
-            assert_eq!(name(Some(bad), &headers), Err(Some("invalid_session_id")), "{bad:?}");
+            assert_eq!(named(Some(bad), &headers), Err(Some("invalid_session_id")), "{bad:?}");
         }
         headers.insert("x-session-id", HeaderValue::from_bytes(b"\xe9").expect("opaque bytes"));
-        assert_eq!(name(None, &headers), Err(Some("invalid_session_id")));
+        assert_eq!(named(None, &headers), Err(Some("invalid_session_id")));
+    }
+
+    #[test]
+    fn headers_that_clients_send_by_themselves_name_transient_sessions() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-claude-code-session-id", HeaderValue::from_static("claude"));
+        assert_eq!(named(None, &headers), Ok(Some("~claude".to_owned())));
+        headers.insert("thread-id", HeaderValue::from_static("codex"));
+        assert_eq!(named(None, &headers), Ok(Some("~codex".to_owned())));
+        headers.insert("x-session-id", HeaderValue::from_static("mine"));
+        assert_eq!(named(None, &headers), Ok(Some("mine".to_owned())), "it was asked for");
+        headers.insert("x-session-affinity", HeaderValue::from_static("ses_1"));
+        assert_eq!(named(None, &headers), Ok(Some("~ses_1".to_owned())), "opencode sends both");
+        assert_eq!(named(Some("body"), &headers), Ok(Some("body".to_owned())));
+        for odd in [&b"a b"[..], b"a/b", b"\xe9", &[b'x'; 4000]] {
+            headers.insert("x-session-affinity", HeaderValue::from_bytes(odd).expect("a value"));
+            let name = named(None, &headers).expect("never refused").expect("a session");
+            assert!(name.starts_with("~affinity-") && name.len() == 26, "{name}");
+        }
     }
 
     #[test]

@@ -7,40 +7,45 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::body::JsonBody;
-use super::reply::{self, Head};
+use super::reply::{self, Head, Ignored, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, Chunks};
 use super::turn::{Answered, Delta, Said, SaidCall, Totals};
-use super::{collect, drive};
+use super::{blocking, collect, drive};
 use crate::runtime::Token;
 use crate::serve::App;
 use crate::serve::access::{RequestId, X_TOOL_FORMAT};
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 use crate::serve::wire::message::tool_call_json;
 use crate::template::ToolCall;
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Chat { ask, streaming, shows_reasoning } = request::chat(&app, body, &headers, request_id)?;
+    let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
+    let request::Chat { ask, streaming, shows_reasoning, has_functions, ignored } = chat;
     let style = Style {
         num_choices: ask.num_choices,
         logprobs: ask.logprobs.is_some(),
-        include_usage: streaming.includes_usage,
+        streaming,
         shows_reasoning,
+        has_functions,
     };
     let head = Head::new(&app, "chatcmpl");
     let is_generic = ask.tools.is_on() && app.model().speech.spells_tools();
     let running = drive::begin(&app, ask).await?;
-    let mut response = match streaming {
-        Streaming { is_on: true, .. } => {
-            let held = vec![Vec::new(); style.num_choices];
-            sse::response(running, ChatChunks { head, style, held })
+    let placed = reply::PlacedHeader(running.placed.clone());
+    let mut response = match streaming.is_on {
+        true => {
+            let chunks = ChatChunks::new(head, style, running.prompt_tokens());
+            sse::response(running, chunks)
         }
-        Streaming { is_on: false, .. } => {
+        false => {
             let collected = collect::all(running).await?;
             Json(completion(&head, &style, &collected)).into_response()
         }
@@ -48,15 +53,26 @@ pub async fn post(
     if is_generic {
         response.headers_mut().insert(X_TOOL_FORMAT, HeaderValue::from_static("generic"));
     }
-    Ok(response)
+    Ok((placed, Ignored(ignored), response).into_response())
 }
 
 /// How an answer is shown.
 struct Style {
     num_choices: usize,
     logprobs: bool,
-    include_usage: bool,
+    streaming: Streaming,
     shows_reasoning: bool,
+    /// Calls are told in OpenAI's older form.
+    has_functions: bool,
+}
+
+impl Style {
+    fn finish_reason(&self, answer: &Answered) -> &'static str {
+        match answer.finish_reason() {
+            "tool_calls" if self.has_functions => "function_call",
+            reason => reason,
+        }
+    }
 }
 
 /// The whole answer.
@@ -64,27 +80,31 @@ fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Val
     let choice = |(index, (answer, tokens)): (usize, &(Answered, Vec<Token>))| {
         json!({
             "index": index,
-            "message": message(&answer.said, style.shows_reasoning),
+            "message": message(&answer.said, style),
             "logprobs": style.logprobs.then(|| head.chat_logprobs(tokens)),
-            "finish_reason": answer.finish_reason(),
+            "finish_reason": style.finish_reason(answer),
         })
     };
     let choices = collected.choices.iter().enumerate().map(choice).collect();
     let mut object = head.object("chat.completion", choices);
     object.insert("usage".to_owned(), reply::usage(&collected.totals));
     object.insert("timings".to_owned(), reply::timings(&collected.totals));
+    let first = collected.choices.first().and_then(|(answer, _)| answer.placed.as_ref());
+    object.extend(first.map(reply::placed));
     Value::Object(object)
 }
 
 /// The content is a string whenever the answer is one, be it empty, and null when there is nothing but calls.
-fn message(said: &Said, shows_reasoning: bool) -> Value {
+fn message(said: &Said, style: &Style) -> Value {
     let is_call_only = said.content.is_empty() && !said.calls.is_empty();
     let content = if is_call_only { Value::Null } else { said.content.as_str().into() };
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if shows_reasoning && !said.reasoning.is_empty() {
+    if style.shows_reasoning && !said.reasoning.is_empty() {
         message["reasoning_content"] = said.reasoning.as_str().into();
     }
-    if !said.calls.is_empty() {
+    if let Some(call) = said.calls.first().filter(|_| style.has_functions) {
+        message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
+    } else if !said.calls.is_empty() {
         let call = |call: &SaidCall| {
             let arguments = Value::String(call.arguments.clone());
             tool_call_json(&ToolCall { id: Some(call.id.clone()), name: call.name.clone(), arguments })
@@ -100,14 +120,18 @@ struct ChatChunks {
     style: Style,
     /// Of each choice, the tokens whose log-probabilities wait for a chunk.
     held: Vec<Vec<Token>>,
+    usage: RunningUsage,
 }
 
 impl ChatChunks {
+    fn new(head: Head, style: Style, prompt_tokens: usize) -> Self {
+        let usage = RunningUsage::new(style.streaming, prompt_tokens);
+        Self { held: vec![Vec::new(); style.num_choices], usage, head, style }
+    }
+
     fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
         let mut chunk = self.head.object("chat.completion.chunk", choices);
-        if self.style.include_usage {
-            chunk.insert("usage".to_owned(), Value::Null);
-        }
+        self.usage.write(&mut chunk);
         chunk
     }
 
@@ -128,24 +152,31 @@ impl Chunks for ChatChunks {
             .collect()
     }
 
+    fn prompt(&mut self, total: usize) {
+        self.usage.prompt(total);
+    }
+
     fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
+        self.usage.count(tokens.len());
         if self.style.logprobs {
             self.held[choice].extend(tokens);
         }
         let shown = |delta: &Delta| self.style.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
         let deltas: Vec<Delta> = deltas.into_iter().filter(shown).collect();
-        let deltas = deltas.iter().filter_map(delta_json);
+        let has_functions = self.style.has_functions;
+        let deltas = deltas.iter().filter_map(|delta| delta_json(delta, has_functions));
         deltas.map(|delta| Value::Object(self.delta(choice, delta, None))).collect()
     }
 
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
-        let mut chunk = self.delta(choice, json!({}), Some(answer.finish_reason()));
+        let mut chunk = self.delta(choice, json!({}), Some(self.style.finish_reason(answer)));
         chunk.insert("timings".to_owned(), reply::choice_timings(answer));
+        chunk.extend(answer.placed.as_ref().map(reply::placed));
         vec![Value::Object(chunk)]
     }
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value> {
-        if !self.style.include_usage {
+        if !self.style.streaming.includes_usage {
             return Vec::new();
         }
         let mut chunk = self.chunk(Vec::new());
@@ -155,8 +186,15 @@ impl Chunks for ChatChunks {
 }
 
 /// A call's end is not on the wire: the next call or the finish reason tells it.
-fn delta_json(delta: &Delta) -> Option<Value> {
+fn delta_json(delta: &Delta, has_functions: bool) -> Option<Value> {
     Some(match delta {
+        Delta::Call { index: 0, name, .. } if has_functions => {
+            json!({"function_call": {"name": name, "arguments": ""}})
+        }
+        Delta::Arguments { index: 0, fragment } if has_functions => {
+            json!({"function_call": {"arguments": fragment}})
+        }
+        Delta::Call { .. } | Delta::Arguments { .. } if has_functions => return None,
         Delta::Content(text) => json!({"content": text}),
         Delta::Reasoning(text) => json!({"reasoning_content": text}),
         Delta::Call { index, id, name } => json!({"tool_calls": [

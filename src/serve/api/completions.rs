@@ -8,50 +8,71 @@ use serde_json::{Map, Value, json};
 
 use super::body::JsonBody;
 use super::collect::{self, Collected};
-use super::drive;
-use super::reply::{self, Head};
-use super::request;
+use super::reply::{self, Echoed, Head, Ignored, RunningUsage};
+use super::request::{self, Streaming};
 use super::sse::{self, Chunks};
-use super::turn::{Answered, Delta, Totals};
-use crate::runtime::Token;
+use super::turn::{Answered, Delta, Sent, Totals};
+use super::{blocking, drive};
+use crate::runtime::{Logprob, Token};
 use crate::serve::App;
 use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
 
 const OBJECT: &str = "text_completion";
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
+    caller: Caller,
     RequestId(request_id): RequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let request::Completion { ask, streaming, echo } = request::completion(&app, body, &headers, request_id)?;
-    let (num_choices, logprobs) = (ask.num_choices, ask.logprobs.is_some());
+    let asked =
+        blocking(&app, move |app| request::completion(app, body, &headers, &caller, request_id)).await?;
+    let request::Completion { ask, streaming, echo, ignored } = asked;
+    let (num_choices, logprobs, scores_prompt) =
+        (ask.num_choices, ask.logprobs.is_some(), ask.prompt_logprobs.is_some());
     let head = Head::new(&app, "cmpl");
     let mut running = drive::begin(&app, ask).await?;
-    // The choices of one prompt stand together.
+    let usage = RunningUsage::new(streaming, running.prompt_tokens());
     let prompts = std::mem::take(&mut running.prompts);
-    let echoed = prompts
-        .into_iter()
-        .flat_map(|prompt| std::iter::repeat_n(if echo { prompt } else { String::new() }, num_choices));
-    let echoed: Vec<String> = echoed.collect();
+    // The choices of one prompt stand together.
+    let echoed = prompts.into_iter().flat_map(|Sent { text, tokens }| {
+        let echoed = if echo { Echoed { text, ids: tokens, scores: Vec::new() } } else { Echoed::default() };
+        std::iter::repeat_n(echoed, num_choices)
+    });
+    let echoed: Vec<Echoed> = echoed.collect();
+    let style = Style { logprobs, scores_prompt: logprobs && scores_prompt, streaming };
     if !streaming.is_on {
         let collected = collect::all(running).await?;
-        return Ok(Json(completion(&head, logprobs, &echoed, &collected)).into_response());
+        let whole = Json(completion(&head, style, echoed, &collected));
+        return Ok((Ignored(ignored), whole).into_response());
     }
-    let held = echoed.iter().map(|text| Held { tokens: Vec::new(), offset: text.chars().count() }).collect();
-    let include_usage = streaming.includes_usage;
-    Ok(sse::response(running, TextChunks { head, logprobs, include_usage, echoed, held }))
+    let held = echoed.iter().map(|_| Held::default()).collect();
+    let chunks = TextChunks { head, style, usage, echoed: echoed.into_iter().map(Some).collect(), held };
+    Ok((Ignored(ignored), sse::response(running, chunks)).into_response())
 }
 
-fn completion(head: &Head, logprobs: bool, echoed: &[String], collected: &Collected) -> Value {
-    let choice = |(index, ((answer, tokens), echoed)): (usize, (&(Answered, Vec<Token>), &String))| {
-        let mut offset = echoed.chars().count();
+/// How a text is shown.
+#[derive(Clone, Copy)]
+struct Style {
+    logprobs: bool,
+    /// Also those of the prompt.
+    scores_prompt: bool,
+    streaming: Streaming,
+}
+
+fn completion(head: &Head, style: Style, echoed: Vec<Echoed>, collected: &Collected) -> Value {
+    let scores = collected.scores.iter().cloned();
+    let echoed = echoed.into_iter().zip(scores).map(|(echoed, scores)| Echoed { scores, ..echoed });
+    let choice = |(index, ((answer, tokens), echoed)): (usize, (&(Answered, Vec<Token>), Echoed))| {
+        let mut offset = if style.scores_prompt { 0 } else { echoed.text.chars().count() };
+        let told = Some(&echoed).filter(|_| style.scores_prompt);
         json!({
             "index": index,
-            "text": format!("{echoed}{}", answer.said.content),
-            "logprobs": logprobs.then(|| head.completion_logprobs(tokens, &mut offset)),
+            "text": format!("{}{}", echoed.text, answer.said.content),
+            "logprobs": style.logprobs.then(|| head.completion_logprobs(told, tokens, &mut offset)),
             "finish_reason": answer.finish_reason(),
         })
     };
@@ -65,14 +86,15 @@ fn completion(head: &Head, logprobs: bool, echoed: &[String], collected: &Collec
 /// The texts as they come.
 struct TextChunks {
     head: Head,
-    logprobs: bool,
-    include_usage: bool,
-    /// What each choice's text begins with.
-    echoed: Vec<String>,
+    style: Style,
+    usage: RunningUsage,
+    /// What each choice's text begins with, until that is told.
+    echoed: Vec<Option<Echoed>>,
     held: Vec<Held>,
 }
 
 /// Tokens whose log-probabilities wait for a chunk.
+#[derive(Default)]
 struct Held {
     tokens: Vec<Token>,
     /// Characters of the text before them.
@@ -82,48 +104,69 @@ struct Held {
 impl TextChunks {
     fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
         let mut chunk = self.head.object(OBJECT, choices);
-        if self.include_usage {
-            chunk.insert("usage".to_owned(), Value::Null);
-        }
+        self.usage.write(&mut chunk);
         chunk
     }
 
     fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
         let Held { tokens, offset } = &mut self.held[choice];
         let tokens = std::mem::take(tokens);
-        let logprobs = (!tokens.is_empty()).then(|| self.head.completion_logprobs(&tokens, offset));
+        let logprobs = (!tokens.is_empty()).then(|| self.head.completion_logprobs(None, &tokens, offset));
         self.chunk(vec![json!({
             "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish,
         })])
+    }
+
+    /// The prompt, unless it has been told; with what was asked about its tokens.
+    fn echo(&mut self, choice: usize) -> Option<Value> {
+        let echoed = self.echoed[choice].take().filter(|echoed| !echoed.ids.is_empty())?;
+        let offset = &mut self.held[choice].offset;
+        let scored = self.style.scores_prompt;
+        let logprobs = scored.then(|| self.head.completion_logprobs(Some(&echoed), &[], offset));
+        *offset = echoed.text.chars().count();
+        Some(Value::Object(self.chunk(vec![json!({
+            "index": choice, "text": echoed.text, "logprobs": logprobs, "finish_reason": null,
+        })])))
     }
 }
 
 impl Chunks for TextChunks {
     fn opening(&mut self) -> Vec<Value> {
-        let echoed = std::mem::take(&mut self.echoed);
-        let said = echoed.iter().enumerate().filter(|(_, text)| !text.is_empty());
-        said.map(|(choice, text)| Value::Object(self.text(choice, text, None))).collect()
+        if self.style.scores_prompt {
+            return Vec::new(); // what is asked about the prompt is not known yet
+        }
+        (0..self.echoed.len()).filter_map(|choice| self.echo(choice)).collect()
+    }
+
+    fn scored(&mut self, choice: usize, logprobs: Vec<Logprob>) {
+        if let Some(echoed) = &mut self.echoed[choice] {
+            echoed.scores.extend(logprobs);
+        }
     }
 
     fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
-        if self.logprobs {
+        self.usage.count(tokens.len());
+        if self.style.logprobs {
             self.held[choice].tokens.extend(tokens);
         }
+        let echo = self.echo(choice);
         let chunk = |delta: &Delta| match delta {
             Delta::Content(text) => Some(Value::Object(self.text(choice, text, None))),
             _ => None, // a text without a template has no other parts
         };
-        deltas.iter().filter_map(chunk).collect()
+        let chunks: Vec<Value> = deltas.iter().filter_map(chunk).collect();
+        echo.into_iter().chain(chunks).collect()
     }
 
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
+        let echo = self.echo(choice);
         let mut chunk = self.text(choice, "", Some(answer.finish_reason()));
         chunk.insert("timings".to_owned(), reply::choice_timings(answer));
-        vec![Value::Object(chunk)]
+        echo.into_iter().chain([Value::Object(chunk)]).collect()
     }
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value> {
-        if !self.include_usage {
+        if !self.style.streaming.includes_usage {
             return Vec::new();
         }
         let mut chunk = self.chunk(Vec::new());

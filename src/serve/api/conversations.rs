@@ -1,18 +1,36 @@
-//! The conversations behind session ids: on disk, where `run --session` and `chat` find them too, or in memory without a
-//! store.
+//! The conversations behind session ids: on disk, where `run --session` and `chat` keep theirs too, or in memory without a
+//! store; and what a request is a turn of, the session or one of its branches.
 //!
 //! Invariants: whoever opens a conversation has it alone until it is closed, and the next one is told that it is busy;
-//! one that was begun and came to no turn is gone again. All calls may wait for a disk: not on an async worker.
+//! one that was begun and came to no turn is gone again, and a branch that came to nothing new. A request takes nothing away
+//! from what is saved: where it does not continue its session or a branch, it begins another branch. Owners know nothing of
+//! each other's. All calls may wait for a disk: not on an async worker.
 
-use std::collections::{BTreeMap, HashMap};
+mod memory;
+
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::runtime::session::conversation::Dialogue;
+use axum::http::StatusCode;
+
+use super::line::Turn;
+use super::transient::Held;
+use crate::runtime::session::conversation::{Dialogue, num_repeated};
 use crate::runtime::session::store::{
-    ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, Summary, now_ms,
+    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, Summary, now_ms,
 };
 use crate::runtime::{Difference, Error, Result, Reuse, Started};
+use crate::serve::error::ApiError;
+use crate::serve::owner::{Caller, Owner};
+use crate::template::Message;
+use memory::Memory;
+
+/// Branches that requests may make of one session.
+pub const MAX_BRANCHES: usize = 100;
+
+/// Sessions of which it is known how their last prompt began.
+const MAX_RESUMES: usize = 4096;
 
 /// All conversations of a server. Clones are the same ones.
 #[derive(Debug, Clone)]
@@ -23,22 +41,45 @@ pub struct Conversations {
 #[derive(Debug)]
 struct Shared {
     place: Place,
-    resumes: Mutex<HashMap<SessionName, Resumes>>,
+    resumes: Mutex<HashMap<String, Resumes>>,
+    /// Of a session, the branch that was gone on with last.
+    last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
 }
 
 #[derive(Debug)]
 enum Place {
     Disk(SessionStore),
-    Memory(Mutex<BTreeMap<SessionName, Kept>>),
+    Memory(Memory),
 }
 
-/// A conversation in memory.
-#[derive(Debug)]
-struct Kept {
-    /// As it was when it was last closed.
-    saved: SavedSession,
-    /// Nothing while it is open.
-    dialogue: Option<Dialogue>,
+/// Which stored session: names are their owner's.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey {
+    pub owner: Owner,
+    pub name: SessionName,
+}
+
+impl SessionKey {
+    /// What the engine calls it. No name has a slash in it.
+    pub fn engine_name(&self) -> String {
+        match self.owner.stored() {
+            None => self.name.to_string(),
+            Some(owner) => format!("{owner}/{}", self.name),
+        }
+    }
+
+    fn sibling(&self, name: SessionName) -> Self {
+        Self { owner: self.owner.clone(), name }
+    }
+}
+
+/// What a turn is to be: of the messages that a client sends.
+#[derive(Debug, Clone, Copy)]
+pub enum Next<'a> {
+    /// They follow what is saved.
+    Append,
+    /// They are the whole conversation.
+    Whole(&'a [Message]),
 }
 
 /// What became of a session's KV in this server's time.
@@ -47,6 +88,8 @@ pub struct Resumes {
     pub last: Option<Resume>,
     /// The last prompt that did not go on where the session ended.
     pub last_miss: Option<(Resume, Difference)>,
+    /// The engine that it was with.
+    pub engine: Option<(usize, u64)>,
 }
 
 /// How much of a prompt was reused.
@@ -60,105 +103,222 @@ pub struct Resume {
 
 impl Conversations {
     pub fn new(store: Option<SessionStore>) -> Self {
-        let place = store.map_or_else(|| Place::Memory(Mutex::default()), Place::Disk);
-        Self { shared: Arc::new(Shared { place, resumes: Mutex::default() }) }
+        let place = store.map_or_else(|| Place::Memory(Memory::default()), Place::Disk);
+        let shared = Shared { place, resumes: Mutex::default(), last_branches: Mutex::default() };
+        Self { shared: Arc::new(shared) }
     }
 
-    /// Opens a conversation, or begins it.
+    /// The session that a name means to a caller: one that there is, or that is to begin.
+    pub fn find(&self, caller: &Caller, name: &SessionName) -> SessionKey {
+        let key = |owner: &Owner| SessionKey { owner: owner.clone(), name: name.clone() };
+        let known = caller.owners().map(key).find(|key| self.exists(key));
+        known.unwrap_or_else(|| key(caller.owner()))
+    }
+
+    /// Whether there is one, be it damaged.
+    pub fn exists(&self, key: &SessionKey) -> bool {
+        match &self.shared.place {
+            Place::Disk(store) => of_owner(store, &key.owner).exists(&key.name),
+            Place::Memory(memory) => memory.read(key).is_ok(),
+        }
+    }
+
+    /// Opens what the next turn is of: the session, begun if there is none, or the branch that the messages continue, a new
+    /// one where they continue none.
     ///
     /// # Errors
-    /// [`Error::SessionBusy`] while another has it open, here or in another process; [`Error::Store`].
-    pub fn open(&self, name: &SessionName, model: &ModelFingerprint) -> Result<Opened> {
-        match self.open_known(name, model) {
-            Err(Error::SessionNotFound(_)) => {}
-            opened => return opened,
-        }
-        let dialogue = match &self.shared.place {
-            Place::Disk(store) => Dialogue::resume(store.open_or_create(name, model)?, model.clone()),
-            Place::Memory(kept) => {
-                let dialogue = Dialogue::new(model.clone());
-                let busy = Kept { saved: dialogue.saved().clone(), dialogue: None };
-                if locked(kept).insert(name.clone(), busy).is_some() {
-                    return Err(Error::SessionBusy(name.to_string())); // begun by another in between
-                }
-                dialogue
-            }
+    /// `session_busy` while another has it open, here or in another process; `too_many_branches`; storage errors.
+    pub fn open(
+        &self,
+        key: &SessionKey,
+        model: &ModelFingerprint,
+        next: Next<'_>,
+    ) -> Result<Opened, ApiError> {
+        let main = match self.open_known(key, model) {
+            Err(Error::SessionNotFound(_)) => self.begin(key, model).map_err(too_many_sessions)?,
+            opened => opened?,
         };
-        Ok(self.opened(name, dialogue, true))
+        let Next::Whole(messages) = next else { return Ok(main) };
+        let num_turns = main.saved().turns.len();
+        let is_continued = num_repeated(main.saved(), messages) == num_turns;
+        if is_continued && (num_turns > 0 || main.is_new) {
+            return Ok(main);
+        }
+        match self.continued_branch(key, messages)? {
+            Some(branch) => Ok(self.open_known(&branch, model)?.as_branch(&key.name, false)),
+            None if is_continued => Ok(main),
+            None => self.begin_branch(&main, messages, model),
+        }
+    }
+
+    fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
+        let dialogue = match &self.shared.place {
+            Place::Disk(store) => {
+                let owner = key.owner.stored();
+                let writer = of_owner(store, &key.owner).open_or_create_for(&key.name, model, owner)?;
+                Dialogue::resume(writer, model.clone())
+            }
+            Place::Memory(memory) => memory.begin(key, model)?,
+        };
+        let is_new = dialogue.saved().turns.is_empty();
+        Ok(self.opened(key, dialogue, is_new))
     }
 
     /// Opens a conversation that there is.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`]; as [`Self::open`].
-    pub fn open_known(&self, name: &SessionName, model: &ModelFingerprint) -> Result<Opened> {
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
+    pub fn open_known(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let dialogue = match &self.shared.place {
-            Place::Disk(store) => Dialogue::resume(store.open(name)?, model.clone()),
-            Place::Memory(kept) => {
-                let mut kept = locked(kept);
-                let kept = kept.get_mut(name).ok_or_else(|| not_found(name))?;
-                kept.dialogue.take().ok_or_else(|| Error::SessionBusy(name.to_string()))?
+            Place::Disk(store) => {
+                Dialogue::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
             }
+            Place::Memory(memory) => memory.open(key)?,
         };
-        Ok(self.opened(name, dialogue, false))
+        Ok(self.opened(key, dialogue, false))
     }
 
-    fn opened(&self, name: &SessionName, dialogue: Dialogue, is_new: bool) -> Opened {
-        Opened { conversations: self.clone(), name: name.clone(), is_new, dialogue: Some(dialogue) }
+    fn opened(&self, key: &SessionKey, dialogue: Dialogue, is_new: bool) -> Opened {
+        let home = Home::Stored { conversations: self.clone(), key: key.clone(), branch: None };
+        let num_turns = dialogue.saved().turns.len();
+        Opened { home, is_new, num_turns, parts_from: None, dialogue: Some(dialogue), turn: None }
+    }
+
+    /// The longest branch of which the messages repeat all turns.
+    fn continued_branch(&self, of: &SessionKey, messages: &[Message]) -> Result<Option<SessionKey>> {
+        let is_continued = |saved: &SavedSession| {
+            !saved.turns.is_empty() && num_repeated(saved, messages) == saved.turns.len()
+        };
+        let last = locked(&self.shared.last_branches).get(of).cloned();
+        if let Some(last) = last.filter(|last| self.read(last).is_ok_and(|(saved, _)| is_continued(&saved))) {
+            return Ok(Some(last));
+        }
+        let branches = self.read_branches(of)?.into_iter().filter(|(_, saved)| is_continued(saved));
+        let longest = branches.max_by_key(|(_, saved)| saved.turns.len()).map(|(key, _)| key);
+        if let Some(branch) = &longest {
+            locked(&self.shared.last_branches).insert(of.clone(), branch.clone());
+        }
+        Ok(longest)
+    }
+
+    /// All branches that can be read.
+    fn read_branches(&self, of: &SessionKey) -> Result<Vec<(SessionKey, SavedSession)>> {
+        let keys = self.branches(of)?.into_iter().map(|listed| of.sibling(listed.name));
+        Ok(keys.filter_map(|key| self.read(&key).ok().map(|(saved, _)| (key, saved))).collect())
+    }
+
+    /// A new branch of what has most turns in common with the messages, with those turns.
+    fn begin_branch(
+        &self,
+        main: &Opened,
+        messages: &[Message],
+        model: &ModelFingerprint,
+    ) -> Result<Opened, ApiError> {
+        let Home::Stored { key: of, .. } = &main.home else {
+            return Err(Error::InvalidState("a transient session has no branches").into());
+        };
+        let branches = self.read_branches(of)?;
+        if branches.len() >= MAX_BRANCHES {
+            return Err(too_many_branches(of, branches.len()));
+        }
+        let own = num_repeated(main.saved(), messages);
+        let repeated = branches.iter().map(|(key, saved)| (num_repeated(saved, messages), key));
+        let best = repeated.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > own);
+        let (turns, base) = best.map_or((own, of), |(turns, key)| (turns, key));
+        let (key, dialogue) = match &self.shared.place {
+            Place::Disk(store) => {
+                let store = of_owner(store, &of.owner);
+                let writer = store.branch(&base.name, Some(turns), BranchReason::Request)?;
+                (of.sibling(writer.name().clone()), Dialogue::resume(writer, model.clone()))
+            }
+            Place::Memory(memory) => memory.branch(base, Some(turns), BranchReason::Request, model)?,
+        };
+        locked(&self.shared.last_branches).insert(of.clone(), key.clone());
+        let mut branch = self.opened(&key, dialogue, true).as_branch(&of.name, true);
+        branch.parts_from = Some(base.engine_name());
+        Ok(branch)
+    }
+
+    /// The branches of a session, the oldest first.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::Store`].
+    pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
+        match &self.shared.place {
+            Place::Disk(store) => of_owner(store, &of.owner).branches(&of.name),
+            Place::Memory(memory) => memory.branches(of),
+        }
+    }
+
+    /// Puts what a branch holds in the session's place; the branch that keeps what the session held, where there was anything.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming `branch` when it is none of this session; as [`Self::open_known`].
+    pub fn restore(&self, opened: &mut Opened, branch: &SessionName) -> Result<Option<SessionName>> {
+        match (&self.shared.place, &opened.home) {
+            (Place::Memory(memory), Home::Stored { key, .. }) => {
+                let key = key.clone();
+                memory.restore(&key, opened, branch)
+            }
+            _ => opened.restore(branch),
+        }
+    }
+
+    /// Empties a session; the branch that keeps what it held, where there was anything.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn reset(&self, opened: &mut Opened) -> Result<Option<SessionName>> {
+        let kept = match (&self.shared.place, &opened.home) {
+            (Place::Memory(memory), Home::Stored { key, .. }) => {
+                memory.keep(key, opened, BranchReason::Reset)?
+            }
+            _ => opened.keep(BranchReason::Reset)?,
+        };
+        opened.rewind(0)?;
+        Ok(kept)
     }
 
     /// Reads a conversation, also while it is open: then as it was before.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::Store`].
-    pub fn read(&self, name: &SessionName) -> Result<(SavedSession, Summary)> {
+    pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, Summary)> {
         match &self.shared.place {
             Place::Disk(store) => {
-                let saved = store.read(name)?;
-                let num_bytes = store.num_bytes(name)?;
-                let summary = summary(&saved, num_bytes);
+                let store = of_owner(store, &key.owner);
+                let saved = store.read(&key.name)?;
+                let summary = Summary::of(&saved, store.num_bytes(&key.name)?);
                 Ok((saved, summary))
             }
-            Place::Memory(kept) => {
-                let kept = locked(kept);
-                let saved = &kept.get(name).ok_or_else(|| not_found(name))?.saved;
-                Ok((saved.clone(), summary(saved, 0)))
+            Place::Memory(memory) => {
+                let saved = memory.read(key)?;
+                let summary = Summary::of(&saved, 0);
+                Ok((saved, summary))
             }
         }
     }
 
-    /// All conversations, by name.
+    /// All conversations of an owner, by name.
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub fn list(&self) -> Result<Vec<Listed>> {
+    pub fn list(&self, owner: &Owner) -> Result<Vec<Listed>> {
         match &self.shared.place {
-            Place::Disk(store) => store.list(),
-            Place::Memory(kept) => {
-                let listed = |(name, kept): (&SessionName, &Kept)| Listed {
-                    name: name.clone(),
-                    summary: Ok(summary(&kept.saved, 0)),
-                };
-                Ok(locked(kept).iter().map(listed).collect())
-            }
+            Place::Disk(store) => of_owner(store, owner).list(),
+            Place::Memory(memory) => Ok(memory.list(owner)),
         }
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
-    pub fn remove(&self, name: &SessionName) -> Result<()> {
+    pub fn remove(&self, key: &SessionKey) -> Result<()> {
         match &self.shared.place {
-            Place::Disk(store) => store.remove(name)?,
-            Place::Memory(kept) => {
-                let mut kept = locked(kept);
-                let is_open = kept.get(name).ok_or_else(|| not_found(name))?.dialogue.is_none();
-                if is_open {
-                    return Err(Error::SessionBusy(name.to_string()));
-                }
-                kept.remove(name);
-            }
+            Place::Disk(store) => drop(of_owner(store, &key.owner).remove(&key.name)?),
+            Place::Memory(memory) => memory.remove(key)?,
         }
-        locked(&self.shared.resumes).remove(name);
+        self.forget(&key.engine_name());
+        locked(&self.shared.last_branches).remove(key);
         Ok(())
     }
 
@@ -169,71 +329,151 @@ impl Conversations {
     /// [`Self::read`].
     pub fn fork(
         &self,
-        from: &SessionName,
-        to: &SessionName,
+        from: &SessionKey,
+        to: &SessionKey,
         turns: Option<usize>,
         model: &ModelFingerprint,
     ) -> Result<usize> {
-        let kept = match &self.shared.place {
-            Place::Disk(store) => return Ok(store.fork(from, to, turns)?.saved().turns.len()),
-            Place::Memory(kept) => kept,
-        };
-        let mut kept = locked(kept);
-        let mut saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
-        let refuse = |name, message| Err(Error::InvalidParameter { name, message });
-        if kept.contains_key(to) {
-            return refuse("session", format!("there is a session named {:?} already", to.as_str()));
+        match &self.shared.place {
+            Place::Disk(store) => {
+                let (old, new) = (of_owner(store, &from.owner), of_owner(store, &to.owner));
+                let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
+                Ok(writer.saved().turns.len())
+            }
+            Place::Memory(memory) => memory.fork(from, to, turns, model),
         }
-        let num_turns = turns.unwrap_or(saved.turns.len());
-        if num_turns > saved.turns.len() {
-            let message =
-                format!("session {:?} has {} turns, not {num_turns}", from.as_str(), saved.turns.len());
-            return refuse("turns", message);
-        }
-        saved.turns.truncate(num_turns);
-        saved.fork_of = Some(ForkOf { name: from.to_string(), turns: num_turns });
-        saved.created_ms = now_ms();
-        let dialogue = Some(Dialogue::look_at(saved.clone(), model.clone()));
-        kept.insert(to.clone(), Kept { saved, dialogue });
-        Ok(num_turns)
     }
 
-    /// Takes note of how a session's prompt began.
-    pub fn note(&self, name: &SessionName, started: &Started) {
+    /// Takes note of how a session's prompt began; of sessions that have not been used for long it is forgotten.
+    pub fn note(&self, engine_name: &str, started: &Started, engine: (usize, u64)) {
         let Started { prompt_tokens, reuse, difference, .. } = started;
         let resume = Resume { prompt_tokens: *prompt_tokens, reuse: *reuse, at_ms: now_ms() };
-        let mut resumes = locked(&self.shared.resumes);
-        let resumes = resumes.entry(name.clone()).or_default();
-        resumes.last = Some(resume);
+        let mut all = locked(&self.shared.resumes);
+        if all.len() >= MAX_RESUMES && !all.contains_key(engine_name) {
+            let at = |resumes: &Resumes| resumes.last.map_or(0, |last| last.at_ms);
+            let oldest = all.iter().min_by_key(|(_, resumes)| at(resumes)).map(|(name, _)| name.clone());
+            oldest.and_then(|oldest| all.remove(&oldest));
+        }
+        let resumes = all.entry(engine_name.to_owned()).or_default();
+        (resumes.last, resumes.engine) = (Some(resume), Some(engine));
         if let Some(difference) = difference {
             resumes.last_miss = Some((resume, difference.clone()));
         }
     }
 
-    pub fn resumes(&self, name: &SessionName) -> Resumes {
-        locked(&self.shared.resumes).get(name).cloned().unwrap_or_default()
+    pub fn resumes(&self, engine_name: &str) -> Resumes {
+        locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
+    }
+
+    /// There is no such session any more.
+    pub fn forget(&self, engine_name: &str) {
+        locked(&self.shared.resumes).remove(engine_name);
     }
 }
 
 /// A conversation that nobody else may write to. Dropping it closes it, which may wait for the disk.
 #[derive(Debug)]
 pub struct Opened {
-    conversations: Conversations,
-    name: SessionName,
+    home: Home,
     /// It began with this opening.
     is_new: bool,
+    /// Turns that it had then.
+    num_turns: usize,
+    /// The engine's session that it parts from, where it began with this opening.
+    parts_from: Option<String>,
     /// Always there until it is dropped.
     dialogue: Option<Dialogue>,
+    /// Given up last.
+    turn: Option<Arc<Turn>>,
+}
+
+/// Where a conversation goes when it is closed.
+#[derive(Debug)]
+enum Home {
+    Stored {
+        conversations: Conversations,
+        key: SessionKey,
+        /// It is a branch of what was asked for.
+        branch: Option<Branched>,
+    },
+    Transient(Held),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Branched {
+    pub of: SessionName,
+    /// It began with this request.
+    pub is_new: bool,
+}
+
+/// What a client is told of where its turn goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// The session's, or the branch's.
+    pub id: String,
+    /// Those before it that it follows.
+    pub kept_turns: usize,
+    pub branch: Option<Branched>,
+    pub is_transient: bool,
 }
 
 impl Opened {
-    pub fn name(&self) -> &SessionName {
-        &self.name
+    /// A strand of a transient session.
+    pub fn transient(held: Held, dialogue: Dialogue) -> Self {
+        let num_turns = dialogue.saved().turns.len();
+        let parts_from = held.parts_from().map(str::to_owned);
+        let home = Home::Transient(held);
+        Self { home, is_new: false, num_turns, parts_from, dialogue: Some(dialogue), turn: None }
     }
 
-    /// Whether nothing of it will be left: it began with this opening and came to no turn.
+    /// Keeps the session's turn until this is closed.
+    pub fn in_turn(mut self, turn: Option<Arc<Turn>>) -> Self {
+        self.turn = turn;
+        self
+    }
+
+    fn as_branch(mut self, of: &SessionName, is_new: bool) -> Self {
+        if let Home::Stored { branch, .. } = &mut self.home {
+            *branch = Some(Branched { of: of.clone(), is_new });
+        }
+        self
+    }
+
+    /// What the engine calls it.
+    pub fn engine_name(&self) -> String {
+        match &self.home {
+            Home::Stored { key, .. } => key.engine_name(),
+            Home::Transient(held) => held.name().to_owned(),
+        }
+    }
+
+    /// The engine's session that holds what this one begins with, where it has just parted from it.
+    pub fn parts_from(&self) -> Option<&str> {
+        self.parts_from.as_deref()
+    }
+
+    pub fn is_transient(&self) -> bool {
+        matches!(self.home, Home::Transient(_))
+    }
+
+    /// Where a turn goes that follows so many.
+    pub fn placed(&self, kept_turns: usize) -> Placed {
+        let (id, branch, is_transient) = match &self.home {
+            Home::Stored { key, branch, .. } => (key.name.to_string(), branch.clone(), false),
+            Home::Transient(held) => (held.id().to_owned(), None, true),
+        };
+        Placed { id, kept_turns, branch, is_transient }
+    }
+
+    /// Whether nothing of it will be left: it began with this opening and nothing came to it, or it was removed meanwhile.
     pub fn is_forgotten(&self) -> bool {
-        self.is_new && self.saved().turns.is_empty()
+        match &self.home {
+            Home::Stored { .. } => self.is_new && self.saved().turns.len() == self.num_turns,
+            Home::Transient(held) => {
+                let is_begun = self.num_turns == 0 || self.parts_from.is_some();
+                held.is_removed() || (is_begun && self.saved().turns.len() == self.num_turns)
+            }
+        }
     }
 }
 
@@ -255,35 +495,41 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let is_forgotten = self.dialogue.is_some() && self.is_forgotten();
         let Some(dialogue) = self.dialogue.take() else { return };
-        match &self.conversations.shared.place {
-            Place::Disk(store) => {
-                drop(dialogue);
-                if is_forgotten {
-                    let _ = store.remove(&self.name); // an empty session is listed, and harms nobody
-                }
-            }
-            Place::Memory(kept) if is_forgotten => drop(locked(kept).remove(&self.name)),
-            Place::Memory(kept) => {
-                let kept_one = Kept { saved: dialogue.saved().clone(), dialogue: Some(dialogue) };
-                locked(kept).insert(self.name.clone(), kept_one);
-            }
+        let (conversations, key) = match &self.home {
+            Home::Transient(held) => return held.give_back((!is_forgotten).then_some(dialogue)),
+            Home::Stored { conversations, key, .. } => (conversations, key),
+        };
+        match &conversations.shared.place {
+            // What is left of one that cannot be removed is listed, and harms nobody.
+            Place::Disk(_) if is_forgotten => drop(dialogue.remove()),
+            Place::Disk(_) => drop(dialogue),
+            Place::Memory(memory) if is_forgotten => drop(memory.forget(key)),
+            Place::Memory(memory) => memory.close(key, dialogue),
         }
     }
 }
 
-fn not_found(name: &SessionName) -> Error {
-    Error::SessionNotFound(name.to_string())
+/// Where an owner's sessions are.
+fn of_owner(store: &SessionStore, owner: &Owner) -> SessionStore {
+    owner.stored().map_or_else(|| store.clone(), |owner| store.of_owner(owner))
 }
 
-fn summary(saved: &SavedSession, num_bytes: u64) -> Summary {
-    Summary {
-        turns: saved.turns.len(),
-        tokens: saved.num_tokens(),
-        created_ms: saved.created_ms,
-        last_used_ms: saved.last_used_ms,
-        model: (*saved.model).clone(),
-        num_bytes,
-    }
+/// Of conversations that are kept in memory there are only so many: nothing goes unasked.
+fn too_many_sessions(error: Error) -> ApiError {
+    let Error::SessionsFull { capacity } = error else { return error.into() };
+    let message = format!(
+        "there are {capacity} sessions in memory already, and no folder to keep more in; delete some"
+    );
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("too_many_sessions"), message)
+}
+
+fn too_many_branches(of: &SessionKey, count: usize) -> ApiError {
+    let message = format!(
+        "the request does not continue session {:?} or one of its {count} branches, and there may be no more branches; \
+         delete some (DELETE /v1/sessions/ID) or use another session",
+        of.name.as_str()
+    );
+    ApiError::new(StatusCode::CONFLICT, Some("too_many_branches"), message)
 }
 
 /// What is behind these locks is whole at every moment, so that a panic elsewhere leaves nothing half-changed.

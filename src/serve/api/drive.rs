@@ -16,9 +16,11 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use super::conversations::Opened;
+use super::conversations::{Opened, Placed};
+use super::line::Turn;
+use super::patience::{self, Patience};
 use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
-use super::turn::{Answered, Ask, Delta, Progress, Running, Totals, Update};
+use super::turn::{Answered, Ask, Delta, Progress, Running, Sent, Session, Totals, Update};
 use super::voice::Voice;
 use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::{
@@ -46,19 +48,33 @@ pub async fn begin(app: &App, ask: Ask) -> Result<Running, ApiError> {
         driving.await;
         drop(flight);
     });
-    let prompts = admission.await.map_err(|_| internal("the request's task ended early"))??;
-    Ok(Running { prompts, updates: inbox })
+    let Admitted { prompts, placed } =
+        admission.await.map_err(|_| internal("the request's task ended early"))??;
+    Ok(Running { prompts, placed, updates: inbox })
 }
 
-type Admission = Result<Vec<String>, ApiError>;
+pub type Admission = Result<Admitted, ApiError>;
+
+/// What is known of an ask when it is taken.
+#[derive(Debug, Default)]
+pub struct Admitted {
+    prompts: Vec<Sent>,
+    placed: Option<Placed>,
+}
 
 async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates: UnboundedSender<Update>) {
     // Both receivers may be gone: then nobody is left to be told.
-    let mut flight = match Flight::prepare(&app, ask).await {
-        Ok(flight) => flight,
-        Err(error) => return drop(admitted.send(Err(retriable(&app, error)))),
-    };
     let mut admitted = Some(admitted);
+    let mut flight = match Flight::prepare(&app, ask, &mut admitted, &updates).await {
+        Ok(flight) => flight,
+        Err(error) => {
+            let error = retriable(&app, error);
+            return match admitted {
+                Some(admitted) => drop(admitted.send(Err(error))),
+                None => drop(updates.send(Update::Failed(error))),
+            };
+        }
+    };
     let ended = flight.fly(&mut admitted, &updates).await;
     if let Some(admitted) = admitted {
         flight.close().await;
@@ -143,11 +159,16 @@ struct Flight {
     /// Nothing when the engine was lost.
     seat: Option<Seat>,
     begun: Instant,
+    /// For its session.
+    has_waited: bool,
     has_retried: bool,
     /// The updates tell something of an answer.
     has_spoken: bool,
     choices: Vec<Choice>,
     turn: Option<(Opened, PromptedTurn)>,
+    /// The engine's session that the requests are in.
+    session: Option<String>,
+    placed: Option<Placed>,
     events: UnboundedReceiver<(usize, Event)>,
     /// Came before the answer's first byte.
     backlog: VecDeque<(usize, Event)>,
@@ -162,13 +183,39 @@ impl Drop for Flight {
 }
 
 impl Flight {
-    async fn prepare(app: &App, ask: Ask) -> Result<Self, ApiError> {
+    async fn prepare(
+        app: &App,
+        ask: Ask,
+        admitted: &mut Option<oneshot::Sender<Admission>>,
+        updates: &UnboundedSender<Update>,
+    ) -> Result<Self, ApiError> {
         let begun = Instant::now();
-        let on_thread = app.clone();
-        let prepared = spawn_blocking(move || prepare(&on_thread, &ask).map(|prepared| (prepared, ask)));
-        let (prepared, ask) = prepared.await.map_err(|_| internal("preparing the prompt failed"))??;
-        let Prepared { seat, prompts, turn, grammar, markup } = prepared;
-        Ok(Self {
+        let mut patience = Patience::new(app, &ask, admitted, updates);
+        let turn = match &ask.session {
+            Some(Session::Stored(session)) => Some(patience::turn(app, session, &mut patience).await?),
+            _ => None,
+        };
+        let mut ask = ask;
+        loop {
+            let (prepared, back) = prepared(app, ask, turn.clone()).await?;
+            ask = back;
+            match prepared {
+                Ok(prepared) => {
+                    let mut flight = Self::new(app, ask, begun, prepared);
+                    flight.has_waited = patience.has_waited();
+                    return Ok(flight);
+                }
+                Err(error) if turn.is_some() && patience::may_pass(&error) => {
+                    patience.until(tokio::time::sleep(patience::LOOK_EVERY)).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn new(app: &App, ask: Ask, begun: Instant, prepared: Prepared) -> Self {
+        let Prepared { seat, prompts, turn, session, placed, grammar, markup } = prepared;
+        Self {
             app: app.clone(),
             ask,
             prompts,
@@ -176,15 +223,18 @@ impl Flight {
             markup,
             seat,
             begun,
+            has_waited: false,
             has_retried: false,
             has_spoken: false,
             choices: Vec::new(),
             turn,
+            session,
+            placed,
             events: mpsc::unbounded_channel().1,
             backlog: VecDeque::new(),
             stops: Vec::new(),
             totals: Totals::default(),
-        })
+        }
     }
 
     /// To the end, with a second attempt where the first was lost with its engine. `admitted` is taken as soon as the ask is.
@@ -198,6 +248,9 @@ impl Flight {
                 Ok(totals) => return Ok(totals),
                 Err(error) => error,
             };
+            if self.goes_without_session(&error) {
+                continue;
+            }
             if !self.may_retry(&error) {
                 return Err(error);
             }
@@ -212,10 +265,16 @@ impl Flight {
         }
     }
 
+    /// A transient session costs its request nothing: where the engine has no slot for it, it is not in it.
+    fn goes_without_session(&mut self, error: &ApiError) -> bool {
+        let is_hint = self.turn.as_ref().is_some_and(|(opened, _)| opened.is_transient());
+        is_hint && patience::may_pass(error) && self.session.take().is_some()
+    }
+
     /// Once, and only what its client has seen nothing of.
     fn may_retry(&self, error: &ApiError) -> bool {
         let is_seen = self.ask.is_streamed && self.has_spoken;
-        let is_saved = self.ask.session.is_some() && self.turn.is_none();
+        let is_saved = self.session.is_some() && self.turn.is_none();
         error.is_engine_down() && !self.has_retried && !is_seen && !is_saved
     }
 
@@ -258,8 +317,12 @@ impl Flight {
         self.submit()?;
         self.wait_for_admission(updates).await?;
         if let Some(admitted) = admitted.take() {
-            let texts = self.prompts.iter_mut().map(|prompt| std::mem::take(&mut prompt.text));
-            let _ = admitted.send(Ok(texts.collect()));
+            let sent = |prompt: &mut PreparedPrompt| Sent {
+                text: std::mem::take(&mut prompt.text),
+                tokens: prompt.tokens.clone(),
+            };
+            let prompts = self.prompts.iter_mut().map(sent).collect();
+            let _ = admitted.send(Ok(Admitted { prompts, placed: self.placed.clone() }));
         }
         self.deliver(updates).await
     }
@@ -286,8 +349,8 @@ impl Flight {
         let ask = &self.ask;
         let seed = ask.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
         let mut limits = ask.limits.clone();
-        if self.has_retried {
-            // It counts from the first attempt.
+        if self.has_waited || self.has_retried {
+            // It counts from before the wait for the session, and from the first attempt.
             limits.deadline = limits.deadline.map(|deadline| deadline.saturating_sub(self.begun.elapsed()));
         }
         Request {
@@ -295,9 +358,10 @@ impl Flight {
             sampling: Sampling { seed, ..ask.sampling.clone() },
             limits,
             logprobs: ask.logprobs,
+            prompt_logprobs: ask.prompt_logprobs,
             grammar: self.grammar.clone(),
             markup: self.markup.clone(),
-            session: ask.session.as_ref().map(|session| session.name.to_string()),
+            session: self.session.clone(),
             ..Request::default()
         }
     }
@@ -339,7 +403,7 @@ impl Flight {
         if let Some(seat) = &self.seat {
             self.app.engine_lost(&seat.engine);
         }
-        let other = self.app.engine_of(self.ask.session.as_ref().map(|session| &session.name));
+        let other = self.app.engine_of(self.session.as_deref());
         other.err().unwrap_or_else(ApiError::engine_down)
     }
 
@@ -385,6 +449,7 @@ impl Flight {
                 Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
                 Event::Started(started) => self.start(index, started),
                 Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
+                Event::Prompt { logprobs } => Update::Scored { choice: index, logprobs },
                 Event::Text { text, tokens } => {
                     let deltas = self.choices[index].hear(&text, &tokens);
                     Update::Said { choice: index, deltas, tokens }
@@ -392,7 +457,8 @@ impl Flight {
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
-            self.has_spoken |= matches!(update, Update::Said { .. } | Update::Finished { .. });
+            self.has_spoken |=
+                matches!(update, Update::Scored { .. } | Update::Said { .. } | Update::Finished { .. });
             let _ = updates.send(update); // to nobody, when the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))
@@ -403,8 +469,9 @@ impl Flight {
         if is_brought_back && started.reuse.reason == ReuseReason::Evicted {
             started.reuse.reason = ReuseReason::EngineLost; // it was not for others that its KV went
         }
-        if let Some(session) = &self.ask.session {
-            self.app.conversations().note(&session.name, &started);
+        if let (Some(session), Some(seat)) = (&self.session, &self.seat) {
+            let engine = self.app.engines().instance(&seat.engine);
+            self.app.conversations().note(session, &started, engine);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
         let choice = &mut self.choices[index];
@@ -442,7 +509,8 @@ impl Flight {
         let choice = &mut self.choices[index];
         choice.is_done = true;
         let reuse = choice.started.as_ref().map(|started| started.reuse).unwrap_or_default();
-        let answer = Answered { said: choice.voice.said().clone(), outcome, reuse };
+        let placed = self.placed.clone();
+        let answer = Answered { said: choice.voice.said().clone(), outcome, reuse, placed };
         self.totals.add(&answer, index.is_multiple_of(self.ask.num_choices));
         if let Some(seat) = &self.seat {
             self.app.engines().answered(&seat.engine);
@@ -456,7 +524,7 @@ impl Flight {
         let choice = &mut self.choices[index];
         self.app.observer().turn(&TurnRecord {
             request_id: self.ask.request_id.clone(),
-            session: self.ask.session.as_ref().map(|session| session.name.to_string()),
+            session: self.placed.as_ref().map(|placed| placed.id.clone()),
             engine: self.seat.as_ref().map_or(0, |seat| seat.index),
             started: choice.started.clone(),
             outcome: outcome.clone(),
@@ -484,12 +552,25 @@ impl Flight {
     }
 }
 
-/// Gives a conversation up. One that came to nothing takes no place in the engine either, before its name is free again.
+/// On a thread that may wait; gives the ask back.
+async fn prepared(
+    app: &App,
+    ask: Ask,
+    turn: Option<Arc<Turn>>,
+) -> Result<(Result<Prepared, ApiError>, Ask), ApiError> {
+    let app = app.clone();
+    let prepared = spawn_blocking(move || (prepare(&app, &ask, turn), ask));
+    prepared.await.map_err(|_| internal("preparing the prompt failed"))
+}
+
+/// Gives a conversation up. One that came to nothing takes no slot in the engine either, before its name is free again.
 fn leave(app: &App, opened: Opened) {
+    let name = opened.engine_name();
     if opened.is_forgotten()
-        && let Ok(engine) = app.engine_of(Some(opened.name()))
+        && let Ok(engine) = app.engine_of(Some(&name))
     {
-        let _ = engine.close_session(opened.name().as_str()); // it may never have begun there
+        let _ = engine.close_session(&name); // it may never have begun there
+        app.conversations().forget(&name);
     }
 }
 

@@ -28,6 +28,11 @@ fn model(app: &App) -> Value {
         "object": "model",
         "created": app.model().created,
         "owned_by": "llmctl",
+        "type": "base",
+        "capabilities": {
+            "completion_chat": app.model().speech.has_template(),
+            "function_calling": app.dialect().tool_calls.is_some(),
+        },
         "max_model_len": context,
     })
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::conversations::Opened;
-use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
+use super::conversations::{Next, Opened, Placed};
+use super::line::Turn;
+use super::turn::{Ask, InSession, Prompt, RawText, Session, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::session::conversation::{Dialogue, PromptedTurn};
-use crate::runtime::{AnswerForm, EngineHandle, Error, Result, Speech};
+use crate::runtime::{AnswerForm, EngineHandle, Error, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, Dialect, ToolChoice};
@@ -22,6 +23,10 @@ pub struct Prepared {
     pub seat: Option<Seat>,
     pub prompts: Vec<PreparedPrompt>,
     pub turn: Option<(Opened, PromptedTurn)>,
+    /// The engine's session that the requests are in.
+    pub session: Option<String>,
+    /// Where the turn goes.
+    pub placed: Option<Placed>,
     /// What all answers keep to.
     pub grammar: Option<Grammar>,
     /// Special tokens that the ear must hear.
@@ -45,18 +50,23 @@ pub struct PreparedPrompt {
     pub ear: Ear,
 }
 
+/// `turn` is that of the stored session that the ask is in.
+///
 /// # Errors
 /// Whatever is wrong with the prompt, the session or the grammar; 503 without an engine.
-pub fn prepare(app: &App, ask: &Ask) -> Result<Prepared, ApiError> {
+pub fn prepare(app: &App, ask: &Ask, turn: Option<Arc<Turn>>) -> Result<Prepared, ApiError> {
     let engine = app.engine()?;
     match &ask.prompt {
         Prompt::Texts(texts) => {
             let prompts = texts.iter().map(|text| prepare_text(app, text)).collect::<Result<_, _>>()?;
             let grammar = shaped(ask.shape.as_ref(), |source| app.grammars(&engine).compile(source))?;
-            let seat = Some(Seat::of(app, engine));
-            Ok(Prepared { seat, prompts, turn: None, grammar, markup: Arc::default() })
+            if let Some(Session::Transient(key)) = &ask.session {
+                app.transients().note(key);
+            }
+            let (seat, markup) = (Some(Seat::of(app, engine)), Arc::default());
+            Ok(Prepared { seat, prompts, turn: None, session: None, placed: None, grammar, markup })
         }
-        Prompt::Chat(conversation) => prepare_chat(app, &engine, ask, conversation),
+        Prompt::Chat(conversation) => prepare_chat(app, &engine, ask, conversation, turn),
     }
 }
 
@@ -65,6 +75,10 @@ fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
     let (tokens, text) = match text {
         RawText::Text(text) => (speech.encode(text)?, text.clone()),
         RawText::Ids(ids) => (ids.clone(), speech.tokenizer().decode(ids, true)),
+        RawText::Between { prefix, suffix } => {
+            let missing = || ApiError::unsupported("suffix", "suffix: this model has no such tokens");
+            (speech.infill().ok_or_else(missing)?.prompt(speech.tokenizer(), prefix, suffix)?, prefix.clone())
+        }
     };
     Ok(PreparedPrompt { tokens, text, ear: Ear::plain() })
 }
@@ -74,15 +88,15 @@ fn prepare_chat(
     engine: &EngineHandle,
     ask: &Ask,
     conversation: &Conversation,
+    turn: Option<Arc<Turn>>,
 ) -> Result<Prepared, ApiError> {
     let model = app.model();
-    let session = match &ask.session {
-        None => None,
-        Some(session) => Some(app.conversations().open(&session.name, &model.fingerprint)?),
-    };
+    let session = open(app, ask, conversation, turn)?;
     let fresh;
     let (dialogue, conversation) = match (&session, &ask.session) {
-        (Some(opened), Some(InSession { appends: true, .. })) => (&**opened, followed(opened, conversation)),
+        (Some(opened), Some(Session::Stored(InSession { appends: true, .. }))) => {
+            (&**opened, followed(opened, conversation))
+        }
         (Some(opened), _) => (&**opened, conversation.clone()),
         (None, _) => {
             fresh = Dialogue::new(model.fingerprint.clone());
@@ -92,24 +106,49 @@ fn prepare_chat(
     let turn = dialogue.prompt(&model.speech, conversation)?;
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
+    let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
+    let compiler = app.grammars(engine);
+    let shaped = shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?;
     let grammar = match ask.tools.is_on() {
-        true => called(app.grammars(engine), &dialect, &ask.tools, turn.tail(), &model.speech)?,
-        false => {
-            let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
-            let compiler = app.grammars(engine);
-            shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?
-        }
+        true => called(compiler, form, &ask.tools, ask.shape.as_ref())?,
+        false => shaped,
     };
     // Also that of calls which nobody asked for: then it is text like any other.
     let markup = model.speech.markup(&app.dialect());
     let ear = Ear::new(dialect, ask.tools.heard(), turn.tail(), ask.is_streamed);
     let prompt = PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), ear };
+    // Several answers are no turn: which of them the conversation goes on with, its next prompt says.
+    let session = session.filter(|_| ask.num_choices == 1);
     let seat = match seat(app, session.as_ref()) {
         Err(error) if error.is_engine_down() => None,
         seat => Some(seat?),
     };
+    let name = session.as_ref().map(Opened::engine_name);
+    let placed = session.as_ref().map(|opened| opened.placed(turn.num_kept_turns()));
     let turn = session.map(|opened| (opened, turn));
-    Ok(Prepared { seat, prompts: vec![prompt], turn, grammar, markup })
+    Ok(Prepared { seat, prompts: vec![prompt], turn, session: name, placed, grammar, markup })
+}
+
+/// The conversation that the ask is a turn of, where it is of one.
+fn open(
+    app: &App,
+    ask: &Ask,
+    conversation: &Conversation,
+    turn: Option<Arc<Turn>>,
+) -> Result<Option<Opened>, ApiError> {
+    let model = &app.model().fingerprint;
+    match &ask.session {
+        None => Ok(None),
+        Some(Session::Transient(key)) => {
+            let strand = app.transients().open(key, model, &conversation.messages);
+            Ok(strand.map(|(held, dialogue)| Opened::transient(held, dialogue)))
+        }
+        Some(Session::Stored(InSession { caller, name, appends })) => {
+            let next = if *appends { Next::Append } else { Next::Whole(&conversation.messages) };
+            let key = app.conversations().find(caller, name);
+            Ok(Some(app.conversations().open(&key, model, next)?.in_turn(turn)))
+        }
+    }
 }
 
 /// The conversation so far and the new messages.
@@ -129,12 +168,18 @@ impl Seat {
 /// 503 without an engine, or when it was lost meanwhile; what the engine refuses with.
 pub fn seat(app: &App, session: Option<&Opened>) -> Result<Seat, ApiError> {
     let Some(opened) = session else { return Ok(Seat::of(app, app.engine()?)) };
-    let name = opened.name();
-    let mut seat = Seat::of(app, app.engine_of(Some(name))?);
+    let name = opened.engine_name();
+    let mut seat = Seat::of(app, app.engine_of(Some(&name))?);
+    // What it parts from is shared to the token, and told where they part. Where that does not work out, what there is is found.
+    if opened.parts_from().is_some_and(|from| seat.engine.fork_session(from, &name).is_ok()) {
+        return Ok(seat);
+    }
     let Some(tokens) = opened.saved().tokens_of(&app.model().fingerprint) else { return Ok(seat) };
-    match seat.engine.restore_session(name.as_str(), tokens) {
-        Ok(()) => seat.is_brought_back = app.conversations().resumes(name).last.is_some(),
+    let was_with = app.conversations().resumes(&name).engine;
+    match seat.engine.restore_session(&name, tokens) {
+        Ok(()) => seat.is_brought_back = was_with.is_some_and(|engine| !app.engines().has(engine)),
         Err(Error::InvalidParameter { .. }) => {} // it knows the session already
+        Err(Error::SessionsFull { .. }) if opened.is_transient() => {} // it is answered without
         Err(error) => {
             if matches!(error, Error::EngineGone) {
                 app.engine_lost(&seat.engine);
@@ -155,21 +200,37 @@ fn shaped(
     shape.map(compiled).transpose()
 }
 
-/// The grammar of an answer with tools, where there is something to hold it to.
+/// The grammar of an answer with tools, where there is something to hold it to. With a shape, an answer that may leave the
+/// calls out has that shape instead.
 fn called(
     compiler: &GrammarCompiler,
-    dialect: &Dialect,
+    form: AnswerForm<'_>,
     tools: &ToolUse,
-    prompt_tail: &str,
-    speech: &Speech,
+    shape: Option<&Shape>,
 ) -> Result<Option<Grammar>, ApiError> {
+    let AnswerForm { speech, dialect, prompt_tail } = form;
     let special = |text: &str| speech.special(text);
+    let shape = shape.filter(|_| tools.choice == ToolChoice::Auto);
+    let choice = if shape.is_some() { &ToolChoice::Required } else { &tools.choice };
+    let otherwise =
+        shape.map(|shape| form.lark(&shape.source).map_err(|error| ApiError::from(error).param(shape.param)));
+    let otherwise = otherwise.transpose()?;
     let compile = |definitions: &[Value]| {
-        let grammar = dialect.tool_grammar(definitions, &tools.choice, tools.parallel, prompt_tail, &special);
-        grammar.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
+        let calls = dialect.tool_grammar(definitions, choice, tools.parallel, prompt_tail, &special);
+        let whole = calls.map(|calls| match &otherwise {
+            Some(form) => either(&calls, form),
+            None => calls,
+        });
+        whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
-    let simplified: Vec<Value> = tools.definitions.iter().map(simplified).collect();
+    let simplified: Vec<Value> =
+        tools.definitions.iter().map(|tool| simplified(tool, tools.schema_open)).collect();
     match compile(&simplified) {
+        Ok(None) if shape.is_some() => {
+            let message = "response_format beside tools: calls in this model's format cannot be enforced; tool_choice \"none\" \
+                           switches them off";
+            Err(ApiError::unsupported("response_format", message))
+        }
         Ok(None) if tools.choice != ToolChoice::Auto => {
             let message =
                 "tool_choice: calls in this model's format cannot be enforced, only \"auto\" and \"none\"";
@@ -188,15 +249,26 @@ fn called(
     }
 }
 
+/// A grammar of what either of two allows; their rules have names of their own but for `start`.
+fn either(calls: &str, form: &str) -> String {
+    let renamed = |lark: &str, name: &str| {
+        let rest = lark.strip_prefix("start:").unwrap_or(lark);
+        format!("{name}:{rest}")
+    };
+    format!("start: calls | form\n{}\n{}\n", renamed(calls, "calls"), renamed(form, "form"))
+}
+
 fn is_strict(definition: &Value) -> bool {
     definition["function"]["strict"] == true
 }
 
-/// A tool whose parameters are without what constrains nothing.
-fn simplified(definition: &Value) -> Value {
+/// A tool whose parameters are without what constrains nothing, and have the members that they name unless they open their
+/// objects, or all are `open`.
+fn simplified(definition: &Value, open: bool) -> Value {
     let mut definition = definition.clone();
     if let Some(parameters) = definition.pointer_mut("/function/parameters") {
-        *parameters = grammar::simplified(parameters);
+        let simple = grammar::simplified(parameters);
+        *parameters = if open { simple } else { grammar::closed(&simple) };
     }
     definition
 }
@@ -218,6 +290,9 @@ fn relaxed(definition: &Value) -> Value {
         if given["required"].is_array() {
             parameters["required"] = given["required"].clone();
         }
+        if given["additionalProperties"] == false {
+            parameters["additionalProperties"] = false.into();
+        }
     }
     definition["function"]["parameters"] = parameters;
     definition
@@ -238,6 +313,7 @@ mod tests {
         assert_eq!(relaxed(&tool(true)), tool(true));
         let expected = json!({
             "type": "object", "properties": {"tags": {"type": "array"}, "any": {}}, "required": ["tags"],
+            "additionalProperties": false,
         });
         assert_eq!(relaxed(&tool(false))["function"]["parameters"], expected);
     }

@@ -1,14 +1,19 @@
 //! What the answers of all endpoints have in common: who answers, and what it cost.
 
+use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
+use axum::http::HeaderValue;
+use axum::response::{IntoResponseParts, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use super::conversations::Placed;
+use super::request::Streaming;
 use super::turn::{Answered, Totals};
-use crate::runtime::{Reuse, Timings, Token, Usage};
+use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
-use crate::serve::wire::answer;
+use crate::serve::wire::answer::{self, CompletionLogprobs};
 
 /// What every object of one answer begins with; `created` is one for all of them.
 #[derive(Clone)]
@@ -52,8 +57,109 @@ impl Head {
         answer::chat_logprobs(tokens, &|id| self.token_bytes(id))
     }
 
-    pub fn completion_logprobs(&self, tokens: &[Token], offset: &mut usize) -> Value {
-        answer::completion_logprobs(tokens, &|id| self.token_bytes(id), offset)
+    /// Of an answer, behind its prompt where that is told too.
+    pub fn completion_logprobs(&self, told: Option<&Echoed>, tokens: &[Token], offset: &mut usize) -> Value {
+        let mut logprobs = CompletionLogprobs::default();
+        if let Some(Echoed { ids, scores, .. }) = told {
+            let tokenizer = self.app.model().speech.tokenizer();
+            let special = |id: u32| tokenizer.is_special(id);
+            logprobs.add_prompt((ids, scores), &special, &|id| self.token_bytes(id), offset);
+        }
+        logprobs.add_answer(tokens, &|id| self.token_bytes(id), offset);
+        logprobs.into_json()
+    }
+}
+
+/// A prompt that its answer begins with.
+#[derive(Clone, Default)]
+pub struct Echoed {
+    pub text: String,
+    pub ids: Vec<u32>,
+    /// Of all but the first, where they were asked for.
+    pub scores: Vec<Logprob>,
+}
+
+/// Fields that were taken and have no effect, as a header of the response.
+pub struct Ignored(pub Vec<String>);
+
+impl IntoResponseParts for Ignored {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+        // Names come from the client: what no header can hold is replaced.
+        let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
+        let names: Vec<String> = self.0.iter().map(|name| name.chars().map(plain).collect()).collect();
+        if let Ok(value) = HeaderValue::from_str(&names.join(", "))
+            && !names.is_empty()
+        {
+            response.headers_mut().insert("x-llmctl-ignored", value);
+        }
+        Ok(response)
+    }
+}
+
+/// The usage so far, which each chunk of a stream tells where it is asked for.
+pub struct RunningUsage {
+    streaming: Streaming,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+}
+
+impl RunningUsage {
+    pub fn new(streaming: Streaming, prompt_tokens: usize) -> Self {
+        Self { streaming, prompt_tokens, completion_tokens: 0 }
+    }
+
+    /// A prompt has so many tokens, where that was not known in the beginning.
+    pub fn prompt(&mut self, total: usize) {
+        self.prompt_tokens = self.prompt_tokens.max(total);
+    }
+
+    pub fn count(&mut self, completion_tokens: usize) {
+        self.completion_tokens += completion_tokens;
+    }
+
+    /// The member of a chunk: what there is so far, or that it comes later.
+    pub fn write(&self, chunk: &mut Map<String, Value>) {
+        let Self { streaming, prompt_tokens, completion_tokens } = *self;
+        if streaming.usage_in_all {
+            let usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0 };
+            let mut usage = answer::usage(&usage);
+            // How much of it was cached is told in the end.
+            usage.as_object_mut().map(|members| members.shift_remove("prompt_tokens_details"));
+            chunk.insert("usage".to_owned(), usage);
+        } else if streaming.includes_usage {
+            chunk.insert("usage".to_owned(), Value::Null);
+        }
+    }
+}
+
+/// Where a turn is kept: a member of its answer.
+pub fn placed(placed: &Placed) -> (String, Value) {
+    let Placed { id, kept_turns, branch, is_transient } = placed;
+    let value = json!({
+        "session_id": branch.as_ref().map_or(id.as_str(), |branch| branch.of.as_str()),
+        "transient": is_transient,
+        "branch": branch.as_ref().map(|_| id),
+        "branch_is_new": branch.as_ref().is_some_and(|branch| branch.is_new),
+        "kept_turns": kept_turns,
+    });
+    ("llmctl".to_owned(), value)
+}
+
+/// Tells clients that read headers that their turn went to a branch.
+pub struct PlacedHeader(pub Option<Placed>);
+
+impl IntoResponseParts for PlacedHeader {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+        if let Some(Placed { id, branch: Some(_), .. }) = &self.0
+            && let Ok(id) = HeaderValue::from_str(id)
+        {
+            response.headers_mut().insert("x-llmctl-branch", id);
+        }
+        Ok(response)
     }
 }
 

@@ -7,13 +7,15 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::body::session_of;
-use super::turn::{Ask, InSession, Prompt, RawText, Shape, ToolUse};
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{EngineHandle, Error, Limits, Sampling, Speech};
+use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
+use crate::runtime::{EngineHandle, Error, Limits, Overflow, Sampling, Speech};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::wire::{Fields, Problems, message, params};
-use crate::template::{Conversation, Message, Role, ToolChoice};
+use crate::serve::owner::Caller;
+use crate::serve::wire::fields::shown;
+use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
+use crate::template::{Conversation, Message, Role};
 
 /// The most answers that one request may ask for, as in OpenAI's API.
 const MAX_CHOICES: usize = 128;
@@ -21,17 +23,15 @@ const MAX_CHOICES: usize = 128;
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
 
-/// `reasoning_effort`, the least first; the first two ask for none.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
-
-/// Variables by which templates switch reasoning on and off.
-const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
 /// A chat completion.
 pub struct Chat {
     pub ask: Ask,
     pub streaming: Streaming,
     pub shows_reasoning: bool,
+    /// Calls are asked for and told in OpenAI's older form.
+    pub has_functions: bool,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
 }
 
 /// A completion.
@@ -40,6 +40,8 @@ pub struct Completion {
     pub streaming: Streaming,
     /// Answers begin with their prompts.
     pub echo: bool,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
 }
 
 /// How an answer is to come.
@@ -48,6 +50,8 @@ pub struct Streaming {
     pub is_on: bool,
     /// The stream ends with a chunk of usage.
     pub includes_usage: bool,
+    /// Each chunk tells the usage so far.
+    pub usage_in_all: bool,
 }
 
 /// What both endpoints ask in the same words.
@@ -66,49 +70,59 @@ pub fn chat(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Chat, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
-    let mut conversation = conversation_without_tools(app, &mut fields);
-    let shows_reasoning = shows_reasoning(&mut fields, &mut conversation.kwargs, &app.model().speech);
-    let tools = tools(app, &mut fields);
+    let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let has_functions = fields.has("functions");
+    let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.heard().to_vec();
-    let common = common(app, &engine, &mut fields, Limits::default());
-    if let Some(shape) = common.shape.as_ref().filter(|_| tools.is_on()) {
-        let param = shape.param;
-        fields.unsupported(param, "is not supported beside tools; tool_choice \"none\" switches them off");
-    }
+    let common =
+        common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
     fields.only("modalities", &[json!(["text"])]);
-    fields.only("verbosity", &[json!("medium")]);
+    for (name, inert) in [
+        ("echo", false),
+        ("add_generation_prompt", true),
+        ("continue_final_message", false),
+        ("add_special_tokens", false),
+    ] {
+        fields.only(name, &[inert.into()]);
+    }
+    fields.only("best_of", &[json!(common.num_choices)]);
+    fields.only("suffix", &[json!("")]);
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
     fields.end();
     problems.check(model)?;
-    let session = session_of(in_body, headers)?.map(|name| InSession { name, appends });
+    let ignored = problems.take_ignored();
+    let session = session_of(in_body, appends, headers, caller)?;
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
     let ask = Ask { session, tools, ..common.ask(Prompt::Chat(conversation), request_id) };
-    Ok(Chat { ask, streaming, shows_reasoning })
+    Ok(Chat { ask, streaming, shows_reasoning, has_functions, ignored })
 }
 
 /// What the template gets.
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
-    let conversation = conversation_without_tools(app, fields);
-    Conversation { tools: tools(app, fields).heard().to_vec(), ..conversation }
+    let (conversation, _) = conversation_without_tools(app, fields);
+    fields.only("add_generation_prompt", &[true.into()]);
+    fields.only("continue_final_message", &[false.into()]);
+    Conversation { tools: tools(app, fields, false).heard().to_vec(), ..conversation }
 }
 
-fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> Conversation {
+/// And whether its reasoning is to be shown.
+fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, bool) {
     let speech = &app.model().speech;
-    let messages = message::messages(fields);
-    let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
-    effort(fields, &mut kwargs, speech);
-    if let Some(thinks) = app.settings().enable_thinking {
-        kwargs.entry(THINKING_SWITCHES[0]).or_insert(thinks.into());
-    }
+    let says = |word: &str| speech.template_knows_role(word).unwrap_or(false);
+    let messages = message::messages(fields, &says);
+    let template = Template { reads: &|name| speech.template_reads(name), says: &says };
+    let Switches { kwargs, shows_reasoning } = switches(fields, template, app.settings().enable_thinking);
     let messages = messages.into_iter().map(|message| known_role(message, speech)).collect();
-    Conversation { messages, kwargs, ..Conversation::default() }
+    (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
 /// # Errors
@@ -117,6 +131,7 @@ pub fn completion(
     app: &App,
     body: Map<String, Value>,
     headers: &HeaderMap,
+    caller: &Caller,
     request_id: String,
 ) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
@@ -124,27 +139,35 @@ pub fn completion(
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let prompts = prompts(&mut fields);
+    let prompts = between(&mut fields, prompts, &app.model().speech);
+    let echo = fields.flag("echo").unwrap_or(false);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
-    let common = common(app, &engine, &mut fields, defaults);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let common = common(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
     let most = most_answers(&engine);
     if prompts.len() * common.num_choices > most {
         fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
     }
     fields.only("best_of", &[json!(common.num_choices)]);
-    fields.only("suffix", &[json!("")]);
-    let echo = fields.flag("echo").unwrap_or(false);
-    if echo && common.logprobs.is_some() {
-        fields.unsupported("logprobs", "of a prompt that is echoed are not supported");
-    }
+    fields.only("add_special_tokens", &[json!(true)]);
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
-    if session_of(in_body, headers)?.is_some() {
+    let ignored = problems.take_ignored();
+    let session = session_of(in_body, false, headers, caller)?;
+    if matches!(session, Some(Session::Stored(_))) {
         let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
         return Err(ApiError::unsupported("session_id", message));
     }
     let streaming = common.streaming;
-    Ok(Completion { ask: common.ask(Prompt::Texts(prompts), request_id), streaming, echo })
+    // An answer of no tokens is what is said of the prompt, be it nothing.
+    let asks_for_none = common.limits.max_tokens == Some(0);
+    let prompt_logprobs = if asks_for_none { common.logprobs.or(Some(0)) } else { common.logprobs };
+    let prompt_logprobs = prompt_logprobs.filter(|_| echo);
+    // They take computing the prompt anew, which a client's hint is no reason against.
+    let session = session.filter(|_| prompt_logprobs.is_none());
+    let ask = Ask { session, prompt_logprobs, ..common.ask(Prompt::Texts(prompts), request_id) };
+    Ok(Completion { ask, streaming, echo, ignored })
 }
 
 impl Common {
@@ -156,6 +179,7 @@ impl Common {
             sampling,
             limits,
             logprobs,
+            prompt_logprobs: None,
             shape,
             request_id,
             is_streamed: streaming.is_on,
@@ -165,14 +189,31 @@ impl Common {
     }
 }
 
-fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Limits) -> Common {
-    let limits = Limits { deadline: app.settings().deadline, ..limits };
+/// How the fields that both endpoints have are to be read.
+#[derive(Clone, Copy)]
+struct Reading {
+    /// Schemas as their standard has it.
+    schema_open: bool,
+    /// `max_tokens` may be 0.
+    may_be_none: bool,
+}
+
+fn common(
+    app: &App,
+    engine: &EngineHandle,
+    fields: &mut Fields<'_>,
+    limits: Limits,
+    reading: Reading,
+) -> Common {
+    let settings = app.settings();
+    let overflow = if settings.strict_limits { Overflow::Refuse } else { Overflow::Clamp };
+    let limits = Limits { deadline: settings.deadline, overflow, ..limits };
     let common = Common {
         num_choices: num_choices(fields, most_answers(engine)),
         sampling: params::sampling(fields, &app.model().defaults.sampling()),
-        limits: params::limits(fields, &limits),
+        limits: params::limits(fields, &limits, reading.may_be_none),
         logprobs: params::logprobs(fields, None),
-        shape: shape(fields),
+        shape: shape::shape(fields, reading.schema_open),
         streaming: streaming(fields),
     };
     params::labels(fields);
@@ -180,94 +221,16 @@ fn common(app: &App, engine: &EngineHandle, fields: &mut Fields<'_>, limits: Lim
     common
 }
 
-/// `response_format`, or one of this server's own: `regex`, `lark`, and `grammar`, which is `lark` by another name.
-fn shape(fields: &mut Fields<'_>) -> Option<Shape> {
-    let format = params::response_format(fields, None);
-    let format = format.map(|source| Shape { source, param: "response_format" });
-    let regex = fields.text("regex").map(|text| Shape { source: GrammarSource::Regex(text), param: "regex" });
-    let lark = ["lark", "grammar"]
-        .map(|param| fields.text(param).map(|text| Shape { source: GrammarSource::Lark(text), param }));
-    let mut shapes = [format, regex].into_iter().chain(lark).flatten();
-    let shape = shapes.next();
-    if let Some(second) = shapes.next() {
-        fields.out_of_range(second.param, "is a second form, and an answer has one");
-    }
-    shape
-}
-
 /// `tools` with how they may be called.
-fn tools(app: &App, fields: &mut Fields<'_>) -> ToolUse {
-    let definitions = fields.list("tools").unwrap_or_default();
-    for (index, definition) in definitions.iter().enumerate() {
-        check_tool(fields, &format!("tools[{index}]"), definition);
-    }
-    let choice = tool_choice(fields, &definitions);
-    let parallel = fields.flag("parallel_tool_calls").unwrap_or(true);
-    let tools = ToolUse { definitions, choice, parallel };
+fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
+    let tools::Asked { definitions, choice, parallel } = tools::asked(fields);
+    let tools = ToolUse { definitions, choice, parallel, schema_open };
     let speech = &app.model().speech;
     if tools.is_on() && !speech.shows_tools() {
         let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
         fields.unsupported("tools", why);
     }
     tools
-}
-
-fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
-    let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
-    let mut tool = fields.inside(at, members.clone());
-    tool.only("type", &[json!("function")]);
-    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
-    let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
-    let mut function = tool.inside("function", function);
-    match function.text("name") {
-        Some(name) if !name.is_empty() => {}
-        Some(_) => function.out_of_range("name", "is empty"),
-        None => function.wrong("name", "is missing"),
-    }
-    function.text("description");
-    function.object("parameters");
-    function.flag("strict");
-    function.end();
-    tool.end();
-}
-
-fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
-    let choice = match fields.take("tool_choice") {
-        None => return ToolChoice::Auto,
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => return ToolChoice::Auto,
-            "none" => return ToolChoice::None,
-            "required" => ToolChoice::Required,
-            _ => {
-                fields.out_of_range("tool_choice", "is none of none, auto, required and a function");
-                return ToolChoice::Auto;
-            }
-        },
-        Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| *kind != "function") => {
-            fields.unsupported("tool_choice", "of this type is not supported, only of type function");
-            return ToolChoice::Auto;
-        }
-        Some(choice) => match choice["function"]["name"].as_str() {
-            Some(name) => ToolChoice::Named(name.to_owned()),
-            None => {
-                fields.wrong(
-                    "tool_choice",
-                    "is neither a word nor {\"type\": \"function\", \"function\": {\"name\": ...}}",
-                );
-                return ToolChoice::Auto;
-            }
-        },
-    };
-    let is_known = match &choice {
-        ToolChoice::Named(name) => {
-            definitions.iter().any(|tool| tool["function"]["name"].as_str() == Some(name.as_str()))
-        }
-        _ => !definitions.is_empty(),
-    };
-    if !is_known {
-        fields.out_of_range("tool_choice", "asks for a tool that is not among the tools");
-    }
-    choice
 }
 
 /// The engine's own ranges, told before the engine is asked.
@@ -289,7 +252,7 @@ pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {
-    let message = format!("the model {model:?} does not exist here; {served:?} does");
+    let message = format!("the model {:?} does not exist here; {served:?} does", shown(model));
     ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
 }
 
@@ -315,44 +278,12 @@ fn streaming(fields: &mut Fields<'_>) -> Streaming {
     let options = fields.object("stream_options").unwrap_or_default();
     let mut options = fields.inside("stream_options", options);
     let includes_usage = options.flag("include_usage").unwrap_or(false);
-    options.flag("include_obfuscation"); // padding against eavesdroppers who measure sizes: never sent
+    let usage_in_all = options.flag("continuous_usage_stats").unwrap_or(false);
+    if options.flag("include_obfuscation") == Some(true) {
+        options.ignored("include_obfuscation"); // padding against eavesdroppers who measure sizes: never sent
+    }
     options.end();
-    Streaming { is_on, includes_usage }
-}
-
-/// The reference's switch, which it keeps among the template's variables.
-fn shows_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, speech: &Speech) -> bool {
-    const NAME: &str = "return_reasoning";
-    if !kwargs.contains_key(NAME) || speech.template_reads(NAME) {
-        return true;
-    }
-    match kwargs.shift_remove(NAME) {
-        Some(Value::Bool(shows)) => shows,
-        _ => {
-            fields.wrong("chat_template_kwargs", &format!(".{NAME} is neither true nor false"));
-            true
-        }
-    }
-}
-
-/// `reasoning_effort` in the variables that the template reads; what the client says of them itself counts first.
-fn effort(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, speech: &Speech) {
-    let Some(effort) = fields.text("reasoning_effort") else { return };
-    let Some(rank) = EFFORTS.iter().position(|known| *known == effort) else {
-        fields.out_of_range("reasoning_effort", &format!("is none of {}", EFFORTS.join(", ")));
-        return;
-    };
-    let switches = THINKING_SWITCHES.map(|name| (name, Value::Bool(rank > 1)));
-    let mut is_heard = false;
-    for (name, value) in switches.into_iter().chain([("reasoning_effort", effort.into())]) {
-        if speech.template_reads(name) {
-            kwargs.entry(name).or_insert(value);
-            is_heard = true;
-        }
-    }
-    if !is_heard {
-        fields.unsupported("reasoning_effort", "means nothing to this model's chat template");
-    }
+    Streaming { is_on, includes_usage, usage_in_all: includes_usage && usage_in_all }
 }
 
 /// Templates that do not know `developer` print nothing for it; it is OpenAI's newer word for `system`.
@@ -364,13 +295,18 @@ fn known_role(message: Message, speech: &Speech) -> Message {
     }
 }
 
-fn check_session(session: Option<&InSession>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
+fn check_session(session: Option<&Session>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
     match session {
         None if appends => {
             let message = "session_append: there is no session to append to; give session_id or a header";
             Err(ApiError::invalid("session_append", message))
         }
-        Some(_) if num_choices > 1 => {
+        Some(Session::Transient(_)) if appends => {
+            let message = "session_append: the session is a transient one, as a header of the client says, and keeps \
+                           nothing to append to; give session_id";
+            Err(ApiError::invalid("session_append", message))
+        }
+        Some(Session::Stored(_)) if num_choices > 1 => {
             let message = "n: a session goes on with one answer, so n cannot be more than 1 in one";
             Err(ApiError::unsupported("n", message))
         }
@@ -399,6 +335,23 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<RawText> {
         fields.wrong("prompt", "is neither text, nor token ids, nor an array of one of them");
     }
     prompts.unwrap_or_default()
+}
+
+/// With `suffix`, what stands between it and each prompt is asked for.
+fn between(fields: &mut Fields<'_>, prompts: Vec<RawText>, speech: &Speech) -> Vec<RawText> {
+    let Some(suffix) = fields.text("suffix").filter(|suffix| !suffix.is_empty()) else { return prompts };
+    if speech.infill().is_none() {
+        fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
+    }
+    let texts = prompts.into_iter().map(|prompt| match prompt {
+        RawText::Text(prefix) => Some(RawText::Between { prefix, suffix: suffix.clone() }),
+        RawText::Ids(_) | RawText::Between { .. } => None,
+    });
+    let texts: Option<Vec<RawText>> = texts.collect();
+    if texts.is_none() {
+        fields.out_of_range("suffix", "needs prompts that are text, not token ids");
+    }
+    texts.unwrap_or_default()
 }
 
 fn raw_text(value: &Value) -> Option<RawText> {

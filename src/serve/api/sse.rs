@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::turn::{Answered, Delta, Progress, Running, Totals, Update};
-use crate::runtime::Token;
+use crate::runtime::{Logprob, Token};
 
 /// How often a silent stream is told that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -29,6 +29,12 @@ pub trait Chunks: Send + 'static {
 
     /// More of a choice. Called for every token, also those that say nothing yet.
     fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
+
+    /// A prompt has so many tokens.
+    fn prompt(&mut self, _total: usize) {}
+
+    /// What was asked about more tokens of a choice's prompt; comes before anything is said of it.
+    fn scored(&mut self, _choice: usize, _logprobs: Vec<Logprob>) {}
 
     fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value>;
 
@@ -93,9 +99,16 @@ impl<C: Chunks> Feed<C> {
         let objects = match update {
             Some(Update::Progress(progress)) => {
                 self.progress = Some(progress);
+                if let Progress::Prompt { total, .. } = progress {
+                    self.chunks.prompt(total);
+                }
                 return;
             }
             Some(Update::Again) => return, // nothing has been said
+            Some(Update::Scored { choice, logprobs }) => {
+                self.chunks.scored(choice, logprobs);
+                return;
+            }
             Some(Update::Said { choice, deltas, tokens }) => {
                 self.progress = None;
                 self.chunks.said(choice, deltas, tokens)
@@ -125,6 +138,7 @@ impl<C: Chunks> Feed<C> {
 fn comment(progress: Option<Progress>) -> Bytes {
     let text = match progress {
         None => "keep-alive".to_owned(),
+        Some(Progress::Session) => "waiting: the session is busy with another request".to_owned(),
         Some(Progress::Waiting { position }) => format!("waiting: {position} in the queue"),
         Some(Progress::Prompt { done, total, left: None }) => format!("prompt: {done} of {total} tokens"),
         Some(Progress::Prompt { done, total, left: Some(left) }) => {
@@ -142,6 +156,7 @@ mod tests {
     fn comments_say_how_far_it_is() {
         let check = |progress, expected: &str| assert_eq!(comment(progress), format!(": {expected}\n\n"));
         check(None, "keep-alive");
+        check(Some(Progress::Session), "waiting: the session is busy with another request");
         check(Some(Progress::Waiting { position: 3 }), "waiting: 3 in the queue");
         check(Some(Progress::Prompt { done: 0, total: 9, left: None }), "prompt: 0 of 9 tokens");
         let left = Some(Duration::from_millis(1200));

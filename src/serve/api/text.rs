@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::blocking;
 use super::body::JsonBody;
+use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
 use crate::runtime::Speech;
 use crate::runtime::text::Encode;
@@ -25,14 +26,13 @@ enum Source {
 }
 
 /// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
-pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
     let engine = app.engine()?;
-    let mut with_pieces = false;
-    let source = read(&app, body, |fields| {
-        with_pieces =
-            ["with_pieces", "return_token_strs"].map(|name| fields.flag(name)).contains(&Some(true));
-        source(&app, fields)
-    })?;
+    let (ignored, (with_pieces, source)) = read(&app, body, |app, fields| {
+        let asked = ["with_pieces", "return_token_strs"].map(|name| fields.flag(name));
+        (asked.contains(&Some(true)), source(app, fields))
+    })
+    .await?;
     let (count, tokens) = blocking(&app, move |app| {
         let speech = &app.model().speech;
         let ids = encode(speech, source)?;
@@ -48,7 +48,8 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
         Ok((count, tokens))
     })
     .await?;
-    Ok(Json(json!({"tokens": tokens, "count": count, "max_model_len": engine.spec().context_length()})))
+    let context = engine.spec().context_length();
+    Ok((ignored, Json(json!({"tokens": tokens, "count": count, "max_model_len": context}))))
 }
 
 fn source(app: &App, fields: &mut Fields<'_>) -> Source {
@@ -84,6 +85,26 @@ fn render(speech: &Speech, conversation: &Conversation) -> Result<String, ApiErr
         .map_err(|error| crate::runtime::Error::from(error).into())
 }
 
+/// What clients read of a tokenizer's configuration, in vLLM's words.
+pub async fn tokenizer_info(State(app): State<App>) -> Json<Value> {
+    let speech = &app.model().speech;
+    let tokenizer = speech.tokenizer();
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
+    let context = app.engine().ok().map(|engine| engine.spec().context_length());
+    let specials: Vec<&str> = tokenizer.special_tokens().map(|(_, text)| text).collect();
+    Json(json!({
+        "tokenizer_class": "llmctl",
+        "vocab_size": tokenizer.vocab_size(),
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "pad_token": text(tokenizer.eos()),
+        "add_bos_token": tokenizer.adds_bos(),
+        "additional_special_tokens": specials,
+        "model_max_length": context,
+        "chat_template": speech.template_source(),
+    }))
+}
+
 /// The text of a token, or its bytes where they are not whole characters.
 fn piece(speech: &Speech, id: u32) -> Value {
     let bytes = speech.token_bytes(id);
@@ -91,9 +112,9 @@ fn piece(speech: &Speech, id: u32) -> Value {
     json!({"id": id, "piece": text.unwrap_or_else(|_| bytes.to_vec().into())})
 }
 
-pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
-    let vocab_size = app.model().speech.tokenizer().vocab_size();
-    let ids = read(&app, body, |fields| {
+pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
+    let (ignored, ids) = read(&app, body, |app, fields| {
+        let vocab_size = app.model().speech.tokenizer().vocab_size();
         let ids = fields.take("tokens");
         let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
         if ids.is_none() {
@@ -104,32 +125,36 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
             fields.out_of_range("tokens", &format!("hold {id}, but the vocabulary has {vocab_size}"));
         }
         ids
-    })?;
+    })
+    .await?;
     let text = blocking(&app, move |app| Ok(app.model().speech.tokenizer().decode(&ids, false))).await?;
-    Ok(Json(json!({"content": text, "prompt": text})))
+    Ok((ignored, Json(json!({"content": text, "prompt": text}))))
 }
 
 /// The prompt that a chat completion with these messages begins with.
-pub async fn apply_template(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
-    let conversation = read(&app, body, |fields| conversation(&app, fields))?;
+pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
+    let (ignored, conversation) = read(&app, body, conversation).await?;
     let prompt = blocking(&app, move |app| render(&app.model().speech, &conversation)).await?;
-    Ok(Json(json!({"prompt": prompt})))
+    Ok((ignored, Json(json!({"prompt": prompt}))))
 }
 
+/// What these endpoints answer with.
+type Answer = (Ignored, Json<Value>);
+
 /// Reads a body whole.
-fn read<T>(
+async fn read<T: Send + 'static>(
     app: &App,
     body: Map<String, Value>,
-    read: impl FnOnce(&mut Fields<'_>) -> T,
-) -> Result<T, ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let read = read(&mut fields);
-    fields.end();
-    problems.check(model)?;
-    Ok(read)
+    read: impl FnOnce(&App, &mut Fields<'_>) -> T + Send + 'static,
+) -> Result<(Ignored, T), ApiError> {
+    blocking(app, move |app| {
+        let mut problems = Problems::new(app.settings().lenient);
+        let mut fields = Fields::new(body, &mut problems);
+        let model = check_model(app, &mut fields);
+        let read = read(app, &mut fields);
+        fields.end();
+        problems.check(model)?;
+        Ok((Ignored(problems.take_ignored()), read))
+    })
+    .await
 }

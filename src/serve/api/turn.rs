@@ -8,10 +8,13 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::runtime::grammar::GrammarSource;
+use super::conversations::Placed;
+use super::transient::TransientKey;
 use crate::runtime::session::store::SessionName;
-use crate::runtime::{Finish, Limits, Outcome, Reuse, Sampling, Timings, Token, Usage};
+use crate::runtime::{Finish, Limits, Logprob, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
+pub use crate::serve::wire::shape::Shape;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
 /// One request of any wire format.
@@ -24,8 +27,10 @@ pub struct Ask {
     pub sampling: Sampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
+    /// Those of the prompt's tokens too, each with so many alternatives.
+    pub prompt_logprobs: Option<usize>,
     /// The conversation that this is a turn of.
-    pub session: Option<InSession>,
+    pub session: Option<Session>,
     /// What the answer keeps to; not beside tools.
     pub shape: Option<Shape>,
     pub tools: ToolUse,
@@ -33,14 +38,6 @@ pub struct Ask {
     pub is_streamed: bool,
     /// The `x-request-id` in force.
     pub request_id: String,
-}
-
-/// What an answer must look like.
-#[derive(Debug, Clone)]
-pub struct Shape {
-    pub source: GrammarSource,
-    /// The field that asks for it.
-    pub param: &'static str,
 }
 
 /// The tools of a request.
@@ -51,6 +48,8 @@ pub struct ToolUse {
     pub choice: ToolChoice,
     /// More than one call in an answer.
     pub parallel: bool,
+    /// Arguments may have members that their schema does not name, unless it forbids them.
+    pub schema_open: bool,
 }
 
 impl ToolUse {
@@ -78,11 +77,25 @@ pub enum Prompt {
 pub enum RawText {
     Text(String),
     Ids(Vec<u32>),
+    /// What stands between the two is asked for, of a model that has learnt that.
+    Between {
+        prefix: String,
+        suffix: String,
+    },
+}
+
+/// Which conversation a request belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Session {
+    Stored(InSession),
+    /// A client's hint: it costs the request nothing.
+    Transient(TransientKey),
 }
 
 /// The part of a saved conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InSession {
+    pub caller: Caller,
     pub name: SessionName,
     /// The messages are new ones behind those that are saved, instead of the whole conversation.
     pub appends: bool,
@@ -91,9 +104,25 @@ pub struct InSession {
 /// An answer on its way. Dropping it cancels the request; what a session has heard by then is kept.
 #[derive(Debug)]
 pub struct Running {
-    /// The prompts as text, where the ask was for texts.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Sent>,
+    /// Where the turn goes; nothing yet for one that waits for its session.
+    pub placed: Option<Placed>,
     pub updates: UnboundedReceiver<Update>,
+}
+
+/// A prompt as the engine got it.
+#[derive(Debug, Clone, Default)]
+pub struct Sent {
+    /// Where the ask was for texts.
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+impl Running {
+    /// Of all prompts.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
 }
 
 /// News of an answer. `Ended` or `Failed` is last.
@@ -105,6 +134,11 @@ pub enum Update {
         choice: usize,
         deltas: Vec<Delta>,
         tokens: Vec<Token>,
+    },
+    /// Log-probabilities of the next tokens of a choice's prompt, beginning with the second.
+    Scored {
+        choice: usize,
+        logprobs: Vec<Logprob>,
     },
     /// One choice is complete, and saved where it belongs to a session.
     Finished {
@@ -122,6 +156,8 @@ pub enum Update {
 /// Where a request is before its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
+    /// Its session has another request in it.
+    Session,
     /// In the queue, from 1.
     Waiting { position: usize },
     /// Prompt tokens that are computed or were there, and how long the rest will take, once that can be told.
@@ -176,6 +212,8 @@ pub struct Answered {
     pub outcome: Outcome,
     /// How its prompt began.
     pub reuse: Reuse,
+    /// Where the turn is kept, if it is.
+    pub placed: Option<Placed>,
 }
 
 /// Counts and times of all choices together.

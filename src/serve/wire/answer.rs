@@ -35,23 +35,108 @@ pub fn chat_logprobs(tokens: &[Token], bytes: TokenBytes<'_>) -> Value {
         entry["top_logprobs"] = top.iter().map(|(id, logprob)| piece(*id, *logprob)).collect();
         Some(entry)
     });
-    json!({"content": content.collect::<Vec<_>>()})
+    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+}
+
+/// A token as text that names it: bytes that are no text on their own are written out, as OpenAI does, or tokens that are parts
+/// of characters would all look alike.
+fn token_text(bytes: &[u8]) -> String {
+    match str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+            format!("bytes:{escaped}")
+        }
+    }
+}
+
+/// A character counts where it begins: the rest of it may be in other tokens.
+fn num_chars(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count()
+}
+
+/// `choices[].logprobs` of a completion as it is put together.
+#[derive(Default)]
+pub struct CompletionLogprobs {
+    tokens: Vec<String>,
+    logprobs: Vec<Value>,
+    tops: Vec<Value>,
+    offsets: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// One more token, the text of which begins at character `offset`. The first token of a prompt has no log-probability.
+    fn push(&mut self, id: u32, logprob: Option<&Logprob>, bytes: TokenBytes<'_>, offset: usize) {
+        self.offsets.push(offset);
+        self.tokens.push(token_text(&bytes(id)));
+        self.logprobs.push(logprob.map_or(Value::Null, |logprob| finite(logprob.logprob).into()));
+        self.tops.push(logprob.map_or(Value::Null, |logprob| {
+            let mut top = Map::new();
+            for (id, logprob) in &logprob.top {
+                // Different tokens may have one text; the best comes first.
+                top.entry(token_text(&bytes(*id))).or_insert_with(|| finite(*logprob).into());
+            }
+            Value::Object(top)
+        }));
+    }
+
+    /// The tokens of a prompt, all but the first with what is said of them. The text has none of those that are `special`.
+    pub fn add_prompt(
+        &mut self,
+        told: (&[u32], &[Logprob]),
+        special: &dyn Fn(u32) -> bool,
+        bytes: TokenBytes<'_>,
+        offset: &mut usize,
+    ) {
+        let (ids, scores) = told;
+        let scores = std::iter::once(None).chain(scores.iter().map(Some));
+        for (&id, score) in ids.iter().zip(scores) {
+            self.push(id, score, bytes, *offset);
+            *offset += if special(id) { 0 } else { num_chars(&bytes(id)) };
+        }
+    }
+
+    /// Those of an answer that have one.
+    pub fn add_answer(&mut self, tokens: &[Token], bytes: TokenBytes<'_>, offset: &mut usize) {
+        let with = tokens.iter().filter_map(|token| Some((token.id, token.logprob.as_ref()?)));
+        for (id, logprob) in with {
+            self.push(id, Some(logprob), bytes, *offset);
+            *offset += num_chars(&bytes(id));
+        }
+    }
+
+    pub fn into_json(self) -> Value {
+        let Self { tokens, logprobs, tops, offsets } = self;
+        json!({"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
+    }
 }
 
 /// `choices[].logprobs` of a completion; its text begins at character `offset`, which moves on behind these tokens.
 pub fn completion_logprobs(tokens: &[Token], bytes: TokenBytes<'_>, offset: &mut usize) -> Value {
-    let text = |id: u32| String::from_utf8_lossy(&bytes(id)).into_owned();
-    let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    for token in tokens {
-        let Some(Logprob { logprob, top }) = &token.logprob else { continue };
-        let piece = text(token.id);
-        let top: Map<_, _> = top.iter().map(|(id, logprob)| (text(*id), finite(*logprob).into())).collect();
-        offsets.push(*offset);
-        // A character counts where it begins: the rest of it may be in other tokens.
-        *offset += bytes(token.id).iter().filter(|byte| **byte & 0xC0 != 0x80).count();
-        texts.push(piece);
-        logprobs.push(finite(*logprob));
-        tops.push(Value::Object(top));
+    let mut logprobs = CompletionLogprobs::default();
+    logprobs.add_answer(tokens, bytes, offset);
+    logprobs.into_json()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two bytes that begin characters, one that is a letter.
+    fn bytes(id: u32) -> Vec<u8> {
+        vec![[0xe2, 0xf0, b'a'][id as usize]]
     }
-    json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
+
+    #[test]
+    fn tokens_that_are_no_text_have_names_of_their_own() {
+        let logprob = Some(Logprob { logprob: -1.0, top: vec![(0, -1.0), (1, -2.0), (2, -3.0)] });
+        let tokens = [Token { id: 0, logprob }];
+        let logprobs = completion_logprobs(&tokens, &bytes, &mut 0);
+        assert_eq!(logprobs["tokens"], json!(["bytes:\\xe2"]));
+        let expected = json!({"bytes:\\xe2": -1.0, "bytes:\\xf0": -2.0, "a": -3.0});
+        assert_eq!(logprobs["top_logprobs"][0], expected);
+        let chat = chat_logprobs(&tokens, &bytes);
+        assert_eq!(chat["content"][0]["top_logprobs"][1]["bytes"], json!([0xf0]));
+        assert_eq!(chat.get("refusal"), Some(&Value::Null));
+    }
 }

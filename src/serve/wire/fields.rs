@@ -4,19 +4,41 @@
 //! answer names everything. The notes fall into the groups of the reference server, told in its order: what is not of
 //! the right form, what is out of range, what is not honoured.
 
+use std::collections::BTreeSet;
+
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
+use super::hints::is_hint;
 use crate::serve::error::ApiError;
 
-/// What is wrong with a request so far.
+/// Problems of one kind that an answer names; a body can have a million.
+const MAX_TOLD: usize = 8;
+
+/// Bytes of a name or value that an answer repeats.
+const MAX_SHOWN: usize = 120;
+
+/// Names of fields that are noted as passed over.
+const MAX_IGNORED: usize = 32;
+
+/// What is wrong with a request so far, and what of it has no effect.
 #[derive(Debug, Default)]
 pub struct Problems {
-    /// Fields that nobody took are passed over.
-    lenient: bool,
-    schema: Vec<Problem>,
-    values: Vec<Problem>,
-    unsupported: Vec<Problem>,
+    /// Fields that nobody took are passed over; nothing where there is no such switch.
+    lenient: Option<bool>,
+    schema: Group,
+    values: Group,
+    unsupported: Group,
+    /// Some of those would be passed over by a lenient reader.
+    is_optional: bool,
+    ignored: BTreeSet<String>,
+}
+
+/// Problems of one kind: the first few whole, the others counted.
+#[derive(Debug, Default)]
+struct Group {
+    first: Vec<Problem>,
+    num_more: usize,
 }
 
 #[derive(Debug)]
@@ -25,43 +47,86 @@ struct Problem {
     message: String,
 }
 
+impl Group {
+    fn add(&mut self, param: impl Into<String>, message: impl Into<String>) {
+        match self.first.len() < MAX_TOLD {
+            true => self.first.push(Problem { param: param.into(), message: message.into() }),
+            false => self.num_more += 1,
+        }
+    }
+
+    fn told(&self, status: StatusCode, code: &'static str, advice: &str) -> Result<(), ApiError> {
+        let Some(first) = self.first.first() else { return Ok(()) };
+        let messages: Vec<&str> = self.first.iter().map(|problem| problem.message.as_str()).collect();
+        let mut message = messages.join("; ");
+        if self.num_more > 0 {
+            message.push_str(&format!("; and {} more", self.num_more));
+        }
+        message.push_str(advice);
+        Err(ApiError::new(status, Some(code), message).param(first.param.clone()))
+    }
+}
+
 impl Problems {
     pub fn new(lenient: bool) -> Self {
-        Self { lenient, ..Self::default() }
+        Self { lenient: Some(lenient), ..Self::default() }
     }
 
     /// A field that is missing or of the wrong type.
     pub fn schema(&mut self, param: impl Into<String>, message: impl Into<String>) {
-        self.schema.push(Problem { param: param.into(), message: message.into() });
+        self.schema.add(param, message);
     }
 
     /// A value out of its range.
     pub fn value(&mut self, param: impl Into<String>, message: impl Into<String>) {
-        self.values.push(Problem { param: param.into(), message: message.into() });
+        self.values.add(param, message);
     }
 
     /// A field, or a value of it, that is not honoured.
     pub fn unsupported(&mut self, param: impl Into<String>, message: impl Into<String>) {
-        self.unsupported.push(Problem { param: param.into(), message: message.into() });
+        self.unsupported.add(param, message);
+    }
+
+    /// A field that is taken and has no effect. Places in lists do not count: a field of all messages is noted once.
+    pub fn ignored(&mut self, path: &str) {
+        if self.ignored.len() < MAX_IGNORED {
+            self.ignored.insert(shown(&without_indices(path)));
+        }
+    }
+
+    /// Fields that are taken and have no effect, in alphabetical order.
+    pub fn take_ignored(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ignored).into_iter().collect()
+    }
+
+    fn is_lenient(&self) -> bool {
+        self.lenient == Some(true)
     }
 
     /// The first group with something in it: the form (422), the model, values (400), what is unsupported (400).
     ///
     /// # Errors
-    /// All of that group in one message; `param` is the first.
+    /// The first of that group in one message, and how many more there are; `param` is the first.
     pub fn check(&self, model: Result<(), ApiError>) -> Result<(), ApiError> {
-        let invalid = Some("invalid_value");
-        told(StatusCode::UNPROCESSABLE_ENTITY, invalid, &self.schema)?;
+        self.schema.told(StatusCode::UNPROCESSABLE_ENTITY, "invalid_value", "")?;
         model?;
-        told(StatusCode::BAD_REQUEST, invalid, &self.values)?;
-        told(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), &self.unsupported)
+        self.values.told(StatusCode::BAD_REQUEST, "invalid_value", "")?;
+        let advice = match self.lenient {
+            Some(false) if self.is_optional => " (serve --lenient passes over what it does not know)",
+            _ => "",
+        };
+        self.unsupported.told(StatusCode::BAD_REQUEST, "unsupported_parameter", advice)
     }
 }
 
-fn told(status: StatusCode, code: Option<&'static str>, problems: &[Problem]) -> Result<(), ApiError> {
-    let Some(first) = problems.first() else { return Ok(()) };
-    let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
-    Err(ApiError::new(status, code, messages.join("; ")).param(first.param.clone()))
+/// `messages[3].audio` as `messages[].audio`.
+fn without_indices(path: &str) -> String {
+    let mut is_inside = false;
+    let kept = path.chars().filter(|c| {
+        is_inside = *c == '[' || (is_inside && *c != ']');
+        !is_inside || *c == '['
+    });
+    kept.collect()
 }
 
 /// The members of one object that are still to be taken.
@@ -89,7 +154,8 @@ impl<'p> Fields<'p> {
 
     /// What a member is called in messages.
     pub fn path(&self, name: &str) -> String {
-        if self.at.is_empty() { name.to_owned() } else { format!("{}.{name}", self.at) }
+        let name = shown(name);
+        if self.at.is_empty() { name } else { format!("{}.{name}", self.at) }
     }
 
     pub fn problems(&mut self) -> &mut Problems {
@@ -114,12 +180,40 @@ impl<'p> Fields<'p> {
         self.problems.unsupported(path.clone(), format!("{path} {what}"));
     }
 
+    /// Notes that a member is taken and has no effect.
+    pub fn ignored(&mut self, name: &str) {
+        let path = self.path(name);
+        self.problems.ignored(&path);
+    }
+
+    /// A member on which no answer depends, whatever it is.
+    pub fn hint(&mut self, name: &str) {
+        if self.take(name).is_some() {
+            self.ignored(name);
+        }
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.left.get(name).is_some_and(|value| !value.is_null())
     }
 
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.left.shift_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// The name under which one of several spellings of the same field is given, the first of them counts. Another one that says
+    /// something else is a contradiction.
+    pub fn spelled(&mut self, names: &[&'static str]) -> &'static str {
+        let mut given = names.iter().filter(|name| self.has(name));
+        let Some(first) = given.next() else { return names[0] };
+        let others: Vec<&str> = given.copied().collect();
+        for other in others {
+            let value = self.take(other);
+            if value.as_ref() != self.left.get(*first) {
+                self.out_of_range(other, &format!("and {first} are two names of one field, with two values"));
+            }
+        }
+        first
     }
 
     pub fn text(&mut self, name: &str) -> Option<String> {
@@ -157,6 +251,23 @@ impl<'p> Fields<'p> {
         }
     }
 
+    pub fn is_number(&self, name: &str, number: f64) -> bool {
+        self.left.get(name).and_then(Value::as_f64) == Some(number)
+    }
+
+    /// As [`Self::count`], where other servers write -1 for what is left out.
+    pub fn count_or_off(&mut self, name: &str) -> Option<u64> {
+        if self.is_number(name, -1.0) {
+            self.take(name);
+        }
+        self.count(name)
+    }
+
+    /// As [`Self::count_or_off`], of things in memory.
+    pub fn size_or_off(&mut self, name: &str) -> Option<usize> {
+        self.count_or_off(name).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
     /// A whole number from 0, also one that is written `16.0`.
     pub fn count(&mut self, name: &str) -> Option<u64> {
         let value = self.take(name)?;
@@ -184,37 +295,49 @@ impl<'p> Fields<'p> {
         None
     }
 
-    /// A field with one value that asks for nothing; any other is not honoured.
+    /// A field with values that ask for nothing; any other is not honoured.
     pub fn only(&mut self, name: &str, inert: &[Value]) {
         let Some(value) = self.take(name) else { return };
-        if !inert.contains(&value) {
-            let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
-            self.unsupported(
-                name,
-                &format!("= {} is not supported, only {}", brief(&value), accepted.join(" or ")),
-            );
-        }
-    }
-
-    /// Nothing may be left.
-    pub fn end(self) {
-        if self.problems.lenient {
+        let same = |other: &Value| *other == value || (other.is_number() && other.as_f64() == value.as_f64());
+        if inert.iter().any(same) {
             return;
         }
-        let left: Vec<String> =
-            self.left.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| self.path(name)).collect();
-        for path in left {
-            self.problems.unsupported(path.clone(), format!("{path} is not supported"));
+        if self.problems.is_lenient() {
+            return self.ignored(name);
+        }
+        self.problems.is_optional = true;
+        let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
+        let what = format!("= {} is not supported, only {}", brief(&value), accepted.join(" or "));
+        self.unsupported(name, &what);
+    }
+
+    /// What is left must be hints, unless others are passed over as well.
+    pub fn end(self) {
+        let Self { left, at, problems } = self;
+        let path = |name: &str| if at.is_empty() { shown(name) } else { format!("{at}.{}", shown(name)) };
+        for (name, _) in left.iter().filter(|(_, value)| !value.is_null()) {
+            let path = path(name);
+            match problems.is_lenient() || (at.is_empty() && is_hint(name)) {
+                true => problems.ignored(&path),
+                false => {
+                    problems.is_optional = true;
+                    problems.unsupported(path.clone(), format!("{path} is not supported"));
+                }
+            }
         }
     }
 }
 
 /// A value as a message shows it.
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(80) {
+pub fn brief(value: &Value) -> String {
+    shown(&value.to_string())
+}
+
+/// Text of a client as a message repeats it: the beginning.
+pub fn shown(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
+        None => text.to_owned(),
     }
 }
 
@@ -277,9 +400,10 @@ mod tests {
         assert_eq!(refusal(body.clone(), values), (400, "b".to_owned()));
         let (_, checked) = read(body.clone(), false, |fields| drop((fields.take("a"), fields.take("b"))));
         let error = checked.expect_err("two are left");
+        let advice = "(serve --lenient passes over what it does not know)";
         assert_eq!(
-            (error.code, error.message.as_str()),
-            (Some("unsupported_parameter"), "c is not supported; d is not supported")
+            (error.code, error.message),
+            (Some("unsupported_parameter"), format!("c is not supported; d is not supported {advice}"))
         );
         assert!(read(body, true, |fields| drop((fields.take("a"), fields.take("b")))).1.is_ok(), "lenient");
     }

@@ -5,8 +5,25 @@ use serde_json::{Map, Value, json};
 use super::Fields;
 use crate::template::{Content, Message, Role, ToolCall};
 
-/// The member `messages`: at least one.
-pub fn messages(fields: &mut Fields<'_>) -> Vec<Message> {
+/// Members that clients keep of an answer and send back, on which nothing depends.
+const ECHOED: [&str; 9] = [
+    "provider_specific_fields",
+    "parsed",
+    "annotations",
+    "images",
+    "audio",
+    "token_ids",
+    "stop_reason",
+    "citations",
+    "metadata",
+];
+
+/// The same in a tool call and its function.
+const ECHOED_IN_CALLS: [&str; 5] =
+    ["index", "provider_specific_fields", "parsed_arguments", "extra_content", "thought_signature"];
+
+/// The member `messages`: at least one. `knows_role` tells which other roles the template tells apart.
+pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Vec<Message> {
     if !fields.has("messages") {
         fields.wrong("messages", "is missing");
         return Vec::new();
@@ -18,7 +35,7 @@ pub fn messages(fields: &mut Fields<'_>) -> Vec<Message> {
     let read = |(index, value)| {
         let at = format!("messages[{index}]");
         match value {
-            Value::Object(object) => message(fields.inside(&at, object)),
+            Value::Object(object) => message(fields.inside(&at, object), knows_role),
             _ => {
                 fields.wrong(&at, "is not an object");
                 None
@@ -28,65 +45,159 @@ pub fn messages(fields: &mut Fields<'_>) -> Vec<Message> {
     values.into_iter().enumerate().filter_map(read).collect()
 }
 
-fn message(mut fields: Fields<'_>) -> Option<Message> {
+fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<Message> {
     if !fields.has("role") {
         fields.wrong("role", "is missing");
     }
-    let role = fields.text("role");
-    let content = content(&mut fields);
-    let reasoning = fields.text("reasoning_content");
-    // The other names of it; a client that sends several sends one text.
-    let others = ["reasoning", "thinking"].map(|name| fields.text(name));
-    let reasoning = others.into_iter().fold(reasoning, Option::or);
-    let tool_calls = tool_calls(&mut fields);
+    let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
+    let Parts { content, thoughts } = content(&mut fields);
+    let content = content.or_else(|| refusal(&mut fields));
+    let reasoning = reasoning(&mut fields, thoughts);
+    let mut tool_calls = tool_calls(&mut fields);
+    tool_calls.extend(function_call(&mut fields));
     let tool_call_id = fields.text("tool_call_id");
     let name = fields.text("name");
-    // What OpenAI's answers hold and its clients send back: nothing is asked for by it.
-    fields.only("annotations", &[json!([])]);
+    ECHOED.iter().for_each(|name| echoed(&mut fields, name));
     fields.end();
-    Some(Message { role: Role::from(role?.as_str()), content, reasoning, tool_calls, tool_call_id, name })
+    Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// A string, or parts that are all text: several parts are one text, line by line.
-fn content(fields: &mut Fields<'_>) -> Option<Content> {
-    let parts = match fields.take("content")? {
-        Value::String(text) => return Some(Content::Text(text)),
-        Value::Array(parts) => parts,
-        _ => {
+/// A member of an answer that came back: taken, and reported unless it is empty.
+fn echoed(fields: &mut Fields<'_>, name: &str) {
+    let is_empty = |value: &Value| match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.values().all(Value::is_null),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    };
+    if fields.take(name).is_some_and(|value| !is_empty(&value)) {
+        fields.ignored(name);
+    }
+}
+
+/// Roles that every chat has, those that the template names, and OpenAI's older word for a tool.
+fn known_role(fields: &mut Fields<'_>, name: &str, knows_role: &dyn Fn(&str) -> bool) -> Role {
+    match Role::from(name) {
+        Role::Other(name) if name == "function" => Role::Tool,
+        Role::Other(name) if !knows_role(&name) => {
+            let known = format!(
+                "= {:?} is not supported, only system, developer, user, assistant and tool",
+                super::fields::shown(&name)
+            );
+            fields.unsupported("role", &known);
+            Role::User
+        }
+        role => role,
+    }
+}
+
+/// The words of an assistant that refused stand in a member of their own, and it has said nothing else.
+fn refusal(fields: &mut Fields<'_>) -> Option<Content> {
+    fields.text("refusal").filter(|text| !text.is_empty()).map(Content::Text)
+}
+
+/// What was thought, of the names that clients send it back under: the first that says something. Others that say the same are
+/// copies, and what they say beside is reported.
+fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
+    let named = ["reasoning_content", "reasoning", "thinking"].map(|name| (name, fields.text(name)));
+    let said = thoughts.concat();
+    let first = named.iter().find_map(|(_, text)| text.clone().filter(|text| !text.is_empty()));
+    for (name, text) in &named {
+        if text.as_ref().is_some_and(|text| !text.is_empty() && Some(text) != first.as_ref()) {
+            fields.ignored(name);
+        }
+    }
+    let mut reasoning = first.or(Some(said).filter(|text| !text.is_empty()));
+    for name in ["reasoning_details", "thinking_blocks"] {
+        let Some(items) = fields.list(name) else { continue };
+        let texts = items.iter().filter_map(|item| {
+            ["text", "thinking", "summary"].iter().find_map(|member| item[member].as_str())
+        });
+        let told: String = texts.collect();
+        match &reasoning {
+            None if !told.is_empty() => reasoning = Some(told),
+            Some(same) if *same == told => {}
+            _ if items.is_empty() => {}
+            _ => fields.ignored(name),
+        }
+    }
+    reasoning
+}
+
+/// What a message's content is made of.
+#[derive(Default)]
+struct Parts {
+    content: Option<Content>,
+    /// Parts that were thought and not said.
+    thoughts: Vec<String>,
+}
+
+/// A string, or parts that are all text, beside those of a thought: several parts are one text, line by line.
+fn content(fields: &mut Fields<'_>) -> Parts {
+    let parts = match fields.take("content") {
+        None => return Parts::default(),
+        Some(Value::String(text)) => {
+            // An empty answer beside the words of a refusal is no answer.
+            let refused = text.is_empty() && fields.has("refusal");
+            return Parts { content: (!refused).then_some(Content::Text(text)), ..Parts::default() };
+        }
+        Some(Value::Array(parts)) => parts,
+        Some(_) => {
             fields.wrong("content", "is neither a string nor an array of parts");
-            return None;
+            return Parts::default();
         }
     };
-    let text = |(index, part)| text_part(fields, &format!("content[{index}]"), part);
-    let texts: Vec<String> = parts.into_iter().enumerate().filter_map(text).collect();
-    Some(Content::Text(texts.join("\n")))
+    let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
+    for (index, value) in parts.into_iter().enumerate() {
+        match part(fields, &format!("content[{index}]"), value) {
+            Some(Part::Text(text)) => texts.push(text),
+            Some(Part::Thought(text)) => thoughts.push(text),
+            None => {}
+        }
+    }
+    Parts { content: Some(Content::Text(texts.join("\n"))), thoughts }
 }
 
-fn text_part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
+enum Part {
+    Text(String),
+    Thought(String),
+}
+
+fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<Part> {
     let Value::Object(members) = part else {
         fields.wrong(at, "is not an object");
         return None;
     };
     let mut part = fields.inside(at, members);
-    match part.text("type") {
-        Some(kind) if kind == "text" => {}
+    let kind = part.text("type");
+    let member = match kind.as_deref() {
+        Some("text" | "input_text" | "output_text") => "text",
+        Some("refusal") => "refusal",
+        Some("thinking" | "reasoning") => part.spelled(&["text", "thinking", "reasoning"]),
         Some(kind) => {
-            fields
-                .unsupported("content", &format!("has a part of type {kind:?}, and only text is supported"));
+            let message =
+                format!("has a part of type {:?}, and only text is supported", super::fields::shown(kind));
+            fields.unsupported("content", &message);
             return None;
         }
         None => {
             part.wrong("type", "is missing");
             return None;
         }
+    };
+    if !part.has(member) {
+        part.wrong(member, "is missing");
     }
-    if !part.has("text") {
-        part.wrong("text", "is missing");
-    }
-    let text = part.text("text");
+    let text = part.text(member);
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
+    for name in ["annotations", "signature", "id"] {
+        echoed(&mut part, name);
+    }
     part.end();
-    text
+    match kind.as_deref() {
+        Some("thinking" | "reasoning") => text.map(Part::Thought),
+        _ => text.map(Part::Text),
+    }
 }
 
 fn tool_calls(fields: &mut Fields<'_>) -> Vec<ToolCall> {
@@ -121,12 +232,34 @@ fn is_within(value: &Value, levels: usize) -> bool {
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
-    fields.take("index"); // of a call that was put together from a stream
     let Some(function) = fields.object("function") else {
         fields.wrong("function", "is missing");
         return None;
     };
-    let mut function = fields.inside("function", function);
+    let called = called(fields.inside("function", function));
+    ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut fields, name));
+    fields.end();
+    let (name, arguments) = called?;
+    Some(ToolCall { id, name, arguments })
+}
+
+/// The place of a call in a stream says nothing; the rest is reported.
+fn echoed_in_call(fields: &mut Fields<'_>, name: &str) {
+    match name {
+        "index" => drop(fields.take(name)),
+        _ => echoed(fields, name),
+    }
+}
+
+/// OpenAI's older form of a call.
+fn function_call(fields: &mut Fields<'_>) -> Option<ToolCall> {
+    let members = fields.object("function_call")?;
+    let (name, arguments) = called(fields.inside("function_call", members))?;
+    Some(ToolCall { id: None, name, arguments })
+}
+
+/// The name and the arguments of a call.
+fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     if !function.has("name") {
         function.wrong("name", "is missing");
     }
@@ -140,9 +273,9 @@ fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
         },
         Some(other) => other,
     };
+    ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut function, name));
     function.end();
-    fields.end();
-    Some(ToolCall { id, name: name?, arguments })
+    Some((name?, arguments))
 }
 
 /// A message as OpenAI's API shows it.
@@ -190,7 +323,7 @@ mod tests {
         let mut problems = Problems::default();
         let body = Map::from_iter([("messages".to_owned(), values)]);
         let mut fields = Fields::new(body, &mut problems);
-        let messages = messages(&mut fields);
+        let messages = messages(&mut fields, &|role| role == "critic");
         fields.end();
         (messages, problems.check(Ok(())))
     }
@@ -234,9 +367,60 @@ mod tests {
     fn what_clients_send_back_of_answers_is_taken() {
         let (messages, checked) = read(json!([{
             "role": "assistant", "content": "x", "refusal": null, "annotations": [], "audio": null,
-            "function_call": null, "tool_calls": null,
+            "function_call": null, "tool_calls": null, "images": [], "parsed": {"a": 1},
+            "provider_specific_fields": {"refusal": null},
         }, {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]));
         assert_eq!((checked, messages), (Ok(()), vec![Message::assistant("x"), Message::user("a")]));
+    }
+
+    #[test]
+    fn what_was_thought_is_taken_once() {
+        let thought = |members: Value| {
+            let mut message = json!({"role": "assistant", "content": "x"});
+            message.as_object_mut().expect("an object").extend(members.as_object().expect("one").clone());
+            let mut problems = Problems::default();
+            let body = Map::from_iter([("messages".to_owned(), json!([message]))]);
+            let mut fields = Fields::new(body, &mut problems);
+            let read = messages(&mut fields, &|_| false);
+            fields.end();
+            assert_eq!(problems.check(Ok(())), Ok(()), "{message}");
+            assert_eq!(read[0].content, Some(Content::Text("x".to_owned())));
+            (read[0].reasoning.clone(), problems.take_ignored())
+        };
+        let hm = || Some("hm".to_owned());
+        let none = Vec::<String>::new;
+        let blocks = json!([{"type": "thinking", "thinking": "hm", "signature": "s"}]);
+        assert_eq!(thought(json!({"reasoning": "hm", "reasoning_content": "hm"})), (hm(), none()));
+        assert_eq!(thought(json!({"thinking_blocks": blocks, "reasoning_content": "hm"})), (hm(), none()));
+        assert_eq!(thought(json!({"thinking_blocks": blocks})), (hm(), none()));
+        assert_eq!(
+            thought(json!({"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]})),
+            (hm(), none())
+        );
+        assert_eq!(
+            thought(json!({"reasoning": "other", "reasoning_content": "hm"})),
+            (hm(), vec!["messages[].reasoning".to_owned()])
+        );
+        let parts = json!([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]);
+        assert_eq!(thought(json!({"content": parts})), (hm(), none()));
+    }
+
+    #[test]
+    fn older_forms_of_calls_and_refusals_are_read() {
+        let (messages, checked) = read(json!([
+            {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{\"a\":1}"}},
+            {"role": "function", "name": "f", "content": "2"},
+            {"role": "assistant", "content": null, "refusal": "no"},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}},
+            ]},
+            {"role": "critic", "content": "hm"},
+        ]));
+        assert_eq!(checked, Ok(()));
+        assert_eq!(messages[0].tool_calls[0].arguments, json!({"a": 1}));
+        assert_eq!(messages[1].role, Role::Tool);
+        assert_eq!(messages[2].content, Some(Content::Text("no".to_owned())));
+        assert_eq!(messages[4].role, Role::Other("critic".to_owned()), "the template knows it");
     }
 
     #[test]
@@ -249,6 +433,7 @@ mod tests {
             (json!("x"), 422, "messages[1]"),
             (json!({"content": "x"}), 422, "messages[1].role"),
             (json!({"role": 1, "content": "x"}), 422, "messages[1].role"),
+            (json!({"role": "weird", "content": "x"}), 400, "messages[1].role"),
             (json!({"role": "user", "content": 1}), 422, "messages[1].content"),
             (json!({"role": "user", "content": [{"type": "text"}]}), 422, "messages[1].content[0].text"),
             (json!({"role": "user", "content": [{"type": "image_url"}]}), 400, "messages[1].content"),

@@ -3,30 +3,32 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::Fields;
-use crate::runtime::grammar::GrammarSource;
+use super::{Fields, hints};
 use crate::runtime::{Limits, MAX_LOGPROBS, Sampling};
 
 /// What `defaults` say where the fields do not.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
     // The reference's word for "all"; elsewhere it is what leaving it out means.
-    let top_k = match fields.size("top_k") {
+    let says_all = fields.is_number("top_k", -1.0);
+    let top_k = match fields.size_or_off("top_k") {
         Some(0) => None,
         Some(count) => Some(count),
+        None if says_all => None,
         None => defaults.top_k,
     };
+    let repetition = fields.spelled(&["repetition_penalty", "repeat_penalty"]);
     Sampling {
         temperature: fields.number("temperature").unwrap_or(defaults.temperature),
         top_k,
         top_p: fields.number("top_p").unwrap_or(defaults.top_p),
         min_p: fields.number("min_p").unwrap_or(defaults.min_p),
-        repetition_penalty: fields.number("repetition_penalty").unwrap_or(defaults.repetition_penalty),
+        repetition_penalty: fields.number(repetition).unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.number("presence_penalty").unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.number("frequency_penalty").unwrap_or(defaults.frequency_penalty),
         logit_bias: logit_bias(fields).unwrap_or_else(|| defaults.logit_bias.clone()),
-        seed: fields.count("seed").or(defaults.seed),
+        seed: fields.count_or_off("seed").or(defaults.seed),
     }
 }
 
@@ -44,21 +46,43 @@ fn logit_bias(fields: &mut Fields<'_>) -> Option<BTreeMap<u32, f32>> {
     Some(read)
 }
 
-/// `max_completion_tokens` is what counts beside `max_tokens`, its older name.
-pub fn limits(fields: &mut Fields<'_>, defaults: &Limits) -> Limits {
+/// `max_completion_tokens` is what counts beside `max_tokens`, its older name, and that beside llama.cpp's. With `may_be_none`
+/// a prompt may be asked about without an answer.
+pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Limits {
     let mut max_tokens = None;
-    for name in ["max_tokens", "max_completion_tokens"] {
-        match fields.size(name) {
-            Some(0) => fields.out_of_range(name, "must be at least 1; leave it out to use the whole context"),
+    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
+        match fields.size_or_off(name) {
+            Some(0) if !may_be_none => {
+                fields.out_of_range(name, "must be at least 1; leave it out to use the whole context")
+            }
             count => max_tokens = count.or(max_tokens),
         }
     }
     Limits {
         max_tokens: max_tokens.or(defaults.max_tokens),
         stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
+        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
         ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
         ..defaults.clone()
     }
+}
+
+/// The most tokens of a request that end its answer.
+const MAX_STOP_IDS: usize = 256;
+
+/// Ids of tokens that end the answer, as vLLM takes them.
+fn stop_ids(fields: &mut Fields<'_>) -> Option<Vec<u32>> {
+    const NAME: &str = "stop_token_ids";
+    let values = fields.list(NAME)?;
+    let ids: Option<Vec<u32>> = values.iter().map(|value| u32::try_from(value.as_u64()?).ok()).collect();
+    if ids.is_none() {
+        fields.wrong(NAME, "is not an array of token ids");
+    }
+    if values.len() > MAX_STOP_IDS {
+        fields.out_of_range(NAME, &format!("are more than {MAX_STOP_IDS}"));
+        return None;
+    }
+    ids
 }
 
 /// The most stop strings, and bytes of one: each is looked for at every token.
@@ -112,50 +136,15 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
     count
 }
 
-/// OpenAI's three forms. A schema is enforced whether it is called strict or not.
-pub fn response_format(fields: &mut Fields<'_>, default: Option<GrammarSource>) -> Option<GrammarSource> {
-    if !fields.has("response_format") {
-        return default;
-    }
-    let format = fields.object("response_format")?;
-    let mut format = fields.inside("response_format", format);
-    let source = match format.text("type").as_deref() {
-        None | Some("text") => None,
-        Some("json_object") => Some(GrammarSource::JsonObject),
-        Some("json_schema") => json_schema(&mut format),
-        Some(other) => {
-            let known = format!("= {other:?} is not supported, only text, json_object and json_schema");
-            format.unsupported("type", &known);
-            None
-        }
-    };
-    format.end();
-    source
-}
-
-fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
-    if !format.has("json_schema") {
-        format.wrong("json_schema", "is missing");
-    }
-    let wrapped = format.object("json_schema")?;
-    let mut wrapped = format.inside("json_schema", wrapped);
-    wrapped.text("name");
-    wrapped.text("description");
-    wrapped.flag("strict");
-    let schema = wrapped.take("schema");
-    if schema.is_none() {
-        wrapped.wrong("schema", "is missing");
-    }
-    wrapped.end();
-    schema.map(GrammarSource::JsonSchema)
-}
-
-/// Labels of a request, and hints: nothing of the answer depends on them.
+/// Fields on which no answer depends, and settings that ask for nothing. The types of OpenAI's own are checked.
 pub fn labels(fields: &mut Fields<'_>) {
     for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
-        fields.text(name);
+        if fields.text(name).is_some() {
+            fields.ignored(name);
+        }
     }
-    fields.object("metadata");
-    fields.only("service_tier", &[json!("auto"), json!("default")]);
-    fields.only("store", &[json!(false)]);
+    if fields.object("metadata").is_some() {
+        fields.ignored("metadata");
+    }
+    hints::inert(fields);
 }

@@ -97,7 +97,7 @@ impl Trouble {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::Unreachable(why) => write!(f, "no connection: {why}"),
+            Trouble::Unreachable(why) => write!(f, "cannot connect to {why}"),
             Trouble::Status(code, message) => write!(f, "the server answers {code}: {message}"),
             Trouble::Broken(why) => write!(f, "the connection ended before the answer: {why}"),
             Trouble::Malformed(why) => write!(f, "the answer cannot be read: {why}"),
@@ -228,7 +228,8 @@ impl Client {
                 return Ok(connection);
             }
         }
-        let unreachable = |error: &dyn std::fmt::Display| Trouble::Unreachable(error.to_string());
+        let url = self.endpoint.url();
+        let unreachable = |error: &dyn std::fmt::Display| Trouble::Unreachable(format!("{url}: {error}"));
         let host = self.endpoint.host.trim_start_matches('[').trim_end_matches(']');
         let stream =
             TcpStream::connect((host, self.endpoint.port)).await.map_err(|error| unreachable(&error))?;

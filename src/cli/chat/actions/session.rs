@@ -1,5 +1,7 @@
 //! Commands about where the conversation is kept.
 
+use std::time::Duration;
+
 use super::{Done, no_argument};
 use crate::cli::chat::command::Next;
 use crate::cli::chat::talk::{Chat, Keeping};
@@ -8,7 +10,10 @@ use crate::cli::report::columns;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
 use crate::runtime::session::conversation::Dialogue;
-use crate::runtime::session::store::{SessionName, now_ms};
+use crate::runtime::session::store::{Forgotten, SessionName, now_ms};
+
+/// How long a removal waits for KV that is being saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
@@ -193,14 +198,14 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     if open.as_ref() == Some(&name) {
         chat.begin_anew(planned(chat));
     }
-    let tokens = saved.map(|saved| saved.tokens()).unwrap_or_default();
-    match store.remove(&name) {
+    // What waits to be saved is on disk before it is looked for there.
+    let _ = chat.llm().engine().flush_disk(FLUSH_TIMEOUT);
+    let forgotten = match store.remove(&name) {
         // The open one had no turn, and is gone with its last use.
-        Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => {}
+        Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => Forgotten::default(),
         removed => removed.map_err(|error| shared::not_found(error, &store))?,
-    }
-    let num_pages = shared::forget_kv(&tokens, chat.places)?;
-    chat.terminal.report(&format!("session {name} is removed, with {num_pages} pages of KV"));
+    };
+    chat.terminal.report(shared::removed_text(&name, &forgotten).trim_end());
     Ok(Next::Prompt)
 }
 

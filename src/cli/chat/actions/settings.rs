@@ -113,7 +113,7 @@ fn source(given: &str) -> Result<(String, GrammarSource), CommandError> {
     };
     let schema: Value = serde_json::from_str(&text)
         .map_err(|error| CommandError::bad_data(format!("{name} is not JSON: {error}")))?;
-    Ok((name, GrammarSource::JsonSchema(schema)))
+    Ok((name, GrammarSource::JsonSchema(schema).closed()))
 }
 
 fn compiled(chat: &Chat<'_>, name: String, source: GrammarSource) -> Result<Schema, CommandError> {

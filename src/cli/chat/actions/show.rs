@@ -179,10 +179,13 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::PartialPrefix => "the conversation and the prompt begin alike and then part",
         ReuseReason::Mismatch => "they differ from the first token, or the model cannot go back",
         ReuseReason::Dirty => "a step failed before, and what it left was thrown away",
-        ReuseReason::Evicted => "the memory was needed for something else",
+        ReuseReason::Evicted => {
+            "its KV is no longer in memory or on disk: it was removed, or its room was needed"
+        }
         ReuseReason::PrefixCache => {
             "the same beginning had been computed before, here or elsewhere, in whole pages"
         }
+        ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {
             "the engine that held the conversation is gone, and nothing of it was on disk"
         }

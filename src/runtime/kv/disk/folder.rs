@@ -6,6 +6,7 @@
 //! Only files whose place and name this file has made up are ever counted or removed, so a root that holds other things
 //! keeps them. The time of modification is the time of the last use, of all processes that share the root.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,14 +17,11 @@ use serde_json::{Value, json};
 
 use super::page::{self, FORMAT_VERSION};
 use super::{MissingReason, PageKey, PageLabel, PageName};
-use crate::runtime::kv::prefix;
 use crate::runtime::private_files::{private_file, private_folder};
 
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const EXTENSION: &str = ".kv";
-/// More groups than any model has: one for each size of window, one for what sees everything, one for states.
-const MAX_GROUP: u8 = 7;
 /// Files that are being written begin so.
 const UNFINISHED: &str = ".new-";
 /// What a crash left of those is removed after this time.
@@ -54,28 +52,43 @@ fn page_path(folder: &Path, key: PageKey) -> PathBuf {
     folder.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
 }
 
-/// Removes the pages of a sequence of `tokens`, of all models and groups below `root`; how many there were. Pages that other
-/// conversations share go too: they compute them again.
+/// Removes the pages of these names, of all models and groups below `root`, and all that follow one of them in a sequence:
+/// nobody can reach those any more, and they hold what was said after it. How many there were.
 ///
 /// # Errors
 /// Those of the file system but absence.
-pub fn forget(root: &Path, tokens: &[u32]) -> io::Result<usize> {
-    let names: Vec<PageName> = prefix::names(tokens).collect();
-    let folders = match fs::read_dir(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        folders => folders?,
-    };
+pub fn forget(root: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
     let mut num_removed = 0;
-    for folder in folders {
-        let folder = folder?.path();
-        let keys = names.iter().flat_map(|&name| (0..=MAX_GROUP).map(move |group| PageKey { name, group }));
-        for key in keys {
-            match fs::remove_file(page_path(&folder, key)) {
-                Ok(()) => num_removed += 1,
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                Err(error) => return Err(error),
-            }
+    if names.is_empty() {
+        return Ok(0);
+    }
+    for folder in unless_gone(fs::read_dir(root))?.into_iter().flatten() {
+        let folder = folder?;
+        if is_folder(&folder) {
+            num_removed += forget_in(&folder.path(), names)?;
+        }
+    }
+    Ok(num_removed)
+}
+
+fn forget_in(folder: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
+    let file = |entry: &DirEntry, key: PageKey| Some((key.name, entry.path()));
+    let pages = unless_gone(walk(folder, &AtomicBool::new(false), file))?.unwrap_or_default();
+    let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
+    let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
+    for (name, path) in pages {
+        // A page whose header cannot be read is found by its own name only.
+        if let Some(parent) = File::open(&path).ok().and_then(|mut file| page::read_parent(&mut file)) {
+            followers.entry(parent).or_default().push(name);
+        }
+        paths.entry(name).or_default().push(path);
+    }
+    let mut num_removed = 0;
+    let mut left: Vec<PageName> = names.iter().copied().collect();
+    while let Some(name) = left.pop() {
+        left.extend(followers.remove(&name).unwrap_or_default());
+        for path in paths.remove(&name).unwrap_or_default() {
+            num_removed += usize::from(unless_gone(fs::remove_file(path))?.is_some());
         }
     }
     Ok(num_removed)

@@ -11,7 +11,7 @@
 //! worth saving, and what a page's bytes mean, is not known here.
 
 mod folder;
-mod page;
+pub mod page;
 mod queue;
 mod worker;
 
@@ -28,7 +28,7 @@ use crate::runtime::error::{Error, Result};
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
-pub use super::prefix::PageName;
+pub use super::prefix::{PageName, names};
 
 /// Bytes that may wait to be written, and as many that may wait to be polled: 18 pages of an 8B model.
 pub const DEFAULT_QUEUE_BYTES: u64 = 64 << 20;

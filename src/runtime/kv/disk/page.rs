@@ -22,7 +22,7 @@
 use std::io::{self, Read, Write};
 use std::ops::Range;
 
-use super::{MissingReason, PageLabel};
+use super::{MissingReason, PageLabel, PageName};
 
 /// Version of the file format and of the folders' layout.
 pub const FORMAT_VERSION: u32 = 1;
@@ -106,6 +106,16 @@ pub fn read(
         return Err(MissingReason::Mismatch(difference(&found, &expected)));
     }
     Ok(payload)
+}
+
+/// The name of the page before, as the file says without a check of the rest; nothing where there is none.
+pub fn read_parent(file: &mut impl Read) -> Option<PageName> {
+    let mut found = [0; TOKENS_START];
+    file.read_exact(&mut found).ok()?;
+    let is_page = found[..8] == *MAGIC && found[8..12] == FORMAT_VERSION.to_le_bytes();
+    let has_parent = found[HAS_PARENT] == 1u32.to_le_bytes();
+    let parent = found[PARENT].try_into().ok().filter(|_| is_page && has_parent)?;
+    Some(PageName(parent))
 }
 
 fn read_payload(file: &mut impl Read, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {

@@ -52,6 +52,14 @@ impl ModelSource {
             ModelSource::BuiltIn(model) => model.path(),
         }
     }
+
+    /// The built-in model, if it is one.
+    pub fn built_in(&self) -> Option<&'static BuiltIn> {
+        match self {
+            ModelSource::BuiltIn(model) => Some(model),
+            ModelSource::Gguf(_) | ModelSource::Folder(_) => None,
+        }
+    }
 }
 
 /// A reference found.
@@ -62,11 +70,40 @@ pub struct Resolved {
     pub source: ModelSource,
     /// Choices made for the user, one sentence each.
     pub notices: Vec<String>,
+    /// The snapshot of the cache that the files are of.
+    pub snapshot: Option<SnapshotRef>,
+}
+
+/// A repository of the hub at one of its commits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotRef {
+    pub repo: String,
+    pub revision: String,
+    folder: PathBuf,
 }
 
 impl Resolved {
     pub fn built_in(model: &'static BuiltIn) -> Self {
-        Self { name: model.name.to_owned(), source: ModelSource::BuiltIn(model), notices: Vec::new() }
+        Self::new(model.name.to_owned(), ModelSource::BuiltIn(model))
+    }
+
+    pub fn new(name: String, source: ModelSource) -> Self {
+        Self { name, source, notices: Vec::new(), snapshot: None }
+    }
+
+    /// What finds the same files again, wherever it is asked from: `hf:org/repo@revision:file` for files of the cache,
+    /// a name for a built-in model, else an absolute path. `None` when the path is no text.
+    pub fn reference(&self) -> Option<String> {
+        let path = match &self.source {
+            ModelSource::BuiltIn(model) => return Some(model.name.to_owned()),
+            ModelSource::Gguf(path) | ModelSource::Folder(path) => path,
+        };
+        let Some(SnapshotRef { repo, revision, folder }) = &self.snapshot else {
+            return Some(std::path::absolute(path).ok()?.to_str()?.to_owned());
+        };
+        let inside = path.strip_prefix(folder).ok()?.to_str()?;
+        let file = if inside.is_empty() { String::new() } else { format!(":{inside}") };
+        Some(format!("hf:{repo}@{revision}{file}"))
     }
 }
 
@@ -97,7 +134,7 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
             }
         }
     }
-    let message = format!("aliases lead from one to the next more than {MAX_ALIAS_DEPTH} times");
+    let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
@@ -158,20 +195,15 @@ impl<'a> Search<'a> {
     }
 
     fn local(&self, path: &Path) -> Result<Resolved, LoadError> {
-        if !path.exists() {
-            return Err(LoadError::NotFound(path.to_path_buf()));
-        }
+        // Not `exists`: a folder that may not be entered is another matter than a file that is not there.
+        fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if path.is_dir() { self.local_folder(path) } else { local_file(path) }
     }
 
     fn local_folder(&self, path: &Path) -> Result<Resolved, LoadError> {
         let name = folder_name(path);
         if cache::is_checkpoint(path) {
-            return Ok(Resolved {
-                name,
-                source: ModelSource::Folder(path.to_path_buf()),
-                notices: Vec::new(),
-            });
+            return Ok(Resolved::new(name, ModelSource::Folder(path.to_path_buf())));
         }
         let mut files = group_shards(&cache::gguf_names(path, 0));
         match files.len() {
@@ -191,11 +223,15 @@ impl<'a> Search<'a> {
             Err(candidates) if hub.revision.is_some() => return Err(self.unknown(candidates)),
             Err(candidates) => return Err(self.ambiguous(candidates)),
         };
-        match &hub.selector {
+        let mut resolved = match &hub.selector {
             Some(Selector::File(file)) => self.cached_file(&repo, &snapshot, file),
             Some(Selector::Quant(tag)) => self.cached_quant(&repo, &snapshot, tag),
             None => self.cached_default(&repo, &snapshot),
-        }
+        }?;
+        let revision = snapshot.dir.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        resolved.snapshot =
+            revision.map(|revision| SnapshotRef { repo: repo.id, revision, folder: snapshot.dir });
+        Ok(resolved)
     }
 
     /// The cached repository of that name; a bare name may be the end of one `org/name`.
@@ -240,8 +276,7 @@ impl<'a> Search<'a> {
 
     fn cached_default(&self, repo: &Repo, snapshot: &Snapshot) -> Result<Resolved, LoadError> {
         if cache::is_checkpoint(&snapshot.dir) {
-            let source = ModelSource::Folder(snapshot.dir.clone());
-            return Ok(Resolved { name: repo.id.clone(), source, notices: Vec::new() });
+            return Ok(Resolved::new(repo.id.clone(), ModelSource::Folder(snapshot.dir.clone())));
         }
         let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
         let best = match &files[..] {
@@ -283,23 +318,19 @@ fn local_file(path: &Path) -> Result<Resolved, LoadError> {
         return match group {
             Some(file) => gguf_in(parent, &file, file.stem.clone()),
             // Not listed: a GGUF without the extension, such as a blob, or a projector asked for by name.
-            None => Ok(Resolved {
-                name: stem,
-                source: ModelSource::Gguf(path.to_path_buf()),
-                notices: Vec::new(),
-            }),
+            None => Ok(Resolved::new(stem, ModelSource::Gguf(path.to_path_buf()))),
         };
     }
     if (extension == "safetensors" || file_name == "config.json") && cache::is_checkpoint(parent) {
         let source = ModelSource::Folder(parent.to_path_buf());
-        return Ok(Resolved { name: folder_name(parent), source, notices: Vec::new() });
+        return Ok(Resolved::new(folder_name(parent), source));
     }
     let message = "neither a GGUF file nor part of a folder with config.json and safetensors".to_owned();
     Err(LoadError::Unsupported { path: path.to_path_buf(), message })
 }
 
 fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
-    let io = |error: std::io::Error| LoadError::Io { path: path.to_path_buf(), message: error.to_string() };
+    let io = |error: std::io::Error| LoadError::io(path, &error);
     let mut magic = Vec::with_capacity(4);
     fs::File::open(path).map_err(io)?.take(4).read_to_end(&mut magic).map_err(io)?;
     Ok(magic == b"GGUF")
@@ -310,7 +341,7 @@ fn gguf_in(folder: &Path, file: &GgufFile, name: String) -> Result<Resolved, Loa
     if let Some(missing) = file.missing_part() {
         return Err(LoadError::NotFound(folder.join(missing)));
     }
-    Ok(Resolved { name, source: ModelSource::Gguf(folder.join(&file.first)), notices: Vec::new() })
+    Ok(Resolved::new(name, ModelSource::Gguf(folder.join(&file.first))))
 }
 
 fn display_name(repo: &Repo, file: &GgufFile) -> String {
@@ -329,6 +360,11 @@ fn folder_name(path: &Path) -> String {
 fn no_model_in(path: &Path) -> LoadError {
     let message = if path.join("config.json").is_file() {
         "has a config.json but no .safetensors weights (PyTorch .bin files are not read)"
+    } else if ["adapter_config.json", "adapter_model.safetensors"]
+        .iter()
+        .any(|name| path.join(name).is_file())
+    {
+        "is an adapter (LoRA), which llmctl does not apply: give the model that it belongs to, or one that it was merged into"
     } else {
         "holds neither config.json with safetensors nor a GGUF file"
     };

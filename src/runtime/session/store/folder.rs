@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::SessionName;
+use super::lock::{self, Attempt, Folders, Held};
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
@@ -16,7 +17,7 @@ const LOCK_FILE: &str = "lock";
 
 /// Says which path an error is about.
 pub fn io_error(path: &Path, error: &io::Error) -> Error {
-    StoreError::Io { path: path.into(), message: error.to_string() }.into()
+    StoreError::io(path, error).into()
 }
 
 /// Returns when the folder's entries are on disk. Windows knows no such call and needs none.
@@ -43,14 +44,47 @@ pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
+/// The file system, step by step.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk;
+
 /// The right to write a session. Dropping it gives it up at once: closing the file alone would not, while a child process
 /// that was just started still has a copy of the descriptor.
-#[derive(Debug)]
-pub struct Lock(File);
+pub type Lock = Held<Disk>;
 
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = self.0.unlock(); // the file is closed next, which unlocks it too
+impl Folders for Disk {
+    type LockFile = File;
+
+    fn open_lock(&self, folder: &Path) -> Result<Option<File>> {
+        let path = folder.join(LOCK_FILE);
+        let mut options = OpenOptions::new();
+        let opened = private_files::private_file(options.write(true).create(true).truncate(false), &path);
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(|error| io_error(&path, &error)),
+        }
+    }
+
+    fn try_lock(&self, folder: &Path, file: &File) -> Result<bool> {
+        match file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(io_error(&folder.join(LOCK_FILE), &error)),
+        }
+    }
+
+    fn is_still_there(&self, folder: &Path, file: &File) -> bool {
+        is_still_there(file, &folder.join(LOCK_FILE))
+    }
+
+    fn unlock(&self, file: &File) {
+        let _ = file.unlock(); // the file is closed next, which unlocks it too
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(|error| io_error(from, &error))?;
+        let parent = to.parent().unwrap_or(to);
+        sync_folder(parent).map_err(|error| io_error(parent, &error))
     }
 }
 
@@ -61,18 +95,10 @@ impl Drop for Lock {
 /// # Errors
 /// [`Error::SessionBusy`]; [`Error::SessionNotFound`] when the folder went away meanwhile; [`StoreError::Io`].
 pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
-    let path = folder.join(LOCK_FILE);
-    let opened =
-        private_files::private_file(OpenOptions::new().write(true).create(true).truncate(false), &path);
-    let file = opened.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::SessionNotFound(name.to_string()),
-        _ => io_error(&path, &error),
-    })?;
-    match file.try_lock() {
-        Ok(()) if is_still_there(&file, &path) => Ok(Lock(file)),
-        Ok(()) => Err(Error::SessionNotFound(name.to_string())),
-        Err(TryLockError::WouldBlock) => Err(Error::SessionBusy(name.to_string())),
-        Err(TryLockError::Error(error)) => Err(io_error(&path, &error)),
+    match lock::lock(Disk, folder)? {
+        Attempt::Done(lock) => Ok(lock),
+        Attempt::Busy => Err(Error::SessionBusy(name.to_string())),
+        Attempt::Gone => Err(Error::SessionNotFound(name.to_string())),
     }
 }
 

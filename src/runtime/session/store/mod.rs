@@ -4,23 +4,32 @@
 //! a whole; one process at a time writes to a session, any number read. Damage is reported by line and never repaired
 //! unasked. A conversation is precious and plain: no KV here, and nothing that cannot be read with `jq`.
 //!
-//! `name` maps names to folders, `folder` owns locks and modes, `log` lines and checksums, `record` the format, `saved`
-//! what the records mean, `writer` the one open session. Knows no engine and no tokenizer.
+//! `name` maps names to folders, `folder` owns files and modes, `lock` the order of steps on them, `log` lines and checksums, `record` the format, `saved`
+//! what the records mean, `writer` the one open session, `branch` what is kept of it, `listing` what there is, `removal` what
+//! goes, with the pages of KV that `said` names. Knows no engine and no tokenizer.
 
+mod branch;
 mod folder;
+mod listing;
+mod lock;
 mod log;
 mod name;
+mod owners;
 mod record;
+mod removal;
+mod said;
 mod saved;
 mod writer;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use self::folder::{Lock, io_error};
+use self::listing::Summaries;
 use self::log::{End, Log, Scan};
 use self::saved::{Contradiction, replay};
 use self::writer::Opened;
@@ -29,8 +38,11 @@ use super::super::request::{Finish, Sampling, Usage};
 use crate::runtime::private_files;
 use crate::template::message::Message;
 
+pub use self::listing::{Listed, Summary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
-pub use self::saved::{ForkOf, SavedSession, SavedTurn};
+use self::owners::Owners;
+pub use self::removal::{Forgotten, Purged};
+pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
@@ -46,10 +58,13 @@ pub struct ModelFingerprint {
     pub name: String,
     /// Anything that is equal only for models with the same vocabulary, template and weights.
     pub fingerprint: String,
+    /// What finds it again, wherever it is asked from: an absolute path, `hf:org/repo@revision:file`, or the name of a
+    /// built-in model. `None` in sessions of older versions.
+    pub reference: Option<String>,
 }
 
 impl ModelFingerprint {
-    /// Whether ids of one mean the same to the other; what they are called does not count.
+    /// Whether ids of one mean the same to the other; what they are called and where they lie does not count.
     pub fn is_same(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
     }
@@ -84,25 +99,6 @@ impl Turn {
     }
 }
 
-/// One session in a list.
-#[derive(Debug, Clone)]
-pub struct Listed {
-    pub name: SessionName,
-    /// What cannot be read is listed too, with the reason.
-    pub summary: Result<Summary>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    pub turns: usize,
-    pub tokens: usize,
-    pub created_ms: u64,
-    pub last_used_ms: u64,
-    pub model: ModelFingerprint,
-    /// Bytes of the transcript.
-    pub num_bytes: u64,
-}
-
 /// What `SessionStore::repair` did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
@@ -114,15 +110,31 @@ pub struct Repaired {
     pub backup: PathBuf,
 }
 
-/// The sessions below one folder. Touches nothing until asked to.
+/// The sessions below one folder. Touches nothing until asked to. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct SessionStore {
     root: PathBuf,
+    /// Where sessions leave KV.
+    kv: Option<PathBuf>,
+    summaries: Arc<Summaries>,
+    /// Of the owners below the same root, the local user's too.
+    owners: Arc<Owners>,
 }
 
 impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        Self { kv: None, summaries: Arc::default(), owners: Arc::new(Owners::new(root.clone())), root }
+    }
+
+    /// Removes pages of KV below `root` with the sessions that alone used them.
+    pub fn with_kv(self, root: Option<PathBuf>) -> Self {
+        Self { kv: root, ..self }
+    }
+
+    /// Whether there is a session of that name, be it damaged.
+    pub fn exists(&self, name: &SessionName) -> bool {
+        self.existing(name).is_ok()
     }
 
     /// A new session, open for writing.
@@ -130,7 +142,21 @@ impl SessionStore {
     /// # Errors
     /// [`Error::InvalidParameter`] when there is one of that name; [`Error::Store`].
     pub fn create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        self.create_saved(name, SavedSession::new(model, now_ms()))
+        self.create_for(name, model, None)
+    }
+
+    /// As [`Self::create`], for the owner of an API key.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_for(
+        &self,
+        name: &SessionName,
+        model: &ModelFingerprint,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = SavedSession { owner: owner.map(str::to_owned), ..SavedSession::new(model, now_ms()) };
+        self.create_saved(name, saved)
     }
 
     /// Opens a session for writing. A torn last line is cut off and reported in the notices.
@@ -146,22 +172,39 @@ impl SessionStore {
         let file = private_files::private_file(OpenOptions::new().append(true), &path);
         let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
-        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices, lock }))
+        let store = self.clone();
+        Ok(SessionWriter::new(Opened { store, name: name.clone(), folder, log, saved, notices, lock }))
     }
 
     /// Opens a session, or creates it.
     ///
     /// # Errors
-    /// As [`Self::open`] and [`Self::create`].
+    /// As [`Self::open`] and [`Self::create`], but never that there is no such session, or one already.
     pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        match self.open(name) {
-            Err(Error::SessionNotFound(_)) => match self.create(name, model) {
-                // Another process was quicker; it may still be in it.
-                Err(Error::InvalidParameter { .. }) => self.open(name),
-                created => created,
+        self.open_or_create_for(name, model, None)
+    }
+
+    /// As [`Self::open_or_create`], for the owner of an API key. Whose session is opened is for the caller to ask.
+    ///
+    /// # Errors
+    /// As [`Self::open_or_create`].
+    pub fn open_or_create_for(
+        &self,
+        name: &SessionName,
+        model: &ModelFingerprint,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let opened = lock::open_or_begin(
+            || match self.open(name) {
+                Err(Error::SessionNotFound(_)) => Ok(None),
+                opened => opened.map(Some),
             },
-            opened => opened,
-        }
+            || match self.create_for(name, model, owner) {
+                Err(Error::InvalidParameter { name: "session", .. }) => Ok(None),
+                created => created.map(Some),
+            },
+        );
+        opened?.ok_or_else(|| Error::SessionBusy(name.to_string()))
     }
 
     /// Reads a session, also while another process writes to it; a line that is being written is not seen.
@@ -174,28 +217,6 @@ impl SessionStore {
         load(&path, &bytes).into_result().map(|(_, saved)| saved)
     }
 
-    /// All sessions, by name. Folders that are none are passed over.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the folder itself cannot be read; one that does not exist yet holds no sessions.
-    pub fn list(&self) -> Result<Vec<Listed>> {
-        let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(io_error(&self.root, &error)),
-        };
-        let mut listed = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(|error| io_error(&self.root, &error))?;
-            let Some(name) = entry.file_name().to_str().and_then(SessionName::from_folder) else { continue };
-            if entry.path().join(TRANSCRIPT).exists() {
-                listed.push(Listed { summary: self.summary(&name), name });
-            }
-        }
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(listed)
-    }
-
     /// Bytes of a session's transcript.
     ///
     /// # Errors
@@ -203,20 +224,6 @@ impl SessionStore {
     pub fn num_bytes(&self, name: &SessionName) -> Result<u64> {
         let path = self.existing(name)?.join(TRANSCRIPT);
         fs::metadata(&path).map(|metadata| metadata.len()).map_err(|error| io_error(&path, &error))
-    }
-
-    fn summary(&self, name: &SessionName) -> Result<Summary> {
-        let path = self.path(name).join(TRANSCRIPT);
-        let bytes = read_transcript(&path, name)?;
-        let (_, saved) = load(&path, &bytes).into_result()?;
-        Ok(Summary {
-            turns: saved.turns.len(),
-            tokens: saved.num_tokens(),
-            created_ms: saved.created_ms,
-            last_used_ms: saved.last_used_ms,
-            model: (*saved.model).clone(),
-            num_bytes: bytes.len() as u64,
-        })
     }
 
     /// Gives a session another name.
@@ -239,30 +246,30 @@ impl SessionStore {
     /// # Errors
     /// [`Error::InvalidParameter`] when there are fewer turns, or the name is taken; as [`Self::read`].
     pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
-        let mut saved = self.read(from)?;
-        let turns = turns.unwrap_or(saved.turns.len());
-        if turns > saved.turns.len() {
-            let message = format!("session {:?} has {} turns, not {turns}", from.as_str(), saved.turns.len());
-            return Err(Error::InvalidParameter { name: "turns", message });
-        }
-        saved.turns.truncate(turns);
-        saved.fork_of = Some(ForkOf { name: from.to_string(), turns });
-        saved.created_ms = now_ms();
-        self.create_saved(to, saved)
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let mut forked = saved.forked(fork_of, now_ms());
+        forked.last_used_ms = saved.last_used_ms;
+        self.create_saved(to, forked)
     }
 
-    /// Removes a session and all that lies in its folder.
+    /// As [`Self::fork`], to another owner's sessions.
     ///
     /// # Errors
-    /// As [`Self::open`]; a session whose content is damaged can be removed.
-    pub fn remove(&self, name: &SessionName) -> Result<()> {
-        let folder = self.existing(name)?;
-        let lock = folder::lock(&folder, name)?;
-        let doomed = self.root.join(unfinished_name());
-        fs::rename(&folder, &doomed).map_err(|error| io_error(&folder, &error))?;
-        folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))?;
-        drop(lock);
-        fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))
+    /// As [`Self::fork`].
+    pub fn fork_to(
+        &self,
+        from: &SessionName,
+        (store, to): (&Self, &SessionName),
+        turns: Option<usize>,
+        owner: Option<&str>,
+    ) -> Result<SessionWriter> {
+        let saved = self.read(from)?;
+        let turns = branch::checked_turns(from, &saved, turns)?;
+        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
+        let forked = saved.forked(fork_of, now_ms());
+        store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
     /// Keeps what stands before the first damaged line, and the damaged file beside it. `None` when nothing is wrong.
@@ -319,8 +326,8 @@ impl SessionStore {
             Ok((log, lock))
         });
         let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
-        let folder = self.path(name);
-        Ok(SessionWriter::new(Opened { name: name.clone(), folder, log, saved, notices: Vec::new(), lock }))
+        let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
+        Ok(SessionWriter::new(Opened { store, name, folder, log, saved, notices, lock }))
     }
 
     fn make_draft(

@@ -11,6 +11,8 @@ use crate::runtime::error::{Error, Result};
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;
+/// What a branch's name takes of its session's: the rest is for the number.
+pub(super) const MAX_BRANCHED_BYTES: usize = MAX_NAME_BYTES - 12;
 /// Percent-encoded names longer than this take the denser form; common file systems allow 255 bytes.
 const MAX_PLAIN_BYTES: usize = 200;
 /// RFC 4648 base 32 in lower case, without padding.
@@ -24,14 +26,35 @@ impl SessionName {
     /// # Errors
     /// [`Error::InvalidParameter`] that says what is wrong with the name.
     pub fn new(name: &str) -> Result<Self> {
-        let refuse = |message: String| Err(Error::InvalidParameter { name: "session", message });
+        let refuse = |message| Err(Error::InvalidParameter { name: "session", message });
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, this one {}", name.len()));
+            let len = name.len();
+            return refuse(format!("a name has 1 to {MAX_NAME_BYTES} characters, not {len}"));
         }
-        match name.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
-            Some(bad) => refuse(format!("{bad:?} cannot be part of a name")),
-            None => Ok(Self(name.to_owned())),
+        if name.chars().any(|c| !c.is_ascii_graphic() || matches!(c, '/' | '\\')) {
+            return refuse(format!(
+                "name {name:?}: use letters a-z and A-Z, digits and punctuation marks, but no spaces, \"/\" or \"\\\""
+            ));
         }
+        Ok(Self(name.to_owned()))
+    }
+
+    /// The name of the `number`th branch of a session: `NAME~1`, the end of a long name cut off.
+    pub(super) fn branch(base: &str, number: usize) -> Self {
+        Self(format!("{}~{number}", &base[..base.len().min(MAX_BRANCHED_BYTES)]))
+    }
+
+    /// A branch's name without its number, and the number.
+    pub(super) fn branch_parts(&self) -> Option<(&str, usize)> {
+        let (base, number) = self.0.rsplit_once('~').filter(|(base, _)| !base.is_empty())?;
+        let is_number = number.starts_with(|c: char| c.is_ascii_digit() && c != '0');
+        let number = number.parse().ok().filter(|_| is_number)?;
+        Some((base, number))
+    }
+
+    /// Whether branches are called so.
+    pub fn is_of_branch(&self) -> bool {
+        self.branch_parts().is_some()
     }
 
     pub fn as_str(&self) -> &str {
@@ -45,7 +68,7 @@ impl SessionName {
     }
 
     /// The session that a folder of this name holds; `None` when it is no session's.
-    pub(super) fn from_folder(folder: &str) -> Option<Self> {
+    pub fn from_folder(folder: &str) -> Option<Self> {
         let bytes = match folder.strip_prefix('~') {
             Some(dense) => base32_decoded(dense)?,
             None => percent_decoded(folder)?,
@@ -59,6 +82,11 @@ impl fmt::Display for SessionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The folder of an owner's sessions.
+pub(super) fn owner_folder(owner: &str) -> String {
+    percent_encoded(owner)
 }
 
 fn percent_encoded(name: &str) -> String {

@@ -1,24 +1,61 @@
-//! What a line of a saved session says, `llmctl.session.v1`: the file's own types and their conversion both ways.
+//! What a line of a saved session says, `llmctl.session.v2`: the file's own types and their conversion both ways.
 //!
 //! The types here are the format: a field is never renamed, and one more means the next schema. Everything an older
-//! llmctl would not understand is refused instead of skipped. Knows no file, no checksum and no other record.
+//! llmctl would not understand is refused instead of skipped. The second schema is the first and more fields; a file is
+//! of the schema that its header names, and holds nothing of a later one. Knows no file, no checksum and no other record.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ModelFingerprint, Turn};
+use super::{BranchReason, ModelFingerprint, Turn};
 use crate::runtime::request::{Finish, Sampling, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
-pub const SCHEMA: &str = "llmctl.session.v1";
+/// What new files are.
+pub const SCHEMA: &str = "llmctl.session.v2";
+const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
+
+/// Which schema a file, or a record, is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    V1,
+    /// References of models, owners, ids and branches.
+    V2,
+}
+
+impl Version {
+    fn of(schema: &str) -> Option<Self> {
+        match schema {
+            FIRST_SCHEMA => Some(Self::V1),
+            SCHEMA => Some(Self::V2),
+            _ => None,
+        }
+    }
+}
+
+/// Whether this version reads files of that schema.
+pub fn knows_schema(schema: &str) -> bool {
+    Version::of(schema).is_some()
+}
 
 /// One line. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
     /// The first line. `name` is the session's at its creation; its folder says what it is called now.
-    Header { schema: String, name: String, created_ms: u64, model: ModelRecord },
+    Header {
+        schema: String,
+        name: String,
+        created_ms: u64,
+        model: ModelRecord,
+        /// Of the session, whatever it is called later; always there from the second schema on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        /// Whose API key began it; none for the user of this machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<String>,
+    },
     /// Later turns come from another model; the ids before it mean nothing to it.
     Model { model: ModelRecord },
     /// A finished turn, the `number`th (from 1) of those that then count: it takes the place of any from there on.
@@ -28,7 +65,22 @@ pub enum Record {
     /// The session got another name.
     Rename { to: String, time_ms: u64 },
     /// The turns before the next own one were copied from the first `turns` of another session.
-    ForkOf { name: String, turns: usize, time_ms: u64 },
+    ForkOf {
+        name: String,
+        turns: usize,
+        time_ms: u64,
+        /// The copy was made to keep what a session held, or to take in what did not continue it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        branch: Option<BranchRecord>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BranchRecord {
+    /// The id of the session that it belongs to.
+    pub of: String,
+    pub reason: BranchReason,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +88,8 @@ pub enum Record {
 pub struct ModelRecord {
     name: String,
     fingerprint: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reference: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,7 +185,43 @@ impl Record {
     /// [`Unreadable`].
     pub fn from_body(body: &str) -> Result<Self, Unreadable> {
         check_schema(body)?;
-        serde_json::from_str(body).map_err(|error| Unreadable::Malformed(error.to_string()))
+        let record: Self = serde_json::from_str(body)
+            .map_err(|error| Unreadable::Malformed(shortened(&error.to_string())))?;
+        record.check_header().map_err(Unreadable::Malformed)?;
+        Ok(record)
+    }
+
+    /// The schema that a file must be of to hold this; a header is of the one that it names.
+    pub fn version(&self) -> Version {
+        let is_second = match self {
+            Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
+            Self::Model { model } => model.reference.is_some(),
+            Self::ForkOf { branch, .. } => branch.is_some(),
+            Self::Turn { .. } | Self::Truncate { .. } | Self::Rename { .. } => false,
+        };
+        if is_second { Version::V2 } else { Version::V1 }
+    }
+
+    fn check_header(&self) -> Result<(), String> {
+        let Self::Header { id, owner, model, .. } = self else { return Ok(()) };
+        match self.version() {
+            Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
+                Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
+            }
+            Version::V2 if id.is_none() => Err("a header without an id".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Most characters of a message that quotes a file.
+const MAX_QUOTED: usize = 300;
+
+/// A message that quotes what a file holds, which may be of any length, short enough to show.
+pub fn shortened(message: &str) -> String {
+    match message.char_indices().nth(MAX_QUOTED) {
+        None => message.to_owned(),
+        Some((end, _)) => format!("{}...", &message[..end]),
     }
 }
 
@@ -143,11 +233,11 @@ fn check_schema(body: &str) -> Result<(), Unreadable> {
         schema: String,
     }
     match serde_json::from_str::<Header>(body) {
-        Ok(header) if header.r#type == "header" && header.schema != SCHEMA => {
+        Ok(header) if header.r#type == "header" && Version::of(&header.schema).is_none() => {
             if header.schema.starts_with(SCHEMA_FAMILY) {
-                return Err(Unreadable::Schema(header.schema));
+                return Err(Unreadable::Schema(shortened(&header.schema)));
             }
-            Err(Unreadable::Malformed(format!("{:?} is no schema of a session", header.schema)))
+            Err(Unreadable::Malformed(format!("unknown schema {:?}", shortened(&header.schema))))
         }
         _ => Ok(()),
     }
@@ -155,13 +245,17 @@ fn check_schema(body: &str) -> Result<(), Unreadable> {
 
 impl From<&ModelFingerprint> for ModelRecord {
     fn from(model: &ModelFingerprint) -> Self {
-        Self { name: model.name.clone(), fingerprint: model.fingerprint.clone() }
+        Self {
+            name: model.name.clone(),
+            fingerprint: model.fingerprint.clone(),
+            reference: model.reference.clone(),
+        }
     }
 }
 
 impl From<ModelRecord> for ModelFingerprint {
     fn from(record: ModelRecord) -> Self {
-        Self { name: record.name, fingerprint: record.fingerprint }
+        Self { name: record.name, fingerprint: record.fingerprint, reference: record.reference }
     }
 }
 
@@ -370,9 +464,16 @@ mod tests {
 
     #[test]
     fn every_record_comes_back_as_it_went() {
-        let model = ModelRecord { name: "m".to_owned(), fingerprint: "f".to_owned() };
-        let header =
-            Record::Header { schema: SCHEMA.into(), name: "n".into(), created_ms: 1, model: model.clone() };
+        let old = ModelRecord { name: "m".to_owned(), fingerprint: "f".to_owned(), reference: None };
+        let model = ModelRecord { reference: Some("/models/m.gguf".to_owned()), ..old.clone() };
+        let header = |version, model: &ModelRecord, id: Option<&str>, owner: Option<&str>| Record::Header {
+            schema: version,
+            name: "n".into(),
+            created_ms: 1,
+            model: model.clone(),
+            id: id.map(str::to_owned),
+            owner: owner.map(str::to_owned),
+        };
         let mut turns = vec![rich_turn()];
         let cut =
             [Finish::Complete, Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
@@ -380,12 +481,19 @@ mod tests {
             turns.push(Turn { finish, splice_after: None, ..rich_turn() });
         }
         let mut records = vec![
-            header,
+            header(FIRST_SCHEMA.into(), &old, None, None),
+            header(SCHEMA.into(), &model, Some("i"), None),
+            header(SCHEMA.into(), &old, Some("i"), Some("anna")),
             Record::Model { model },
+            Record::Model { model: old },
             Record::Truncate { turns: 0, time_ms: 2 },
             Record::Rename { to: "b".into(), time_ms: 3 },
-            Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4 },
+            Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch: None },
         ];
+        for reason in BranchReason::ALL {
+            let branch = Some(BranchRecord { of: "i".into(), reason });
+            records.push(Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch });
+        }
         for turn in turns {
             let record = TurnRecord::from(&turn);
             assert_eq!(Turn::try_from(record.clone()), Ok(turn));
@@ -402,12 +510,17 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            Record::from_body(&header("llmctl.session.v2")),
-            Err(Unreadable::Schema("llmctl.session.v2".into()))
+            Record::from_body(&header("llmctl.session.v3")),
+            Err(Unreadable::Schema("llmctl.session.v3".into()))
         );
         for malformed in [
             &*header("other.v1"),
             &*header(SCHEMA),
+            &*header(FIRST_SCHEMA),
+            r#"{"type":"header","schema":"llmctl.session.v1","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f"},"id":"i"}"#,
+            r#"{"type":"header","schema":"llmctl.session.v1","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f","reference":"r"}}"#,
+            r#"{"type":"header","schema":"llmctl.session.v2","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f"}}"#,
+            r#"{"type":"fork_of","name":"a","turns":1,"time_ms":2,"branch":{"of":"i","reason":"whim"}}"#,
             r#"{"type":"telepathy"}"#,
             r#"{"type":"truncate","turns":1,"time_ms":2,"new":3}"#,
             r#"{"type":"truncate","turns":-1,"time_ms":2}"#,
@@ -415,6 +528,16 @@ mod tests {
             "",
         ] {
             assert!(matches!(Record::from_body(malformed), Err(Unreadable::Malformed(_))), "{malformed}");
+        }
+    }
+
+    #[test]
+    fn what_a_message_quotes_is_short() {
+        let body = format!(r#"{{"type":"{}"}}"#, "t".repeat(1_000_000));
+        let schema = format!(r#"{{"type":"header","schema":"llmctl.session.v{}"}}"#, "9".repeat(1_000_000));
+        for body in [body, schema.replace("session.v", "v"), schema] {
+            let message = Record::from_body(&body).expect_err("unknown").to_string();
+            assert!(message.len() < 400, "{} bytes", message.len());
         }
     }
 }

@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
-use super::record::{Record, SCHEMA, TurnRecord, Unreadable};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::record::{BranchRecord, Record, SCHEMA, TurnRecord, Unreadable, Version};
 use super::{ModelFingerprint, SessionName, Turn};
 use crate::runtime::session::transcript::Transcript;
 use crate::template::message::{Content, Message, Role};
@@ -24,11 +27,60 @@ pub struct ForkOf {
     pub name: String,
     /// Turns taken over.
     pub turns: usize,
+    /// It was made to lose nothing, and belongs to another session.
+    pub branch: Option<Branch>,
+}
+
+/// A branch: what a session held, or what did not continue it, kept as a session of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Branch {
+    /// The id of the session that it belongs to, be it renamed or removed since. Never that of another branch.
+    pub of: String,
+    pub reason: BranchReason,
+}
+
+/// What a branch was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchReason {
+    /// An earlier message was edited.
+    Edit,
+    /// An answer was generated anew.
+    Retry,
+    /// The last turns were taken back.
+    Undo,
+    /// The conversation was emptied.
+    Reset,
+    /// A request over HTTP did not continue the session.
+    Request,
+    /// Another branch took the session's place.
+    Restore,
+}
+
+impl BranchReason {
+    pub const ALL: [Self; 6] =
+        [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
+
+    /// In one word, as the file and JSON spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Edit => "edit",
+            Self::Retry => "retry",
+            Self::Undo => "undo",
+            Self::Reset => "reset",
+            Self::Request => "request",
+            Self::Restore => "restore",
+        }
+    }
 }
 
 /// A conversation from disk. Cloning shares the turns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedSession {
+    /// Unlike any other session's, and the same whatever the session is called.
+    pub id: String,
+    /// Whose API key began it; `None` for the user of this machine.
+    pub owner: Option<String>,
     /// Milliseconds since 1970, UTC; as all times here.
     pub created_ms: u64,
     /// When it was last added to or rewound.
@@ -38,17 +90,47 @@ pub struct SavedSession {
     pub fork_of: Option<ForkOf>,
     /// The turns that count: those rewound are gone.
     pub turns: Vec<Arc<SavedTurn>>,
+    /// Of the file.
+    pub(super) version: Version,
+    /// There are, or were, turns.
+    pub(super) had_turns: bool,
 }
 
 impl SavedSession {
     pub fn new(model: &ModelFingerprint, created_ms: u64) -> Self {
         Self {
+            id: Uuid::new_v4().to_string(),
+            owner: None,
             created_ms,
             last_used_ms: created_ms,
             model: Arc::new(model.clone()),
             fork_of: None,
             turns: Vec::new(),
+            version: Version::V2,
+            had_turns: false,
         }
+    }
+
+    /// The first `turns` turns as a session of its own; the model, the owner and what the answers were made from stay.
+    pub fn forked(&self, fork_of: ForkOf, created_ms: u64) -> Self {
+        let turns: Vec<_> = self.turns.iter().take(fork_of.turns).cloned().collect();
+        Self {
+            owner: self.owner.clone(),
+            had_turns: !turns.is_empty(),
+            fork_of: Some(fork_of),
+            turns,
+            ..Self::new(&self.model, created_ms)
+        }
+    }
+
+    /// The branch that it is, if it is one.
+    pub fn branch(&self) -> Option<&Branch> {
+        self.fork_of.as_ref()?.branch.as_ref()
+    }
+
+    /// The id of the session that its branches belong to: its own, or its session's where it is a branch itself.
+    pub fn root_id(&self) -> &str {
+        self.branch().map_or(&self.id, |branch| &branch.of)
     }
 
     /// The conversation: the messages of all turns.
@@ -102,6 +184,9 @@ impl SavedSession {
 
     /// Takes one more record in; `Err` says what contradicts the records before it, and changes nothing.
     pub(super) fn apply(&mut self, record: Record) -> Result<(), String> {
+        if record.version() > self.version {
+            return Err("a record of a later schema than the header's".to_owned());
+        }
         match record {
             Record::Header { .. } => return Err("a second header".to_owned()),
             Record::Model { model } => self.model = Arc::new(model.into()),
@@ -113,10 +198,22 @@ impl SavedSession {
                 self.turns.truncate(turns);
                 self.last_used_ms = self.last_used_ms.max(time_ms);
             }
-            Record::Rename { to, .. } => drop(SessionName::new(&to).map_err(|error| error.to_string())?),
-            Record::ForkOf { name, turns, .. } => self.fork_of = Some(ForkOf { name, turns }),
+            Record::Rename { to, .. } => {
+                self.rename(&SessionName::new(&to).map_err(|error| error.to_string())?)
+            }
+            Record::ForkOf { name, turns, branch, .. } => {
+                let branch = branch.map(|BranchRecord { of, reason }| Branch { of, reason });
+                self.fork_of = Some(ForkOf { name, turns, branch });
+            }
         }
         Ok(())
+    }
+
+    /// A branch that gets a name of its own is a session like any other from then on.
+    fn rename(&mut self, to: &SessionName) {
+        if let Some(fork) = self.fork_of.as_mut().filter(|_| !to.is_of_branch()) {
+            fork.branch = None;
+        }
     }
 
     fn add_turn(&mut self, number: usize, record: TurnRecord) -> Result<(), String> {
@@ -133,6 +230,7 @@ impl SavedSession {
         self.turns.truncate(number - 1);
         self.last_used_ms = self.last_used_ms.max(turn.finished_ms);
         self.turns.push(Arc::new(SavedTurn { turn, model: self.model.clone() }));
+        self.had_turns = true;
         Ok(())
     }
 
@@ -144,8 +242,16 @@ impl SavedSession {
             name: name.to_string(),
             created_ms: self.created_ms,
             model: (&**model).into(),
+            id: Some(self.id.clone()),
+            owner: self.owner.clone(),
         }];
-        let fork = |fork: &ForkOf| Record::ForkOf { name: fork.name.clone(), turns: fork.turns, time_ms };
+        let branch = |branch: &Branch| BranchRecord { of: branch.of.clone(), reason: branch.reason };
+        let fork = |fork: &ForkOf| Record::ForkOf {
+            name: fork.name.clone(),
+            turns: fork.turns,
+            time_ms,
+            branch: fork.branch.as_ref().map(branch),
+        };
         records.extend(self.fork_of.as_ref().map(fork));
         for (at, saved) in self.turns.iter().enumerate() {
             if saved.model != *model {
@@ -190,10 +296,23 @@ pub fn replay(bodies: &[&str]) -> (Option<SavedSession>, Option<Contradiction>) 
 fn take(session: &mut Option<SavedSession>, record: Record) -> Result<(), String> {
     match (session.as_mut(), record) {
         (Some(session), record) => session.apply(record),
-        (None, Record::Header { created_ms, model, .. }) => {
-            *session = Some(SavedSession::new(&model.into(), created_ms));
+        (None, record) => {
+            *session = Some(begun(record)?);
             Ok(())
         }
-        (None, _) => Err("the first line is not a header".to_owned()),
     }
+}
+
+fn begun(header: Record) -> Result<SavedSession, String> {
+    let version = header.version();
+    let Record::Header { created_ms, model, id, owner, name, .. } = header else {
+        return Err("the first line is not a header".to_owned());
+    };
+    let id = id.unwrap_or_else(|| id_of_v1(&name, created_ms));
+    Ok(SavedSession { id, owner, version, ..SavedSession::new(&model.into(), created_ms) })
+}
+
+/// The first schema has no ids; this one follows from what never changes in such a file.
+pub(super) fn id_of_v1(name: &str, created_ms: u64) -> String {
+    format!("v1-{created_ms}-{:08x}", crc32fast::hash(name.as_bytes()))
 }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
-use super::record::{Record, TurnRecord};
+use super::record::{Record, SCHEMA, TurnRecord};
+use super::removal::Forgotten;
 use super::saved::SavedSession;
-use super::{ModelFingerprint, SessionName, TRANSCRIPT, Turn, now_ms};
+use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, Turn, log, now_ms};
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
@@ -21,6 +22,7 @@ const COMPACT_BYTES: u64 = 64 << 20;
 /// The one writer of a session. Dropping it lets others in.
 #[derive(Debug)]
 pub struct SessionWriter {
+    store: SessionStore,
     name: SessionName,
     folder: PathBuf,
     log: Log<File>,
@@ -30,12 +32,13 @@ pub struct SessionWriter {
     compact_bytes: u64,
     /// Length of the file from which on it is worth looking how much of it is still needed.
     compact_at: u64,
-    /// Held, never used.
-    _lock: Lock,
+    /// Held, and given up last.
+    lock: Lock,
 }
 
 /// What `SessionStore::open` found.
 pub(super) struct Opened {
+    pub store: SessionStore,
     pub name: SessionName,
     pub folder: PathBuf,
     pub log: Log<File>,
@@ -46,8 +49,9 @@ pub(super) struct Opened {
 
 impl SessionWriter {
     pub(super) fn new(opened: Opened) -> Self {
-        let Opened { name, folder, log, saved, notices, lock } = opened;
+        let Opened { store, name, folder, log, saved, notices, lock } = opened;
         Self {
+            store,
             name,
             folder,
             log,
@@ -55,12 +59,16 @@ impl SessionWriter {
             notices,
             compact_bytes: COMPACT_BYTES,
             compact_at: COMPACT_BYTES,
-            _lock: lock,
+            lock,
         }
     }
 
     pub fn name(&self) -> &SessionName {
         &self.name
+    }
+
+    pub(super) fn store(&self) -> &SessionStore {
+        &self.store
     }
 
     pub fn saved(&self) -> &SavedSession {
@@ -115,6 +123,26 @@ impl SessionWriter {
         self.rewrite(&bodies)
     }
 
+    /// Removes the session. No other writer sees it in between.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove(self) -> Result<Forgotten> {
+        self.store.remove_locked(&self.folder, self.lock)
+    }
+
+    /// Removes the session if it never had a turn; whether it did. Nobody can add one between the look and the removal,
+    /// which no caller can see to who closes the session and removes it by name.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove_if_empty(self) -> Result<bool> {
+        if self.saved.had_turns {
+            return Ok(false);
+        }
+        self.remove().map(|_| true)
+    }
+
     /// What a new file would say.
     fn needed(&self) -> Vec<String> {
         self.saved.to_records(&self.name, now_ms()).iter().map(Record::to_body).collect()
@@ -126,6 +154,43 @@ impl SessionWriter {
             replace(&path, &self.folder.join(TRANSCRIPT), bodies).map_err(|error| io_error(&path, &error))?;
         // Either file is the whole session, so a folder that cannot be synced costs nothing.
         drop(folder::sync_folder(&self.folder));
+        Ok(())
+    }
+
+    /// The lines that the file has.
+    fn bodies(&self) -> Result<Vec<String>> {
+        let path = self.folder.join(TRANSCRIPT);
+        let bytes = super::read_transcript(&path, &self.name)?;
+        Ok(log::scan(&bytes).bodies.into_iter().map(str::to_owned).collect())
+    }
+
+    /// Makes a file of an older schema one of this version's: the same lines below a header that says more.
+    fn upgrade(&mut self) -> Result<()> {
+        let mut bodies = self.bodies()?;
+        let header = bodies.first().and_then(|body| Record::from_body(body).ok());
+        let Some(Record::Header { name, created_ms, model, .. }) = header else {
+            let path = self.folder.join(TRANSCRIPT);
+            let message = "the header changed while the session was open".to_owned();
+            return Err(StoreError::Damaged { path, line: 1, message }.into());
+        };
+        let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
+        let header = Record::Header { schema: SCHEMA.to_owned(), name, created_ms, model, id, owner };
+        self.saved.version = header.version();
+        bodies[0] = header.to_body();
+        self.rewrite(&bodies)
+    }
+
+    /// Adds records with all lines before them in one step: a crash leaves all of them or none.
+    pub(super) fn rewrite_with(&mut self, records: Vec<Record>) -> Result<()> {
+        if records.iter().any(|record| record.version() > self.saved.version) {
+            self.upgrade()?;
+        }
+        let saved = self.replayed(&records)?;
+        let mut bodies = self.bodies()?;
+        bodies.extend(records.iter().map(Record::to_body));
+        self.check_length(num_bytes(&bodies))?;
+        self.rewrite(&bodies)?;
+        self.saved = saved;
         Ok(())
     }
 
@@ -147,25 +212,36 @@ impl SessionWriter {
         self.write(vec![record])
     }
 
-    /// Replays what is about to be written, as a reader would: what cannot be read back is not written.
     fn write(&mut self, records: Vec<Record>) -> Result<()> {
-        let refuse = |message: String| Error::InvalidParameter { name: "turn", message };
-        let bodies: Vec<String> = records.iter().map(Record::to_body).collect();
-        let mut saved = self.saved.clone();
-        for body in &bodies {
-            let record = Record::from_body(body).map_err(|error| refuse(error.to_string()))?;
-            saved.apply(record).map_err(refuse)?;
+        if records.iter().any(|record| record.version() > self.saved.version) {
+            self.upgrade()?;
         }
+        let saved = self.replayed(&records)?;
         self.compact_if_long()?;
-        let path = self.folder.join(TRANSCRIPT);
-        if self.log.len() + num_bytes(&bodies) > MAX_FILE_BYTES {
-            let message =
-                format!("the turn is not saved: the file would be longer than {MAX_FILE_BYTES} bytes");
-            return Err(StoreError::Unsupported { path, message }.into());
-        }
-        self.log.append(&bodies).map_err(|error| io_error(&path, &error))?;
+        let bodies: Vec<String> = records.iter().map(Record::to_body).collect();
+        self.check_length(self.log.len() + num_bytes(&bodies))?;
+        self.log.append(&bodies).map_err(|error| io_error(&self.folder.join(TRANSCRIPT), &error))?;
         self.saved = saved;
         Ok(())
+    }
+
+    /// What the session is after `records`, as a reader will find it: what cannot be read back is not written.
+    fn replayed(&self, records: &[Record]) -> Result<SavedSession> {
+        let refuse = |message: String| Error::InvalidParameter { name: "turn", message };
+        let mut saved = self.saved.clone();
+        for record in records {
+            let record = Record::from_body(&record.to_body()).map_err(|error| refuse(error.to_string()))?;
+            saved.apply(record).map_err(refuse)?;
+        }
+        Ok(saved)
+    }
+
+    fn check_length(&self, num_bytes: u64) -> Result<()> {
+        if num_bytes <= MAX_FILE_BYTES {
+            return Ok(());
+        }
+        let message = format!("the turn is not saved: the file would be longer than {MAX_FILE_BYTES} bytes");
+        Err(StoreError::Unsupported { path: self.folder.join(TRANSCRIPT), message }.into())
     }
 }
 
@@ -221,7 +297,7 @@ mod tests {
         let folder = tempfile::TempDir::new().expect("a scratch folder");
         let store = SessionStore::new(folder.path());
         let name = SessionName::new("a").expect("a name");
-        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned() };
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
         let mut writer = store.create(&name, &model).expect("created");
         (writer.compact_bytes, writer.compact_at) = (4096, 4096);
         for n in 0..200 {

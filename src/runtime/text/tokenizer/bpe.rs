@@ -1,8 +1,8 @@
 //! BPE by merge list, as GGUF stores it, on the tokenizers crate's model.
 //!
-//! `gpt2`: byte-level, words cut by the rule that `tokenizer.ggml.pre` names. `gemma4`: SentencePiece spelling
-//! ('▁', byte fallback) with a merge list, lines as words. Control and unused tokens stay out of the model, so that
-//! no text can spell them; merges that would lead there are dropped.
+//! `gpt2`: byte-level, words cut by the rule that `tokenizer.ggml.pre` names; two names mean what `gemma4` does.
+//! `gemma4`: SentencePiece spelling ('▁', byte fallback) with a merge list, lines as words. Control and unused tokens
+//! stay out of the model, so that no text can spell them; merges that would lead there are dropped.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,11 @@ pub(super) struct Parts {
 /// # Errors
 /// An unknown pre-tokenizer, or merges that do not fit the vocabulary.
 pub(super) fn byte_level(spec: &VocabSpec) -> Result<Parts, String> {
-    let rule = PreRule::named(spec.pre.as_deref().unwrap_or("default"))?;
+    let name = spec.pre.as_deref().unwrap_or("default");
+    if PreRule::is_sentence_piece(name) {
+        return Ok(Parts { adds_bos: false, ..gemma4(spec)? });
+    }
+    let rule = PreRule::named(name)?;
     let (vocab, merges) = vocab_and_merges(spec)?;
     let model =
         guarded(|| BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rule.ignore_merges).build())?;

@@ -24,13 +24,15 @@ enum Cut {
     DigitRuns,
     /// Runs of punctuation.
     PunctuationRuns,
+    /// Every punctuation mark by itself.
+    EachPunctuation,
     /// GPT-2's words, then bytes as GPT-2's 256 printable characters.
     Gpt2Words,
     /// Bytes as GPT-2's 256 printable characters.
     Bytes,
 }
 
-use Cut::{Bytes, DigitRuns, EachDigit, Gpt2Words, PunctuationRuns, Regex};
+use Cut::{Bytes, DigitRuns, EachDigit, EachPunctuation, Gpt2Words, PunctuationRuns, Regex};
 
 /// What goes with a `tokenizer.ggml.pre` name.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +61,21 @@ const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+
 const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const ASCII_DIGIT_TRIPLES: &str = "[0-9][0-9][0-9]";
+const NUMBERS: &str = r"\p{N}+";
+/// Between the digits of a number, so that groups of three are counted from its end.
+const THOUSANDS: &str = r"(?=(\p{N}{3})+(?!\p{N}))";
+const TINY_AYA_NUMBERS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+const LINES: &str = r"[^\n]+|\n+";
+const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+/// Qwen2's without contractions: in Turkish an apostrophe joins a name and its ending.
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As [`DEEPSEEK_WORDS`], but line breaks are always words of their own.
+const SPARK25_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+/// [`O200K`] with digits one by one.
+const YOUTU_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const YOUTU_SCRIPTS: &str = r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
+/// The third range begins with a compatibility ideograph, which a normalising editor has made U+8C48 in some copies.
+const AFMOE_SCRIPTS: &str = r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+";
 
 /// Cased letters as deepseek-llm lists them (an expansion of an older Unicode's Lu, Ll and Lt), as code points:
 /// several would not survive a normalising editor.
@@ -100,6 +117,8 @@ const RULES: &[PreRule] = &[
         ..PLAIN
     },
     PreRule { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], cuts: &[Regex(CL100K), Bytes], ..PLAIN },
+    PreRule { names: &["glm5"], cuts: &[Regex(CL100K), Bytes], ignore_merges: true, ..PLAIN },
+    PreRule { names: &["jais-2"], cuts: &[Regex(JAIS2), Bytes], ..PLAIN },
     PreRule {
         names: &["minicpm5"],
         cuts: &[Regex(r"\p{N}{1,3}"), Regex(CL100K), Bytes],
@@ -187,8 +206,18 @@ const RULES: &[PreRule] = &[
         ..PLAIN
     },
     PreRule {
-        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         cuts: &[Regex(r"\p{N}{1,3}"), Regex(DEEPSEEK_V3_CJK), Regex(DEEPSEEK_WORDS), Bytes],
+        ..PLAIN
+    },
+    PreRule {
+        names: &["spark2_5"],
+        cuts: &[Regex(r"\p{N}{1,3}"), Regex(DEEPSEEK_V3_CJK), Regex(SPARK25_WORDS), Regex(r"\p{N}"), Bytes],
+        ..PLAIN
+    },
+    PreRule {
+        names: &["afmoe"],
+        cuts: &[Regex(NUMBERS), Regex(THOUSANDS), Regex(AFMOE_SCRIPTS), Regex(DEEPSEEK_WORDS), Bytes],
         ..PLAIN
     },
     PreRule {
@@ -205,6 +234,40 @@ const RULES: &[PreRule] = &[
         cuts: &[Regex(O200K), Bytes],
         ..PLAIN
     },
+    PreRule {
+        names: &["granite-embed-multi-97m"],
+        cuts: &[Regex(O200K), Bytes],
+        ignore_merges: true,
+        ..PLAIN
+    },
+    PreRule {
+        names: &["tiny_aya", "cohere2moe"],
+        cuts: &[Regex(TINY_AYA_NUMBERS), Regex(O200K), Bytes],
+        ..PLAIN
+    },
+    PreRule {
+        names: &["youtu"],
+        cuts: &[Regex(YOUTU_SCRIPTS), Regex(YOUTU_WORDS), Bytes],
+        ignore_merges: true,
+        ..PLAIN
+    },
+    // Words may be longer than what lies between spaces: only numbers are cut.
+    PreRule { names: &["superbpe"], cuts: &[Regex(NUMBERS), Regex(THOUSANDS), Bytes], ..PLAIN },
+    PreRule { names: &["laguna"], cuts: &[Regex(LINES), Regex(QWEN2), Bytes], ..PLAIN },
+    PreRule { names: &["ufakzeka"], cuts: &[Regex(UFAKZEKA), Bytes], ..PLAIN },
+    PreRule {
+        names: &["chameleon"],
+        cuts: &[
+            Regex(r"<sentinel:[0-9]+>"),
+            Regex(r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z"),
+            Regex(r"([\t\n]|    |  )"),
+            EachDigit,
+            EachPunctuation,
+            Gpt2Words,
+        ],
+        adds_bos: true,
+        ..PLAIN
+    },
     PreRule { names: &["kimi-k2"], cuts: &[Regex(KIMI_K2), Bytes], ..PLAIN },
     PreRule { names: &["bailingmoe", "bailingmoe2", "llada-moe"], cuts: &[Regex(BAILING), Bytes], ..PLAIN },
     PreRule { names: &["seed-coder"], cuts: &[Regex(SEED_CODER), Bytes], ..PLAIN },
@@ -213,12 +276,21 @@ const RULES: &[PreRule] = &[
     PreRule { names: &["viking"], cuts: &[Regex(BLOOM), EachDigit, Bytes], ..PLAIN },
 ];
 
+/// Names that stand for no rule of cuts: what is behind them is [`super::bpe::gemma4`].
+const SENTENCE_PIECE: [&str; 2] = ["sarvam-moe", "granite-embed-multi-311m"];
+
 impl PreRule {
+    /// Whether the vocabulary of this name is spelt as SentencePiece does, with '\u{2581}' for a space, and cut at line breaks only.
+    pub fn is_sentence_piece(name: &str) -> bool {
+        SENTENCE_PIECE.contains(&name)
+    }
+
     /// # Errors
     /// A sentence that names the unknown rule and the known ones.
     pub fn named(name: &str) -> Result<&'static PreRule, String> {
         RULES.iter().find(|rule| rule.names.contains(&name)).ok_or_else(|| {
             let mut known: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
+            known.extend(SENTENCE_PIECE);
             known.sort_unstable();
             format!("unknown pre-tokenizer {name:?} (tokenizer.ggml.pre); known: {}", known.join(", "))
         })
@@ -248,6 +320,9 @@ impl Cut {
             DigitRuns => PreTokenizerWrapper::Digits(Digits::new(false)),
             PunctuationRuns => {
                 PreTokenizerWrapper::Punctuation(Punctuation::new(SplitDelimiterBehavior::Contiguous))
+            }
+            EachPunctuation => {
+                PreTokenizerWrapper::Punctuation(Punctuation::new(SplitDelimiterBehavior::Isolated))
             }
             Gpt2Words => PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true)),
             Bytes => PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)),
@@ -304,6 +379,47 @@ mod tests {
         assert_eq!(words("llama-bpe", "x'LL"), ["x", "'LL"]);
         assert_eq!(words("qwen35", "e\u{301}t"), ["e\u{301}t"]);
         assert_eq!(words("kimi-k2", "中文abc"), ["中文", "abc"]);
+    }
+
+    /// Worked out by hand from the patterns.
+    #[test]
+    fn newer_rules_cut_as_their_patterns_say() {
+        #[track_caller]
+        fn cuts(name: &str, text: &str, expected: &[&str]) {
+            assert_eq!(words(name, text), expected, "{name}: {text:?}");
+        }
+        // Three digits to a word, counted from the end of the number or from its beginning, or one.
+        for name in ["afmoe", "superbpe", "tiny_aya", "cohere2moe"] {
+            let found = words(name, "x1234567");
+            assert_eq!(found[found.len() - 3..], ["1", "234", "567"], "{name}");
+        }
+        cuts("superbpe", "by the way 1234, 5", &["by the way ", "1", "234", ", ", "5"]);
+        cuts("tiny_aya", "a 1234 b", &["a", " ", "1", "234", " b"]);
+        cuts("tiny_aya", "HelloWorld's", &["Hello", "World's"]);
+        cuts("afmoe", "abc\u{F900}\u{E40} !x\n\n", &["abc", "\u{F900}\u{E40}", " !", "x", "\n\n"]);
+        cuts("hy_v4", "12345 漢字a.", &["123", "45", " ", "漢字", "a", "."]);
+        cuts("spark2_5", "12345 x!\r\n\n", &["1", "2", "3", "4", "5", " x", "!", "\r", "\n", "\n"]);
+        cuts("glm5", "it's 12345", &["it", "'s", " ", "123", "45"]);
+        cuts("jais-2", "a       b", &["a", "    ", "  ", " b"]);
+        cuts("granite-embed-multi-97m", "ABcd 12345/\n", &["ABcd", " ", "123", "45", "/\n"]);
+        cuts("laguna", "a 12\n\n b's", &["a", " ", "1", "2", "\n\n", " b", "'s"]);
+        cuts("ufakzeka", "Ali'nin 12", &["Ali", "'nin", " ", "1", "2"]);
+        cuts("ufakzeka", "it's", &["it", "'s"]);
+        cuts("ufakzeka", "I'LLx", &["I", "'LLx"]); // with contractions it would be 'LL and x
+        cuts("qwen2", "I'LLx", &["I", "'LL", "x"]);
+        cuts("youtu", "한글漢字、DataSet's 12", &["한글", "漢字", "、", "Data", "Set's", " ", "1", "2"]);
+        // Each cut works on what the one before left, a sentinel's digits and marks included.
+        cuts("chameleon", "IMGIMGABZ  a.b 12", &["IMGIMGABZ", "  ", "a", ".", "b", " ", "1", "2"]);
+        cuts("chameleon", "<sentinel:12>", &["<", "sentinel", ":", "1", "2", ">"]);
+    }
+
+    #[test]
+    fn sentence_piece_names_are_listed_and_have_no_cuts() {
+        for name in SENTENCE_PIECE {
+            assert!(PreRule::is_sentence_piece(name) && PreRule::named(name).is_err());
+            assert!(PreRule::named("whitespace").unwrap_err().contains(name));
+        }
+        assert!(!PreRule::is_sentence_piece("gpt-2"));
     }
 
     #[test]

@@ -1,0 +1,44 @@
+//! The targets of tests/fuzz/targets.rs under libFuzzer; `fuzz_targets/` has one line for each.
+
+#[path = "../../tests/fuzz/seeds.rs"]
+mod seeds;
+#[path = "../../tests/fuzz/targets.rs"]
+pub mod targets;
+
+#[path = "../../tests/common/gguf.rs"]
+pub mod gguf;
+
+/// What the seeds take from the tests, where they look for it.
+mod common {
+    pub use super::gguf;
+}
+
+pub use libfuzzer_sys;
+
+/// Puts the target's sound inputs into its corpus, which libFuzzer reads next.
+pub fn plant(target: &str) {
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    if std::fs::create_dir_all(&corpus).is_ok() {
+        for (at, seed) in seeds::seeds(target).iter().enumerate() {
+            let _ = std::fs::write(corpus.join(format!("seed-{at}")), seed);
+        }
+    }
+}
+
+/// The program for one target. libFuzzer's own hook ends the process at every panic, also at one that the product catches and
+/// turns into an error (a tokenizer's): what counts is a panic that comes out of the target, which ends it too.
+#[macro_export]
+macro_rules! fuzz {
+    ($target:ident) => {
+        use $crate::libfuzzer_sys;
+        libfuzzer_sys::fuzz_target!(
+            init: {
+                std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
+                $crate::plant(stringify!($target));
+            },
+            |data: &[u8]| {
+                $crate::targets::$target(data);
+            }
+        );
+    };
+}

@@ -1,0 +1,345 @@
+//! What is wrong with a command line, in words that help: the value and what it should be, the variable that it came from, and
+//! where the names that other tools use lead to.
+//!
+//! Works on clap's own errors and definitions. Every remedy that is named exists: a test looks each one up.
+
+use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+
+use super::variables::variable;
+
+/// The error of parsing `args`, as it is shown.
+pub fn explain(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => subcommand(error, command, args),
+        ErrorKind::UnknownArgument => argument(error, command, args),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => value(error, command, args),
+        _ => error,
+    }
+}
+
+/// What is wrong with one value: `"abc" is not a whole number`. `None` for an error of another kind.
+pub fn reason(error: &clap::Error) -> Option<String> {
+    let given = text(error, ContextKind::InvalidValue)?;
+    if error.kind() == ErrorKind::InvalidValue {
+        let known = match error.get(ContextKind::ValidValue) {
+            Some(ContextValue::Strings(known)) => known.join(", "),
+            _ => String::new(),
+        };
+        return Some(match (given.as_str(), known.as_str()) {
+            ("", "") => "a value is missing".to_owned(),
+            ("", _) => format!("a value is missing ({known})"),
+            (_, "") => format!("unknown value {given:?}"),
+            _ => format!("unknown value {given:?} ({known})"),
+        });
+    }
+    let source = std::error::Error::source(error)?;
+    if let Some(wrong) = source.downcast_ref::<ParseIntError>() {
+        return Some(match wrong.kind() {
+            _ if given.is_empty() => "a value is missing".to_owned(),
+            IntErrorKind::PosOverflow => format!("{given} is too large"),
+            _ if given.parse::<i128>().is_ok() => format!("{given} is negative"),
+            _ => format!("{given:?} is not a whole number"),
+        });
+    }
+    if source.is::<ParseFloatError>() {
+        return Some(format!("{given:?} is not a number"));
+    }
+    let said = source.to_string();
+    Some(match said.as_str() {
+        "value was not a boolean" => format!("{given:?} is neither true nor false"),
+        said if said.starts_with("must be ") => said.to_owned(),
+        said => within(&given, said).unwrap_or_else(|| format!("invalid value {given:?}: {said}")),
+    })
+}
+
+/// clap's `9 is not in 1..=5` in words, where it has such a form.
+fn within(given: &str, said: &str) -> Option<String> {
+    let bounds = said.strip_prefix(given)?.strip_prefix(" is not in ")?;
+    let (low, high) = bounds.split_once("..")?;
+    let is_huge = |high: &str| high.parse::<u64>().is_ok_and(|high| high >= u64::from(u32::MAX));
+    Some(match high.trim_start_matches('=') {
+        high if high.is_empty() || is_huge(high) => format!("must be at least {low}, not {given}"),
+        _ => format!("must be from {low} to {}, not {given}", high.trim_start_matches('=')),
+    })
+}
+
+fn text(error: &clap::Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// A value that a flag does not take: named with the variable where it is from there.
+fn value(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
+    let Some(name) = text(&error, ContextKind::InvalidArg) else { return error };
+    let Some(long) = name.split_whitespace().next().and_then(|name| name.strip_prefix("--")) else {
+        return error;
+    };
+    let long = long.trim_end_matches("...");
+    let Some(reason) = reason(&error) else { return error };
+    let used = used(command, args);
+    let arg = find(used, long).or_else(|| find(command, long));
+    let from = arg.filter(|arg| !is_on_line(arg, args)).and_then(variable);
+    let is_set = |name: &String| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    match from.filter(is_set) {
+        Some(name) => raw(&error, used, format!("{name}: {reason}")),
+        // clap lists the values that there are, and suggests one of them.
+        None if error.kind() == ErrorKind::InvalidValue => error,
+        None => raw(&error, used, format!("--{long}: {reason}")),
+    }
+}
+
+/// The flag in the command or below: one that is global stands above the subcommand that was named.
+fn find<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
+    let own = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+    own.or_else(|| command.get_subcommands().find_map(|below| find(below, long)))
+}
+
+fn raw(error: &clap::Error, used: &Command, message: String) -> clap::Error {
+    let whole = format!("{message}\n\nFor more information, try '--help'.\n");
+    clap::Error::raw(error.kind(), whole).with_cmd(used)
+}
+
+fn is_on_line(arg: &Arg, args: &[OsString]) -> bool {
+    let long = arg.get_long().map(|long| format!("--{long}"));
+    let short = arg.get_short().map(|short| format!("-{short}"));
+    let words = args.iter().skip(1).map(|arg| arg.to_string_lossy()).take_while(|word| word != "--");
+    let is_it = |word: &str| {
+        let is_long = long.as_ref().is_some_and(|long| {
+            word.strip_prefix(long.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        });
+        is_long
+            || short.as_ref().is_some_and(|short| !word.starts_with("--") && word.starts_with(short.as_str()))
+    };
+    words.into_iter().any(|word| is_it(&word))
+}
+
+/// The subcommand that the arguments name, as far as they name one.
+fn used<'a>(command: &'a Command, args: &[OsString]) -> &'a Command {
+    let mut found = command;
+    for word in args.iter().skip(1) {
+        let Some(word) = word.to_str() else { continue };
+        if let Some(below) = found.find_subcommand(word) {
+            found = below;
+        }
+    }
+    found
+}
+
+/// What other tools call their subcommands, and what to do here.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["update", "upgrade", "self-update"], "llmctl does not update itself: install the new version"),
+    (&["version"], "'llmctl --version'"),
+    (&["ls"], "'llmctl models' lists models, 'llmctl sessions' saved conversations"),
+    (&["ps", "stop"], "there is no background service: a model is loaded as long as its run, chat or serve"),
+    (
+        &["rm", "delete", "remove"],
+        "'llmctl sessions remove NAME' removes a session; models are files, removed with rm or 'hf cache delete'",
+    ),
+    (&["show", "info"], "'llmctl models show REF'"),
+    (&["generate", "ask", "complete", "prompt"], "'llmctl run PROMPT'"),
+    (&["server", "start"], "'llmctl serve'"),
+    (
+        &["create", "push", "cp", "quantize", "convert"],
+        "models are used as they are; --quantize does it while loading, [aliases] in the configuration give names",
+    ),
+];
+
+const FETCHING: [&str; 5] = ["pull", "download", "fetch", "get", "install"];
+
+fn subcommand(mut error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
+    let Some(given) = text(&error, ContextKind::InvalidSubcommand) else { return error };
+    let tip = if FETCHING.contains(&given.as_str()) {
+        let after = args.iter().skip_while(|arg| arg.to_str() != Some(given.as_str())).nth(1);
+        Some(download(after.and_then(|arg| arg.to_str())))
+    } else {
+        COMMANDS.iter().find(|(names, _)| names.contains(&given.as_str())).map(|(_, tip)| (*tip).to_owned())
+    };
+    if let Some(tip) = tip {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip)]));
+        return error;
+    }
+    if error.get(ContextKind::SuggestedSubcommand).is_some() {
+        return error;
+    }
+    // clap's similarity misses swapped letters in names as short as ours (`rnu`).
+    let near = |name: &&str| strsim::damerau_levenshtein(&given, name) <= 1;
+    let names = used(command, args).get_subcommands().map(Command::get_name);
+    let meant: Vec<String> = names.filter(near).map(str::to_owned).collect();
+    if !meant.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(meant));
+    }
+    error
+}
+
+/// How to get the model that was named, as far as it is known where it is.
+pub fn download(named: Option<&str>) -> String {
+    let plain = |name: &&str| !name.starts_with('-');
+    match named.filter(plain).map(|name| name.trim_start_matches("hf.co/").trim_start_matches("hf:")) {
+        Some(name) if name.matches('/').count() == 1 => {
+            let repo = name.split([':', '@']).next().unwrap_or(name);
+            format!("llmctl does not download yet: 'hf download {repo}', then 'llmctl chat --model {name}'")
+        }
+        _ => {
+            "llmctl does not download yet: 'hf download ORG/REPO' (from 'pip install huggingface_hub'), then \
+              'llmctl chat --model ORG/REPO'; any .gguf file works too"
+                .to_owned()
+        }
+    }
+}
+
+/// What other tools call their flags, the flags of ours that do it, and what is said where there is one of them.
+const FLAGS: &[(&[&str], &[&str], &str)] = &[
+    (&["listen", "bind", "address", "addr"], &["host"], "'--host ADDRESS' and '--port N'"),
+    (&["json"], &["output"], "'--output json'"),
+    (&["json-schema", "format", "json-schema-file"], &["schema"], "'--schema FILE'"),
+    (
+        &["attach", "file", "input", "context-file"],
+        &["prompt-file"],
+        "'--prompt-file FILE', or pipe the text in",
+    ),
+    (&["temp"], &["temperature"], "'--temperature T'"),
+    (
+        &["n-predict", "num-predict", "predict", "max-new-tokens", "max_tokens"],
+        &["max-tokens"],
+        "'--max-tokens N'",
+    ),
+    (&["ctx-size", "num-ctx", "context", "context-size", "max-model-len", "n-ctx"], &["ctx"], "'--ctx N'"),
+    (&["system-prompt", "sys"], &["system"], "'--system TEXT'"),
+    (&["repeat-penalty"], &["repetition-penalty"], "'--repetition-penalty R'"),
+    (&["hf-repo", "hf", "repo"], &["model"], "'--model ORG/REPO'"),
+    (
+        &["n-gpu-layers", "gpu-layers", "ngl", "gpu"],
+        &["device"],
+        "'--device cuda' or '--device metal', for the whole model",
+    ),
+    (
+        &["api-key", "key"],
+        &["api-key-file"],
+        "'--api-key-file FILE', or the variable LLMCTL_API_KEY: a flag is seen by others",
+    ),
+    (&["np", "n-parallel", "max-num-seqs"], &["parallel"], "'--parallel N'"),
+    (&["cache-type-k", "cache-type-v", "kv-cache-dtype"], &["kv-type"], "'--kv-type TYPE'"),
+    (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
+];
+
+fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
+    let Some(given) = text(&error, ContextKind::InvalidArg) else { return error };
+    let name = given.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let used = used(command, args);
+    let has = |flag: &&str| used.get_arguments().any(|arg| arg.get_long() == Some(*flag));
+    let entry = FLAGS.iter().find(|(names, ..)| names.contains(&name));
+    let Some((_, _, tip)) = entry.filter(|(_, flags, _)| flags.iter().all(has)) else {
+        return error;
+    };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(*tip)]));
+    // clap's speaks of the flag that it would have suggested.
+    let usage = used.clone().render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::value_parser;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> String {
+        let mut command = crate::cli::command();
+        let args: Vec<OsString> = ["llmctl"].iter().chain(words).map(OsString::from).collect();
+        let error = command.try_get_matches_from_mut(&args).expect_err("wrong");
+        explain(error, &command, &args).to_string()
+    }
+
+    #[test]
+    fn values_are_named_with_what_they_should_be() {
+        let check = |words: &[&str], expected: &str| {
+            let said = parse(&[&["run"], words].concat());
+            assert!(said.starts_with(&format!("error: {expected}\n")), "{said:?}");
+        };
+        check(&["--seed", "abc"], "--seed: \"abc\" is not a whole number");
+        check(&["--seed", "-1"], "--seed: -1 is negative");
+        check(&["--seed", "99999999999999999999"], "--seed: 99999999999999999999 is too large");
+        check(&["--temperature", "hot"], "--temperature: \"hot\" is not a number");
+        check(&["--max-tokens", "0"], "--max-tokens: must be at least 1; -1 is no limit");
+        check(&["--threads", "2000"], "--threads: must be from 1 to 1024, not 2000");
+        check(
+            &["--kv-memory", "lots"],
+            "--kv-memory: invalid value \"lots\": not a size like 512M, 4G or a number of bytes (units: K, M, G, T)",
+        );
+    }
+
+    #[test]
+    fn a_flags_own_parser_says_why() {
+        let reason_of = |arg: Arg, value: &str| {
+            let command = Command::new("x").arg(arg.long("flag"));
+            let error = command.try_get_matches_from(["x", &format!("--flag={value}")]).expect_err("wrong");
+            reason(&error).expect("a reason")
+        };
+        let byte = || Arg::new("x").value_parser(value_parser!(u8).range(1..=9));
+        assert_eq!(reason_of(byte(), "10"), "must be from 1 to 9, not 10");
+        assert_eq!(
+            reason_of(Arg::new("x").value_parser(["yes", "no"]), "maybe"),
+            "unknown value \"maybe\" (yes, no)"
+        );
+        assert_eq!(reason_of(Arg::new("x").value_parser(value_parser!(f32)), ""), "\"\" is not a number");
+    }
+
+    #[test]
+    fn names_of_other_tools_lead_somewhere() {
+        let check = |words: &[&str], expected: &str| {
+            let said = parse(words);
+            assert!(said.contains(&format!("tip: {expected}")), "{words:?}: {said}");
+        };
+        check(
+            &["pull", "org/repo:Q4_K_M"],
+            "llmctl does not download yet: 'hf download org/repo', then 'llmctl chat --model org/repo:Q4_K_M'",
+        );
+        check(&["pull", "llama3"], "llmctl does not download yet: 'hf download ORG/REPO'");
+        check(&["models", "pull", "llama3"], "llmctl does not download yet");
+        check(&["models", "rm", "llama3"], "'llmctl sessions remove NAME'");
+        check(&["ps"], "there is no background service");
+        check(&["version"], "'llmctl --version'");
+        check(&["update"], "llmctl does not update itself");
+        check(&["serve", "--listen", "x"], "'--host ADDRESS' and '--port N'");
+        check(&["run", "--attach", "x"], "'--prompt-file FILE'");
+        check(&["run", "--json", "x"], "'--output json'");
+        assert!(!parse(&["serve", "--listen", "x"]).contains("--lenient"), "no other flag is suggested");
+        check(&["run", "--temprature", "1"], "a similar argument exists: '--temperature'");
+        check(&["rnu"], "a similar subcommand exists: 'run'");
+    }
+
+    #[test]
+    fn every_flag_that_is_pointed_to_exists() {
+        let command = crate::cli::command();
+        for (names, flags, tip) in FLAGS {
+            for flag in *flags {
+                let has = |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(flag));
+                assert!(command.get_subcommands().any(has), "--{flag} for {names:?}");
+                assert!(tip.contains(&format!("--{flag}")), "{tip}");
+            }
+            for name in *names {
+                let has = |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+                let both = command.get_subcommands().find(|below| {
+                    has(below)
+                        && flags
+                            .iter()
+                            .all(|flag| below.get_arguments().any(|arg| arg.get_long() == Some(flag)))
+                });
+                assert!(both.is_none(), "--{name} is a flag of {:?}", both.map(Command::get_name));
+            }
+        }
+        for name in COMMANDS.iter().flat_map(|(names, _)| *names).chain(&FETCHING) {
+            assert!(command.find_subcommand(name).is_none(), "{name} is a subcommand");
+        }
+    }
+}

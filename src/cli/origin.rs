@@ -1,0 +1,77 @@
+//! Where a value that proves wrong came from. Ranges are checked where they are known, far from the command line, and there the
+//! message names the flag; here the flag gives way to the file and line, or the variable, that set it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+
+use super::error::{CommandError, Kind};
+
+/// What set a flag that is not on the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    Variable(String),
+    File { path: PathBuf, line: usize },
+}
+
+/// The flags of this call that are not on the command line, by their long names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origins(pub BTreeMap<String, Origin>);
+
+impl Origins {
+    /// Adds the flags of `command` that variables set in `matches`.
+    pub fn add_variables(&mut self, command: &Command, matches: &ArgMatches) {
+        for arg in command.get_arguments() {
+            let id = arg.get_id().as_str();
+            let is_known = matches.try_contains_id(id).is_ok();
+            let is_variable = is_known && matches.value_source(id) == Some(ValueSource::EnvVariable);
+            if let (true, Some(long), Some(name)) = (is_variable, arg.get_long(), arg.get_env()) {
+                let name = Origin::Variable(name.to_string_lossy().into_owned());
+                self.0.insert(long.to_owned(), name);
+            }
+        }
+    }
+
+    /// The error with the source of the value in place of the flag that its message begins with.
+    pub fn name(&self, error: CommandError) -> CommandError {
+        let message = error.to_string();
+        let flag = message.strip_prefix("--").and_then(|rest| rest.split_once(": "));
+        let Some((flag, wrong)) = flag else { return error };
+        match self.0.get(flag) {
+            None => error,
+            Some(Origin::Variable(name)) => error.replaced(Kind::Usage, format!("{name}: {wrong}")),
+            Some(Origin::File { path, line }) => {
+                let message = format!("{}:{line}: {flag}: {wrong}", path.display());
+                error.replaced(Kind::Config, message)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_takes_the_place_of_the_flag() {
+        let file = Origin::File { path: "config.toml".into(), line: 3 };
+        let variable = Origin::Variable("LLMCTL_TOP_P".to_owned());
+        let origins =
+            Origins(BTreeMap::from([("temperature".to_owned(), file), ("top-p".to_owned(), variable)]));
+        let named = |message: &str| {
+            let error = origins.name(CommandError::usage(message).hint("less"));
+            assert_eq!(error.hint_text(), Some("less"));
+            (error.kind, error.to_string())
+        };
+        let expected = (Kind::Config, "config.toml:3: temperature: 9 is not in [0, 2]".to_owned());
+        assert_eq!(named("--temperature: 9 is not in [0, 2]"), expected);
+        assert_eq!(
+            named("--top-p: 0 is too small"),
+            (Kind::Usage, "LLMCTL_TOP_P: 0 is too small".to_owned())
+        );
+        assert_eq!(named("--seed: no"), (Kind::Usage, "--seed: no".to_owned()), "from the command line");
+        assert_eq!(named("no flag"), (Kind::Usage, "no flag".to_owned()));
+    }
+}

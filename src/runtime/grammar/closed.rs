@@ -1,0 +1,229 @@
+//! Schemas whose objects have only the members that they name.
+//!
+//! JSON Schema lets an object have any other member unless `additionalProperties` forbids it. Written by a small model such an
+//! object has no end, so that llama.cpp, xgrammar and OpenAI's strict schemas close it; this does the same. Pure. Invariant: what
+//! satisfies the schema made here satisfies the one that was given, and where something does satisfy that one, closing does
+//! not rule everything out: an object stays open where other parts of the schema add to its members, or ask for more than it
+//! names.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+/// Keywords that say more of the very object that a schema is about.
+const IN_PLACE: [&str; 9] =
+    ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"];
+
+/// Keywords by which a schema says itself what other members there may be.
+const OPENING: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "propertyNames"];
+
+/// Keywords whose value is a schema, or a list of them, that is about another value.
+const BELOW: [&str; 4] = ["items", "prefixItems", "additionalItems", "additionalProperties"];
+
+/// Keywords whose value has such schemas for members.
+const MAPS_BELOW: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
+/// How often the references are followed; longer chains leave all definitions as they are.
+const MAX_ROUNDS: usize = 64;
+
+/// The schema with its objects closed, and `type: object` where `properties` stands without a type.
+pub fn closed(schema: &Value) -> Value {
+    let Some(shared) = shared(schema) else { return schema.clone() };
+    let mut schema = schema.clone();
+    let mut walk = Walk { shared: &shared, found: BTreeSet::new(), is_closing: true };
+    walk.schema(&mut schema, "", false);
+    schema
+}
+
+/// Pointers of schemas to which others add, found by following references until nothing new comes; nothing where that takes
+/// too long.
+fn shared(schema: &Value) -> Option<BTreeSet<String>> {
+    let mut shared = BTreeSet::new();
+    for _ in 0..MAX_ROUNDS {
+        let mut walk = Walk { shared: &shared, found: BTreeSet::new(), is_closing: false };
+        walk.schema(&mut schema.clone(), "", false);
+        let found = &walk.found | &shared;
+        if found.len() == shared.len() {
+            return Some(shared);
+        }
+        shared = found;
+    }
+    None
+}
+
+struct Walk<'a> {
+    shared: &'a BTreeSet<String>,
+    /// Targets of references in schemas to which others add.
+    found: BTreeSet<String>,
+    is_closing: bool,
+}
+
+impl Walk<'_> {
+    /// `is_added_to`: another schema speaks of the same object.
+    fn schema(&mut self, value: &mut Value, at: &str, is_added_to: bool) {
+        let Value::Object(schema) = value else { return };
+        let is_added_to = is_added_to || self.shared.contains(at);
+        let adds = adds_in_place(schema);
+        if is_added_to || adds {
+            let reference = schema.get("$ref").and_then(Value::as_str);
+            self.found.extend(reference.and_then(|text| text.strip_prefix('#')).map(str::to_owned));
+        }
+        if self.is_closing && !is_added_to && !adds {
+            close(schema);
+        }
+        // One alternative of several is whole where nothing stands beside them.
+        let members_are_added_to = is_added_to || adds;
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            let Some(Value::Array(items)) = schema.get_mut(keyword) else { continue };
+            let each_other = keyword == "allOf" && items.len() > 1;
+            for (index, item) in items.iter_mut().enumerate() {
+                self.schema(item, &format!("{at}/{keyword}/{index}"), members_are_added_to || each_other);
+            }
+        }
+        self.below(schema, at);
+    }
+
+    fn below(&mut self, schema: &mut Map<String, Value>, at: &str) {
+        for keyword in BELOW {
+            match schema.get_mut(keyword) {
+                Some(Value::Array(items)) => {
+                    for (index, item) in items.iter_mut().enumerate() {
+                        self.schema(item, &format!("{at}/{keyword}/{index}"), false);
+                    }
+                }
+                Some(value) => self.schema(value, &format!("{at}/{keyword}"), false),
+                None => {}
+            }
+        }
+        for keyword in MAPS_BELOW {
+            let Some(Value::Object(members)) = schema.get_mut(keyword) else { continue };
+            for (name, value) in members.iter_mut() {
+                let name = name.replace('~', "~0").replace('/', "~1");
+                self.schema(value, &format!("{at}/{keyword}/{name}"), false);
+            }
+        }
+    }
+}
+
+/// Whether a schema speaks of members of its object both itself and through another schema, or through several.
+fn adds_in_place(schema: &Map<String, Value>) -> bool {
+    let speaks = |keyword: &&&str| schema.get(**keyword).is_some_and(speaks_of_members);
+    let through_others = IN_PLACE.iter().filter(speaks).count();
+    match schema.contains_key("properties") {
+        true => through_others > 0,
+        false => through_others > 1,
+    }
+}
+
+/// Whether members of an object, or references, stand anywhere in it.
+fn speaks_of_members(value: &Value) -> bool {
+    match value {
+        Value::String(_) => true, // a reference
+        Value::Array(items) => items.iter().any(|item| item.is_object() && speaks_of_members(item)),
+        Value::Object(members) => members.iter().any(|(keyword, value)| match keyword.as_str() {
+            "properties" | "patternProperties" | "$ref" | "$dynamicRef" | "additionalProperties" => true,
+            _ => (value.is_object() || value.is_array()) && speaks_of_members(value),
+        }),
+        _ => false,
+    }
+}
+
+fn close(schema: &mut Map<String, Value>) {
+    let Some(Value::Object(properties)) = schema.get("properties") else { return };
+    let is_kept = OPENING.iter().any(|keyword| schema.contains_key(*keyword));
+    let is_named = |name: &Value| name.as_str().is_some_and(|name| properties.contains_key(name));
+    let asks_for_others =
+        schema.get("required").and_then(Value::as_array).is_some_and(|names| !names.iter().all(is_named));
+    let least = schema.get("minProperties").and_then(Value::as_f64).unwrap_or(0.0);
+    let has_patterns = schema.contains_key("patternProperties");
+    let is_enough = !asks_for_others && (least <= properties.len() as f64);
+    if !["type", "enum", "const"].iter().any(|keyword| schema.contains_key(*keyword)) {
+        schema.insert("type".to_owned(), json!("object"));
+    }
+    if !is_kept && (is_enough || has_patterns) {
+        schema.insert("additionalProperties".to_owned(), json!(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(schema: Value, expected: Value) {
+        assert_eq!(closed(&schema), expected);
+    }
+
+    /// Left as it is.
+    #[track_caller]
+    fn check_open(schema: Value) {
+        check(schema.clone(), schema);
+    }
+
+    fn object(name: &str) -> Value {
+        json!({"type": "object", "properties": {name: {}}})
+    }
+
+    fn shut(name: &str) -> Value {
+        json!({"type": "object", "properties": {name: {}}, "additionalProperties": false})
+    }
+
+    #[test]
+    fn objects_with_named_members_are_closed_wherever_they_lie() {
+        check(json!({"properties": {"a": {}}}), {
+            json!({"properties": {"a": {}}, "type": "object", "additionalProperties": false})
+        });
+        check(json!({"items": object("a")}), json!({"items": shut("a")}));
+        check(json!({"anyOf": [object("a"), object("b")]}), json!({"anyOf": [shut("a"), shut("b")]}));
+        check(json!({"allOf": [object("a")]}), json!({"allOf": [shut("a")]}));
+        check(
+            json!({"$ref": "#/$defs/x", "$defs": {"x": object("a")}}),
+            json!({"$ref": "#/$defs/x", "$defs": {"x": shut("a")}}),
+        );
+        check(
+            json!({"type": "object", "properties": {"a": object("b")}, "required": ["a"]}),
+            json!({"type": "object", "properties": {"a": shut("b")}, "required": ["a"], "additionalProperties": false}),
+        );
+    }
+
+    #[test]
+    fn what_opens_an_object_keeps_it_open() {
+        check_open(json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true}));
+        check_open(
+            json!({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}),
+        );
+        check_open(json!({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": false}));
+        check_open(json!({"type": "object"}));
+        check_open(json!({"type": "object", "patternProperties": {"^a": {}}}));
+        check_open(json!(true));
+    }
+
+    #[test]
+    fn an_object_that_asks_for_more_than_it_names_stays_open() {
+        check_open(json!({"type": "object", "properties": {"a": {}}, "required": ["b"]}));
+        check_open(json!({"type": "object", "properties": {"a": {}}, "minProperties": 2}));
+    }
+
+    #[test]
+    fn schemas_that_add_to_each_other_stay_open() {
+        check_open(json!({"allOf": [object("a"), object("b")]}));
+        check_open(json!({"type": "object", "properties": {"a": {}}, "anyOf": [object("b"), object("c")]}));
+        let both = json!({"allOf": [{"$ref": "#/$defs/x"}, object("b")], "$defs": {"x": {"$ref": "#/$defs/y"}, "y": object("a"), "z": object("c")}});
+        let mut expected = both.clone();
+        expected["$defs"]["z"] = shut("c");
+        check(both, expected);
+        // Alternatives that only say which members there must be name none.
+        check(
+            json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": []}]}),
+            json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": []}], "additionalProperties": false}),
+        );
+    }
+
+    #[test]
+    fn names_that_look_like_keywords_are_names() {
+        check(
+            json!({"type": "object", "properties": {"properties": {"type": "string"}, "items": object("a")}}),
+            json!({"type": "object", "properties": {"properties": {"type": "string"}, "items": shut("a")}, "additionalProperties": false}),
+        );
+    }
+}

@@ -1,0 +1,49 @@
+//! Whether a text of tokens has come to repeat itself. Pure.
+
+/// The longest run that is looked for as one that repeats.
+const MAX_PERIOD: usize = 24;
+
+/// How often a run must stand there.
+const MIN_TIMES: usize = 6;
+
+/// How many tokens the repetition must have: a row of dashes or a few equal list items are no circle.
+const MIN_TOKENS: usize = 48;
+
+/// Whether `tokens` end with one short run of tokens, over and over.
+pub fn repeats(tokens: &[u32]) -> bool {
+    (1..=MAX_PERIOD).any(|period| {
+        let needed = (MIN_TIMES * period).max(MIN_TOKENS);
+        let Some(start) = tokens.len().checked_sub(needed) else { return false };
+        let tail = &tokens[start..];
+        tail[period..] == tail[..needed - period]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_that_do_not_end_are_found_and_others_are_not() {
+        let cycle = |run: &[u32], times: usize| -> Vec<u32> {
+            let lead = [7, 8, 9];
+            lead.iter().copied().chain(run.iter().copied().cycle().take(run.len() * times)).collect()
+        };
+        assert!(repeats(&cycle(&[1], 48)) && !repeats(&cycle(&[1], 47)));
+        assert!(repeats(&cycle(&[1, 2], 24)) && !repeats(&cycle(&[1, 2], 23)));
+        let ten: Vec<u32> = (0..10).collect();
+        assert!(repeats(&cycle(&ten, 6)) && !repeats(&cycle(&ten, 5)));
+        let long: Vec<u32> = (0..=MAX_PERIOD as u32).collect();
+        assert!(!repeats(&cycle(&long, 20)), "paragraphs may be alike");
+        let varied: Vec<u32> = (0..200).map(|n| if n % 9 == 0 { n } else { 1 }).collect();
+        assert!(!repeats(&varied) && !repeats(&[]));
+    }
+
+    #[test]
+    fn a_circle_that_was_left_is_forgiven() {
+        let mut tokens = vec![1; 60];
+        assert!(repeats(&tokens));
+        tokens.push(2);
+        assert!(!repeats(&tokens));
+    }
+}

@@ -1,0 +1,207 @@
+//! Branches: what a session held, or what did not continue it, kept beside it as a session of its own.
+//!
+//! Invariants: a branch is on disk before anything is taken from its session, and is removed after its session holds
+//! what it held, so that a crash at any moment leaves a turn twice but never nowhere. All branches belong to a session
+//! that is none, by its id: whoever branches off a branch makes another branch of the same session.
+
+use std::fs;
+
+use super::folder::io_error;
+use super::name::MAX_BRANCHED_BYTES;
+use super::record::{Record, TurnRecord};
+use super::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
+use super::writer::SessionWriter;
+use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
+use crate::runtime::error::{Error, Result};
+
+/// How often a name is asked for that others were quicker to take.
+const MAX_TRIES: usize = 100;
+
+impl SessionStore {
+    /// A new branch of a session, open for writing, with its first `turns` turns (all when `None`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there are fewer turns; as [`Self::read`].
+    pub fn branch(
+        &self,
+        from: &SessionName,
+        turns: Option<usize>,
+        reason: BranchReason,
+    ) -> Result<SessionWriter> {
+        self.branch_of(from, &self.read(from)?, turns, reason)
+    }
+
+    pub(super) fn branch_of(
+        &self,
+        name: &SessionName,
+        saved: &SavedSession,
+        turns: Option<usize>,
+        reason: BranchReason,
+    ) -> Result<SessionWriter> {
+        let turns = checked_turns(name, saved, turns)?;
+        let branch = Branch { of: saved.root_id().to_owned(), reason };
+        let fork_of = ForkOf { name: name.to_string(), turns, branch: Some(branch) };
+        let kept = SavedSession { last_used_ms: saved.last_used_ms, ..saved.forked(fork_of, now_ms()) };
+        let base = match name.branch_parts() {
+            Some((base, _)) if saved.branch().is_some() => base,
+            _ => name.as_str(),
+        };
+        let base = &base[..base.len().min(MAX_BRANCHED_BYTES)];
+        for _ in 0..MAX_TRIES {
+            let free = SessionName::branch(base, self.last_branch_number(base)? + 1);
+            match self.create_saved(&free, kept.clone()) {
+                Err(Error::InvalidParameter { name: "session", .. }) => {} // another was quicker
+                created => return created,
+            }
+        }
+        Err(name_taken(&SessionName::branch(base, 1)))
+    }
+
+    fn last_branch_number(&self, base: &str) -> Result<usize> {
+        let names = fs::read_dir(&self.root).map_err(|error| io_error(&self.root, &error))?.flatten();
+        let names = names.filter_map(|entry| entry.file_name().to_str().and_then(SessionName::from_folder));
+        let number = |name: SessionName| name.branch_parts().filter(|(of, _)| *of == base).map(|(_, n)| n);
+        Ok(names.filter_map(number).max().unwrap_or(0))
+    }
+
+    /// The branches of a session, or of the session that a branch belongs to; the oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`Self::list`].
+    pub fn branches(&self, name: &SessionName) -> Result<Vec<Listed>> {
+        self.branches_of(self.read(name)?.root_id())
+    }
+
+    fn branches_of(&self, id: &str) -> Result<Vec<Listed>> {
+        let mut branches = self.list()?;
+        branches.retain(|listed| listed.branch().is_some_and(|branch| branch.of == id));
+        let created = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.created_ms);
+        branches.sort_by_key(|listed| (created(listed), listed.name.branch_parts().map(|(_, n)| n)));
+        Ok(branches)
+    }
+
+    /// The session that a branch belongs to; `None` when `branch` is none, or its session is removed.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`Self::list`].
+    pub fn session_of(&self, branch: &SessionName) -> Result<Option<SessionName>> {
+        let saved = self.read(branch)?;
+        let Some(branch) = saved.branch() else { return Ok(None) };
+        let is_root = |listed: &Listed| listed.summary.as_ref().is_ok_and(|summary| summary.id == branch.of);
+        Ok(self.list()?.into_iter().find(is_root).map(|listed| listed.name))
+    }
+
+    /// As [`SessionWriter::restore`], with the session that the branch belongs to; which one that is, and the name of the
+    /// branch that keeps what it held.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`] when that session is removed; as [`Self::open`].
+    pub fn restore(&self, branch: &SessionName) -> Result<(SessionName, Option<SessionName>)> {
+        let Some(session) = self.session_of(branch)? else {
+            return Err(match self.read(branch)?.fork_of {
+                Some(ForkOf { name, branch: Some(_), .. }) => Error::SessionNotFound(name),
+                _ => not_a_branch(branch),
+            });
+        };
+        let kept = self.open(&session)?.restore(branch)?;
+        Ok((session, kept))
+    }
+}
+
+impl SessionWriter {
+    /// As [`SessionStore::branch`], of this session.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there are fewer turns; [`Error::Store`].
+    pub fn branch(&self, turns: Option<usize>, reason: BranchReason) -> Result<SessionWriter> {
+        self.store().branch_of(self.name(), self.saved(), turns, reason)
+    }
+
+    /// Keeps all turns in a branch, for a caller who is about to take some of them back. The branch's name: that of an
+    /// older one where it holds all of them already; `None` when there is nothing to keep.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
+        if self.saved().turns.is_empty() {
+            return Ok(None);
+        }
+        for Listed { name, summary } in self.store().branches_of(self.saved().root_id())? {
+            let is_long = summary.is_ok_and(|summary| summary.turns >= self.saved().turns.len());
+            if is_long && name != *self.name() && self.store().read(&name).is_ok_and(|kept| self.is_in(&kept))
+            {
+                return Ok(Some(name));
+            }
+        }
+        Ok(Some(self.branch(None, reason)?.name().clone()))
+    }
+
+    /// Puts the conversation of a branch in the place of the session's, which becomes a branch: its name, `None` when the
+    /// session held nothing that it does not hold now. The branch is gone then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when it is no branch of this session; as [`SessionStore::open`].
+    pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
+        let restored = self.store().open(branch)?;
+        let is_ours = restored.saved().branch().is_some_and(|branch| branch.of == self.saved().id);
+        if !is_ours {
+            return Err(not_a_branch(branch));
+        }
+        let kept = match self.is_in(restored.saved()) {
+            true => None,
+            false => self.keep(BranchReason::Restore)?,
+        };
+        self.rewrite_with(self.records_to(restored.saved()))?;
+        restored.remove()?;
+        Ok(kept)
+    }
+
+    /// Whether the conversation begins another.
+    fn is_in(&self, other: &SavedSession) -> bool {
+        common_turns(self.saved(), other) == self.saved().turns.len()
+    }
+
+    /// The records after which this session holds the conversation of another.
+    fn records_to(&self, other: &SavedSession) -> Vec<Record> {
+        let common = common_turns(self.saved(), other);
+        let mut records = vec![Record::Truncate { turns: common, time_ms: now_ms() }];
+        let mut model = &self.saved().model;
+        for (at, SavedTurn { turn, model: own }) in
+            other.turns.iter().map(|saved| &**saved).enumerate().skip(common)
+        {
+            if own != model {
+                model = own;
+                records.push(Record::Model { model: (&**model).into() });
+            }
+            records.push(Record::Turn { number: at + 1, turn: Box::new(TurnRecord::from(turn)) });
+        }
+        if *model != other.model {
+            records.push(Record::Model { model: (&*other.model).into() });
+        }
+        records
+    }
+}
+
+/// How many turns two conversations begin with alike.
+fn common_turns(a: &SavedSession, b: &SavedSession) -> usize {
+    let is_same = |(a, b): &(&std::sync::Arc<SavedTurn>, &std::sync::Arc<SavedTurn>)| {
+        a.turn == b.turn && a.model.is_same(&b.model)
+    };
+    a.turns.iter().zip(&b.turns).take_while(is_same).count()
+}
+
+/// All turns when `None`.
+pub(super) fn checked_turns(name: &SessionName, saved: &SavedSession, turns: Option<usize>) -> Result<usize> {
+    match turns.unwrap_or(saved.turns.len()) {
+        turns if turns <= saved.turns.len() => Ok(turns),
+        turns => {
+            let message = format!("session {:?} has {} turns, not {turns}", name.as_str(), saved.turns.len());
+            Err(Error::InvalidParameter { name: "turns", message })
+        }
+    }
+}
+
+fn not_a_branch(name: &SessionName) -> Error {
+    let message = format!("session {:?} is not a branch of it", name.as_str());
+    Error::InvalidParameter { name: "branch", message }
+}

@@ -1,0 +1,287 @@
+//! How sessions appear, are opened and disappear while others do the same: the order of steps, apart from the files that
+//! they are taken on, so that a model checker can try them in any order (below).
+//!
+//! Invariants: whoever holds the lock of a session is the only one who writes to it or takes it away; a lock is of the folder
+//! that the name leads to, never of one that was taken away meanwhile; who asks for a session that may be begun gets it, or
+//! is told that it is busy.
+
+use std::path::Path;
+
+use crate::runtime::error::Result;
+
+/// How often a session is asked for that others begin and take away meanwhile.
+const MAX_TRIES: usize = 100;
+
+/// The single steps; between any two of them others may take theirs.
+pub trait Folders {
+    /// An open file that can be locked, wherever its folder goes.
+    type LockFile;
+
+    /// Opens a folder's lock file, and makes it; `None` where there is no such folder.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn open_lock(&self, folder: &Path) -> Result<Option<Self::LockFile>>;
+
+    /// False while another has it.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn try_lock(&self, folder: &Path, file: &Self::LockFile) -> Result<bool>;
+
+    /// Whether the path still leads to this file: between opening and locking, the session can have been removed, and even
+    /// created anew.
+    fn is_still_there(&self, folder: &Path, file: &Self::LockFile) -> bool;
+
+    fn unlock(&self, file: &Self::LockFile);
+
+    /// Gives a folder another name that nobody has.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+}
+
+/// A lock that is given up when it is dropped.
+#[derive(Debug)]
+pub struct Held<F: Folders> {
+    folders: F,
+    file: F::LockFile,
+}
+
+impl<F: Folders> Drop for Held<F> {
+    fn drop(&mut self) {
+        self.folders.unlock(&self.file);
+    }
+}
+
+/// What became of asking for a lock.
+pub enum Attempt<T> {
+    Done(T),
+    /// Another has it.
+    Busy,
+    /// There is no such folder, or there was one and it was taken away.
+    Gone,
+}
+
+/// Takes the lock of a folder.
+///
+/// # Errors
+/// Those of the file system.
+pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<Held<F>>> {
+    let Some(file) = folders.open_lock(folder)? else { return Ok(Attempt::Gone) };
+    if !folders.try_lock(folder, &file)? {
+        return Ok(Attempt::Busy);
+    }
+    let held = Held { folders, file };
+    Ok(if held.folders.is_still_there(folder, &held.file) { Attempt::Done(held) } else { Attempt::Gone })
+}
+
+/// Takes a folder away from its name, and only then gives up the lock: nobody can have come to it in between.
+///
+/// # Errors
+/// Those of the file system; the folder is where it was.
+pub fn take_away<F: Folders>(held: Held<F>, folder: &Path, doomed: &Path) -> Result<()> {
+    held.folders.rename(folder, doomed)?;
+    drop(held);
+    Ok(())
+}
+
+/// Opens what is there, or begins it; `None` where others were always quicker, one way and the other. `open` gives `None`
+/// when there is nothing, `begin` when there is something.
+///
+/// # Errors
+/// Those of the two.
+pub fn open_or_begin<T>(
+    mut open: impl FnMut() -> Result<Option<T>>,
+    mut begin: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    for _ in 0..MAX_TRIES {
+        if let Some(opened) = open()? {
+            return Ok(Some(opened));
+        }
+        if let Some(begun) = begin()? {
+            return Ok(Some(begun));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Two or three requests on one new session, in thousands of orders of the steps above.
+
+    use std::collections::HashMap;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::path::PathBuf;
+
+    use shuttle::sync::{Arc, Mutex};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::runtime::error::Error;
+
+    const NAME: &str = "new";
+
+    /// A folder with one session in it, or none.
+    #[derive(Debug, Default)]
+    struct State {
+        /// Which session a name leads to.
+        names: HashMap<PathBuf, usize>,
+        sessions: Vec<Session>,
+    }
+
+    #[derive(Debug, Default)]
+    struct Session {
+        is_locked: bool,
+        turns: Vec<usize>,
+    }
+
+    /// Each call is one step: the scheduler may switch at every lock of the mutex.
+    #[derive(Debug, Clone, Default)]
+    struct Model(Arc<Mutex<State>>);
+
+    impl Model {
+        fn with<T>(&self, step: impl FnOnce(&mut State) -> T) -> T {
+            step(&mut self.0.lock().expect("no step panics"))
+        }
+
+        fn open(&self) -> Result<Option<Held<Model>>> {
+            match lock(self.clone(), Path::new(NAME))? {
+                Attempt::Done(held) => Ok(Some(held)),
+                Attempt::Busy => Err(Error::SessionBusy(NAME.to_owned())),
+                Attempt::Gone => Ok(None),
+            }
+        }
+
+        /// The draft is locked before anybody can see it.
+        fn begin(&self) -> Result<Option<Held<Model>>> {
+            let (draft, file) = self.with(|state| {
+                state.sessions.push(Session { is_locked: true, ..Session::default() });
+                let file = state.sessions.len() - 1;
+                let draft = PathBuf::from(format!("draft-{file}"));
+                state.names.insert(draft.clone(), file);
+                (draft, file)
+            });
+            let held = Held { folders: self.clone(), file };
+            match self.rename(&draft, Path::new(NAME)) {
+                Ok(()) => Ok(Some(held)),
+                Err(_) => Ok(None),
+            }
+        }
+
+        fn turns(&self) -> Vec<usize> {
+            self.with(|state| {
+                state
+                    .names
+                    .get(Path::new(NAME))
+                    .map_or(Vec::new(), |&file| state.sessions[file].turns.clone())
+            })
+        }
+    }
+
+    impl Folders for Model {
+        type LockFile = usize;
+
+        fn open_lock(&self, folder: &Path) -> Result<Option<usize>> {
+            Ok(self.with(|state| state.names.get(folder).copied()))
+        }
+
+        fn try_lock(&self, _: &Path, file: &usize) -> Result<bool> {
+            Ok(self.with(|state| !std::mem::replace(&mut state.sessions[*file].is_locked, true)))
+        }
+
+        fn is_still_there(&self, folder: &Path, file: &usize) -> bool {
+            self.with(|state| state.names.get(folder) == Some(file))
+        }
+
+        fn unlock(&self, file: &usize) {
+            self.with(|state| state.sessions[*file].is_locked = false);
+        }
+
+        fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+            self.with(|state| {
+                if state.names.contains_key(to) {
+                    return Err(Error::InvalidParameter { name: "session", message: "taken".to_owned() });
+                }
+                let file = state.names.remove(from).ok_or_else(|| Error::SessionNotFound(NAME.to_owned()))?;
+                state.names.insert(to.to_owned(), file);
+                Ok(())
+            })
+        }
+    }
+
+    /// How a request that came to no turn leaves a session that holds none.
+    type Leave = fn(&Model, Held<Model>, usize);
+
+    fn leave(_: &Model, held: Held<Model>, number: usize) {
+        take_away(held, Path::new(NAME), Path::new(&format!("doomed-{number}"))).expect("nobody else may");
+    }
+
+    /// As it was once: the lock given up first, the session taken away by its name after.
+    fn leave_and_come_back(model: &Model, held: Held<Model>, number: usize) {
+        drop(held);
+        if let Ok(Some(again)) = model.open() {
+            leave(model, again, number);
+        }
+    }
+
+    /// A request: true when it was answered, and its turn saved.
+    fn request(model: &Model, number: usize, fails: bool, leave: Leave) -> bool {
+        let opened = open_or_begin(|| model.open(), || model.begin());
+        let held = match opened {
+            Ok(Some(held)) => held,
+            Ok(None) => panic!("neither there nor to be begun"),
+            Err(Error::SessionBusy(_)) => return false,
+            Err(error) => panic!("{error}"),
+        };
+        if !fails {
+            model.with(|state| state.sessions[held.file].turns.push(number));
+            return true;
+        }
+        if model.with(|state| state.sessions[held.file].turns.is_empty()) {
+            leave(model, held, number);
+        }
+        false
+    }
+
+    /// Requests at the same time, of which some fail: every turn that was reported is there in the end.
+    fn race(fails: &'static [bool], leave: Leave) {
+        let model = Model::default();
+        let started: Vec<_> = fails
+            .iter()
+            .enumerate()
+            .map(|(number, &fails)| {
+                let model = model.clone();
+                thread::spawn(move || request(&model, number, fails, leave).then_some(number))
+            })
+            .collect();
+        let saved: Vec<usize> =
+            started.into_iter().filter_map(|thread| thread.join().expect("no panic")).collect();
+        let there = model.turns();
+        assert!(saved.iter().all(|turn| there.contains(turn)), "{saved:?} were saved, {there:?} are there");
+        model
+            .with(|state| assert!(state.sessions.iter().all(|session| !session.is_locked), "a lock is left"));
+    }
+
+    /// Schedules that are drawn at random, and such as change threads at few, badly chosen moments.
+    fn in_many_orders(fails: &'static [bool], leave: Leave) {
+        shuttle::check_random(move || race(fails, leave), 3_000);
+        shuttle::check_pct(move || race(fails, leave), 3_000, 3);
+    }
+
+    #[test]
+    fn requests_at_the_same_time_lose_neither_a_turn_nor_the_session() {
+        for fails in
+            [&[true, false][..], &[false, false], &[true, true], &[true, true, false], &[true, false, false]]
+        {
+            in_many_orders(fails, leave);
+        }
+    }
+
+    #[test]
+    fn the_model_finds_the_loss_when_the_lock_is_given_up_first() {
+        let race = || in_many_orders(&[true, false], leave_and_come_back);
+        catch_unwind(AssertUnwindSafe(race)).expect_err("a turn is lost in some interleaving");
+    }
+}

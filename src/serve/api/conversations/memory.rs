@@ -1,0 +1,232 @@
+//! Conversations without a store: they end with the server, and are otherwise what they are on disk.
+//!
+//! Invariants: one that is open is busy for others and read as it was before; there is an end to how many there are.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::{SessionKey, locked};
+use crate::runtime::session::conversation::Dialogue;
+use crate::runtime::session::store::{
+    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, Summary, now_ms,
+};
+use crate::runtime::{Error, Result};
+use crate::serve::owner::Owner;
+
+/// Conversations at the same time: nothing takes them out of memory but their removal.
+const MAX_CONVERSATIONS: usize = 10_000;
+
+/// Leaves room for a branch's number in the longest name.
+const MAX_BASE_BYTES: usize = 120;
+
+#[derive(Debug, Default)]
+pub struct Memory {
+    kept: Mutex<BTreeMap<SessionKey, Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// As it was when it was last closed.
+    saved: SavedSession,
+    /// Nothing while it is open.
+    dialogue: Option<Dialogue>,
+}
+
+type All = BTreeMap<SessionKey, Kept>;
+
+impl Memory {
+    /// # Errors
+    /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
+    pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Dialogue> {
+        let mut kept = locked(&self.kept);
+        if kept.contains_key(key) {
+            return Err(Error::SessionBusy(key.name.to_string()));
+        }
+        let mut saved = SavedSession::new(model, now_ms());
+        saved.owner = key.owner.stored().map(str::to_owned);
+        let dialogue = Dialogue::look_at(saved, model.clone());
+        insert(&mut kept, key.clone(), dialogue.saved().clone(), None)?;
+        Ok(dialogue)
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
+    pub fn open(&self, key: &SessionKey) -> Result<Dialogue> {
+        let mut kept = locked(&self.kept);
+        let kept = kept.get_mut(key).ok_or_else(|| not_found(key))?;
+        kept.dialogue.take().ok_or_else(|| Error::SessionBusy(key.name.to_string()))
+    }
+
+    pub fn close(&self, key: &SessionKey, dialogue: Dialogue) {
+        let kept = Kept { saved: dialogue.saved().clone(), dialogue: Some(dialogue) };
+        locked(&self.kept).insert(key.clone(), kept);
+    }
+
+    /// Removes one that is open.
+    pub fn forget(&self, key: &SessionKey) {
+        locked(&self.kept).remove(key);
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
+    pub fn remove(&self, key: &SessionKey) -> Result<()> {
+        let mut kept = locked(&self.kept);
+        let is_open = kept.get(key).ok_or_else(|| not_found(key))?.dialogue.is_none();
+        if is_open {
+            return Err(Error::SessionBusy(key.name.to_string()));
+        }
+        kept.remove(key);
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`].
+    pub fn read(&self, key: &SessionKey) -> Result<SavedSession> {
+        locked(&self.kept).get(key).map(|kept| kept.saved.clone()).ok_or_else(|| not_found(key))
+    }
+
+    pub fn list(&self, owner: &Owner) -> Vec<Listed> {
+        let kept = locked(&self.kept);
+        kept.iter().filter(|(key, _)| key.owner == *owner).map(listed).collect()
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`].
+    pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
+        let kept = locked(&self.kept);
+        let root = kept.get(of).ok_or_else(|| not_found(of))?.saved.root_id();
+        let is_branch =
+            |(_, kept): &(&SessionKey, &Kept)| kept.saved.branch().is_some_and(|branch| branch.of == root);
+        let mut branches: Vec<_> = kept.iter().filter(is_branch).collect();
+        branches.sort_by_key(|(key, kept)| (kept.saved.created_ms, key.name.as_str().len(), (*key).clone()));
+        Ok(branches.into_iter().map(listed).collect())
+    }
+
+    /// A new branch, open.
+    ///
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionsFull`].
+    pub fn branch(
+        &self,
+        from: &SessionKey,
+        turns: Option<usize>,
+        reason: BranchReason,
+        model: &ModelFingerprint,
+    ) -> Result<(SessionKey, Dialogue)> {
+        let mut kept = locked(&self.kept);
+        let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
+        let branch = branch_of(from, &saved, turns.unwrap_or(saved.turns.len()), reason);
+        let key = free_name(&kept, from, &saved);
+        insert(&mut kept, key.clone(), branch.clone(), None)?;
+        Ok((key, Dialogue::look_at(branch, model.clone())))
+    }
+
+    /// Keeps all turns of an open conversation in a branch; nothing when it has none.
+    ///
+    /// # Errors
+    /// [`Error::SessionsFull`].
+    pub fn keep(
+        &self,
+        key: &SessionKey,
+        dialogue: &Dialogue,
+        reason: BranchReason,
+    ) -> Result<Option<SessionName>> {
+        let saved = dialogue.saved();
+        if saved.turns.is_empty() {
+            return Ok(None);
+        }
+        let mut kept = locked(&self.kept);
+        let branch = branch_of(key, saved, saved.turns.len(), reason);
+        let name = free_name(&kept, key, saved);
+        let look = Dialogue::look_at(branch.clone(), dialogue.model().clone());
+        insert(&mut kept, name.clone(), branch, Some(look))?;
+        Ok(Some(name.name))
+    }
+
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming `branch`; [`Error::SessionNotFound`] and [`Error::SessionBusy`] for it.
+    pub fn restore(
+        &self,
+        key: &SessionKey,
+        dialogue: &mut Dialogue,
+        branch: &SessionName,
+    ) -> Result<Option<SessionName>> {
+        let from = key.sibling(branch.clone());
+        let saved = self.read(&from)?;
+        if saved.branch().is_none_or(|branch| branch.of != dialogue.saved().id) {
+            let message = format!("session {:?} is not a branch of it", branch.as_str());
+            return Err(Error::InvalidParameter { name: "branch", message });
+        }
+        drop(self.open(&from)?);
+        let kept = self.keep(key, dialogue, BranchReason::Restore)?;
+        let mut restored = dialogue.saved().clone();
+        (restored.turns, restored.last_used_ms) = (saved.turns, now_ms());
+        *dialogue = Dialogue::look_at(restored, dialogue.model().clone());
+        self.forget(&from);
+        Ok(kept)
+    }
+
+    /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or `session`.
+    pub fn fork(
+        &self,
+        from: &SessionKey,
+        to: &SessionKey,
+        turns: Option<usize>,
+        model: &ModelFingerprint,
+    ) -> Result<usize> {
+        let mut kept = locked(&self.kept);
+        let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
+        let refuse = |name, message| Err(Error::InvalidParameter { name, message });
+        if kept.contains_key(to) {
+            return refuse("session", format!("there is a session named {:?} already", to.name.as_str()));
+        }
+        let num_turns = turns.unwrap_or(saved.turns.len());
+        if num_turns > saved.turns.len() {
+            let (name, count) = (from.name.as_str(), saved.turns.len());
+            return refuse("turns", format!("session {name:?} has {count} turns, not {num_turns}"));
+        }
+        let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
+        let mut forked = saved.forked(fork_of, now_ms());
+        forked.owner = to.owner.stored().map(str::to_owned);
+        let dialogue = Dialogue::look_at(forked.clone(), model.clone());
+        insert(&mut kept, to.clone(), forked, Some(dialogue))?;
+        Ok(num_turns)
+    }
+}
+
+fn insert(all: &mut All, key: SessionKey, saved: SavedSession, dialogue: Option<Dialogue>) -> Result<()> {
+    if all.len() >= MAX_CONVERSATIONS {
+        return Err(Error::SessionsFull { capacity: MAX_CONVERSATIONS });
+    }
+    all.insert(key, Kept { saved, dialogue });
+    Ok(())
+}
+
+fn branch_of(from: &SessionKey, saved: &SavedSession, turns: usize, reason: BranchReason) -> SavedSession {
+    let branch = Some(Branch { of: saved.root_id().to_owned(), reason });
+    saved.forked(ForkOf { name: from.name.to_string(), turns, branch }, now_ms())
+}
+
+/// `NAME~1`, or the first number after it that is free.
+fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
+    let name = from.name.as_str();
+    let base = match name.rsplit_once('~') {
+        Some((base, _)) if saved.branch().is_some() => base,
+        _ => name,
+    };
+    let base = &base[..base.len().min(MAX_BASE_BYTES)];
+    let numbered = |number: usize| {
+        let name = SessionName::new(&format!("{base}~{number}"));
+        name.map_or_else(|_| from.clone(), |name| from.sibling(name))
+    };
+    (1..).map(numbered).find(|key| !all.contains_key(key)).unwrap_or_else(|| from.clone())
+}
+
+fn listed((key, kept): (&SessionKey, &Kept)) -> Listed {
+    Listed { name: key.name.clone(), summary: Ok(Summary::of(&kept.saved, 0)) }
+}
+
+fn not_found(key: &SessionKey) -> Error {
+    Error::SessionNotFound(key.name.to_string())
+}

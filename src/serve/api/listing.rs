@@ -1,0 +1,373 @@
+//! Looking at sessions: the list, one of them, and why its last prompt was not resumed further.
+//!
+//! The list comes in pages, so that thousands of sessions cost what one page does beside their summaries. A session that
+//! cannot be read is listed with the reason.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+
+use axum::Json;
+use axum::extract::{FromRequestParts, Query, State};
+use axum::http::request::Parts;
+use serde_json::{Value, json};
+
+use super::blocking;
+use super::body::InPath;
+use super::conversations::{Resume, Resumes, SessionKey};
+use super::sessions::known;
+use super::transient::{StrandInfo, Transient};
+use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, Summary};
+use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::owner::{Caller, Owner};
+use crate::serve::wire::message::message_json;
+
+/// Sessions in a page, unless the client says how many, and at most.
+const DEFAULT_LIMIT: usize = 100;
+const MAX_LIMIT: usize = 1000;
+
+/// `?transient=true`: the transient session is meant, not a stored one of the same id.
+pub struct Kind(pub bool);
+
+impl<S: Send + Sync> FromRequestParts<S> for Kind {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let query = parts.uri.query().unwrap_or_default();
+        Ok(Self(query.split('&').any(|pair| pair == "transient=true")))
+    }
+}
+
+/// A line of the list.
+enum Entry {
+    Stored(Owner, Listed),
+    Transient(Transient),
+}
+
+impl Entry {
+    fn id(&self) -> &str {
+        match self {
+            Self::Stored(_, listed) => listed.name.as_str(),
+            Self::Transient(transient) => &transient.id,
+        }
+    }
+}
+
+/// `?limit=N` at most, `?after=ID` behind that one, by id.
+pub async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    Query(query): Query<HashMap<String, String>>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = limit(query.get("limit").map(String::as_str))?;
+    let after = query.get("after").cloned();
+    let page = blocking(&app, move |app| {
+        let engine = app.engine()?;
+        let (entries, roots) = entries(app, &caller)?;
+        let is_behind = |entry: &Entry| after.as_deref().is_none_or(|after| entry.id() > after);
+        let mut entries: Vec<Entry> = entries.into_iter().filter(is_behind).collect();
+        let end = page_end(&entries, limit);
+        let has_more = end < entries.len();
+        entries.truncate(end);
+        let in_engines = in_engines(app)?;
+        let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+        let data: Vec<Value> = entries.iter().map(|entry| looked.entry(entry, &roots)).collect();
+        let last = entries.last().map(Entry::id);
+        Ok(json!({"object": "list", "data": data, "has_more": has_more, "last_id": last}))
+    });
+    Ok(Json(page.await?))
+}
+
+fn limit(given: Option<&str>) -> Result<usize, ApiError> {
+    let Some(given) = given else { return Ok(DEFAULT_LIMIT) };
+    let limit = given.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+    limit.ok_or_else(|| ApiError::invalid("limit", format!("limit is not a number in [1, {MAX_LIMIT}]")))
+}
+
+/// Two of one id stay on one page.
+fn page_end(entries: &[Entry], limit: usize) -> usize {
+    let mut end = entries.len().min(limit);
+    while end > 0 && end < entries.len() && entries[end].id() == entries[end - 1].id() {
+        end += 1;
+    }
+    end
+}
+
+/// All that the caller sees, by id, and what the sessions are called that branches belong to, by the sessions' own ids.
+fn entries(app: &App, caller: &Caller) -> Result<(Vec<Entry>, HashMap<String, SessionName>), ApiError> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut roots = HashMap::new();
+    for owner in caller.owners() {
+        for listed in app.conversations().list(owner)? {
+            if let Ok(summary) = &listed.summary {
+                roots.insert(summary.id.clone(), listed.name.clone());
+            }
+            // One's own hides another's of the same name.
+            let is_own = owner == caller.owner();
+            if is_own || app.conversations().find(caller, &listed.name).owner == *owner {
+                entries.push(Entry::Stored(owner.clone(), listed));
+            }
+        }
+    }
+    entries.extend(app.transients().list(caller).into_iter().map(Entry::Transient));
+    entries.sort_by(|a, b| a.id().cmp(b.id()));
+    Ok((entries, roots))
+}
+
+/// What the engines know of their sessions. One that went down meanwhile knows nothing.
+fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
+    let mut known: HashMap<String, SessionInfo> = HashMap::new();
+    for engine in app.engines().up() {
+        match engine.list_sessions() {
+            Ok(infos) => {
+                for info in infos {
+                    // One that has moved may have left an older state behind.
+                    if !known.contains_key(&info.name) || is_with(app, &info.name, &engine) {
+                        known.insert(info.name.clone(), info);
+                    }
+                }
+            }
+            Err(Error::EngineGone) => app.engine_lost(&engine),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(known)
+}
+
+fn is_with(app: &App, name: &str, engine: &EngineHandle) -> bool {
+    app.engines().of(name).is_ok_and(|own| own.is_same(engine))
+}
+
+/// `?messages=true` adds the conversation.
+pub async fn get(
+    State(app): State<App>,
+    caller: Caller,
+    InPath(name): InPath,
+    Kind(only_transient): Kind,
+    Query(query): Query<HashMap<String, String>>,
+) -> Result<Json<Value>, ApiError> {
+    let with_messages = match query.get("messages").map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(ApiError::invalid("messages", "messages is neither true nor false")),
+    };
+    let session = blocking(&app, move |app| {
+        let key = app.conversations().find(&caller, &name);
+        if let Some(transient) = transient(app, &caller, &key, only_transient) {
+            return look_at_transient(app, &transient, with_messages);
+        }
+        look_at(app, &key, with_messages)
+    });
+    Ok(Json(session.await?))
+}
+
+/// The transient session that is meant: where there is no stored one, or it is asked for.
+fn transient(app: &App, caller: &Caller, key: &SessionKey, only_transient: bool) -> Option<Transient> {
+    let is_stored = !only_transient && app.conversations().exists(key);
+    app.transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
+}
+
+fn look_at(app: &App, key: &SessionKey, with_messages: bool) -> Result<Value, ApiError> {
+    let engine = app.engine_of(Some(&key.engine_name()))?;
+    let (saved, summary) = app.conversations().read(key)?;
+    let info = known(app, engine.inspect_session(&key.engine_name()))?.map(|detail| detail.info);
+    let in_engines: HashMap<_, _> = info.into_iter().map(|info| (info.name.clone(), info)).collect();
+    let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+    let mut session = looked.stored(key, &summary);
+    session["fork_of"] = fork_json(summary.fork_of.as_ref());
+    let branches = app.conversations().branches(key)?;
+    let root = saved.branch().cloned();
+    session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
+    if let Some(branch) = root {
+        let of = app.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
+        let of = of.map(|listed| listed.name.to_string());
+        session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
+    }
+    if with_messages {
+        session["messages"] = messages_json(&saved);
+    }
+    Ok(session)
+}
+
+fn is_root(listed: &Listed, id: &str) -> bool {
+    listed.summary.as_ref().is_ok_and(|summary| summary.id == id)
+}
+
+fn look_at_transient(app: &App, transient: &Transient, with_messages: bool) -> Result<Value, ApiError> {
+    let in_engines = in_engines(app)?;
+    let engine = app.engine()?;
+    let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+    let mut session = looked.transient(transient);
+    let strand = |strand: &StrandInfo| {
+        let mut one = looked.resident(&strand.name);
+        one["turns"] = strand.saved.turns.len().into();
+        one["tokens"] = strand.saved.num_tokens().into();
+        if with_messages {
+            one["messages"] = messages_json(&strand.saved);
+        }
+        one
+    };
+    session["conversations"] = transient.strands.iter().map(strand).collect();
+    Ok(session)
+}
+
+fn messages_json(saved: &SavedSession) -> Value {
+    saved.messages().map(message_json).collect()
+}
+
+fn fork_json(fork: Option<&ForkOf>) -> Value {
+    fork.map_or(Value::Null, |fork| json!({"id": fork.name, "turns": fork.turns}))
+}
+
+fn branch_json(listed: &Listed) -> Value {
+    let id = listed.name.as_str();
+    let summary = match &listed.summary {
+        Ok(summary) => summary,
+        Err(error) => return json!({"id": id, "error": error.to_string()}),
+    };
+    json!({
+        "id": id,
+        "reason": listed.branch().map(|branch| branch.reason.as_str()),
+        "kept_turns": summary.fork_of.as_ref().map(|fork| fork.turns),
+        "turns": summary.turns,
+        "tokens": summary.tokens,
+        "created_at": summary.created_ms / 1000,
+        "last_used_at": summary.last_used_ms / 1000,
+    })
+}
+
+/// What sessions are shown with.
+struct Looking<'a> {
+    app: &'a App,
+    engine: &'a EngineHandle,
+    in_engines: &'a HashMap<String, SessionInfo>,
+}
+
+impl Looking<'_> {
+    fn entry(&self, entry: &Entry, roots: &HashMap<String, SessionName>) -> Value {
+        let (owner, listed) = match entry {
+            Entry::Transient(transient) => return self.transient(transient),
+            Entry::Stored(owner, listed) => (owner, listed),
+        };
+        let key = SessionKey { owner: owner.clone(), name: listed.name.clone() };
+        match &listed.summary {
+            Err(error) => json!({"id": key.name.as_str(), "object": "session", "error": error.to_string()}),
+            Ok(summary) => {
+                let mut session = self.stored(&key, summary);
+                if let Some(branch) = listed.branch() {
+                    let of = roots.get(&branch.of).map(SessionName::as_str);
+                    session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
+                }
+                session
+            }
+        }
+    }
+
+    fn stored(&self, key: &SessionKey, summary: &Summary) -> Value {
+        let mut session = json!({
+            "id": key.name.as_str(),
+            "object": "session",
+            "transient": false,
+            "owner": summary.owner,
+            "branch": null,
+            "created_at": summary.created_ms / 1000,
+            "last_used_at": summary.last_used_ms / 1000,
+            "model": summary.model.name,
+            "turns": summary.turns,
+            "tokens": summary.tokens,
+            "bytes": summary.num_bytes,
+        });
+        merge(&mut session, self.resident(&key.engine_name()));
+        session
+    }
+
+    fn transient(&self, transient: &Transient) -> Value {
+        let last = transient.strands.first();
+        let mut session = json!({
+            "id": transient.id,
+            "object": "session",
+            "transient": true,
+            "branch": null,
+            "created_at": transient.created_ms / 1000,
+            "last_used_at": transient.last_used_ms / 1000,
+            "model": self.app.model().id,
+            "num_conversations": transient.strands.len(),
+            "turns": last.map_or(0, |strand| strand.saved.turns.len()),
+            "tokens": last.map_or(0, |strand| strand.saved.num_tokens()),
+            "bytes": 0,
+        });
+        merge(&mut session, self.resident(last.map_or("", |strand| &strand.name)));
+        session
+    }
+
+    /// What of it is in memory, and how its last prompt began.
+    fn resident(&self, engine_name: &str) -> Value {
+        let info = self.in_engines.get(engine_name);
+        let Resumes { last, .. } = self.app.conversations().resumes(engine_name);
+        let num_resident = info.map_or(0, |info| info.num_resident);
+        let state = info.map_or("idle", |info| match info.state {
+            SessionState::Idle => "idle",
+            SessionState::Waiting => "waiting",
+            SessionState::Running => "running",
+        });
+        json!({
+            "state": state,
+            "resident_tokens": num_resident,
+            "kv_bytes": if num_resident == 0 { 0 } else { self.engine.spec().sequence_bytes(num_resident) },
+            "last_resume": last.map(|resume| resume_json(&resume)),
+        })
+    }
+}
+
+fn merge(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
+    }
+}
+
+fn resume_json(resume: &Resume) -> Value {
+    json!({
+        "reason": resume.reuse.reason.name(),
+        "prompt_tokens": resume.prompt_tokens,
+        "cached_tokens": resume.reuse.cached_tokens,
+        "restored_tokens": resume.reuse.restored_tokens,
+        "first_difference": resume.reuse.first_difference,
+        "at": resume.at_ms / 1000,
+    })
+}
+
+/// Why the session's last prompt that did not simply go on was not resumed further: where the two part, and the text
+/// there.
+pub async fn explain(
+    State(app): State<App>,
+    caller: Caller,
+    InPath(name): InPath,
+    Kind(only_transient): Kind,
+) -> Result<Json<Value>, ApiError> {
+    let explained = blocking(&app, move |app| {
+        let key = app.conversations().find(&caller, &name);
+        let engine_name = match transient(app, &caller, &key, only_transient) {
+            Some(transient) => {
+                transient.strands.first().map(|strand| strand.name.clone()).unwrap_or_default()
+            }
+            None => {
+                app.conversations().read(&key)?;
+                key.engine_name()
+            }
+        };
+        let Resumes { last, last_miss, .. } = app.conversations().resumes(&engine_name);
+        let miss = last_miss.map(|(resume, difference)| {
+            let explained = difference.explain(&**app.model().speech.tokenizer());
+            let mut miss = resume_json(&resume);
+            miss["position"] = explained.position.into();
+            miss["before"] = explained.before.into();
+            miss["session"] = json!({"tokens": difference.session, "text": explained.session});
+            miss["prompt"] = json!({"tokens": difference.prompt, "text": explained.prompt});
+            miss
+        });
+        let last = last.map(|resume| resume_json(&resume));
+        Ok(json!({"session_id": name.as_str(), "last_resume": last, "last_miss": miss}))
+    });
+    Ok(Json(explained.await?))
+}

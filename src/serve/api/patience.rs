@@ -1,0 +1,138 @@
+//! Waiting for a session that has another request in it, here or in another process.
+//!
+//! Invariants: the wait ends at its deadline, or when the client has gone; a stream that waits for long has begun, so that its
+//! reader hears that it waits, and a refusal then comes as an event of it.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use super::drive::{Admission, Admitted};
+use super::line::{Entered, Turn};
+use super::turn::{Ask, InSession, Progress, Session, Update};
+use super::{blocking, drive};
+use crate::runtime::Error;
+use crate::serve::App;
+use crate::serve::error::ApiError;
+
+/// How long a stream's head is held back, so that a refusal has a status of its own.
+const HEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a session that another process has is asked for.
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The time that a request has for waiting.
+pub struct Patience<'a> {
+    /// Taken as soon as the client has been told that its request is taken.
+    admitted: &'a mut Option<oneshot::Sender<Admission>>,
+    updates: &'a UnboundedSender<Update>,
+    is_streamed: bool,
+    begun: Instant,
+    /// Nothing: as long as it takes.
+    give_up_at: Option<Instant>,
+    /// What is said then.
+    refusal: ApiError,
+    has_waited: bool,
+}
+
+impl<'a> Patience<'a> {
+    pub fn new(
+        app: &App,
+        ask: &Ask,
+        admitted: &'a mut Option<oneshot::Sender<Admission>>,
+        updates: &'a UnboundedSender<Update>,
+    ) -> Self {
+        let (begun, longest) = (Instant::now(), app.settings().session_wait);
+        let deadline = ask.limits.deadline.filter(|deadline| *deadline < longest);
+        let refusal = match (deadline, &ask.session) {
+            (Some(deadline), _) => Error::DeadlineExceeded { deadline }.into(),
+            (None, Some(Session::Stored(session))) => still_busy(session, longest),
+            (None, _) => drive::internal("nothing is waited for"),
+        };
+        let give_up_at = begun.checked_add(deadline.unwrap_or(longest));
+        Self {
+            admitted,
+            updates,
+            is_streamed: ask.is_streamed,
+            begun,
+            give_up_at,
+            refusal,
+            has_waited: false,
+        }
+    }
+
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// What comes of the future, in time.
+    ///
+    /// # Errors
+    /// That it was too late, or nobody waits any more.
+    pub async fn until<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ApiError> {
+        self.has_waited = true;
+        let mut future = pin!(future);
+        let far = self.begun + Duration::from_secs(60 * 60 * 24 * 365);
+        loop {
+            let holds_head = self.is_streamed && self.admitted.is_some();
+            tokio::select! {
+                biased;
+                value = &mut future => return Ok(value),
+                () = self.updates.closed() => return Err(self.refusal.clone()), // nobody is told
+                () = sleep_until(self.give_up_at.unwrap_or(far)), if self.give_up_at.is_some() => {
+                    return Err(self.refusal.clone());
+                }
+                () = sleep_until(self.begun + HEAD_AFTER), if holds_head => self.open_head(),
+            }
+        }
+    }
+
+    fn open_head(&mut self) {
+        if let Some(admitted) = self.admitted.take() {
+            let _ = admitted.send(Ok(Admitted::default())); // to nobody, when the reader has gone
+        }
+        let _ = self.updates.send(Update::Progress(Progress::Session));
+    }
+}
+
+/// Waits for the session's turn.
+///
+/// # Errors
+/// 409 when that takes too long; 429 when too many wait already.
+pub async fn turn(
+    app: &App,
+    session: &InSession,
+    patience: &mut Patience<'_>,
+) -> Result<Arc<Turn>, ApiError> {
+    let (caller, name) = (session.caller.clone(), session.name.clone());
+    let key = blocking(app, move |app| Ok(app.conversations().find(&caller, &name))).await?;
+    let most_waiting = app.engine()?.spec().config.max_waiting;
+    let turn = match app.lines().enter(&key.engine_name(), most_waiting)? {
+        Entered::Turn(turn) => turn,
+        Entered::Waiting(waiting) => patience.until(waiting.turn()).await??,
+    };
+    Ok(Arc::new(turn))
+}
+
+fn still_busy(session: &InSession, waited: Duration) -> ApiError {
+    let message = match waited.is_zero() {
+        true => Error::SessionBusy(session.name.to_string()).to_string(),
+        false => format!(
+            "session {:?} has been busy with other requests for {} s (--session-wait)",
+            session.name.as_str(),
+            waited.as_secs_f64()
+        ),
+    };
+    ApiError::new(StatusCode::CONFLICT, Some("session_busy"), message)
+}
+
+/// Whether the same may go well a little later: another process has the session, or all slots have requests in them.
+pub fn may_pass(error: &ApiError) -> bool {
+    matches!(error.code, Some("session_busy" | "capacity_exhausted"))
+}

@@ -1,0 +1,320 @@
+//! Transient sessions: what clients' routing headers name. They keep what is computed warm and the answers as they were
+//! generated, in memory, and are no conversations that anybody keeps.
+//!
+//! A client may send one value for several conversations at once (a title beside the main turn, agents below an agent), so
+//! that a transient session is a bundle of strands: a request goes on with the one that its messages continue.
+//!
+//! Invariants: a request is never refused and never waits for the sake of its transient session; where no strand is to be
+//! had, it is answered without. What is bounded goes by use, the longest unused first. A strand that has a request in it
+//! belongs to that request; one that was removed meanwhile is gone when it comes back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::http::HeaderMap;
+use sha2::{Digest, Sha256};
+
+use crate::runtime::session::conversation::{Dialogue, num_repeated};
+use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
+use crate::serve::owner::{Caller, Owner};
+use crate::template::Message;
+
+/// Headers that clients send by themselves to keep a conversation's requests together, the first that is not empty counts.
+/// Codex names its threads, Claude Code its sessions.
+pub const ROUTING_HEADERS: [&str; 3] = ["session-id", "thread-id", "x-claude-code-session-id"];
+
+/// The one that says what it is for: it counts before a header that names a stored session.
+pub const AFFINITY_HEADER: &str = "x-session-affinity";
+
+/// Strands of one session.
+const MAX_STRANDS: usize = 16;
+
+/// Transient sessions of a server, strands or not.
+const MAX_SESSIONS: usize = 1024;
+
+/// Which transient session, and whose.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransientKey {
+    pub owner: Owner,
+    /// What it is called in lists and paths.
+    pub id: String,
+}
+
+impl TransientKey {
+    /// The session of a header's value, whatever that is.
+    pub fn new(owner: Owner, value: &[u8]) -> Self {
+        let name = std::str::from_utf8(value).ok().filter(|value| SessionName::new(value).is_ok());
+        let id = name.map_or_else(
+            || {
+                let digest = Sha256::digest(value);
+                let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("affinity-{hex}")
+            },
+            str::to_owned,
+        );
+        Self { owner, id }
+    }
+
+    /// What the header that names it says, if there is one.
+    pub fn in_headers(owner: &Owner, headers: &HeaderMap, names: &[&str]) -> Option<Self> {
+        let value = names.iter().filter_map(|name| headers.get(*name)).find(|value| !value.is_empty())?;
+        Some(Self::new(owner.clone(), value.as_bytes()))
+    }
+}
+
+/// All transient sessions of a server. Clones are the same ones.
+#[derive(Debug, Clone)]
+pub struct Transients {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sessions: BTreeMap<TransientKey, Bundle>,
+    /// Strands of all sessions together.
+    max_strands: usize,
+    num_begun: u64,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Bundle {
+    created_ms: u64,
+    last_used_ms: u64,
+    last_used: u64,
+    strands: Vec<Strand>,
+}
+
+#[derive(Debug)]
+struct Strand {
+    name: String,
+    /// As it was when it last came back.
+    saved: SavedSession,
+    /// Nothing while a request has it.
+    dialogue: Option<Dialogue>,
+    last_used: u64,
+}
+
+/// One transient session, for those who look.
+#[derive(Debug, Clone)]
+pub struct Transient {
+    pub id: String,
+    pub created_ms: u64,
+    pub last_used_ms: u64,
+    /// The one used last comes first.
+    pub strands: Vec<StrandInfo>,
+}
+
+#[derive(Debug, Clone)]
+pub struct StrandInfo {
+    /// Its session in the engine.
+    pub name: String,
+    pub saved: SavedSession,
+}
+
+/// A strand that a request has.
+#[derive(Debug)]
+pub struct Held {
+    transients: Transients,
+    key: TransientKey,
+    name: String,
+    parts_from: Option<String>,
+}
+
+/// A strand for a request: its name, what was said, and the strand that it parts from.
+type Taken = (String, Dialogue, Option<String>);
+
+impl Transients {
+    /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
+    pub fn new(max_strands: usize) -> Self {
+        let shared = Shared { sessions: BTreeMap::new(), max_strands, num_begun: 0, clock: 0 };
+        Self { shared: Arc::new(Mutex::new(shared)) }
+    }
+
+    /// The strand that the messages continue; a new one where none does, from where it parts with the one that it has most in
+    /// common with. Nothing where all are in use.
+    pub fn open(
+        &self,
+        key: &TransientKey,
+        model: &ModelFingerprint,
+        messages: &[Message],
+    ) -> Option<(Held, Dialogue)> {
+        let mut shared = self.shared();
+        let now = shared.touch(key);
+        let bundle = shared.sessions.get_mut(key)?;
+        let (name, dialogue, parts_from) = match bundle.take_continued(messages, now) {
+            Some((name, dialogue)) => (name, dialogue, None),
+            None => shared.begin(key, model, messages)?,
+        };
+        Some((Held { transients: self.clone(), key: key.clone(), name, parts_from }, dialogue))
+    }
+
+    /// Takes note of a request that needs no strand.
+    pub fn note(&self, key: &TransientKey) {
+        self.shared().touch(key);
+    }
+
+    /// Those of these owners, by id.
+    pub fn list(&self, caller: &Caller) -> Vec<Transient> {
+        let shared = self.shared();
+        let own = shared.sessions.iter().filter(|(key, _)| caller.owners().any(|owner| *owner == key.owner));
+        own.map(|(key, bundle)| bundle.info(&key.id)).collect()
+    }
+
+    pub fn get(&self, caller: &Caller, id: &str) -> Option<Transient> {
+        let shared = self.shared();
+        let key = |owner: &Owner| TransientKey { owner: owner.clone(), id: id.to_owned() };
+        caller.owners().find_map(|owner| shared.sessions.get(&key(owner))).map(|bundle| bundle.info(id))
+    }
+
+    /// Removes one with all its strands, which it gives back.
+    pub fn remove(&self, caller: &Caller, id: &str) -> Option<Transient> {
+        let mut shared = self.shared();
+        let key = |owner: &Owner| TransientKey { owner: owner.clone(), id: id.to_owned() };
+        let removed = caller.owners().find_map(|owner| shared.sessions.remove(&key(owner)));
+        removed.map(|bundle| bundle.info(id))
+    }
+
+    /// What is behind the lock is whole at every moment.
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Sees to the session, and to room for it.
+    fn touch(&mut self, key: &TransientKey) -> u64 {
+        self.clock += 1;
+        let now = self.clock;
+        if !self.sessions.contains_key(key) && self.sessions.len() >= MAX_SESSIONS {
+            let idle = self.sessions.iter().filter(|(_, bundle)| bundle.is_idle());
+            let oldest = idle.min_by_key(|(_, bundle)| bundle.last_used).map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| self.sessions.remove(&oldest));
+        }
+        let bundle = self.sessions.entry(key.clone()).or_insert_with(Bundle::new);
+        (bundle.last_used, bundle.last_used_ms) = (now, now_ms());
+        now
+    }
+
+    /// A new strand for the messages, if there is room for it or can be made.
+    fn begin(&mut self, key: &TransientKey, model: &ModelFingerprint, messages: &[Message]) -> Option<Taken> {
+        let nearest = self.sessions.get(key)?.nearest(messages);
+        self.make_room(key)?;
+        self.num_begun += 1;
+        let mut kept = SavedSession::new(model, now_ms());
+        let mut parts_from = None;
+        if let Some((name, saved, turns)) = nearest {
+            kept.turns = saved.turns.into_iter().take(turns).collect();
+            parts_from = Some(name);
+        }
+        let dialogue = Dialogue::look_at(kept, model.clone());
+        // No name of a stored session has a slash in it.
+        let name = format!("affinity/{}/{}/{}", key.owner, key.id, self.num_begun);
+        let (saved, last_used) = (dialogue.saved().clone(), self.clock);
+        let strand = Strand { name: name.clone(), saved, dialogue: None, last_used };
+        self.sessions.get_mut(key)?.strands.push(strand);
+        Some((name, dialogue, parts_from))
+    }
+
+    /// Lets the idle strand used longest ago go, of this session where it has too many, or of all; nothing where all are in use.
+    fn make_room(&mut self, key: &TransientKey) -> Option<()> {
+        if self.sessions.get(key)?.strands.len() >= MAX_STRANDS {
+            let bundle = self.sessions.get_mut(key)?;
+            let index = bundle.oldest_idle()?;
+            bundle.strands.remove(index);
+        }
+        let num_strands: usize = self.sessions.values().map(|bundle| bundle.strands.len()).sum();
+        if num_strands >= self.max_strands {
+            let idle = |bundle: &Bundle| Some(bundle.strands[bundle.oldest_idle()?].last_used);
+            let oldest = self.sessions.values_mut().filter(|bundle| bundle.oldest_idle().is_some());
+            let bundle = oldest.min_by_key(|bundle| idle(&**bundle))?;
+            let index = bundle.oldest_idle()?;
+            bundle.strands.remove(index);
+        }
+        Some(())
+    }
+}
+
+impl Bundle {
+    fn new() -> Self {
+        Self { created_ms: now_ms(), last_used_ms: now_ms(), last_used: 0, strands: Vec::new() }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.strands.iter().all(|strand| strand.dialogue.is_some())
+    }
+
+    /// The longest idle strand of which the messages repeat all turns.
+    fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(String, Dialogue)> {
+        let is_continued = |strand: &Strand| {
+            strand.dialogue.is_some() && num_repeated(&strand.saved, messages) == strand.saved.turns.len()
+        };
+        let continued = self.strands.iter_mut().filter(|strand| is_continued(strand));
+        let strand = continued.max_by_key(|strand| strand.saved.turns.len())?;
+        strand.last_used = now;
+        Some((strand.name.clone(), strand.dialogue.take()?))
+    }
+
+    /// The conversation that has most turns in common with the messages, and how many; nothing where none has any.
+    fn nearest(&self, messages: &[Message]) -> Option<(String, SavedSession, usize)> {
+        let common = self.strands.iter().map(|strand| (num_repeated(&strand.saved, messages), strand));
+        let (turns, strand) = common.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > 0)?;
+        Some((strand.name.clone(), strand.saved.clone(), turns))
+    }
+
+    fn oldest_idle(&self) -> Option<usize> {
+        let idle = self.strands.iter().enumerate().filter(|(_, strand)| strand.dialogue.is_some());
+        idle.min_by_key(|(_, strand)| strand.last_used).map(|(index, _)| index)
+    }
+
+    fn info(&self, id: &str) -> Transient {
+        let mut strands: Vec<&Strand> = self.strands.iter().collect();
+        strands.sort_by_key(|strand| std::cmp::Reverse(strand.last_used));
+        let info = |strand: &Strand| StrandInfo { name: strand.name.clone(), saved: strand.saved.clone() };
+        Transient {
+            id: id.to_owned(),
+            created_ms: self.created_ms,
+            last_used_ms: self.last_used_ms,
+            strands: strands.into_iter().map(info).collect(),
+        }
+    }
+}
+
+impl Held {
+    /// Its session in the engine.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn id(&self) -> &str {
+        &self.key.id
+    }
+
+    /// The strand that this one has just parted from.
+    pub fn parts_from(&self) -> Option<&str> {
+        self.parts_from.as_deref()
+    }
+
+    /// Whether it has been removed meanwhile.
+    pub fn is_removed(&self) -> bool {
+        let shared = self.transients.shared();
+        let strands = shared.sessions.get(&self.key).map(|bundle| &bundle.strands);
+        strands.is_none_or(|strands| strands.iter().all(|strand| strand.name != self.name))
+    }
+
+    /// Gives the strand back; without what was said, it is gone.
+    pub fn give_back(&self, dialogue: Option<Dialogue>) {
+        let mut shared = self.transients.shared();
+        let Some(bundle) = shared.sessions.get_mut(&self.key) else { return };
+        bundle.last_used_ms = now_ms();
+        let Some(index) = bundle.strands.iter().position(|strand| strand.name == self.name) else { return };
+        match dialogue {
+            None => drop(bundle.strands.remove(index)),
+            Some(dialogue) => {
+                let strand = &mut bundle.strands[index];
+                strand.saved = dialogue.saved().clone();
+                strand.dialogue = Some(dialogue);
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Variables of the chat template that requests set: by name in `chat_template_kwargs`, and in the words of several vendors for
+//! how much a model is to think.
+//!
+//! Invariants: what the client says of a variable itself counts before what follows from another field; a variable that the
+//! template never reads is reported as without effect; asking a model that cannot think for no thinking asks for nothing.
+
+use serde_json::{Map, Value};
+
+use super::Fields;
+
+/// What a chat template makes of names.
+#[derive(Clone, Copy)]
+pub struct Template<'a> {
+    /// Whether it reads a variable of this name.
+    pub reads: &'a dyn Fn(&str) -> bool,
+    /// Whether this word is written out in it.
+    pub says: &'a dyn Fn(&str) -> bool,
+}
+
+/// `reasoning_effort`, the least first; the first two ask for none.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// Variables by which templates switch reasoning on and off.
+pub const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// What is asked of reasoning.
+#[derive(Default)]
+struct Wish {
+    thinks: Option<bool>,
+    effort: Option<&'static str>,
+}
+
+/// What a request sets of the template's variables, and whether its reasoning is to be shown.
+pub struct Switches {
+    pub kwargs: Map<String, Value>,
+    pub shows_reasoning: bool,
+}
+
+/// All fields that set variables. `default_thinks` is what holds where the request says nothing.
+pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks: Option<bool>) -> Switches {
+    let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
+    let mut shows_reasoning = shown_reasoning(fields, &mut kwargs, template);
+    for unread in unread(&kwargs, template) {
+        kwargs.shift_remove(&unread);
+        fields.ignored(&format!("chat_template_kwargs.{unread}"));
+    }
+    let wish = wish(fields, &mut shows_reasoning);
+    set_thinking(fields, &mut kwargs, template, wish.thinks, "enable_thinking");
+    if let Some(effort) = wish.effort {
+        set_effort(fields, &mut kwargs, template, effort);
+    }
+    verbosity(fields, &mut kwargs, template);
+    if let Some(thinks) = default_thinks {
+        for name in THINKING.into_iter().filter(|name| (template.reads)(name)) {
+            kwargs.entry(name).or_insert(thinks.into());
+        }
+    }
+    Switches { kwargs, shows_reasoning }
+}
+
+fn unread(kwargs: &Map<String, Value>, template: Template<'_>) -> Vec<String> {
+    let is_unread = |name: &&String| !(template.reads)(name);
+    kwargs.keys().filter(is_unread).cloned().collect()
+}
+
+/// The reference's switch, which it keeps among the template's variables, and vLLM's beside them.
+fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) -> bool {
+    const NAME: &str = "return_reasoning";
+    let beside = fields.flag("include_reasoning").unwrap_or(true);
+    if !kwargs.contains_key(NAME) || (template.reads)(NAME) {
+        return beside;
+    }
+    match kwargs.shift_remove(NAME) {
+        Some(Value::Bool(shows)) => shows && beside,
+        _ => {
+            fields.wrong("chat_template_kwargs", &format!(".{NAME} is neither true nor false"));
+            beside
+        }
+    }
+}
+
+/// What the fields of several vendors ask.
+fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
+    let mut wish =
+        Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
+    if let Some(members) = fields.object("reasoning") {
+        let mut inner = fields.inside("reasoning", members);
+        wish.effort = wish.effort.or(effort(&mut inner, "effort"));
+        wish.thinks = wish.thinks.or(inner.flag("enabled"));
+        if inner.flag("exclude") == Some(true) {
+            *shows_reasoning = false;
+        }
+        for name in ["summary", "generate_summary"] {
+            inner.hint(name);
+        }
+        inner.end();
+    }
+    if let Some(members) = fields.object("thinking") {
+        let mut inner = fields.inside("thinking", members);
+        match inner.text("type").as_deref() {
+            Some("disabled") => wish.thinks = wish.thinks.or(Some(false)),
+            Some("enabled") => wish.thinks = wish.thinks.or(Some(true)),
+            Some("adaptive" | "auto") | None => {}
+            Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
+        }
+        inner.end();
+    }
+    wish
+}
+
+fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
+    let given = fields.text(name)?;
+    let known = EFFORTS.into_iter().find(|known| *known == given);
+    if known.is_none() {
+        fields.out_of_range(name, &format!("is none of {}", EFFORTS.join(", ")));
+    }
+    known
+}
+
+/// Sets what switches reasoning. `name` is the field to report where nothing does.
+fn set_thinking(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: Template<'_>,
+    thinks: Option<bool>,
+    name: &str,
+) {
+    let Some(thinks) = thinks else { return };
+    let mut is_heard = false;
+    for variable in THINKING.into_iter().filter(|variable| (template.reads)(variable)) {
+        kwargs.entry(variable).or_insert(thinks.into());
+        is_heard = true;
+    }
+    if !is_heard && thinks {
+        fields.ignored(name);
+    }
+}
+
+fn set_effort(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: Template<'_>,
+    effort: &'static str,
+) {
+    let asks_for_none = EFFORTS[..2].contains(&effort);
+    let mut is_heard = asks_for_none;
+    for variable in THINKING.into_iter().filter(|variable| (template.reads)(variable)) {
+        kwargs.entry(variable).or_insert((!asks_for_none).into());
+        is_heard = true;
+    }
+    if (template.reads)("reasoning_effort") {
+        kwargs.entry("reasoning_effort").or_insert(known_effort(effort, template).into());
+        is_heard = true;
+    }
+    if !is_heard {
+        fields.ignored("reasoning_effort");
+    }
+}
+
+/// The effort in words that the model knows: those that its template writes out, or the three that all know.
+fn known_effort(effort: &'static str, template: Template<'_>) -> &'static str {
+    match effort {
+        known if (template.says)(known) => known,
+        "none" | "minimal" => "low",
+        "xhigh" | "max" => "high",
+        other => other,
+    }
+}
+
+/// OpenAI's wish for short or long answers, for the templates that know it.
+fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) {
+    const NAME: &str = "verbosity";
+    let Some(value) = fields.text(NAME) else { return };
+    if !["low", "medium", "high"].contains(&value.as_str()) {
+        fields.out_of_range(NAME, "is none of low, medium, high");
+    } else if (template.reads)(NAME) {
+        kwargs.entry(NAME).or_insert(value.into());
+    } else {
+        fields.ignored(NAME);
+    }
+}
