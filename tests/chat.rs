@@ -18,7 +18,7 @@ use crate::common::scripted::{self, CODE, ENDLESS, NUM_THOUGHTS, PLAIN, THOUGHT}
 use crate::common::terminal;
 
 /// How long a step may take on a machine that does a lot besides.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A context of 2,048 tokens and a ChatML template.
 fn model() -> String {

@@ -49,14 +49,15 @@ fn sound_inputs_are_accepted() {
     }
 }
 
-/// The same changes on every run: what is new is found with coverage, in fuzz/.
+/// The same changes on every run: what is new is found with coverage, in fuzz/, or with many changes (LLMCTL_FUZZ_CHANGES).
 #[test]
 fn changed_inputs_break_nothing() {
-    const CHANGES_PER_TARGET: usize = 300;
+    let asked = std::env::var("LLMCTL_FUZZ_CHANGES").ok().and_then(|count| count.parse().ok());
+    let num_changes: usize = asked.unwrap_or(300);
     for (number, (name, target)) in TARGETS.iter().enumerate() {
         let sound = seeds::seeds(name);
         let mut random = Random(number as u64);
-        for _ in 0..CHANGES_PER_TARGET {
+        for _ in 0..num_changes {
             let mut input = sound[random.below(sound.len())].clone();
             (0..=random.below(4)).for_each(|_| change(&mut input, &mut random));
             target(&input);

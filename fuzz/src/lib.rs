@@ -5,10 +5,12 @@ mod seeds;
 #[path = "../../tests/fuzz/targets.rs"]
 pub mod targets;
 
-/// What the seeds take from the tests.
+#[path = "../../tests/common/gguf.rs"]
+pub mod gguf;
+
+/// What the seeds take from the tests, where they look for it.
 mod common {
-    #[path = "../../../tests/common/gguf.rs"]
-    pub mod gguf;
+    pub use super::gguf;
 }
 
 pub use libfuzzer_sys;
@@ -34,7 +36,9 @@ macro_rules! fuzz {
                 std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
                 $crate::plant(stringify!($target));
             },
-            |data: &[u8]| $crate::targets::$target(data)
+            |data: &[u8]| {
+                $crate::targets::$target(data);
+            }
         );
     };
 }

@@ -123,7 +123,8 @@ fn take_turn(
     let exit = answer(llm, tokens, args, &mut keep, terminal);
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
-        Some(Error::PromptTooLong { .. }) if !dialogue.saved().turns.is_empty() => {
+        Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
+            if !dialogue.saved().turns.is_empty() => {
             error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
         }
         _ => error,

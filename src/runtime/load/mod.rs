@@ -446,3 +446,33 @@ fn decoder(
 fn backend(error: Error) -> LoadError {
     LoadError::Device(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Routers above all: see docs/numbers.md.
+    #[test]
+    fn gates_are_multiplied_in_f32_whatever_is_asked_and_stored() {
+        let options = |dtype, quantize| LoadOptions {
+            device: Device::Cpu(CpuOptions::new(1)),
+            dtype,
+            quantize,
+            context: None,
+            kv_type: KvType::default(),
+            kv_memory: None,
+            available_memory: None,
+        };
+        for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
+            for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {
+                assert_eq!(target(&options(dtype, None), Matrix::Gate, stored), Dtype::F32);
+            }
+            for quantize in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+                let options = options(None, Some(quantize));
+                assert_eq!(target(&options, Matrix::Gate, stored), Dtype::F32);
+                assert_eq!(target(&options, Matrix::Projection, stored), quantize);
+            }
+            assert_eq!(target(&options(None, None), Matrix::Projection, stored), stored);
+        }
+    }
+}
