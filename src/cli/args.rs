@@ -113,6 +113,10 @@ pub struct ModelArgs {
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
+
+    /// A flag or a variable names the model, not a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_named: bool,
 }
 
 /// `--bos-id`: a token id, or `none`.

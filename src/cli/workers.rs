@@ -276,6 +276,7 @@ impl Flags {
             bos_id,
             eos_id,
             aliases: _, // the worker reads the same configuration
+            is_named: _,
         } = model;
         self.text("--model", model.clone());
         self.name("--dtype", *dtype);
