@@ -4,11 +4,12 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience;
-//! `access` what surrounds every request, `guard` who may ask, `owner` whose sessions they use, `front` the stages and the
-//! endpoints for operators; `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the
-//! way to one engine, back up after it was lost, `engines` to all of them; `observe` and `metrics` say what was done; `error` the
-//! envelope.
+//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
+//! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
+//! ask, `owner` whose sessions they use, `uploads` how slowly bodies come, `front` the stages and the endpoints for operators;
+//! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
+//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was
+//! done; `error` the envelope.
 
 pub mod access;
 pub mod api;
@@ -18,12 +19,17 @@ pub mod engines;
 pub mod error;
 pub mod front;
 pub mod guard;
+pub mod half_open;
+pub mod ledger;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
 pub mod owner;
+mod preparing;
+pub mod uploads;
 pub mod wire;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +46,7 @@ use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
 use observe::Observer;
+use preparing::Preparing;
 
 /// What all handlers share; clones are the same server.
 #[derive(Clone)]
@@ -58,8 +65,11 @@ struct Shared {
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
+    preparing: Preparing,
     /// Held by every ask until it has come to its end, which may be after its client has gone.
     flights: Arc<RwLock<()>>,
+    /// The time of the drain is over: what is not answered by now will not be.
+    is_cut_short: AtomicBool,
 }
 
 /// The model that is served, without its weights.
@@ -92,6 +102,10 @@ pub struct Settings {
     pub enable_thinking: Option<bool>,
     /// The engines are worker processes, which operators want to know of.
     pub isolated: bool,
+    /// Messages that hold special tokens of the model are refused.
+    pub refuses_special_tokens: bool,
+    /// Other names that requests may call the model; `*` is any.
+    pub aliases: Vec<String>,
     /// How long a request waits for a session that is busy; not at all when zero.
     pub session_wait: Duration,
     /// The sessions of the local user may be seen and used by all who may ask.
@@ -107,6 +121,10 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
+        let engines: Engines = engines.into();
+        if let Ok(engine) = engines.any() {
+            model.speech.set_context_tokens(engine.spec().context_length());
+        }
         let detected = model.speech.dialect();
         let dialect = Dialect {
             reasoning: settings.reasoning_format.or(detected.reasoning),
@@ -125,7 +143,9 @@ impl App {
             grammars: OnceLock::new(),
             observer,
             settings,
+            preparing: Preparing::default(),
             flights: Arc::default(),
+            is_cut_short: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -135,12 +155,26 @@ impl App {
         Arc::clone(&self.shared.flights)
     }
 
+    /// From now on no request goes to an engine any more. What is with one already is cancelled there.
+    pub fn cut_short(&self) {
+        self.shared.is_cut_short.store(true, Ordering::Release);
+    }
+
+    fn is_cut_short(&self) -> bool {
+        self.shared.is_cut_short.load(Ordering::Acquire)
+    }
+
     pub fn model(&self) -> &ServedModel {
         &self.shared.model
     }
 
     pub fn sessions(&self) -> Option<&SessionStore> {
         self.shared.sessions.as_ref()
+    }
+
+    /// Whether requests may call the model so.
+    fn answers_to(&self, name: &str) -> bool {
+        name == self.model().id || self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
     fn conversations(&self) -> &Conversations {
@@ -172,6 +206,11 @@ impl App {
 
     pub fn settings(&self) -> &Settings {
         &self.shared.settings
+    }
+
+    /// Where texts wait for their turn to become tokens.
+    fn preparing(&self) -> &Preparing {
+        &self.shared.preparing
     }
 
     pub fn engines(&self) -> &Engines {

@@ -184,7 +184,7 @@ fn a_conversation_is_saved_and_goes_on_warm() {
     term.line("/why", "prefix_cache");
     term.line("/stats", "decode       6 tokens");
     term.say("And of Hammerfest");
-    term.line("/why", "exact_prefix: the prompt goes on where the conversation ended");
+    term.line("/why", "exact_prefix: the prompt continues the conversation");
     term.leave();
     assert_eq!(
         questions(&place, "trip"),
@@ -208,7 +208,7 @@ fn looking_in_leaves_nothing_and_the_first_message_a_session_named_after_the_tim
     let names = names(&place);
     assert_eq!(names.len(), 1);
     assert!(names[0].starts_with("20") && names[0].len() == "2026-11-21-2124".len(), "{names:?}");
-    piped(&place, &["--ephemeral", "-n", "3"], "hi\n").check(0, "nothing is saved");
+    piped(&place, &["--ephemeral", "-n", "3"], "hi\n").check(0, "not saved");
     assert_eq!(json(&place, &["sessions"])["sessions"].as_array().map(Vec::len), Some(1));
 }
 
@@ -219,9 +219,9 @@ fn help_and_typos() {
     term.line("/help", "Ctrl-C stops an answer");
     term.line("/help undo", "/undo [N]");
     term.line("/hlep", "did you mean /help?");
-    term.line("/stats now", "/stats takes nothing");
+    term.line("/stats now", "/stats: unexpected argument");
     term.line("/stats", "there is no answer yet");
-    term.line("/why", "nothing has been asked yet");
+    term.line("/why", "there is no prompt yet");
     term.send("/quit\r");
     term.end();
 }
@@ -234,7 +234,8 @@ fn turns_are_taken_back_answered_again_and_edited() {
     term.say("second question");
     term.line("/undo", "taken back: \u{201c}second question\u{201d}");
     assert_eq!(questions(&place, "s"), ["first question"]);
-    term.line("/undo 2", "there are only 1 turns");
+    term.line("/undo 2", "there is only 1 turn");
+    term.line("/undo 0", "/undo: expected a number from 1, got \"0\"");
     term.say("third question");
     term.line("/why", "partial_prefix");
     term.line("/retry", "temperature is 0");
@@ -245,7 +246,7 @@ fn turns_are_taken_back_answered_again_and_edited() {
 
     // The message comes back on the line, and what replaces it drops what came after.
     term.send("/edit 1\r");
-    term.expect("(turn 1; Enter goes on from there");
+    term.expect("(Enter replaces turns 1 and 2; Ctrl-C changes nothing)");
     term.expect("> first question");
     term.send(" indeed\r");
     term.expect("\r\n");
@@ -258,7 +259,7 @@ fn turns_are_taken_back_answered_again_and_edited() {
     term.send("\x03");
     term.prompt();
     assert_eq!(questions(&place, "s"), ["another one"], "an edit that is given up changes nothing");
-    term.line("/edit 9", "there are turns 1 to 1");
+    term.line("/edit 9", "there is only turn 1");
     term.leave();
 }
 
@@ -266,8 +267,8 @@ fn turns_are_taken_back_answered_again_and_edited() {
 fn an_answer_that_was_cut_goes_on_as_if_it_had_not_been() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
-    term.line("Once upon a time", "(cut at max_tokens; /continue goes on)");
-    term.line("/continue", "(cut at max_tokens; /continue goes on)");
+    term.line("Once upon a time", "(cut at max-tokens; /continue resumes it)");
+    term.line("/continue", "(cut at max-tokens; /continue resumes it)");
     term.line("/why", "exact_prefix");
     term.leave();
     let whole = piped(&place, &["--session", "whole", "-n", "12"], "Once upon a time\n");
@@ -281,18 +282,18 @@ fn an_answer_that_was_cut_goes_on_as_if_it_had_not_been() {
 fn sessions_are_named_copied_switched_and_removed() {
     let place = Place::new();
     let mut term = Term::start(&place, &["-n", "4"]);
-    term.line("/rename x", "this conversation has no session yet");
+    term.line("/rename x", "this conversation is not saved yet");
     term.say("hi");
     term.line("/save trip", "is now trip");
-    term.line("/save copy", "a copy is saved as session copy; this is still session trip");
-    term.line("/fork side", "this is session side now, with 1 turn of trip");
+    term.line("/save copy", "copied to session copy; this is still session trip");
+    term.line("/fork side", "this is now session side, with 1 turn of trip");
     term.say("only here");
     term.say("and here");
     term.line("/why", "exact_prefix");
     term.line("/branches", "* ");
     term.line("/sessions", "NAME");
     term.line("/load trip", "session trip: 1 turn");
-    term.line("/load trip", "is open already");
+    term.line("/load trip", "this is session trip already");
     term.line("/load trop", "did you mean trip?");
     term.line("/rename side branch", "session side is now branch");
     term.line("/rename journey", "session trip is now journey");
@@ -304,7 +305,7 @@ fn sessions_are_named_copied_switched_and_removed() {
     term.send("/delete copy\r");
     term.expect("remove session copy with 1 turn?");
     term.send("n\r");
-    term.expect("nothing is removed");
+    term.expect("nothing was removed");
     term.prompt();
     term.send("/delete\r");
     term.expect("remove session journey with 2 turns?");
@@ -322,48 +323,125 @@ fn names_sorted(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_reset_keeps_the_name_and_a_system_prompt_begins_anew() {
+fn a_new_conversation_leaves_the_old_one_and_a_system_prompt_begins_anew() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
     term.line("/system Be kind.", "the system prompt is set");
     term.say("one");
-    term.line("/reset", "the conversation is forgotten; the system prompt stays");
+    term.line("/new", "new conversation; the system prompt stays; session s is kept, /load s returns to it");
     term.line("/show", "[system] Be kind.");
     term.say("two");
-    assert_eq!(questions(&place, "s"), ["two"]);
-    assert_eq!(turns(&place, "s")[0]["messages"][0]["content"], "Be kind.");
-    term.line("/system Be terse.", "this is a new conversation; session s stays as it is");
+    assert_eq!(questions(&place, "s"), ["one"]);
+    term.line("/clear", "is kept, /load 2");
+    term.line("/load s", "session s: 1 turn");
+    term.line("/system Be terse.", "session s is kept, /load s returns to it");
     term.say("three");
     term.line("/system", "Be terse.");
     term.leave();
-    assert_eq!(questions(&place, "s"), ["two"]);
-    let other = names(&place).into_iter().find(|name| name != "s").expect("another session");
-    assert_eq!(turns(&place, &other)[0]["messages"][0]["content"], "Be terse.");
+    assert_eq!(questions(&place, "s"), ["one"]);
+    assert_eq!(names(&place).len(), 3);
+    let said: Vec<String> = names(&place).iter().flat_map(|name| questions(&place, name)).collect();
+    assert!(["one", "two", "three"].iter().all(|text| said.contains(&(*text).to_owned())), "{said:?}");
     let refused = piped(&place, &["--session", "s", "--system", "Other"], "");
-    refused.check(2, "began with another system prompt");
+    refused.check(2, "was started with another system prompt");
+}
+
+#[test]
+fn a_reset_asks_first_and_undo_brings_everything_back() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.line("/undo", "there is no turn to take back");
+    term.say("one");
+    term.say("two");
+    term.send("/reset\r");
+    term.expect("empty session s with 2 turns? /undo would bring it back.");
+    term.send("n\r");
+    term.expect("nothing was changed");
+    term.prompt();
+    assert_eq!(questions(&place, "s"), ["one", "two"]);
+    term.send("/reset\r");
+    term.expect("/undo would bring it back.");
+    term.send("y\r");
+    term.expect("the conversation is empty; 2 turns kept as s~1, /undo returns to it");
+    term.prompt();
+    assert_eq!(questions(&place, "s"), [""; 0]);
+    term.line("/undo", "brought back: the conversation has 2 turns");
+    assert_eq!(questions(&place, "s"), ["one", "two"]);
+    term.say("three");
+    term.leave();
+    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
+
+    // In a pipe it does what it is told, and the next process can take it back.
+    piped(&place, &SHORT, "/reset\n").check(0, "kept as s~1");
+    assert_eq!(questions(&place, "s"), [""; 0]);
+    piped(&place, &SHORT, "/undo\n").check(0, "brought back: the conversation has 3 turns");
+    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
+}
+
+#[test]
+fn what_is_undone_retried_or_edited_stays_as_a_branch_and_comes_back() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("one");
+    term.say("two");
+    term.say("three");
+    term.line("/redo", "there is nothing to bring back");
+    term.line("/undo 2", "(/redo brings it back)");
+    assert_eq!(questions(&place, "s"), ["one"]);
+    assert_eq!(questions(&place, "s~1"), ["one", "two", "three"]);
+    term.line("/redo", "brought back: the conversation has 3 turns");
+    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
+    assert_eq!(names(&place), ["s"], "nothing is kept twice");
+    let shown = term.line("/edit 2 other", "(this replaces turns 2 and 3)");
+    assert!(shown.contains("(what this replaced is kept as s~1; /redo brings it back)"), "{shown:?}");
+    assert_eq!(questions(&place, "s"), ["one", "other"]);
+    let answer = turns(&place, "s")[1]["messages"][1].clone();
+    term.line("/set temperature 1", "temperature: 1");
+    term.line("/retry seed=7", "is kept as s~2");
+    assert_eq!(turns(&place, "s~2")[1]["messages"][1], answer, "the answer that was replaced");
+    let shown = term.line("/branches", "s~2");
+    assert!(shown.contains("before /edit") && shown.contains("before /retry"), "{shown:?}");
+    term.line("/redo", "(what stood instead is kept as s~");
+    assert_eq!(turns(&place, "s")[1]["messages"][1], answer);
+    term.line("/load s~1", "session s~1: 3 turns");
+    term.leave();
+    assert_eq!(questions(&place, "s~1"), ["one", "two", "three"]);
+    // The last session is never a branch.
+    let term = Term::start(&place, &["-c", "-n", "2"]);
+    assert!(term.seen.contains("session s, 2 turns"), "{}", term.seen);
+    term.leave();
+
+    let mut term = Term::start(&place, &["--ephemeral", "-n", "3"]);
+    term.say("one");
+    term.say("two");
+    term.line("/undo 2", "(/redo brings it back)");
+    term.line("/redo", "brought back: the conversation has 2 turns");
+    term.line("/show", "[user] two");
+    term.leave();
 }
 
 #[test]
 fn settings_are_shown_and_changed() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
-    term.line("/set max_tokens 3", "max_tokens is 3");
+    term.line("/set max-tokens 3", "max-tokens: 3");
     term.say("hi");
     term.line("/stats", "decode       3 tokens");
-    term.line("/set temperature 9", "temperature: 9 is not in [0, 2]");
+    term.line("/set temperature 9", "/set temperature: 9 is not in [0, 2]");
     term.line("/set tmperature 1", "did you mean temperature?");
-    term.line("/set", "repetition_penalty");
+    term.line("/set", "repetition-penalty");
     term.line("/show config", "sessions in");
     term.line("/show model", "2,048 tokens");
     term.line("/show template", "add_generation_prompt");
     term.line("/show prompt", "<|im_start|>user");
-    term.line("/show thinking", "without thinking");
+    term.line("/show thinking", "has no thinking");
     term.line("/show modle", "did you mean model?");
     term.line("/context", "turn 1");
-    term.line("/think", "as the template has it, shown");
-    term.line("/think hide", "hidden");
-    term.line("/think off", "cannot turn thinking off");
-    term.line("/think budget 10", "no thinking that could be ended");
+    term.line("/think", "this model's template has no thinking");
+    for wish in ["on", "off", "hide", "show", "budget 10"] {
+        term.line(&format!("/think {wish}"), "error: /think: this model's template has no thinking");
+    }
+    term.line("/think maybe", "/think: unknown setting \"maybe\" (on, off, hide, show, budget N)");
     term.leave();
 }
 
@@ -373,19 +451,19 @@ fn files_come_in_and_the_conversation_goes_out() {
     place.write("notes.md", "the notes\n");
     let mut term = Term::start(&place, &SHORT);
     term.line("/file nowhere.md", "nowhere.md");
-    term.line("/file notes.md", "notes.md, ");
+    term.line("/file notes.md", "notes.md (");
     term.say("what is in it?");
     assert_eq!(questions(&place, "s"), ["notes.md:\n```\nthe notes\n```\n\nwhat is in it?"]);
     term.say("and now?");
     assert_eq!(questions(&place, "s")[1], "and now?", "a file goes with one message");
-    term.line("/export md out.md", "2 turns are in out.md");
-    term.line("/export json out.json", "2 turns are in");
-    term.line("/export jsonl out.jsonl", "2 turns are in");
-    term.line("/export pdf out.pdf", "md, json or jsonl");
+    term.line("/export md out.md", "wrote 2 turns to out.md");
+    term.line("/export json out.json", "wrote 2 turns to");
+    term.line("/export jsonl out.jsonl", "wrote 2 turns to");
+    term.line("/export pdf out.pdf", "unknown format \"pdf\" (md, json, jsonl)");
     term.send("/export md out.md\r");
-    term.expect("is there already; replace it?");
+    term.expect("exists; replace it?");
     term.send("n\r");
-    term.expect("nothing is written");
+    term.expect("nothing was written");
     term.prompt();
     term.send("/copy\r");
     term.expect("\x1b]52;c;");
@@ -400,7 +478,9 @@ fn files_come_in_and_the_conversation_goes_out() {
 
 fn json_of_show(place: &Place, session: &str) -> Value {
     let mut shown = json(place, &["sessions", "show", session]);
-    shown.as_object_mut().expect("an object").shift_remove("schema");
+    let object = shown.as_object_mut().expect("an object");
+    object.shift_remove("schema");
+    object.shift_remove("branches"); // of the store, not of the conversation
     shown
 }
 
@@ -414,7 +494,7 @@ fn answers_are_held_to_a_schema() {
     command.env("NO_COLOR", "1");
     let mut term = Term::of(command, 100);
     term.line("/json nowhere.json", "nowhere.json");
-    term.line("/json {not json", "is not JSON");
+    term.line("/json {not json", "not JSON");
     term.line("/json schema.json", "answers are JSON");
     term.say("a number?");
     term.line("/json", "schema.json");
@@ -430,11 +510,11 @@ fn tools_are_declared_and_listed() {
     place.write("tools.toml", "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"date\"]\n");
     place.write("bad.toml", "[[tool]]\nname = \"now\"\n");
     let mut term = Term::start(&place, &SHORT);
-    term.line("/tools", "there are no tools");
+    term.line("/tools", "no tools; /tools FILE declares some");
     term.line("/tools bad.toml", "missing field");
     term.line("/tools tools.toml", "tools: now; each asks before it runs");
     term.line("/tools", "asks before it runs");
-    term.line("/tools off", "no tools any more");
+    term.line("/tools off", "tools: off");
     term.leave();
 }
 
@@ -474,7 +554,7 @@ fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
     term.expect(PLAIN);
     term.prompt();
     asks(&mut term, "y");
-    term.expect("now said ");
+    term.expect("now returned ");
     term.expect(PLAIN);
     term.prompt();
     asks(&mut term, "a");
@@ -482,7 +562,7 @@ fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
     term.prompt();
     term.line("/tools", "runs without asking");
     term.send("use the tool\r");
-    term.expect("now said ");
+    term.expect("now returned ");
     term.expect(PLAIN);
     term.prompt();
     term.line("/undo", "taken back: \u{201c}use the tool\u{201d}");
@@ -490,14 +570,81 @@ fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
     let turns = turns(&place, "t");
     assert_eq!(turns.len(), 6, "three questions, and three results");
     let result = |at: usize| turns[at]["messages"][0]["content"].as_str().expect("a result").to_owned();
-    assert_eq!(result(1), "error: the user does not want this to be run");
+    assert_eq!(result(1), "error: the user refused to run it");
     assert_eq!(result(3), "noon in UTC\n{\"zone\":\"UTC\"}");
     let call = &answers(&place, "t")[2]["tool_calls"][0]["function"];
     assert_eq!(call, &serde_json::json!({"name": "now", "arguments": "{\"zone\":\"UTC\"}"}));
 
     let alone = finish(scripted(&place, &["--tools", "tools.toml"]), "use the tool\n");
-    alone.check(0, "nobody can be asked here: it is not run");
+    alone.check(0, "not run: a tool runs only with your consent");
     assert_eq!(alone.stdout, format!("{PLAIN}\n"));
+}
+
+#[test]
+fn the_tools_of_the_help_can_be_copied() {
+    let place = Place::new();
+    for columns in ["60", "80", "200"] {
+        let mut help = place.command(&["chat", "--help"]);
+        help.env("COLUMNS", columns);
+        let shown = finish(help, "").stdout;
+        let example: String = shown
+            .lines()
+            .skip_while(|line| line.trim() != "[[tool]]")
+            .take_while(|line| !line.trim().is_empty())
+            .map(|line| format!("{line}\n"))
+            .collect();
+        place.write("copied.toml", &example);
+        piped(&place, &["--session", "t", "--tools", "copied.toml"], "/tools\n")
+            .check(0, "weather  asks before");
+    }
+}
+
+#[test]
+fn a_tool_that_cannot_start_says_so() {
+    let place = Place::new();
+    place.write(
+        "tools.toml",
+        "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"nosuchprog\", \"{zone}\"]\n\
+         [tool.parameters]\nrequired = [\"zone\"]\nproperties = { zone = { enum = [\"UTC\"] } }\n",
+    );
+    let mut term = Term::of(scripted(&place, &["--tools", "tools.toml"]), 100);
+    term.send("use the tool\r");
+    term.expect("run it?");
+    term.send("y\r");
+    term.expect("now failed: cannot start nosuchprog (no such file)");
+    term.prompt();
+    term.leave();
+    let result = turns(&place, "t")[1]["messages"][0]["content"].clone();
+    assert_eq!(result, "error: cannot start nosuchprog (no such file)");
+    place.write("bad.toml", "[[tool]]\nname = \"now\"\ndescription = \"d\"\nargv = [\"x\", \"{town}\"]\n");
+    piped(&place, &["--tools", "bad.toml"], "").check(65, "argv has {town}, but the tool has no parameters");
+}
+
+#[test]
+fn tools_that_come_late_are_in_the_next_prompt() {
+    let place = Place::new();
+    place.write(
+        "tools.toml",
+        "[[tool]]\nname = \"now\"\ndescription = \"The time of day\"\nargv = [\"date\"]\n",
+    );
+    let mut command = place.command(&["chat", "--session", "g", "-n", "8"]);
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    let mut term = Term::open(command, 100);
+    term.expect("/4,096 > ");
+    for line in ["what is llmctl?\r", "what is a session?\r"] {
+        term.send(line);
+        term.expect("/4,096 > ");
+    }
+    term.send("/tools tools.toml\r");
+    term.expect("(this template puts tools before the conversation: its ");
+    term.expect("/4,096 > ");
+    term.send("and now?\r");
+    term.expect("/4,096 > ");
+    term.send("/show prompt\r");
+    term.expect("The time of day");
+    term.expect("what is llmctl?");
+    term.expect("/4,096 > ");
+    term.leave();
 }
 
 #[test]
@@ -512,7 +659,7 @@ fn thinking_is_shown_hidden_ended_and_turned_off() {
     term.line("/show thinking", &format!("w{NUM_THOUGHTS}"));
     term.line("/think budget 5", "at most 5 tokens");
     term.say("think");
-    term.line("/think off", "off, shown");
+    term.line("/think off", "thinking: off");
     term.line("think", PLAIN);
     term.leave();
     let answers = answers(&place, "t");
@@ -565,6 +712,92 @@ fn another_model_goes_on_with_the_text() {
 }
 
 #[test]
+fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
+    let place = Place::new();
+    let (own, other) = (model(), model().replace("qwen3", "llama"));
+    let chat = |more: &[&str], stdin: &str| {
+        let mut command = place.command(&[&["chat", "-n", "3", "--temperature", "0"], more].concat());
+        command.env("NO_COLOR", "1");
+        finish(command, stdin)
+    };
+    chat(&["--model", &own, "--session", "lit"], "hello\n").check(0, "qwen3");
+    let models = || -> Vec<Value> { turns(&place, "lit").iter().map(|turn| turn["model"].clone()).collect() };
+    let continued = chat(&["-c"], "and now\n");
+    continued.check(0, "qwen3");
+    assert!(
+        !continued.stderr.contains("guide") && !continued.stderr.contains("was started with"),
+        "{continued:?}"
+    );
+    chat(&["--session", "lit"], "again\n").check(0, "session lit, 2 turns");
+    place
+        .run(&["run", "-n", "3", "--session", "lit", "by run"])
+        .check(0, "continuing session lit (3 turns, ");
+    place.write("llmctl.toml", &format!("model = \"{other}\"\n"));
+    chat(&["-c"], "a configuration is for new sessions\n").check(0, "qwen3");
+    chat(&["--session", "new"], "hi\n").check(0, "llama");
+    assert_eq!(models(), ["qwen3"; 5]);
+    chat(&["--session", "lit", "--model", &other], "named\n")
+        .check(0, "this session was started with qwen3; the text is kept");
+    let mut variable = place.command(&["chat", "-n", "3", "--session", "lit"]);
+    variable.env("LLMCTL_MODEL", &own);
+    finish(variable, "by a variable\n").check(0, "qwen3");
+    assert_eq!(models()[5..], ["llama", "qwen3"]);
+}
+
+#[test]
+fn a_model_that_is_missing_is_named_and_never_replaced() {
+    let place = Place::new();
+    scripted::write(&place.path("model"));
+    let folder = place.path("model").display().to_string();
+    piped_with(&place, &["--model", "model", "--session", "t"], "plain\n").check(0, PLAIN_NOTE);
+    std::fs::rename(place.path("model"), place.path("gone")).expect("renamed");
+    for args in [&["-c"][..], &["--session", "t"]] {
+        let refused = piped_with(&place, args, "hi\n");
+        refused.check(66, &format!("session t was started with model, which is missing: {folder}"));
+        refused.check(66, "--model REF");
+        assert_eq!(refused.stdout, "");
+    }
+    place.run(&["run", "--session", "t", "hi"]).check(66, "which is missing");
+    assert_eq!(turns(&place, "t").len(), 1);
+    let mut term = Term::open(place.command(&["chat", "--session", "other"]), 100);
+    term.expect("/4,096 > ");
+    term.send("/load t\r");
+    term.expect("which is missing");
+    term.expect("/model REF");
+    term.expect("/4,096 > ");
+    term.send("/exit\r");
+    term.end();
+    piped_with(&place, &["--session", "t", "--model", "gone"], "plain\n").check(0, "1 turn");
+    assert_eq!(turns(&place, "t").len(), 2);
+}
+
+const PLAIN_NOTE: &str = "session t, new";
+
+fn piped_with(place: &Place, more: &[&str], stdin: &str) -> Ran {
+    finish(place.command(&[&["chat"], more].concat()), stdin)
+}
+
+#[test]
+fn a_loaded_session_brings_its_model_unless_one_was_named() {
+    let place = Place::new();
+    piped(&place, &["--session", "lit", "-n", "3"], "hello\n").check(0, "");
+    let mut command = place.command(&["chat", "--session", "g", "-n", "3"]);
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    let mut term = Term::open(command, 100);
+    term.expect("/4,096 > ");
+    term.send("/load lit\r");
+    term.expect("model qwen3, context 2,048, as session lit was started with");
+    term.prompt();
+    term.leave();
+    let other = model().replace("qwen3", "llama");
+    let mut command = place.command(&["chat", "--model", &other, "--session", "l"]);
+    command.env("NO_COLOR", "1").env_remove("COLUMNS");
+    let mut named = Term::of(command, 100);
+    named.line("/load lit", "continues it with its own model)");
+    named.leave();
+}
+
+#[test]
 fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     let place = Place::new();
     let long = "word ".repeat(60);
@@ -587,7 +820,7 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     fill.env("NO_COLOR", "1");
     let text: String = (1..=20).map(|n| format!("{n}: {long}\n")).collect();
     let full = finish(fill, &text);
-    full.check(65, "of the context is used").check(65, "begin anew with /reset");
+    full.check(65, "of the context is used").check(65, "start over with /new");
     let before = questions(&place, "f");
     assert!(before.len() > 2, "{full:?}");
 
@@ -602,19 +835,19 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     term.expect("d, c or s?");
     term.send("s\r");
     term.expect("(not sent");
-    term.expect("/1,024 > ");
+    term.expect("/1,024 > word word");
     assert_eq!(questions(&place, "f"), before);
-    term.send(&format!("{long}\r"));
+    term.send("\r"); // the message is on the line again
     term.expect("d, c or s?");
     term.send("d\r");
-    term.expect("the whole conversation stays as session f-whole");
+    term.expect("the whole conversation is kept as session f-whole");
     term.expect("/1,024 > ");
     let after = questions(&place, "f");
     assert!(before.contains(&after[0]) && after[0] != before[0], "{after:?}");
     assert_eq!(questions(&place, "f-whole"), before);
 
     term.send("/compact\r");
-    term.expect(" now a summary of ");
+    term.expect(" became a summary of ");
     term.expect("/1,024 > ");
     let compacted = questions(&place, "f");
     assert_eq!(compacted[0], "Summarise our conversation so far.");
@@ -631,7 +864,7 @@ fn an_interrupted_answer_is_kept_and_marked() {
     term.send("endless\r");
     term.expect(ENDLESS.trim_end());
     term.send("\x03");
-    term.expect("(stopped; what was said is kept, /continue goes on)");
+    term.expect("(stopped; the answer so far is kept, /continue resumes it)");
     term.prompt();
     let turn = turns(&place, "t").remove(0);
     assert_eq!(turn["finish_reason"], "cancelled");
@@ -652,8 +885,10 @@ fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
     term.signal(Signal::INT);
     term.expect("(stopped");
     term.prompt();
+    term.send("\x03"); // a message that was not sent is on the line
+    term.prompt();
     let before = turns(&place, "p").len();
-    term.line("/set max_tokens 2", "max_tokens is 2");
+    term.line("/set max-tokens 2", "max-tokens: 2");
     term.say("hi");
     assert_eq!(turns(&place, "p").len(), before + 1, "{}", term.seen);
     term.leave();
@@ -666,11 +901,11 @@ fn interrupts_at_the_prompt_clear_the_line_and_two_leave() {
     term.send("half a thou\x03");
     term.prompt();
     term.send("\x03");
-    term.expect("Ctrl-C once more leaves");
+    term.expect("(Ctrl-C again or Ctrl-D leaves)");
     term.prompt();
     term.say("a message between");
     term.send("\x03");
-    term.expect("Ctrl-C once more leaves");
+    term.expect("(Ctrl-C again or Ctrl-D leaves)");
     term.prompt();
     term.send("\x03");
     term.end();
@@ -688,7 +923,7 @@ fn a_paste_of_200_lines_is_one_message() {
     term.send(&format!("\x1b[200~{}\x1b[201~", pasted.join("\r")));
     term.expect("l200");
     term.send("\r");
-    term.expect("(cut at max_tokens");
+    term.expect("(cut at max-tokens");
     term.prompt();
     term.leave();
     assert_eq!(questions(&place, "s"), [pasted.join("\n")]);
@@ -699,10 +934,10 @@ fn fences_and_line_breaks_make_one_message() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
     term.send("\"\"\"\ra\r\rb\r\"\"\"\r");
-    term.expect("(cut at max_tokens");
+    term.expect("(cut at max-tokens");
     term.prompt();
     term.send("x\x1b\ry\nz\r");
-    term.expect("(cut at max_tokens");
+    term.expect("(cut at max-tokens");
     term.prompt();
     term.leave();
     assert_eq!(questions(&place, "s"), ["a\n\nb", "x\ny\nz"]);
@@ -718,7 +953,7 @@ fn an_editor_takes_the_line_and_gives_it_back() {
     term.send("begun\x18\x05");
     term.expect("lines");
     term.send("\r");
-    term.expect("(cut at max_tokens");
+    term.expect("(cut at max-tokens");
     term.prompt();
     term.leave();
     assert_eq!(questions(&place, "s"), ["begun and more\nlines"]);
@@ -741,10 +976,135 @@ fn history_is_private_and_found_again() {
     term.send("\x12harb");
     term.expect("remember the harbour");
     term.send("\r");
-    term.expect("(cut at max_tokens");
+    term.expect("(cut at max-tokens");
     term.prompt();
     term.leave();
     assert_eq!(questions(&place, "s").last().map(String::as_str), Some("remember the harbour"));
+}
+
+#[test]
+fn long_entries_stay_out_of_the_history_file_and_a_link_is_not_followed() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    let long = "x".repeat(40_000);
+    term.send(&format!("\x1b[200~{long}\x1b[201~"));
+    term.send("\r");
+    term.expect("in the history of this chat, not in the history file)");
+    term.expect("the message takes ");
+    term.prompt();
+    term.say("short");
+    term.leave();
+    let path = place.path(".local/state/llmctl/history");
+    let text = std::fs::read_to_string(&path).expect("a history");
+    assert!(text.contains("short") && !text.contains("xxxx"), "{} bytes", text.len());
+
+    std::fs::remove_file(&path).expect("removed");
+    place.write("elsewhere", "");
+    std::os::unix::fs::symlink(place.path("elsewhere"), &path).expect("a link");
+    let mut term = Term::start(&place, &SHORT);
+    assert!(term.seen.contains("is a symbolic link; no history is kept"), "{}", term.seen);
+    term.say("not written");
+    term.leave();
+    assert_eq!(place.read("elsewhere"), "");
+}
+
+#[test]
+fn what_is_not_utf_8_does_not_end_the_chat() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &["--ephemeral", "-n", "4"]);
+    term.say("one");
+    term.send("kept ");
+    term.expect("kept");
+    term.session.send(&b"\x1b[200~bad \xff\xfe bytes\x1b[201~"[..]).expect("the terminal takes it");
+    term.expect("is not UTF-8 text and was left out; the line before it is kept");
+    term.expect("> kept ");
+    term.send("line\r");
+    term.expect("(cut at max-tokens");
+    term.prompt();
+    term.line("/show", "[user] kept line");
+    term.leave();
+}
+
+#[test]
+fn a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line() {
+    let place = Place::new();
+    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "256"]), 100);
+    term.expect("/256 > ");
+    term.send("hi\r");
+    term.expect("(cut at max-tokens");
+    term.expect("/256 > ");
+    let long = "word ".repeat(400);
+    term.send(&format!("\x1b[200~{long}\x1b[201~\r"));
+    let shown = term.expect("the message takes ");
+    assert!(!shown.contains("drop the oldest"), "{shown:?}");
+    term.expect("/256 > word word");
+    term.send("\x03");
+    term.expect("/256 > ");
+    term.leave();
+    assert_eq!(questions(&place, "f"), ["hi"]);
+}
+
+#[test]
+fn an_answer_that_never_ends_leaves_room_for_the_next_message() {
+    let place = Place::new();
+    let ran = finish(scripted(&place, &["--ctx", "512"]), "endless\nplain\n");
+    ran.check(0, "the answer was cut to leave room for your next message");
+    assert!(ran.stdout.starts_with(ENDLESS) && ran.stdout.ends_with(&format!("{PLAIN}\n")), "{ran:?}");
+    assert_eq!(questions(&place, "t"), ["endless", "plain"]);
+}
+
+#[test]
+fn a_resize_draws_the_typed_line_from_where_it_began() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.send(&format!("{}END", "x".repeat(147)));
+    term.expect("END");
+    term.session.get_process().set_size(60, 30);
+    // 10 of the prompt and 150 typed: two lines of 100 columns, three of 60, so it began one line higher than before.
+    term.expect("\x1b[1A\r\x1b[J");
+    term.send("\x03");
+    term.prompt();
+    term.leave();
+}
+
+#[test]
+fn words_that_mean_to_leave_are_explained() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    for word in ["exit", "quit"] {
+        term.line(word, "(/exit or Ctrl-D leaves the chat;");
+    }
+    term.say(" exit");
+    term.leave();
+    assert_eq!(questions(&place, "s"), [" exit"]);
+}
+
+#[test]
+fn the_first_message_may_be_an_argument_and_a_file_may_be_quoted() {
+    let place = Place::new();
+    place.write("my notes.md", "the notes\n");
+    let script = "/file 'my notes.md'\nnext\n";
+    piped(&place, &["--session", "o", "-n", "3", "the opening"], script).check(0, "my notes.md (");
+    assert_eq!(questions(&place, "o"), ["the opening", "my notes.md:\n```\nthe notes\n```\n\nnext"]);
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_said_before_the_greeting() {
+    let place = Place::new();
+    place.write("file", "");
+    let with = |name: &str, value: &str, more: &[&str]| {
+        let mut command = command(&place, more);
+        command.env(name, value);
+        finish(command, "hi\n")
+    };
+    let refused = with("XDG_DATA_HOME", &place.path("file").display().to_string(), &["-n", "3"]);
+    refused.check(74, "sessions cannot be saved").check(74, "use --ephemeral");
+    assert!(refused.stdout.is_empty() && !refused.stderr.contains("context 2,048"), "{refused:?}");
+    let data = place.path("file").display().to_string();
+    with("XDG_DATA_HOME", &data, &["-n", "3", "--ephemeral"]).check(0, "not saved");
+    let mut homeless = command(&place, &["-n", "3"]);
+    homeless.env_remove("HOME").env_remove("XDG_DATA_HOME");
+    finish(homeless, "hi\n").check(78, "or use --ephemeral");
 }
 
 #[test]
@@ -805,8 +1165,51 @@ fn a_narrow_terminal_shows_what_the_model_wrote() {
     term.leave();
     let turn = turns(&place, "n").remove(0);
     let answer = turn["messages"][1]["content"].as_str().expect("a text").to_owned();
-    let shown = shown.replace("\r\n", "\n");
-    assert!(shown.contains(&visible(&answer)), "{answer:?} is not in {shown:?}");
+    assert_shows(&shown, &answer);
+}
+
+/// The answer is on the screen, with line breaks for blanks at most.
+fn assert_shows(shown: &str, answer: &str) {
+    let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
+    assert!(letters(shown).contains(&letters(&visible(answer))), "{answer:?} is not in {shown:?}");
+}
+
+#[test]
+fn words_stay_whole_on_a_terminal_and_a_pipe_gets_the_text_as_it_is() {
+    let place = Place::new();
+    for columns in [40, 80] {
+        let mut term = Term::of(scripted(&place, &["-n", "1"]), columns);
+        let shown = term.line("endless", "(cut at max-tokens");
+        term.leave();
+        let text = ENDLESS.trim_end();
+        assert!(!shown.contains(text), "it is longer than a line: {shown:?}");
+        let start = shown.find("on and on").expect("the answer");
+        let lines: Vec<&str> = shown[start..]
+            .lines()
+            .take_while(|line| line.starts_with("on ") || line.starts_with("and "))
+            .collect();
+        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= usize::from(columns)), "{lines:?}");
+        assert_eq!(lines.join(" "), text, "broken between words, and nowhere else");
+    }
+    let mut plain = Term::of(scripted(&place, &["-n", "1", "--plain"]), 40);
+    assert!(plain.line("endless", "(cut at max-tokens").contains(ENDLESS.trim_end()));
+    plain.leave();
+    let piped = finish(scripted(&place, &["-n", "1"]), "endless\n");
+    assert_eq!(piped.check(0, "").stdout, ENDLESS);
+}
+
+#[test]
+fn notices_and_tables_fit_a_narrow_terminal() {
+    let place = Place::new();
+    let mut term = Term::of(command(&place, &["--session", "a-session-with-a-long-name", "-n", "2"]), 40);
+    term.say("hi");
+    let shown = term.line("/sessions", "MODEL");
+    let help = term.line("/help edit", "branch");
+    term.leave();
+    for line in shown.lines().chain(help.lines()).filter(|line| !line.contains('\x1b')) {
+        assert!(line.chars().count() <= 40, "{line:?}");
+    }
+    assert!(shown.contains("a-session-with-a-long-name\r\n    1 \u{b7} "), "{shown:?}");
 }
 
 /// As a terminal gets it.
@@ -835,20 +1238,20 @@ fn a_resize_in_the_middle_of_an_answer_changes_nothing_of_it() {
     term.leave();
     let turn = turns(&place, "r").remove(0);
     let answer = turn["messages"][1]["content"].as_str().expect("a text").to_owned();
-    assert!(shown.contains(&visible(&answer)), "{answer:?} is not in {shown:?}");
+    assert_shows(&shown, &answer);
 }
 
 #[test]
 fn colours_are_for_those_who_want_them() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
-    term.line("/unknown", "there is no command");
+    term.line("/unknown", "unknown command");
     assert!(!term.seen.contains("\x1b[1;3"), "NO_COLOR: {:?}", term.seen);
     term.leave();
     let mut colored = command(&place, &SHORT);
     colored.env_remove("NO_COLOR");
     let mut term = Term::of(colored, 100);
-    term.line("/unknown", "there is no command");
+    term.line("/unknown", "unknown command");
     assert!(term.seen.contains("\x1b[1;31merror:"), "{:?}", term.seen);
     term.leave();
 }
@@ -872,10 +1275,10 @@ fn a_pipe_gets_answers_and_nothing_else() {
     fenced.check(0, "");
     assert_eq!(questions(&place, "b"), ["```\nx\n\ny\n```", "q"]);
     piped(&place, &[], "").check(0, "");
-    piped(&place, &["--session", "e"], "/nothing\nhi\n").check(2, "there is no command /nothing");
+    piped(&place, &["--session", "e"], "/nothing\nhi\n").check(2, "unknown command /nothing");
     piped(&place, &["-c", "--session", "a"], "").check(2, "cannot be used with");
     let nowhere = Place::new();
-    piped(&nowhere, &["-c"], "").check(66, "there is no session to go on with");
+    piped(&nowhere, &["-c"], "").check(66, "there is no session to continue");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use llmctl::serve::access::AccessLog;
+use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::guard::{Hosts, Keys, Policy};
 use llmctl::serve::owner::KeyLine;
 use serde_json::Value;
@@ -70,6 +71,156 @@ fn every_refusal_is_in_the_envelope() {
     post("/echo", &"x".repeat(1001)).check(413, "request_too_large");
     assert_eq!(post("/echo", &"x".repeat(1000)).body, "1000");
     assert!(get(at, "/busy").check(429, "queue_full").header("retry-after") == "2");
+}
+
+/// A server with the model's own endpoints.
+fn with_api(policy: Policy) -> llmctl::serve::listen::Server {
+    let server = loading(Options { policy, ..Options::default() });
+    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    server
+}
+
+const JSON: &str = "Host: localhost\r\nContent-Type: application/json";
+
+#[test]
+fn bodies_are_read_up_to_the_operators_limit() {
+    let server = with_api(Policy { max_body: 4 << 20, ..Policy::default() });
+    let tokenize = |size: usize| {
+        let body = r#"{"content": "a"}"#;
+        let body = body.replace('}', &format!("{}}}", " ".repeat(size - body.len())));
+        ask(address(&server), &format!("POST /tokenize HTTP/1.1\r\n{JSON}"), &body)
+    };
+    for size in [(2 << 20) + 1, 3_000_000, 4 << 20] {
+        assert_eq!(tokenize(size).status, 200, "{size}");
+    }
+    let refused = tokenize((4 << 20) + 1);
+    assert!(refused.check(413, "request_too_large").body.contains("--max-body"), "{refused:?}");
+}
+
+#[test]
+fn bodies_that_two_readers_would_read_differently_are_refused() {
+    let server = with_api(Policy::default());
+    let tokenize = |more: &str, body: &str| {
+        ask(address(&server), &format!("POST /tokenize HTTP/1.1\r\n{JSON}{more}"), body)
+    };
+    let plain = tokenize("", r#"{"content": "a"}"#);
+    assert_eq!(
+        tokenize("", "\u{feff}{\"content\": \"a\"}").body,
+        plain.body,
+        "a byte-order mark says nothing"
+    );
+    let twice = tokenize("", r#"{"content": "a", "content": "b"}"#);
+    assert!(twice.check(422, "invalid_json").body.contains(r#"\"content\" is given twice"#), "{twice:?}");
+    let packed = tokenize("\r\nContent-Encoding: gzip", "{}");
+    assert!(packed.check(415, "unsupported_content_encoding").body.contains("gzip"), "{packed:?}");
+}
+
+#[test]
+fn one_client_cannot_take_all_connections_with_bodies_that_do_not_come() {
+    let policy = Policy { max_slow_bodies: 2, ..Policy::default() };
+    let limits = ConnectionLimits { max_connections: 4, ..ConnectionLimits::default() };
+    let site = Site::new(Options { policy, limits, ..Options::default() });
+    let mut slow: Vec<_> = (0..4).map(|_| connect(site.address())).collect();
+    for client in &mut slow {
+        client.send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\na");
+    }
+    let name = "llmctl_http_slow_bodies_refused_total";
+    app::eventually("those beyond the limit are sent away", || {
+        let reply = get(site.address(), "/metrics");
+        reply.status == 200 && app::metric(&reply.body, name) == 2.0
+    });
+    let mut refused = 0;
+    for mut client in slow.drain(..) {
+        // Those that have a place are answered when the rest comes; the others have been told.
+        let _ = client.try_send("bcd");
+        let reply = client.reply();
+        match reply.status {
+            200 => assert_eq!(reply.body, "4"),
+            _ => {
+                refused +=
+                    usize::from(reply.check(429, "too_many_slow_bodies").body.contains("--max-slow-bodies"))
+            }
+        }
+    }
+    assert_eq!(refused, 2);
+}
+
+#[test]
+fn a_base_url_that_is_not_ours_is_put_right() {
+    let server = with_api(Policy::default());
+    let at = address(&server);
+    let listed = get(at, "/v1/models").json();
+    for path in ["/v1/models/", "//v1/models", "///v1/models//", "/v1/models/?a=b"] {
+        assert_eq!(get(at, path).json(), listed, "{path}");
+    }
+    for (path, meant) in
+        [("/models", "at /v1/models:"), ("/v1/v1/models", "at /v1/models:"), ("/v2", "GET / lists")]
+    {
+        let reply = get(at, path);
+        assert!(reply.check(404, "unknown_url").body.contains(meant), "{reply:?}");
+    }
+}
+
+#[test]
+fn the_address_itself_says_what_is_there() {
+    let server = loading(Options::default());
+    let at = address(&server);
+    let index = get(at, "/").json();
+    assert_eq!(
+        (&index["name"], &index["status"], &index["model"]),
+        (&"llmctl".into(), &"loading".into(), &Value::Null)
+    );
+    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    let index = get(at, "/").json();
+    assert_eq!((&index["status"], &index["model"]), (&"serving".into(), &"toy".into()));
+    let mut head = connect(at);
+    head.send("HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_eq!(head.head().status, 200);
+    // What it lists is there.
+    let endpoints = index["endpoints"].as_array().expect("a list");
+    assert!(endpoints.len() > 10);
+    for endpoint in endpoints {
+        let (method, path) =
+            endpoint.as_str().and_then(|text| text.split_once(' ')).expect("a method and a path");
+        let path = path.replace("{id}", "x");
+        let reply =
+            ask(at, &format!("{method} {path} HTTP/1.1\r\n{JSON}"), if method == "POST" { "{}" } else { "" });
+        assert!(!reply.body.contains("unknown_url") && reply.status != 405, "{endpoint}: {reply:?}");
+    }
+    let keys = Policy { keys: keys_of(&["sk-one"]), ..Policy::default() };
+    get(with_policy(keys).address(), "/").check(401, "invalid_api_key");
+}
+
+#[test]
+fn two_lengths_of_a_body_end_the_connection() {
+    let site = Site::new(Options::default());
+    let mut client = connect(site.address());
+    let chunked = "4\r\nfour\r\n0\r\n\r\n";
+    for length in [
+        "\r\nContent-Length: 9\r\nTransfer-Encoding: chunked",
+        "\r\nTransfer-Encoding: chunked\r\nContent-Length: 9",
+    ] {
+        let mut client = connect(site.address());
+        client.send(&format!(
+            "POST /echo HTTP/1.1\r\nHost: localhost{length}\r\n\r\n{chunked}GET /id HTTP/1.1\r\n\r\n"
+        ));
+        assert_eq!(client.reply().body, "4", "the chunks count");
+        assert!(client.is_closed(), "what follows may be what somebody else's proxy took for the body");
+    }
+    assert_eq!(client.ask("GET /id HTTP/1.1\r\nHost: localhost", "").status, 200);
+}
+
+#[test]
+fn limits_that_no_clock_can_count_are_no_limits() {
+    let policy = Policy { body_timeout: Duration::MAX, ..Policy::default() };
+    let limits = ConnectionLimits {
+        idle_timeout: Duration::MAX,
+        header_timeout: Duration::MAX,
+        ..ConnectionLimits::default()
+    };
+    let site = Site::new(Options { policy, limits, ..Options::default() });
+    assert_eq!(ask(site.address(), "POST /echo HTTP/1.1\r\nHost: localhost", "four").body, "4");
+    assert_eq!(site.metric("llmctl_http_panics_total"), 0.0);
 }
 
 #[test]
@@ -188,6 +339,11 @@ fn pages_of_listed_origins_may_ask() {
     assert_eq!(allowed.status, 200);
     assert_eq!(allowed.header("access-control-allow-origin"), "https://chat.example");
     assert_eq!(allowed.header("access-control-allow-headers"), "authorization,x-session-id");
+    assert_eq!(allowed.header("access-control-allow-private-network"), "", "nobody asked");
+    let head = "OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example\r\nAccess-Control-Request-Method: POST\r\n\
+                Access-Control-Request-Private-Network: true";
+    let private = ask(site.address(), head, "");
+    assert_eq!(private.header("access-control-allow-private-network"), "true");
     assert_eq!(preflight("https://evil.example").header("access-control-allow-origin"), "");
     let head = "POST /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example";
     let reply = ask(site.address(), head, "four");
@@ -283,6 +439,28 @@ fn every_request_is_a_line() {
     assert!(one["ms"].as_f64().is_some() && one["time"].as_str().is_some_and(|time| time.ends_with('Z')));
     assert_eq!((&of("two")["status"], &of("two")["complete"]), (&404.into(), &true.into()));
     assert_eq!(of("three")["complete"], false, "its client went away");
+}
+
+#[test]
+fn the_line_of_a_generation_says_what_it_took() {
+    let memory = Memory::default();
+    let log = AccessLog::new(Box::new(memory.clone())).expect("a thread");
+    let server = loading(Options { log: Some(log.clone()), ..Options::default() });
+    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    let body = r#"{"prompt": [10, 11, 12], "max_tokens": 2}"#;
+    let reply = ask(address(&server), &format!("POST /v1/completions HTTP/1.1\r\n{JSON}"), body);
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let mut line = Value::Null;
+    app::eventually("the line is written", || {
+        assert!(log.flush(Duration::from_secs(60)));
+        let text = String::from_utf8(memory.0.lock().expect("no panic").clone()).expect("UTF-8");
+        line = text.lines().next().map_or(Value::Null, |line| serde_json::from_str(line).expect("JSON"));
+        !line.is_null()
+    });
+    assert_eq!((&line["model"], &line["path"]), (&"toy".into(), &"/v1/completions".into()));
+    let tokens = ["prompt_tokens", "cached_tokens", "completion_tokens"].map(|name| line[name].as_u64());
+    assert_eq!(tokens, [Some(3), Some(0), Some(2)], "{line}");
+    assert!(line.get("session").is_none() && line.get("key").is_none());
 }
 
 #[test]

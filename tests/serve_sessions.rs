@@ -485,6 +485,26 @@ async fn a_failed_turn_leaves_the_conversation_as_it_was() {
     }
 }
 
+async fn what_the_servers_end_cuts_leaves_what_its_reader_got() {
+    for is_streamed in [false, true] {
+        let (_folder, store, server) = on_disk();
+        Client::new(&server, "s").says("one?").await;
+        server.gate.close_after(20);
+        let body = ask(FREE, json!({"session_id": "s", "session_append": true, "stream": is_streamed}));
+        let running = server.spawn(request(Method::POST, PATH, &[], Some(body)));
+        server.gate.reached().await;
+        server.app.cut_short();
+        server.app.engine().expect("an engine").cancel_all().expect("it lives");
+        server.gate.open();
+        let reply = running.await.expect("no panic");
+        assert!(reply.text.contains("shutting_down"), "{reply:?}");
+        let turns = store.read(&name("s")).expect("saved").turns;
+        // Whoever asks again for a whole answer must not find the question asked already.
+        assert_eq!(turns.len(), if is_streamed { 2 } else { 1 });
+        assert!(!is_streamed || turns[1].turn.finish == Finish::Cancelled);
+    }
+}
+
 async fn one_answer_per_turn() {
     let (_folder, _, server) = on_disk();
     let reply = server.chat("one?", json!({"session_id": "s", "n": 2})).await;
@@ -716,6 +736,7 @@ both_kinds! {
     a_turn_is_on_disk_before_its_answer_is_complete,
     what_was_heard_of_a_cancelled_answer_is_kept,
     a_failed_turn_leaves_the_conversation_as_it_was,
+    what_the_servers_end_cuts_leaves_what_its_reader_got,
     one_answer_per_turn,
     a_busy_session_is_waited_for_in_the_order_of_arrival,
     whoever_leaves_while_waiting_frees_the_place,

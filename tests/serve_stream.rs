@@ -126,7 +126,7 @@ async fn what_is_held_back_comes_before_the_error() {
 
 async fn a_long_prompt_tells_how_far_it_is() {
     let server = narrow().start();
-    let question = "many words ".repeat(60);
+    let question = "many words ".repeat(120);
     server.gate.close_after(2); // two chunks of the prompt
     let body = ask(&question, json!({"stream": true, "max_tokens": 2}));
     let response = server.send(request(Method::POST, PATH, &[], Some(body))).await;
@@ -140,7 +140,15 @@ async fn a_long_prompt_tells_how_far_it_is() {
         }
     }
     let comment = comment.expect("a comment");
-    assert!(comment.starts_with(": prompt: 128 of ") && comment.ends_with("s left\n\n"), "{comment:?}");
+    assert!(comment.starts_with(": prompt: 128 of ") && comment.ends_with(" tokens\n\n"), "{comment:?}");
+    // How long it takes is said when enough of it is known.
+    let mut comments = Vec::new();
+    while !comments.last().is_some_and(|comment: &String| comment.ends_with("s left\n\n")) {
+        assert!(comments.len() < 10, "{comments:?}");
+        server.gate.step();
+        let piece = body.next().await.expect("more");
+        comments.push(String::from_utf8(piece.to_vec()).expect("UTF-8"));
+    }
     server.gate.open();
     let rest: Vec<_> = body.collect().await;
     assert_eq!(rest.last().expect("an end"), "data: [DONE]\n\n");
@@ -174,7 +182,61 @@ async fn a_request_that_waits_tells_its_place() {
     assert_eq!(rest.last().expect("an end"), "data: [DONE]\n\n");
 }
 
+/// As the server's own end does when its time is over.
+fn cut_short(server: &Server) {
+    server.app.cut_short();
+    server.app.engine().expect("an engine").cancel_all().expect("it lives");
+    server.gate.open();
+}
+
+/// Waits until so many requests wait, a step at a time.
+async fn queue_of(server: &Server, count: usize) {
+    for _ in 0..3000 {
+        if server.app.engine().expect("an engine").last_load().num_waiting == count {
+            return;
+        }
+        server.gate.step();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("they do not come");
+}
+
+async fn an_answer_that_the_servers_end_cuts_is_no_answer() {
+    let build = || Build { max_running: 1, max_waiting: 3, ..narrow() }.start();
+    let long = |more| ask(FREE, more);
+    let send = |server: &Server, body| server.spawn(request(Method::POST, PATH, &[], Some(body)));
+    for is_streamed in [false, true] {
+        let server = build();
+        server.gate.close_after(30);
+        let more = |tokens: u32| json!({"stream": is_streamed, "max_tokens": tokens});
+        let running = send(&server, long(more(3000)));
+        server.gate.reached().await;
+        let queued = [send(&server, long(more(20))), send(&server, long(more(30)))];
+        queue_of(&server, 2).await;
+        cut_short(&server);
+        let begun = running.await.expect("no panic");
+        let [second, third] = queued.map(|reply| async { reply.await.expect("no panic") });
+        let unbegun = "this request was begun";
+        let replies = [(begun, "the answer was whole: "), (second.await, unbegun), (third.await, unbegun)];
+        for (reply, how_far) in replies {
+            assert!(reply.text.contains("shutting_down") && reply.text.contains(how_far), "{reply:?}");
+            assert!(!reply.text.contains("finish_reason\":\"length"), "{reply:?}");
+            if is_streamed {
+                assert!(reply.text.ends_with("data: [DONE]\n\n"), "{reply:?}");
+            } else {
+                assert_eq!(
+                    (reply.status.as_u16(), &reply.headers["retry-after"]),
+                    (503, &"5".parse().expect("a value"))
+                );
+            }
+        }
+        let late = server.chat("hi", json!({})).await;
+        assert_eq!(late.error(), (503, "shutting_down".to_owned(), String::new()));
+    }
+}
+
 both_kinds! {
+    an_answer_that_the_servers_end_cuts_is_no_answer,
     a_reader_that_leaves_stops_its_answer,
     a_caller_that_hangs_up_stops_its_answer,
     too_many_are_refused_before_the_first_byte,

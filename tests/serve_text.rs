@@ -2,6 +2,7 @@
 //! parameter is passed over.
 
 use axum::http::StatusCode;
+use llmctl::serve::Settings;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, CHATML, FREE, MODEL, Server, both_kinds, lines, redacted};
@@ -210,7 +211,45 @@ async fn a_conversation_to_its_prompt() {
     }
 }
 
+async fn the_model_by_other_names() {
+    let with = |aliases: &[&str]| {
+        let aliases = aliases.iter().map(|&alias| alias.to_owned()).collect();
+        Build { settings: Settings { aliases, ..Settings::default() }, ..Build::default() }.start()
+    };
+    let ask = |model: &str| json!({"model": model, "prompt": "x", "max_tokens": 1});
+    let named = with(&["gpt-4o", "dummy"]);
+    for model in ["gpt-4o", "dummy", MODEL] {
+        assert_eq!(complete(&named, ask(model)).await["model"], MODEL, "the answer has its own name");
+        let path = format!("/v1/models/{model}");
+        assert_eq!(named.get(&path).await.ok()["id"], MODEL);
+    }
+    let refused = named.post("/v1/completions", ask("gpt-5")).await.error();
+    assert_eq!(refused, (404, "model_not_found".to_owned(), "model".to_owned()));
+    assert_eq!(named.get("/v1/models").await.ok()["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(complete(&with(&["*"]), ask("anything at all")).await["model"], MODEL);
+}
+
+async fn special_tokens_in_messages_are_refused_where_the_operator_says_so() {
+    let with = |refuses_special_tokens| {
+        let settings = Settings { refuses_special_tokens, ..Settings::default() };
+        Build { settings, ..Build::default() }.start()
+    };
+    let ask = |text: &str| json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1});
+    let strict = with(true);
+    let special = strict.tokenizer.special_tokens().next().expect("it has some").1.to_owned();
+    let text = format!("a {special} b");
+    let refused = strict.post("/v1/chat/completions", ask(&text)).await;
+    let expected = (400, "special_token_in_text".to_owned(), "messages[0]".to_owned());
+    assert_eq!(refused.error(), expected, "{refused:?}");
+    assert!(refused.text.contains(&special), "{refused:?}");
+    strict.post("/v1/chat/completions", ask("a b")).await.ok();
+    strict.post("/v1/completions", json!({"prompt": text, "max_tokens": 1})).await.ok();
+    with(false).post("/v1/chat/completions", ask(&text)).await.ok();
+}
+
 both_kinds! {
+    the_model_by_other_names,
+    special_tokens_in_messages_are_refused_where_the_operator_says_so,
     a_text_goes_on,
     a_text_as_it_goes_on,
     several_prompts_with_several_choices,

@@ -113,6 +113,10 @@ pub struct ModelArgs {
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
+
+    /// A flag or a variable names the model, not a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_named: bool,
 }
 
 /// `--bos-id`: a token id, or `none`.
@@ -300,6 +304,9 @@ impl FromStr for ByteSize {
     }
 }
 
+/// Longer times are mistakes, and clocks cannot count them.
+const LONGEST_SPAN: Duration = Duration::from_secs(36_500 * 86_400);
+
 /// A time: `30s`, `1.5h`, `500ms`; a number alone is seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
@@ -322,6 +329,9 @@ impl FromStr for Span {
             return Err(refusal());
         }
         let seconds = digits.parse::<f64>().map_err(|_| refusal())? * unit;
+        if seconds > LONGEST_SPAN.as_secs_f64() {
+            return Err("is more than a hundred years (36500d)".to_owned());
+        }
         let span = Duration::try_from_secs_f64(seconds).map_err(|_| refusal())?;
         if span.is_zero() { Err("must be longer than nothing".to_owned()) } else { Ok(Self(span)) }
     }
@@ -675,6 +685,11 @@ mod tests {
         check("0.25", 250);
         for bad in ["", "s", "-1", "1 s", "0", "0ms", "1w", "1.2.3", "1e3", "inf", "nan", "1m30s", "1S"] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+        assert_eq!("36500d".parse(), Ok(Span(LONGEST_SPAN)));
+        for bad in ["36501d", "9223372036854775807s", "99999999999999999999"] {
+            let refused = bad.parse::<Span>().expect_err(bad);
+            assert_eq!(refused, "is more than a hundred years (36500d)", "{bad}");
         }
     }
 

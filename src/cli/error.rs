@@ -179,7 +179,7 @@ impl From<Error> for CommandError {
             Error::PromptEmpty => {
                 (Kind::BadData, Some("give it text, or a chat template by leaving out --raw"))
             }
-            Error::PromptTooLong { .. } => {
+            Error::PromptTooLong { .. } | Error::PromptOversized { .. } => {
                 (Kind::BadData, Some("shorten the prompt, or give a larger --ctx if the model allows it"))
             }
             Error::ContextExceeded { .. } => (

@@ -79,6 +79,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    texts.speech.set_context_tokens(context_tokens);
     let ends = texts.speech.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
     config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);

@@ -7,6 +7,7 @@ pub mod args;
 pub mod batch;
 pub mod bench;
 pub mod chat;
+pub mod clock;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
@@ -23,6 +24,7 @@ pub mod origin;
 pub mod output;
 pub mod places;
 pub mod report;
+pub mod resume;
 pub mod run;
 pub mod serve;
 pub mod sessions;
@@ -33,6 +35,7 @@ pub mod tty;
 pub mod variables;
 pub mod worker;
 pub mod workers;
+pub mod wrap;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -265,9 +268,23 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     let (config, configured) =
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let is_named = names_model(&matches);
+    match &mut cli.command {
+        Command::Run(args) => args.model.is_named = is_named,
+        Command::Chat(args) => args.model.is_named = is_named,
+        _ => {}
+    }
     let origins = config.origins(&base, &given);
     Ok(Parsed { cli, config, command: base, origins })
+}
+
+/// Whether a flag or a variable names the model: a configuration file's is a default.
+fn names_model(matches: &clap::ArgMatches) -> bool {
+    use clap::parser::ValueSource;
+    let Some((_, given)) = matches.subcommand() else { return false };
+    let source = given.try_contains_id("model").is_ok().then(|| given.value_source("model")).flatten();
+    matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
 /// `--color` before there is a parse, so that help and errors of the parser follow it too.

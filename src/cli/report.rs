@@ -91,6 +91,21 @@ fn aligned(rows: &[Vec<String>], widest: usize) -> String {
     rows.iter().map(line).collect()
 }
 
+/// Rows with a head, for a terminal: in columns where these fit, else each row as its first cell with the others below it.
+pub fn table(rows: &[Vec<String>], width: usize) -> String {
+    let text = aligned(rows, usize::MAX);
+    if text.lines().all(|line| line.width() <= width) {
+        return text;
+    }
+    let row = |row: &Vec<String>| {
+        let (first, rest) = row.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+        let rest: Vec<&str> = rest.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect();
+        let below = if rest.is_empty() { String::new() } else { format!("    {}\n", rest.join(" \u{b7} ")) };
+        format!("{}\n{below}", first.trim_end())
+    };
+    rows.iter().map(row).collect()
+}
+
 /// At most so many columns of the text.
 fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
     if text.width() <= columns {
@@ -121,6 +136,14 @@ mod tests {
         ] {
             assert_eq!(bytes(count), expected);
         }
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_is_a_list() {
+        let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]]
+            .map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, 20), columns(&rows));
+        assert_eq!(table(&rows, 16), "NAME\n    TURNS\ntrip\n    2\na-long-name\n");
     }
 
     #[test]

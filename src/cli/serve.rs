@@ -114,6 +114,12 @@ pub struct ListenArgs {
     /// Name of the model in requests and answers (default: as it was found)
     #[arg(long, value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub model_id: Option<String>,
+
+    /// Another name that requests may call the model, for clients that are set to one; `*` for any; may be repeated
+    ///
+    /// Answers carry the model's own name.
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
+    pub alias: Vec<String>,
 }
 
 /// Who may use it.
@@ -210,6 +216,12 @@ pub struct AnswerArgs {
     #[arg(long)]
     pub lenient: bool,
 
+    /// Refuse messages that hold a special token of the model, e.g. <|im_end|>, as text (default: it counts as the token)
+    ///
+    /// Messages that the model itself has written are not looked at, nor are prompts of /v1/completions.
+    #[arg(long, hide_short_help = true)]
+    pub refuse_special_tokens: bool,
+
     /// Refuse max_tokens beyond the context instead of lowering it to what the prompt leaves
     #[arg(long, hide_short_help = true)]
     pub strict_limits: bool,
@@ -262,6 +274,12 @@ pub struct LimitArgs {
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub body_timeout: Option<Span>,
 
+    /// Requests of one client address whose body is still on its way after a second; more get 429, 0 is no limit (default: 64)
+    ///
+    /// A proxy that hands bodies on as they come is one address for all of its clients.
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub max_slow_bodies: Option<usize>,
+
     /// Close connections that are idle, or do not read their answer, for this long (default: 75s)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub idle_timeout: Option<Span>,
@@ -286,6 +304,7 @@ Examples:
 
 Endpoints:
   /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize, /detokenize, /apply-template
+  /         name, version, model and endpoints as JSON
   /health   the process lives; needs no key
   /ready    a request would be taken: the model is loaded, an engine runs, the server does not stop; needs no key. One worker of
             several is enough; with workers, both say how each of them is
@@ -293,11 +312,12 @@ Endpoints:
 
 Start:
   The address is taken first and the model loaded then; until it is there, requests get 503. `listening on URL` on stderr \
-says that requests are taken.
+says that requests are taken; the line before it has the base URL that clients are set to, which ends with /v1.
 
 End:
-  SIGTERM and SIGINT: /ready fails at once, nothing new is taken, requests under way go on for --drain-timeout and are \
-then cancelled, sessions are saved, and the exit code is 0. A second signal ends at once.
+  SIGTERM and SIGINT: the address is free at once, so that a new connection, /ready too, is refused by the system. Requests \
+under way go on for --drain-timeout. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
+error event. Sessions are saved, and the exit code is 0. A second signal ends at once.
   An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \
 them. Requests under way are begun again, where nothing was sent yet, or end with an error. One that fails again and again \
 without an answer is given up, and with the last one the server ends.
@@ -317,7 +337,7 @@ Exit codes:
 Environment and files:
   LLMCTL_API_KEY holds an API key. LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_PORT; `llmctl --help` lists the other \
 variables and the files.
-  With -v, or LLMCTL_LOG=llmctl::serve=info, there is a line per turn on stderr: llm_turn_stats ...";
+  With -v, or LLMCTL_LOG=llmctl::serve=info, there is a line per request on stderr, and one per turn: llm_turn_stats ...";
 
 /// An origin as browsers send it: no path, no slash at the end.
 fn parse_origin(text: &str) -> Result<String, String> {
@@ -353,10 +373,14 @@ enum Stop {
 
 /// Runs the subcommand: until a signal, or until the engine is lost for good.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
-    let policy = policy(&args, terminal)?;
+    let mut policy = policy(&args, terminal)?;
     let num_workers = args.isolation.num_workers()?.unwrap_or(0);
     let listener = bind(&args.listen, &args.access, &policy.keys)?;
     let limits = connection_limits(&args.limits, num_workers, terminal);
+    if args.limits.max_slow_bodies.is_none() {
+        // Where there are few connections, one client still leaves half of them to others.
+        policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
+    }
     let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
     let front = Front::new(policy, Observer::default(), log.clone());
     let server = Server::start(listener, front, limits).map_err(io_error("starting the server"))?;
@@ -369,6 +393,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
     server.open(app.clone());
+    terminal.note(&format!("serving {} at {}", app.model().id, server.address().base_url()));
     terminal.note(&format!("listening on {}", server.address()));
     let stopped = stops.recv().unwrap_or(Stop::Signal);
     finish(server, &app, args.limits.drain_timeout, terminal);
@@ -435,7 +460,6 @@ fn load_app(
         fingerprint,
         defaults: info.defaults,
     };
-    terminal.note(&format!("serving {} (OpenAI's API under /v1)", model.id));
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
@@ -501,6 +525,8 @@ fn settings(args: &ServeArgs) -> Settings {
         reasoning_format: answers.reasoning_format,
         enable_thinking: (answers.think || answers.no_think).then_some(answers.think),
         isolated: args.isolation.isolate || args.isolation.workers.is_some(),
+        refuses_special_tokens: answers.refuse_special_tokens,
+        aliases: args.listen.alias.clone(),
         session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
         share_sessions: args.sessions.share_sessions,
     }
@@ -521,6 +547,7 @@ fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError>
         origins: args.access.cors_origin.clone(),
         max_body: max_body.unwrap_or(usize::MAX),
         body_timeout: args.limits.body_timeout.map_or(defaults.body_timeout, |span| span.0),
+        max_slow_bodies: args.limits.max_slow_bodies.unwrap_or(defaults.max_slow_bodies),
     })
 }
 

@@ -8,6 +8,7 @@ use std::io::{IsTerminal, Write};
 use super::args::ColorWhen;
 use super::error::{CommandError, plain};
 use super::output::visible;
+use super::wrap::wrapped;
 
 /// stderr, and how much to say there.
 #[derive(Debug, Clone)]
@@ -17,13 +18,20 @@ pub struct Terminal {
     is_terminal: bool,
     verbose: u8,
     quiet: bool,
+    /// Lines longer than the terminal's are broken between words.
+    wraps: bool,
 }
 
 impl Terminal {
     pub fn new(when: ColorWhen, verbose: u8, quiet: bool) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
         let color = colors_wanted(when, is_terminal, |name| std::env::var(name).ok());
-        Self { when, color, is_terminal, verbose, quiet }
+        Self { when, color, is_terminal, verbose, quiet, wraps: false }
+    }
+
+    /// The same, for a conversation: long lines are broken between words.
+    pub fn wrapping(&self) -> Self {
+        Self { wraps: true, ..self.clone() }
     }
 
     /// The flag that has another llmctl say as much, where it takes one.
@@ -79,9 +87,12 @@ impl Terminal {
 
     /// How wide the terminal is; 100 without one.
     pub fn columns(&self) -> usize {
-        let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
-        let found = if self.is_terminal { size() } else { None };
-        found.map_or(100, |(columns, _)| usize::from(columns))
+        self.width().unwrap_or(100)
+    }
+
+    /// How wide the terminal is, where there is one.
+    pub fn width(&self) -> Option<usize> {
+        self.is_terminal.then(columns).flatten()
     }
 
     /// Whether progress may be drawn.
@@ -121,18 +132,38 @@ impl Terminal {
     }
 
     fn line(&self, label: &str, style: &str, message: &str) {
+        let message = self.broken(&self.safe(&plain(message)), label.len() + 2);
         let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
-        let message = plain(message);
-        let _ = writeln!(std::io::stderr(), "{label} {}", self.safe(&message));
+        let _ = writeln!(std::io::stderr(), "{label} {message}");
     }
 
     fn raw_line(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "{}", self.safe(&plain(message)));
+        let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(&plain(message)), 0));
+    }
+
+    /// The text as it stands on the terminal when its first line begins at column `indent`.
+    fn broken(&self, text: &str, indent: usize) -> String {
+        match self.width().filter(|_| self.wraps) {
+            Some(columns) => wrapped(text, columns, indent),
+            None => text.to_owned(),
+        }
     }
 
     fn safe<'a>(&self, message: &'a str) -> std::borrow::Cow<'a, str> {
         if self.is_terminal { visible(message) } else { message.into() }
     }
+}
+
+/// How wide the process's terminal is, if it has one.
+pub fn columns() -> Option<usize> {
+    let size = crossterm::terminal::size().ok();
+    size.map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
+}
+
+/// Whether the terminal breaks its lines anew when it is resized: all do but the oldest.
+pub fn moves_lines() -> bool {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    variable("XTERM_VERSION").is_empty() && !variable("TERM").starts_with("linux")
 }
 
 /// As much of the text as fits so many columns.

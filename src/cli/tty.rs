@@ -6,10 +6,10 @@
 //! signal and no line.
 
 #[cfg(unix)]
-pub use unix::{Silence, forget_typed, remember, restore, suspend};
+pub use unix::{Silence, drain_typed, forget_typed, remember, restore, suspend};
 
 #[cfg(not(unix))]
-pub use elsewhere::{Silence, forget_typed, remember, restore};
+pub use elsewhere::{Silence, drain_typed, forget_typed, remember, restore};
 
 #[cfg(unix)]
 mod unix {
@@ -19,6 +19,12 @@ mod unix {
 
     /// Colours and attributes off, cursor shown, bracketed paste off.
     const PLAIN: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?2004l";
+
+    /// Reads of a paste at most: one that never ends is typed by a machine.
+    const MAX_DRAINED: usize = 1 << 16;
+
+    /// A paste has no pauses as long as this.
+    const DRAIN_MS: libc::c_int = 100;
 
     /// Keeps the modes of the terminal on stdin, if there is one.
     pub fn remember() {
@@ -58,6 +64,26 @@ mod unix {
     pub fn forget_typed() {
         // SAFETY: a plain call; it does nothing where stdin is no terminal.
         unsafe { libc::tcflush(libc::STDIN_FILENO, libc::TCIFLUSH) };
+    }
+
+    /// Reads away what is being typed or pasted, until nothing comes for a moment.
+    pub fn drain_typed() {
+        let _silence = Silence::begin();
+        let mut bytes = [0_u8; 4096];
+        for _ in 0..MAX_DRAINED {
+            let mut poll = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+            // SAFETY: both calls write only what they are given, which lives on this stack. In these modes `read` waits for a
+            // byte, and `poll` has said that there is one.
+            let num_read = unsafe {
+                match libc::poll(&mut poll, 1, DRAIN_MS) {
+                    1 => libc::read(libc::STDIN_FILENO, bytes.as_mut_ptr().cast(), bytes.len()),
+                    _ => 0,
+                }
+            };
+            if num_read <= 0 {
+                return;
+            }
+        }
     }
 
     /// Stops the process, as the shell's Ctrl-Z asks, with the terminal as it was found; goes on with it as it is now.
@@ -109,6 +135,8 @@ mod unix {
 
 #[cfg(not(unix))]
 mod elsewhere {
+    pub fn drain_typed() {}
+
     pub fn forget_typed() {}
 
     pub fn remember() {}

@@ -96,7 +96,11 @@ Environment and files:
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let reception = Reception::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
         .map_err(|error| failure(error, "reading the input"))?;
-    let worker = load_worker(&args, terminal).inspect_err(say_why)?;
+    let worker = load_worker(&args, terminal).inspect_err(|error| {
+        // Whoever reads the line closes the input, which must not decide the exit code.
+        reception.stay();
+        say_why(error);
+    })?;
     let graceful = Graceful::begin();
     let stopper = reception.stopper();
     graceful.on_signal(move |_| stopper.stop()).map_err(|error| failure(error, "waiting for signals"))?;

@@ -18,17 +18,20 @@ use super::error::{CommandError, Kind};
 use super::report::bytes;
 use super::serve::{CapacityArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, ServeArgs};
 use super::terminal::Terminal;
-use crate::runtime::EngineHandle;
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::session::store::ModelFingerprint;
-use crate::runtime::worker::process::Launch;
+use crate::runtime::worker::process::{Launch, tells_of_no_memory};
 use crate::runtime::worker::remote::{Patience, StartError};
+use crate::runtime::{EngineHandle, Error};
 use crate::serve::engine::{EngineSlot, Recovery};
 
 /// How long a worker may take to load its model, and to answer while it computes nothing.
 const DEFAULT_START: Duration = Duration::from_secs(600);
 const DEFAULT_ANSWER: Duration = Duration::from_secs(30);
+
+/// Less is not enough for the program itself and its threads, without any model.
+const LEAST_MEMORY: u64 = 16 << 20;
 
 /// Another program in the place of this one, for tests of what a worker may do wrong.
 const PROGRAM_VARIABLE: &str = "LLMCTL_WORKER_PROGRAM";
@@ -54,7 +57,8 @@ pub struct IsolationArgs {
     /// Memory that a worker may reserve for itself, e.g. 8G (default: no limit; Linux)
     ///
     /// Counts KV, packed weights, buffers and stacks (RLIMIT_DATA), not the model's file, which is mapped. KV keeps to it; a worker
-    /// that goes beyond it otherwise ends, and is started again.
+    /// that goes beyond it otherwise ends, and is started again. Workers that are limited run with RUST_BACKTRACE=0, because a
+    /// backtrace takes memory. The least is 16M, which only the smallest models can do with.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub worker_memory: Option<ByteSize>,
 
@@ -84,11 +88,15 @@ impl IsolationArgs {
     /// A usage error for what would be without effect.
     pub fn num_workers(&self) -> Result<Option<usize>, CommandError> {
         if self.isolate || self.workers.is_some() {
-            let is_limited = self.worker_memory.is_some() && !cfg!(target_os = "linux");
-            return match is_limited {
-                true => Err(CommandError::usage("--worker-memory: this system has no such limit")),
-                false => Ok(Some(self.workers.unwrap_or(1))),
-            };
+            if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
+                return Err(CommandError::usage("--worker-memory: this system has no such limit"));
+            }
+            if let Some(size) = self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
+                let message = format!("--worker-memory: no worker starts with {}", bytes(size.0));
+                let hint = format!("the least is {}", bytes(LEAST_MEMORY));
+                return Err(CommandError::usage(message).hint(hint));
+            }
+            return Ok(Some(self.workers.unwrap_or(1)));
         }
         let others = [
             (self.worker_memory.is_some(), "--worker-memory"),
@@ -128,13 +136,16 @@ pub fn start(
     let mut slots = Vec::new();
     let mut kv_memory = 0_u64;
     for (number, (engine, launch)) in engines.into_iter().zip(launches).enumerate() {
-        let engine = engine.map_err(|error| command_error(number, error))?;
+        let memory = args.isolation.worker_memory;
+        let engine = engine.map_err(|error| command_error(number, error, memory))?;
         kv_memory = kv_memory.saturating_add(engine.spec().kv_memory as u64);
         let (model, num_left, gave_up) = (model.clone(), Arc::clone(&num_left), gave_up.clone());
         let terminal = terminal.clone();
         let recovery = Recovery {
             name: format!("worker {number}"),
-            rebuild: Box::new(move || started(&launch, &model).map_err(|error| error.to_string())),
+            rebuild: Box::new(move || {
+                started(&launch, &model).map_err(|error| command_error(number, error, memory).to_string())
+            }),
             build_time: begun.elapsed(),
             pause: RELOAD_PAUSE,
             max_attempts: RELOAD_ATTEMPTS,
@@ -179,12 +190,22 @@ fn started(launch: &Launch, model: &ModelFingerprint) -> Result<EngineHandle, St
     }
 }
 
-fn command_error(number: usize, error: StartError) -> CommandError {
-    let error = match error {
-        StartError::Refused(error) => CommandError::from(error),
-        lost @ StartError::Lost(_) => CommandError::new(Kind::Failure, lost),
+fn command_error(number: usize, error: StartError, memory: Option<ByteSize>) -> CommandError {
+    let error = match (memory.filter(|_| has_run_out(&error)), error) {
+        (Some(ByteSize(memory)), error) => {
+            let why = format!("{} of --worker-memory are too little to start with: {error}", bytes(memory));
+            let hint = "give it more, or have it need less: a smaller --ctx, --parallel or --threads";
+            CommandError::new(Kind::Temporary, anyhow::anyhow!(why)).hint(hint)
+        }
+        (None, StartError::Refused(error)) => CommandError::from(error),
+        (None, lost @ StartError::Lost(_)) => CommandError::new(Kind::Failure, lost),
     };
     error.context(format!("worker {number}"))
+}
+
+/// Whether a worker whose memory is limited failed for want of it. An engine that is gone at once has not even been able to say.
+fn has_run_out(error: &StartError) -> bool {
+    matches!(error, StartError::Refused(Error::EngineGone)) || tells_of_no_memory(&error.to_string())
 }
 
 fn launches(args: &ServeArgs, count: usize, terminal: &Terminal) -> Result<Vec<Launch>, CommandError> {
@@ -255,6 +276,7 @@ impl Flags {
             bos_id,
             eos_id,
             aliases: _, // the worker reads the same configuration
+            is_named: _,
         } = model;
         self.text("--model", model.clone());
         self.name("--dtype", *dtype);
@@ -381,12 +403,36 @@ mod tests {
         assert_eq!(count(&[]), Ok(None));
         assert_eq!(count(&["--isolate"]), Ok(Some(1)));
         assert_eq!(count(&["--workers", "3", "--worker-nice", "-5"]), Ok(Some(3)));
+        assert_eq!(count(&["--isolate", "--worker-memory=16M"]), Ok(Some(1)));
+        for little in ["--worker-memory=1", "--worker-memory=15M"] {
+            let error = count(&["--isolate", little]).expect_err(little);
+            assert!(error.starts_with("--worker-memory: no worker starts with"), "{error}");
+        }
         for flag in
             ["--worker-memory=1G", "--worker-nice=1", "--worker-timeout=1s", "--worker-start-timeout=1s"]
         {
             let error = count(&[flag]).expect_err(flag);
             assert!(error.starts_with(flag.split('=').next().expect("a name")), "{error}");
         }
+    }
+
+    #[test]
+    fn too_little_memory_is_told_from_other_failures() {
+        let told = |error: StartError, memory: Option<u64>| command_error(3, error, memory.map(ByteSize));
+        let backend = |message: &str| StartError::Refused(Error::Backend(message.to_owned()));
+        for error in [
+            StartError::Refused(Error::EngineGone),
+            backend("Resource temporarily unavailable (os error 11)"),
+            backend("no memory to pack it: Cannot allocate memory (os error 12)"),
+            StartError::Lost("it has ended; memory allocation of 9 bytes failed".to_owned()),
+        ] {
+            let limited = told(error.clone(), Some(40 << 20));
+            assert!(limited.to_string().contains("40.0 MiB of --worker-memory are too little"), "{limited}");
+            assert_eq!(limited.kind.code(), 75);
+            assert!(!told(error, None).to_string().contains("--worker-memory"));
+        }
+        let damaged = told(backend("no such tensor"), Some(40 << 20));
+        assert!(!damaged.to_string().contains("--worker-memory"), "{damaged}");
     }
 
     #[test]

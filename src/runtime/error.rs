@@ -52,6 +52,12 @@ pub enum Error {
     )]
     PromptTooLong { prompt_tokens: usize, context_tokens: usize },
 
+    /// Refused while it was read, or by its size alone: so far beyond the context that its tokens were not counted to the end.
+    #[error(
+        "the prompt has {least_tokens} tokens or more, but the context holds {context_tokens} and needs room for an answer"
+    )]
+    PromptOversized { least_tokens: usize, context_tokens: usize },
+
     /// Refused before any work: prompt and `max_tokens` together do not fit.
     #[error(
         "the prompt has {prompt_tokens} tokens and up to {max_tokens} are to be generated, \

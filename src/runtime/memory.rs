@@ -4,6 +4,7 @@
 //! loading: every limit is read (cgroup and parents, the machine, the process' own), the smallest wins, and
 //! `fit` says what the largest possible context is. Swap is left out on purpose: weights are read once per
 //! token, and a model that swaps is slower than one that is refused. `fit` is pure; the reader takes a root.
+//! What is free, and kept by the allocator for later, can be given back.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -177,6 +178,16 @@ impl Fit {
             context: self.context,
             largest_context: self.largest_context,
         })
+    }
+}
+
+/// Gives memory back to the system that the allocator holds for what may come: after something that took much of it for once. glibc's
+/// keeps it in an arena per thread; others look after it themselves.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes a number; what it looks at is behind the allocator's own locks.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

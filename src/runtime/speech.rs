@@ -5,7 +5,7 @@
 //! a new one. Knows no weights, no session and no engine.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::error::Result;
 use super::hints::{Frontend, Hints};
@@ -27,6 +27,8 @@ pub struct Speech {
     hints: Option<Hints>,
     /// What those prompts are written for.
     frontend: Frontend,
+    /// Of the engine that prompts go to, once it is known.
+    context_tokens: OnceLock<usize>,
 }
 
 /// What templates print of a tokenizer.
@@ -45,7 +47,14 @@ impl Speech {
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
         let dialect =
             template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
-        Self { texts, template, dialect, hints, frontend: Frontend::default() }
+        let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
+        Self { texts, template, dialect, hints, frontend, context_tokens }
+    }
+
+    /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
+    /// said first stays.
+    pub fn set_context_tokens(&self, context_tokens: usize) {
+        let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
     }
 
     /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
@@ -119,17 +128,17 @@ impl Speech {
     /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode_chat`].
+    /// Those of [`Tokenizer::encode_chat_for`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.texts.tokenizer.encode_chat(text)
+        self.texts.tokenizer.encode_chat_for(text, self.context_tokens.get().copied())
     }
 
     /// Ids of text that follows other ids of the same prompt.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode_chat_rest`].
+    /// Those of [`Tokenizer::encode_chat_rest_for`].
     pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>> {
-        self.texts.tokenizer.encode_chat_rest(text)
+        self.texts.tokenizer.encode_chat_rest_for(text, self.context_tokens.get().copied())
     }
 
     /// The bytes a token stands for; they need not be whole characters. None for ids without a token.

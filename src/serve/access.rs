@@ -1,8 +1,8 @@
 //! What surrounds every request: its id, its line in the access log, its place in the counters, and the envelope around
 //! whatever goes wrong, a panic included.
 //!
-//! Invariants: each request has exactly one line and one count, written when its response has been sent or given up; a log
-//! that cannot be written to holds nobody up, and what it loses is counted. The path is logged without its query.
+//! Invariants: each request has exactly one line and one count, written when its response has been sent or given up (`ledger` waits
+//! with the line for what the engine still does); a log that cannot be written to holds nobody up, and what it loses is counted. The path is logged without its query.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -22,11 +22,13 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
+use super::api;
 use super::connection::{Busy, ConnectionInfo};
 use super::error::ApiError;
 use super::front::Front;
+use super::ledger::Ledger;
 use super::metrics::HttpLabels;
 use super::observe::Observer;
 use crate::template::DateTime;
@@ -93,6 +95,11 @@ impl AccessLog {
         Ok(Self { lines })
     }
 
+    /// False when the line cannot be taken, because as many wait as may.
+    pub fn write(&self, line: &Value) -> bool {
+        self.lines.try_send(Line::Request(format!("{line}\n"))).is_ok()
+    }
+
     /// Waits until what was logged so far is written; false when that takes longer.
     pub fn flush(&self, timeout: Duration) -> bool {
         let (reply, done) = mpsc::channel();
@@ -132,9 +139,10 @@ fn write_lines(mut out: Box<dyn Write + Send>, inbox: &Receiver<Line>) {
 pub async fn observe(State(front): State<Front>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
-    let mut entry = Entry::new(&front, &request, &id);
+    let ledger = Ledger::new(front.access_log().cloned(), front.observer().clone());
+    let mut entry = Entry::new(&front, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let response = match catch_panic(next.run(request)).await {
+    let response = match catch_panic(ledger.of(next.run(request))).await {
         Ok(response) => response,
         Err(panic) => {
             front.observer().metrics().http.panics.inc();
@@ -178,7 +186,7 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
     let text = to_bytes(body, MAX_MESSAGE).await.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let (code, message) = match status {
-        StatusCode::NOT_FOUND => ("unknown_url", format!("there is nothing at {method} {}", cut(path))),
+        StatusCode::NOT_FOUND => ("unknown_url", nothing_there(method, path)),
         StatusCode::METHOD_NOT_ALLOWED => {
             ("method_not_supported", format!("{method} is not possible at {}", cut(path)))
         }
@@ -192,6 +200,14 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
     let is_of_body = |name: &HeaderName| *name == header::CONTENT_TYPE || *name == header::CONTENT_LENGTH;
     enveloped.headers_mut().extend(kept.filter(|(name, _)| !is_of_body(name)));
     enveloped
+}
+
+fn nothing_there(method: &Method, path: &str) -> String {
+    let nothing = format!("there is nothing at {method} {}", cut(path));
+    match api::meant(method.as_str(), cut(path)) {
+        Some(meant) => format!("{nothing}, but at {meant}: the base URL of OpenAI's interface ends with /v1"),
+        None => format!("{nothing}; GET / lists what is here"),
+    }
 }
 
 fn cut(text: &str) -> &str {
@@ -211,7 +227,7 @@ async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Se
 /// One request, logged and counted when it is dropped.
 struct Entry {
     observer: Observer,
-    log: Option<AccessLog>,
+    ledger: Ledger,
     /// For as long as the request lasts.
     _busy: Option<Busy>,
     start: Instant,
@@ -227,7 +243,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(front: &Front, request: &Request, id: &RequestId) -> Self {
+    fn new(front: &Front, request: &Request, id: &RequestId, ledger: Ledger) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
         let matched = request.extensions().get::<MatchedPath>();
         let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
@@ -235,7 +251,7 @@ impl Entry {
         observer.metrics().http.in_flight.inc();
         Self {
             observer,
-            log: front.access_log().cloned(),
+            ledger,
             _busy: connection.map(ConnectionInfo::begin_request),
             start: Instant::now(),
             id: id.clone(),
@@ -250,23 +266,27 @@ impl Entry {
         }
     }
 
-    fn line(&self) -> String {
+    fn line(&self) -> Map<String, Value> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seconds = i64::try_from(since_1970.as_secs()).unwrap_or_default();
         let date = DateTime::from_unix(seconds).strftime("%FT%T");
-        let line = json!({
-            "time": format!("{date}.{:03}Z", since_1970.subsec_millis()),
-            "request_id": self.id.0,
-            "peer": self.peer,
-            "method": self.method.as_str(),
-            "path": self.path,
-            "status": self.status,
-            "bytes": self.num_bytes,
-            "ms": (self.start.elapsed().as_secs_f64() * 1e4).round() / 10.0,
-            "complete": self.is_complete,
-            "user_agent": self.user_agent,
-        });
-        format!("{line}\n")
+        let members = [
+            ("time", json!(format!("{date}.{:03}Z", since_1970.subsec_millis()))),
+            ("request_id", json!(self.id.0)),
+            ("peer", json!(self.peer)),
+            ("method", json!(self.method.as_str())),
+            ("path", json!(self.path)),
+            ("status", json!(self.status)),
+            ("bytes", json!(self.num_bytes)),
+            ("ms", json!(self.ms())),
+            ("complete", json!(self.is_complete)),
+            ("user_agent", json!(self.user_agent)),
+        ];
+        members.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
+    }
+
+    fn ms(&self) -> f64 {
+        (self.start.elapsed().as_secs_f64() * 1e4).round() / 10.0
     }
 }
 
@@ -283,11 +303,10 @@ impl Drop for Entry {
         let route = std::mem::take(&mut self.route);
         let labels = HttpLabels { method: method.to_owned(), route, status: self.status };
         http.requests.get_or_create(&labels).inc();
-        if let Some(log) = &self.log
-            && log.lines.try_send(Line::Request(self.line())).is_err()
-        {
-            http.log_lines_lost.inc();
-        }
+        let (method, path, id) = (&self.method, &self.path, &self.id.0);
+        let how = if self.is_complete { "" } else { ", broken off" };
+        tracing::info!("{method} {path}: {} in {} ms{how}, {}, {id}", self.status, self.ms(), self.peer);
+        self.ledger.answered(self.line());
     }
 }
 

@@ -1,7 +1,8 @@
 //! The endpoints.
 //!
 //! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
-//! (`collect`) or as a stream (`sse`); `turn` is the words between them, `voice` tells answer, reasoning and calls apart.
+//! (`collect`) or as a stream (`sse`); `eta` tells how long a prompt takes; `turn` is the words between them, `voice` tells answer,
+//! reasoning and calls apart; `plain` keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
 //! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
@@ -12,10 +13,12 @@ mod collect;
 mod completions;
 pub(crate) mod conversations;
 mod drive;
+mod eta;
 pub(crate) mod line;
 mod listing;
 mod models;
 mod patience;
+mod plain;
 mod prepare;
 mod reply;
 mod request;
@@ -31,6 +34,51 @@ use axum::routing::{get, post};
 
 use super::App;
 use super::error::ApiError;
+
+/// What [`routes`] are, for people.
+pub const ENDPOINTS: [&str; 13] = [
+    "GET /v1/models",
+    "GET /v1/models/{id}",
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /tokenize",
+    "POST /detokenize",
+    "POST /apply-template",
+    "GET /v1/sessions",
+    "GET /v1/sessions/{id}",
+    "DELETE /v1/sessions/{id}",
+    "POST /v1/sessions/{id}/reset",
+    "GET /v1/sessions/{id}/explain",
+    "POST /v1/sessions/{id}/fork",
+];
+
+/// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
+pub fn meant(method: &str, path: &str) -> Option<String> {
+    let bare = path.trim_matches('/');
+    let bare = bare.strip_prefix("api/").unwrap_or(bare);
+    let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
+    let known = |candidate: &String| {
+        *candidate != path && ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, candidate))
+    };
+    [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(known)
+}
+
+/// Whether an endpoint of the list is that of a path; HEAD is where GET is.
+fn fits(endpoint: &str, method: &str, path: &str) -> bool {
+    let method = if method == "HEAD" { "GET" } else { method };
+    let Some(pattern) = endpoint.strip_prefix(method).and_then(|rest| rest.strip_prefix(' ')) else {
+        return false;
+    };
+    let (mut ours, mut theirs) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (ours.next(), theirs.next()) {
+            (None, None) => return true,
+            (Some(part), Some(given)) if part == given => {}
+            (Some("{id}"), Some(given)) if !given.is_empty() => {}
+            _ => return false,
+        }
+    }
+}
 
 /// All endpoints that speak of models, generations and sessions, without the layers around them.
 pub fn routes() -> Router<App> {
@@ -62,4 +110,27 @@ async fn blocking<T: Send + 'static>(
     let app = app.clone();
     let done = tokio::task::spawn_blocking(move || work(&app)).await;
     done.map_err(|_| drive::internal("the request failed within the server"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant_is_found() {
+        let check = |method: &str, path: &str, expected: Option<&str>| {
+            assert_eq!(meant(method, path).as_deref(), expected, "{method} {path}");
+        };
+        check("POST", "/chat/completions", Some("/v1/chat/completions"));
+        check("GET", "/models", Some("/v1/models"));
+        check("HEAD", "/models/a", Some("/v1/models/a"));
+        check("POST", "/v1/v1/chat/completions", Some("/v1/chat/completions"));
+        check("POST", "/api/v1/completions", Some("/v1/completions"));
+        check("POST", "/v1/tokenize", Some("/tokenize"));
+        check("POST", "/v1/chat/completions/", Some("/v1/chat/completions"));
+        check("GET", "/chat/completions", None);
+        check("GET", "/v1/nothing", None);
+        check("GET", "/", None);
+        check("GET", "/v1/models", None);
+    }
 }

@@ -10,15 +10,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::http::Version;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use super::half_open::{End, HalfOpen, QUESTION, Watch};
 
 /// How long connections may take over what.
 #[derive(Debug, Clone)]
@@ -88,8 +91,12 @@ impl Crowd {
         }
         places.num_open += 1;
         drop(places);
-        let state =
-            Mutex::new(State { activity: Activity::Idle(Instant::now()), blocked: None, idle_key: 0 });
+        let state = Mutex::new(State {
+            activity: Activity::Idle(Instant::now()),
+            blocked: None,
+            idle_key: 0,
+            end: End::Open,
+        });
         let info = ConnectionInfo(Arc::new(Connection {
             peer,
             crowd: Arc::clone(self),
@@ -170,6 +177,7 @@ struct State {
     /// Since when the client takes nothing of what is written.
     blocked: Option<Instant>,
     idle_key: u64,
+    end: End,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,7 +185,12 @@ enum Activity {
     Idle(Instant),
     /// The head of a request is coming in.
     Head(Instant),
-    Request,
+    Request {
+        /// Nothing while its body comes in.
+        whole_since: Option<Instant>,
+        /// An interim response may go before the response: HTTP/1.1, and nothing of that is written.
+        takes_interim: bool,
+    },
 }
 
 /// Why a connection has to end.
@@ -186,6 +199,8 @@ pub enum Overdue {
     Idle,
     Header,
     Unread,
+    /// Not overdue: it is to be looked after ([`ConnectionInfo::look`]).
+    Look,
 }
 
 impl Overdue {
@@ -194,11 +209,20 @@ impl Overdue {
             Overdue::Idle => "idle",
             Overdue::Header => "slow_header",
             Overdue::Unread => "unread_response",
+            Overdue::Look => "gone",
         }
     }
 }
 
 impl ConnectionInfo {
+    /// The client's address, where it has one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self.0.peer {
+            Peer::Tcp(address) => Some(address.ip()),
+            Peer::Local => None,
+        }
+    }
+
     pub fn is_tcp(&self) -> bool {
         matches!(self.0.peer, Peer::Tcp(_))
     }
@@ -206,14 +230,47 @@ impl ConnectionInfo {
     /// A request is under way until the value is dropped.
     pub fn begin_request(&self) -> Busy {
         let mut state = self.state();
-        state.activity = Activity::Request;
+        state.activity = Activity::Request { whole_since: None, takes_interim: false };
         self.0.crowd.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
     }
 
     pub fn is_busy(&self) -> bool {
-        self.state().activity == Activity::Request
+        matches!(self.state().activity, Activity::Request { .. })
+    }
+
+    /// The request under way has come in with all that belongs to it.
+    pub fn has_whole_request(&self, version: Version) {
+        let mut state = self.state();
+        if let Activity::Request { whole_since, takes_interim } = &mut state.activity {
+            (*whole_since, *takes_interim) = (Some(Instant::now()), version == Version::HTTP_11);
+        }
+    }
+
+    /// The client's side has ended. Whether the client waits for an answer all the same, and whether it is to be asked.
+    fn at_end(&self, watch: impl FnOnce() -> Option<Watch>) -> (bool, bool) {
+        let mut state = self.state();
+        let (asked, takes_interim) = match state.activity {
+            Activity::Idle(_) => (None, false),
+            Activity::Head(since) => (Some(since), false), // the request may have been read, and not begun yet
+            Activity::Request { whole_since, takes_interim } => (whole_since, takes_interim),
+        };
+        let waits = state.end.waits(asked, watch);
+        (waits, waits && takes_interim && state.end.asks())
+    }
+
+    /// No answer comes through to it.
+    fn is_gone(&self) {
+        self.state().end = End::Gone;
+    }
+
+    /// Looks after a client that has ended its side: whether it is there, and has been answered. True when nothing is to come.
+    pub fn look(&self) -> bool {
+        let mut state = self.state();
+        let is_answered = matches!(state.activity, Activity::Idle(_));
+        state.end.look(is_answered);
+        is_answered
     }
 
     /// Resolves when the connection is to make room.
@@ -226,12 +283,13 @@ impl ConnectionInfo {
         let limits = self.0.crowd.limits();
         let state = self.state();
         let of_activity = match state.activity {
-            Activity::Idle(since) => Some((since + limits.idle_timeout, Overdue::Idle)),
-            Activity::Head(since) => Some((since + limits.header_timeout, Overdue::Header)),
-            Activity::Request => None,
+            Activity::Idle(since) => Some((after(since, limits.idle_timeout), Overdue::Idle)),
+            Activity::Head(since) => Some((after(since, limits.header_timeout), Overdue::Header)),
+            Activity::Request { .. } => None,
         };
-        let of_writing = state.blocked.map(|since| (since + limits.idle_timeout, Overdue::Unread));
-        of_activity.into_iter().chain(of_writing).min_by_key(|(at, _)| *at)
+        let of_looking = state.end.look_at().map(|at| (at, Overdue::Look));
+        let of_writing = state.blocked.map(|since| (after(since, limits.idle_timeout), Overdue::Unread));
+        of_activity.into_iter().chain(of_writing).chain(of_looking).min_by_key(|(at, _)| *at)
     }
 
     fn become_idle(&self) {
@@ -252,6 +310,9 @@ impl ConnectionInfo {
 
     fn has_written(&self, is_blocked: bool) {
         let mut state = self.state();
+        if let Activity::Request { takes_interim, .. } = &mut state.activity {
+            *takes_interim = false;
+        }
         state.blocked = if is_blocked { state.blocked.or_else(|| Some(Instant::now())) } else { None };
     }
 
@@ -267,6 +328,14 @@ impl fmt::Display for ConnectionInfo {
             Peer::Local => f.write_str("unix"),
         }
     }
+}
+
+/// A time that no server lives to see.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
+/// So long after `since`; a wait longer than the clock can count is one without an end.
+pub fn after(since: Instant, wait: Duration) -> Instant {
+    since.checked_add(wait).unwrap_or_else(|| since + NEVER)
 }
 
 /// Stands for a request under way.
@@ -291,12 +360,28 @@ impl<S> Metered<S> {
         Self { stream, info }
     }
 
+    /// Nobody wakes the reader of a client that waits: what is written to it goes on, and looking after it does.
+    fn at_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        S: AsyncWrite + HalfOpen + Unpin,
+    {
+        let (waits, is_asked) = self.info.at_end(|| self.stream.watch());
+        if is_asked {
+            let written = Pin::new(&mut self.stream).poll_write(cx, QUESTION);
+            if !matches!(written, Poll::Ready(Ok(count)) if count == QUESTION.len()) {
+                self.info.is_gone();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
     fn note_write(&self, polled: &Poll<io::Result<usize>>) {
         self.info.has_written(polled.is_pending());
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + AsyncWrite + HalfOpen + Unpin> AsyncRead for Metered<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -306,6 +391,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > num_before {
             self.info.has_read();
+        } else if matches!(polled, Poll::Ready(Ok(()))) && buffer.remaining() > 0 {
+            return self.at_end(cx);
         }
         polled
     }

@@ -14,6 +14,9 @@ use crate::runtime::{Error, GrammarError, StoreError};
 /// The code of a request whose engine is not there.
 const ENGINE_DOWN: &str = "engine_unavailable";
 
+/// Retry-After while the model loads or the server ends: soon enough to notice the next one.
+pub const STAGE_WAIT: Duration = Duration::from_secs(5);
+
 /// A refusal or failure, in OpenAI's words.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -55,6 +58,12 @@ impl ApiError {
         error.retry_after(Duration::from_secs(5))
     }
 
+    /// The server ends, and another one may be found at its address soon.
+    pub fn shutting_down(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message);
+        error.retry_after(STAGE_WAIT)
+    }
+
     /// Whether it is [`Self::engine_down`]: another engine, or the same a little later, may do better.
     pub fn is_engine_down(&self) -> bool {
         self.code == Some(ENGINE_DOWN)
@@ -93,7 +102,7 @@ impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let (status, code) = match &error {
             Error::PromptEmpty => (StatusCode::BAD_REQUEST, Some("invalid_value")),
-            Error::PromptTooLong { .. } | Error::ContextExceeded { .. } => {
+            Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. } => {
                 (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
             }
             Error::InvalidParameter { name, message } => {
@@ -126,6 +135,58 @@ impl From<Error> for ApiError {
             | Error::Backend(_)
             | Error::NotFinite(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
-        Self::new(status, code, error.to_string())
+        match told(&error) {
+            None => Self::new(status, code, error.to_string()),
+            Some(message) => {
+                tracing::error!("{error}");
+                Self::new(status, code, message)
+            }
+        }
+    }
+}
+
+/// What a client is told where the error itself names a place on this machine, which is for the operator's log. Nothing where
+/// the error can be told as it is.
+fn told(error: &Error) -> Option<String> {
+    let message = match error {
+        Error::Store(StoreError::Io { .. }) => "the session could not be read or written".to_owned(),
+        Error::Store(StoreError::Damaged { line, .. }) => format!("the session is damaged in line {line}"),
+        Error::Store(StoreError::Unsupported { .. }) => {
+            "the session was written in a form that this version does not read".to_owned()
+        }
+        Error::Load(_) => "the model could not be loaded".to_owned(),
+        _ => return None,
+    };
+    Some(format!("{message}; the server's log says more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::runtime::LoadError;
+
+    #[test]
+    fn no_place_on_this_machine_is_told() {
+        let path = || PathBuf::from("/home/somebody/secret");
+        let message = || "/home/somebody/secret: no space".to_owned();
+        for (error, code) in [
+            (Error::Store(StoreError::io(&path(), &std::io::Error::other(message()))), Some("storage_error")),
+            (
+                Error::Store(StoreError::Damaged { path: path(), line: 7, message: message() }),
+                Some("session_damaged"),
+            ),
+            (
+                Error::Store(StoreError::Unsupported { path: path(), message: message() }),
+                Some("session_damaged"),
+            ),
+            (Error::Load(LoadError::NotFound(path())), None),
+        ] {
+            let told = ApiError::from(error);
+            assert_eq!((told.status.as_u16(), told.code), (500, code));
+            assert!(!told.message.contains("/home") && told.message.contains("log"), "{told:?}");
+        }
+        assert_eq!(ApiError::from(Error::PromptEmpty).message, "the prompt is empty");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Json, Response};
@@ -19,16 +19,17 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use super::App;
 use super::access::{self, AccessLog, X_REQUEST_ID};
 use super::engines::Place;
-use super::error::ApiError;
+use super::error::{ApiError, STAGE_WAIT};
 use super::guard::{self, Bodies, Policy};
 use super::metrics::Format;
 use super::observe::Observer;
-
-/// Retry-After while the model loads or the server drains: soon enough to notice the next one.
-const STAGE_WAIT: Duration = Duration::from_secs(5);
+use super::uploads::Uploads;
 
 /// How long a browser may remember what a page is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
+
+/// The endpoints of this file.
+const OWN_ENDPOINTS: [&str; 3] = ["GET /health", "GET /ready", "GET /metrics"];
 
 /// How far the server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,7 @@ struct Shared {
     app: OnceLock<App>,
     policy: Policy,
     bodies: Bodies,
+    uploads: Uploads,
     observer: Observer,
     log: Option<AccessLog>,
 }
@@ -57,9 +59,9 @@ struct Shared {
 impl Front {
     /// While the model loads.
     pub fn new(policy: Policy, observer: Observer, log: Option<AccessLog>) -> Self {
-        let bodies = Bodies::new(policy.max_body);
-        let stage = AtomicU8::new(Stage::Loading as u8);
-        Self { shared: Arc::new(Shared { stage, app: OnceLock::new(), policy, bodies, observer, log }) }
+        let (bodies, uploads) = (Bodies::new(policy.max_body), Uploads::new(policy.max_slow_bodies));
+        let (stage, app) = (AtomicU8::new(Stage::Loading as u8), OnceLock::new());
+        Self { shared: Arc::new(Shared { stage, app, policy, bodies, uploads, observer, log }) }
     }
 
     /// The model is there. Its observer is the one that this was made with.
@@ -92,6 +94,10 @@ impl Front {
         &self.shared.bodies
     }
 
+    pub fn uploads(&self) -> &Uploads {
+        &self.shared.uploads
+    }
+
     pub fn observer(&self) -> &Observer {
         &self.shared.observer
     }
@@ -107,13 +113,15 @@ impl Front {
     /// # Errors
     /// 503 before and after the time of serving.
     pub fn check_stage(&self) -> Result<(), ApiError> {
-        let (code, message) = match self.stage() {
-            Stage::Serving => return Ok(()),
-            Stage::Loading => ("model_loading", "the model is being loaded"),
-            Stage::Draining => ("shutting_down", "the server is shutting down"),
-        };
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some(code), message);
-        Err(error.retry_after(STAGE_WAIT))
+        match self.stage() {
+            Stage::Serving => Ok(()),
+            Stage::Draining => Err(ApiError::shutting_down("the server is shutting down")),
+            Stage::Loading => {
+                let code = Some("model_loading");
+                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, "the model is being loaded");
+                Err(error.retry_after(STAGE_WAIT))
+            }
+        }
     }
 
     /// # Errors
@@ -146,11 +154,14 @@ impl Front {
 /// The whole server over `api`, the handlers of the model's endpoints; nothing while there is no model.
 pub fn router(front: &Front, api: Router) -> Router {
     let own = Router::new()
+        .route("/", get(index))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(front.clone());
-    let guarded = own.merge(api).layer(from_fn_with_state(front.clone(), guard::guard));
+    // The guard bounds bodies, by what the operator says; axum's own limit of 2 MiB would come before it.
+    let unbounded = own.merge(api).layer(DefaultBodyLimit::disable());
+    let guarded = unbounded.layer(from_fn_with_state(front.clone(), guard::guard));
     let origins = &front.policy().origins;
     // Without any, no page gets a permission, and there is nothing to say.
     let asked = if origins.is_empty() { guarded } else { guarded.layer(cors(origins)) };
@@ -170,6 +181,25 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([X_REQUEST_ID, header::RETRY_AFTER, HeaderName::from_static("x-session-id")])
         .max_age(PREFLIGHT_AGE)
+        // Chromium asks so before a page of the public web may reach a private address; the origin is what counts here.
+        .allow_private_network(true)
+}
+
+/// What this is, for whoever opens the address.
+async fn index(State(front): State<Front>) -> Json<serde_json::Value> {
+    let stage = match front.stage() {
+        Stage::Loading => "loading",
+        Stage::Serving => "serving",
+        Stage::Draining => "draining",
+    };
+    Json(json!({
+        "name": "llmctl",
+        "version": env!("CARGO_PKG_VERSION"),
+        "status": stage,
+        "model": front.app().map(|app| app.model().id.as_str()),
+        "base_url": "/v1",
+        "endpoints": super::api::ENDPOINTS.iter().chain(&OWN_ENDPOINTS).collect::<Vec<_>>(),
+    }))
 }
 
 /// The process lives; and how its workers are, where there are any.

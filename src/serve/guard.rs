@@ -8,6 +8,7 @@
 //! Invariant: nothing of a body is kept of those who are turned away, and the bodies being read take bounded memory together.
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +25,13 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::ConnectionInfo;
+use super::connection::{ConnectionInfo, after};
 use super::error::ApiError;
 use super::front::Front;
+use super::ledger::Ledger;
 use super::owner::{KeyLine, Owner};
+use super::uploads::{PROMPT, Slow};
+use crate::runtime::memory::give_back;
 
 /// How long what is left of a body that was refused is still taken off the client's hands, so that it reads the refusal.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
@@ -35,11 +39,17 @@ const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// Bodies that are read at the same time take at most so many times the largest.
 const BODIES_AT_ONCE: usize = 8;
 
+/// A body from this size on leaves memory behind that is worth giving back to the system.
+const LARGE_BODY: u64 = 256 << 10;
+
 /// Unit of the memory of bodies.
 const KIBIBYTE: usize = 1024;
 
 /// Paths that need no key, because those who watch over processes have none; they say nothing about the work.
 const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
+
+/// Paths that are answered in every stage, to who has a key where there are keys.
+const STAGELESS_PATHS: [&str; 2] = ["/", "/metrics"];
 
 /// What is asked of every request.
 #[derive(Debug, Clone)]
@@ -52,6 +62,8 @@ pub struct Policy {
     pub max_body: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
+    /// Bodies of one client address that are slow to arrive; 0 is no limit.
+    pub max_slow_bodies: usize,
 }
 
 impl Default for Policy {
@@ -62,6 +74,7 @@ impl Default for Policy {
             origins: Vec::new(),
             max_body: 16 << 20,
             body_timeout: Duration::from_secs(60),
+            max_slow_bodies: 64,
         }
     }
 }
@@ -195,16 +208,31 @@ fn check_origin(policy: &Policy, request: &Request) -> Result<(), ApiError> {
 /// The inner layer: turns away who may not ask, and reads the body of who may.
 pub async fn guard(State(front): State<Front>, mut request: Request, next: Next) -> Response {
     match check(&front, &request) {
-        Ok(owner) => drop(request.extensions_mut().insert(owner)),
+        Ok(owner) => {
+            if let Some(ledger) = Ledger::current().filter(|_| !front.policy().keys.is_empty()) {
+                ledger.key(owner.to_string());
+            }
+            request.extensions_mut().insert(owner);
+        }
         Err(refusal) => {
             discard(request);
             return refusal.into_response();
         }
     }
-    match read_body(&front, request).await {
-        Ok((request, _memory)) => next.run(request).await,
-        Err(refusal) => refusal.into_response(),
+    let (request, _memory) = match read_body(&front, request).await {
+        Ok(read) => read,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if let Some(connection) = request.extensions().get::<ConnectionInfo>() {
+        connection.has_whole_request(request.version());
     }
+    let is_large = request.body().size_hint().lower() >= LARGE_BODY;
+    let response = next.run(request).await;
+    if is_large {
+        // What was taken for it is free again, and lies in the allocator's arenas for nobody.
+        drop(tokio::task::spawn_blocking(give_back));
+    }
+    response
 }
 
 /// Who asks, where that is allowed.
@@ -223,7 +251,7 @@ fn check(front: &Front, request: &Request) -> Result<Owner, ApiError> {
         return Ok(Owner::anonymous());
     }
     let owner = policy.keys.check(request.headers())?;
-    if path != "/metrics" {
+    if !STAGELESS_PATHS.contains(&path) {
         front.check_stage()?;
     }
     Ok(owner)
@@ -232,7 +260,7 @@ fn check(front: &Front, request: &Request) -> Result<Owner, ApiError> {
 /// The request with its body in memory; the permit stands for that memory.
 ///
 /// # Errors
-/// 413, 408, 400 when it breaks off, 503 when too much is being read already.
+/// 413, 408, 400 when it breaks off, 429 when too many of this client's are slow, 503 when too much is being read already.
 async fn read_body(
     front: &Front,
     request: Request,
@@ -245,17 +273,15 @@ async fn read_body(
         discard(request);
         return Err(too_large(policy.max_body));
     }
+    let client = request.extensions().get::<ConnectionInfo>().and_then(ConnectionInfo::address);
     let (parts, body) = request.into_parts();
     let mut chunks = body.into_data_stream();
-    let deadline = Instant::now() + policy.body_timeout;
+    let mut pace = Pace::new(front, client);
     let mut bytes = Vec::new();
     let mut memory: Option<OwnedSemaphorePermit> = None;
     loop {
-        let chunk = match timeout_at(deadline, chunks.next()).await {
-            Err(_) => {
-                let message = "the body did not arrive in time";
-                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message));
-            }
+        let chunk = match pace.within(chunks.next()).await {
+            Err(refusal) => return Err(refusal), // nothing is on its way that would have to be taken off
             Ok(None) => break,
             Ok(Some(Err(error))) => {
                 let message = format!("the body broke off: {error}");
@@ -275,6 +301,52 @@ async fn read_body(
         }
     }
     Ok((Request::from_parts(parts, Body::from(bytes)), memory))
+}
+
+/// How a body keeps up with what it has time for.
+struct Pace<'a> {
+    front: &'a Front,
+    client: Option<IpAddr>,
+    deadline: Instant,
+    slow_from: Instant,
+    place: Option<Slow>,
+}
+
+impl<'a> Pace<'a> {
+    fn new(front: &'a Front, client: Option<IpAddr>) -> Self {
+        let now = Instant::now();
+        let deadline = after(now, front.policy().body_timeout);
+        Self { front, client, deadline, slow_from: after(now, PROMPT), place: None }
+    }
+
+    /// Waits for the next part of it.
+    ///
+    /// # Errors
+    /// 429 when it is slow, and too many of this client's are; 408 when its time is over.
+    async fn within<T>(&mut self, next: impl Future<Output = T>) -> Result<T, ApiError> {
+        let mut next = pin!(next);
+        if self.place.is_none() && self.slow_from < self.deadline {
+            if let Ok(part) = timeout_at(self.slow_from, next.as_mut()).await {
+                return Ok(part);
+            }
+            self.place = Some(self.enter()?);
+        }
+        timeout_at(self.deadline, next).await.map_err(|_| {
+            let message = "the body did not arrive in time";
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message)
+        })
+    }
+
+    fn enter(&self) -> Result<Slow, ApiError> {
+        self.front.uploads().enter(self.client).ok_or_else(|| {
+            self.front.observer().metrics().http.slow_bodies_refused.inc();
+            let most = self.front.policy().max_slow_bodies;
+            let message =
+                format!("{most} bodies of this address are on their way already (--max-slow-bodies)");
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Some("too_many_slow_bodies"), message);
+            error.retry_after(PROMPT)
+        })
+    }
 }
 
 fn too_large(max_body: usize) -> ApiError {

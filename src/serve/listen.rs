@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -34,6 +34,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
 use super::error::ApiError;
 use super::front::{self, Front};
+use super::half_open::HalfOpen;
 use super::observe::Observer;
 use super::{App, api};
 
@@ -103,6 +104,16 @@ impl Listener {
 pub enum Address {
     Tcp(SocketAddr),
     Unix(std::path::PathBuf),
+}
+
+impl Address {
+    /// What clients are set to.
+    pub fn base_url(&self) -> String {
+        match self {
+            Address::Tcp(address) => format!("http://{address}/v1"),
+            Address::Unix(path) => format!("http://localhost/v1 over {}", path.display()),
+        }
+    }
 }
 
 impl fmt::Display for Address {
@@ -267,6 +278,9 @@ impl Server {
             let mut drained = Drained { num_cancelled: 0 };
             if tokio::time::timeout(timeout, crowd.emptied()).await.is_err() {
                 drained.num_cancelled = crowd.num_busy();
+                if let Some(app) = self.shared.front.app() {
+                    app.cut_short(); // before the engines are told, so that nothing comes to them afterwards
+                }
                 cancel();
                 let _ = tokio::time::timeout(CANCEL_TIME, crowd.emptied()).await;
                 self.phase.send_replace(Phase::Over);
@@ -359,7 +373,7 @@ async fn accept(socket: Socket, shared: Arc<Shared>, phases: watch::Receiver<Pha
 impl Shared {
     fn take<S>(self: &Arc<Self>, stream: S, peer: Peer, phases: &watch::Receiver<Phase>)
     where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
         let http = &self.front.observer().metrics().http;
         match self.crowd.enter(peer) {
@@ -390,7 +404,7 @@ impl Shared {
     /// One connection, from its first byte to its last.
     async fn serve<S>(self: Arc<Self>, stream: S, place: Place, mut phases: watch::Receiver<Phase>)
     where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
         if *phases.borrow_and_update() != Phase::Open {
             return;
@@ -412,7 +426,15 @@ impl Shared {
             let moved = until_overdue(&mut connection, &info, timer.as_mut());
             let must_end = tokio::select! {
                 biased;
-                overdue = moved => break overdue,
+                overdue = moved => match overdue {
+                    Some(Overdue::Look) => {
+                        if info.look() {
+                            Pin::new(&mut connection).graceful_shutdown();
+                        }
+                        continue;
+                    }
+                    over => break over,
+                },
                 changed = phases.changed() => changed.is_err() || *phases.borrow() == Phase::Over,
                 () = info.must_go(), if !is_ending => false,
             };
@@ -460,8 +482,24 @@ async fn answer(
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     request.extensions_mut().insert(info);
+    if let Some(uri) = without_stray_slashes(request.uri()) {
+        *request.uri_mut() = uri;
+    }
     let router = shared.router.read().unwrap_or_else(PoisonError::into_inner).clone();
     TowerToHyperService::new(router).call(request).await
+}
+
+/// The target as it was meant where a base URL and a path were joined with a slash too many: at the start or the end of the path.
+fn without_stray_slashes(uri: &Uri) -> Option<Uri> {
+    let path = uri.path();
+    let meant = format!("/{}", path.trim_matches('/'));
+    if meant == path {
+        return None;
+    }
+    let target = uri.query().map_or(meant.clone(), |query| format!("{meant}?{query}"));
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(target.parse().ok()?);
+    Uri::from_parts(parts).ok()
 }
 
 /// An error as the bytes of a whole response, for where hyper is not asked.

@@ -108,6 +108,8 @@ pub struct HttpMetrics {
     closed: Family<ReasonLabels, Counter>,
     pub panics: Counter,
     pub log_lines_lost: Counter,
+    /// Bodies that were not waited for, because too many of their clients' were slow.
+    pub slow_bodies_refused: Counter,
 }
 
 impl HttpMetrics {
@@ -317,6 +319,8 @@ impl Metrics {
         let closed = http.closed.clone();
         r.register("llmctl_http_connections_closed", "Connections that the server ended", closed);
         r.register("llmctl_http_panics", "Requests that ended in a bug of the server", http.panics.clone());
+        let refused = http.slow_bodies_refused.clone();
+        r.register("llmctl_http_slow_bodies_refused", "Slow bodies beyond what a client may have", refused);
         let lost = http.log_lines_lost.clone();
         r.register("llmctl_access_log_lines_lost", "Lines that the access log could not take in time", lost);
         if cfg!(target_os = "linux") {

@@ -4,8 +4,8 @@
 //! Invariant: what is logged names sessions and requests, never their text.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::metrics::Metrics;
 use crate::runtime::{EngineLoad, Outcome, Started};
@@ -15,8 +15,8 @@ const UNKNOWN_WAIT: Duration = Duration::from_secs(2);
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// Weight of the newest turn in the mean time of a turn: the last dozen or so count.
-const NEWEST_WEIGHT: f64 = 0.15;
+/// Weight of the newest turn in the mean: the last two dozen or so count.
+const NEWEST_WEIGHT: f64 = 0.08;
 
 /// One finished request, as statistics see it.
 #[derive(Debug, Clone)]
@@ -41,8 +41,33 @@ pub struct Observer {
 #[derive(Debug, Default)]
 struct Shared {
     metrics: Metrics,
-    /// Seconds that a turn takes from its start, the newer ones weighing more.
-    mean_turn: Mutex<Option<f64>>,
+    pace: Mutex<Pace>,
+}
+
+/// How often a turn comes to its end while there is something to do, the newer ones weighing more.
+#[derive(Debug, Default)]
+struct Pace {
+    last_end: Option<Instant>,
+    /// Seconds from one end to the next.
+    mean: Option<f64>,
+}
+
+impl Pace {
+    /// A turn that was computed for so long has ended.
+    fn ended(&mut self, at: Instant, took: Duration) {
+        // A pause longer than the turn was one in which there was nothing to do.
+        let pause = self.last_end.map_or(took, |last| at.saturating_duration_since(last)).min(took);
+        self.last_end = Some(at);
+        let seconds = pause.as_secs_f64();
+        self.mean = Some(self.mean.map_or(seconds, |mean| mean + NEWEST_WEIGHT * (seconds - mean)));
+    }
+
+    /// Until so many more have ended.
+    fn time_of(&self, num_turns: usize) -> Duration {
+        let Some(mean) = self.mean else { return UNKNOWN_WAIT };
+        let time = Duration::try_from_secs_f64(mean * num_turns as f64).unwrap_or(LONGEST_WAIT);
+        time.clamp(SHORTEST_WAIT, LONGEST_WAIT)
+    }
 }
 
 impl Observer {
@@ -52,9 +77,8 @@ impl Observer {
         let timings = &record.outcome.timings;
         // A request that never started says nothing about how long one takes.
         if record.started.is_some() {
-            let seconds = timings.total.saturating_sub(timings.queue).as_secs_f64();
-            let mut mean = self.shared.mean_turn.lock().unwrap_or_else(PoisonError::into_inner);
-            *mean = Some(mean.map_or(seconds, |mean| mean + NEWEST_WEIGHT * (seconds - mean)));
+            let took = timings.total.saturating_sub(timings.queue);
+            self.pace().ended(Instant::now(), took);
         }
     }
 
@@ -63,13 +87,13 @@ impl Observer {
     }
 
     /// When a request that is turned away now is likely to find a place: when those that wait have started, at the pace
-    /// of the last turns.
+    /// at which the last turns came to their ends.
     pub fn retry_after(&self, load: &EngineLoad) -> Duration {
-        let mean = *self.shared.mean_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mean) = mean else { return UNKNOWN_WAIT };
-        let num_ahead = load.num_waiting.max(1) as f64;
-        let seconds = mean * num_ahead / load.num_running.max(1) as f64;
-        Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).clamp(SHORTEST_WAIT, LONGEST_WAIT)
+        self.pace().time_of(load.num_waiting.max(1))
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.shared.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -151,29 +175,47 @@ mod tests {
 
     #[test]
     fn retry_after_follows_the_queue_and_the_pace() {
-        let load = |num_waiting, num_running| EngineLoad {
-            num_waiting,
-            num_running,
+        let mut pace = Pace::default();
+        assert_eq!(pace.time_of(64), UNKNOWN_WAIT);
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let took = Duration::from_secs(4);
+        pace.ended(at(0), took);
+        assert_eq!(pace.time_of(3), Duration::from_secs(12), "one alone");
+        // Four side by side, for a long time: one a second comes to its end, whether they end together or in turns.
+        for turn in 1..200_u64 {
+            pace.ended(at(turn / 4 * 4000 + 1), took);
+        }
+        let wait = pace.time_of(16).as_secs_f64();
+        assert!((11.0..21.0).contains(&wait), "{wait}");
+        for turn in 1..200_u64 {
+            pace.ended(at(200_000 + turn * 1000), took);
+        }
+        let wait = pace.time_of(16).as_secs_f64();
+        assert!((15.9..16.1).contains(&wait), "{wait}");
+        // A night without requests, then short turns one after the other.
+        for turn in 0..200_u64 {
+            pace.ended(at(40_000_000 + turn * 50_000), Duration::from_millis(50));
+        }
+        let wait = pace.time_of(64).as_secs_f64();
+        assert!((3.1..3.3).contains(&wait), "{wait}: nothing to do is no pace");
+        assert_eq!((pace.time_of(1), pace.time_of(100_000)), (SHORTEST_WAIT, LONGEST_WAIT));
+    }
+
+    #[test]
+    fn a_turn_that_never_started_says_nothing_of_the_pace() {
+        let load = EngineLoad {
+            num_waiting: 60,
+            num_running: 1,
             num_sessions: 0,
             kv_free: 0,
             kv_capacity: 1,
             kv_allocated: 0,
         };
         let observer = Observer::default();
-        assert_eq!(observer.retry_after(&load(64, 4)), UNKNOWN_WAIT);
-        observer.turn(&record(4_050));
-        assert_eq!(observer.retry_after(&load(8, 4)), Duration::from_secs(8));
-        assert_eq!(observer.retry_after(&load(8, 1)), Duration::from_secs(32));
-        assert_eq!(observer.retry_after(&load(0, 4)), SHORTEST_WAIT);
-        assert_eq!(observer.retry_after(&load(1_000, 1)), LONGEST_WAIT);
-        (0..100).for_each(|_| observer.turn(&record(2_050)));
-        let wait = observer.retry_after(&load(8, 1)).as_secs_f64();
-        assert!((wait - 16.0).abs() < 0.1, "{wait}: the last turns count");
         observer.turn(&TurnRecord { started: None, ..record(100_000) });
-        assert_eq!(
-            observer.retry_after(&load(8, 1)).as_secs_f64(),
-            wait,
-            "one that never started says nothing"
-        );
+        assert_eq!(observer.retry_after(&load), UNKNOWN_WAIT);
+        observer.turn(&record(150));
+        assert_eq!(observer.retry_after(&load), Duration::from_secs(6));
     }
 }

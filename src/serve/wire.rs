@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod fields;
 pub mod hints;
+pub mod json;
 pub mod message;
 pub mod params;
 pub mod shape;

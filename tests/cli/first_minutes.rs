@@ -52,7 +52,7 @@ fn guide_refuses_a_stored_prompt_and_shows_what_it_would_be() {
 fn guide_ends_an_answer_that_does_not_end() {
     // A schema that any number satisfies, of any length.
     let schema = r#"{"properties": {"age": {"type": "integer"}}, "required": ["age"]}"#;
-    let args = ["run", "--schema", schema, "--output", "json", "How old is the sun?"];
+    let args = ["run", "--schema", schema, "--schema-open", "--output", "json", "How old is the sun?"];
     let place = Place::new();
     let ran = place.run(&args);
     ran.check(3, "the answer was cut").check(3, "before it satisfied --schema");
@@ -312,7 +312,7 @@ fn every_example_runs_as_it_stands_or_names_a_model() {
         place.write("notes.md", "What is a session?\n");
         place.write("tools.toml", "[[tool]]\nname = \"t\"\ndescription = \"d\"\nargv = [\"true\"]\n");
         // What an example goes on with, or shows.
-        let name = if example.contains("sessions show") { "trip" } else { "other" };
+        let name = if example.contains("llmctl sessions ") { "trip" } else { "other" };
         place.run(&["run", "-q", "--session", name, "hello"]).check(0, "");
         let script = script.replace("llmctl ", &format!("{} ", env!("CARGO_BIN_EXE_llmctl")));
         let mut shell = std::process::Command::new("sh");

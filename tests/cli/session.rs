@@ -266,7 +266,7 @@ fn sessions_are_listed_renamed_and_removed() {
 fn several_are_removed_at_once_or_none() {
     let Some(chat) = chat() else { return };
     for session in ["a", "b", "c"] {
-        chat.turn(session, &["One", "-n", "3"]).check(0, "");
+        chat.turn(session, &[&"One day, and another. ".repeat(8), "-n", "3"]).check(0, "");
     }
     let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
     run(&["rm", "a", "zzz"]).check(66, "no session named \"zzz\"");
@@ -361,7 +361,7 @@ fn a_conversation_is_exported_and_purged() {
     let purged = run(&["purge", "w"]).check(0, "").stdout.clone();
     assert!(purged.contains("of undone or damaged text erased, with "), "{purged}");
     assert!(!text().contains("Old words") && text().contains("New words"));
-    chat.turn("w", &["Go on", "-n", "3"]).check(0, "session w: turn 2");
+    chat.turn("w", &["Go on", "-n", "3"]).check(0, "continuing session w (1 turn");
 }
 
 #[test]

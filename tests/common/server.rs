@@ -180,6 +180,12 @@ impl Gate {
         self.state.0.lock().expect("free").left = Some(num_steps);
     }
 
+    /// Lets one more step pass.
+    pub fn step(&self) {
+        self.close_after(1);
+        self.state.1.notify_all();
+    }
+
     pub fn open(&self) {
         self.state.0.lock().expect("free").left = None;
         self.state.1.notify_all();

@@ -133,6 +133,7 @@ fn routes() -> Router<App> {
         .route("/panic", get(panic_at_once))
         .route("/panic-later", get(panic_later))
         .route("/endless", get(endless))
+        .route("/silent", get(std::future::pending::<()>))
         .route("/busy", get(|| async { ApiError::from(Error::QueueFull { waiting: 3 }) }))
         .route("/turn", post(turn))
 }

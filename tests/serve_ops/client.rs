@@ -65,6 +65,13 @@ pub fn get(address: SocketAddr, path: &str) -> Reply {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}"), "")
 }
 
+impl Client<TcpStream> {
+    /// Nothing more is asked on this connection; answers are read.
+    pub fn end_asking(&mut self) {
+        self.stream.get_mut().shutdown(std::net::Shutdown::Write).expect("it is open");
+    }
+}
+
 impl<S: Read + Write> Client<S> {
     pub fn new(stream: S) -> Self {
         Self { stream: BufReader::new(stream) }
@@ -72,6 +79,11 @@ impl<S: Read + Write> Client<S> {
 
     pub fn send(&mut self, bytes: &str) {
         self.stream.get_mut().write_all(bytes.as_bytes()).expect("the server reads");
+    }
+
+    /// To somebody who may have closed already.
+    pub fn try_send(&mut self, bytes: &str) -> std::io::Result<()> {
+        self.stream.get_mut().write_all(bytes.as_bytes())
     }
 
     /// `head` without its end; the length of a body is added.

@@ -113,3 +113,34 @@ fn whoever_leaves_stops_the_work() {
     gate.send(()).expect("the engine lives");
     eventually("the engine has let go", || site.metric(running) == 0.0);
 }
+
+#[test]
+fn whoever_ends_its_side_behind_a_request_gets_its_answer() {
+    let (engine, gate) = gated_engine();
+    let site = Site::with(Options::default(), EngineSlot::new(engine));
+    let mut streamed = connect(site.address());
+    streamed.send("POST /turn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n60");
+    streamed.end_asking();
+    let mut whole = connect(site.address());
+    whole.send("GET /id HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: one\r\n\r\n");
+    whole.end_asking();
+    assert_eq!(whole.reply().body, "one");
+    assert!(whole.is_closed(), "and no more is waited for");
+    drop(gate);
+    assert!(streamed.reply().body.ends_with("done stop"));
+    // Half a request is none.
+    let mut half = connect(site.address());
+    half.send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc");
+    half.end_asking();
+    assert!(half.is_closed());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn whoever_is_gone_behind_a_request_is_found_out_without_a_byte() {
+    let site = Site::new(Options::default());
+    let mut client = connect(site.address());
+    client.send("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    drop(client);
+    eventually("its request is given up", || site.metric("llmctl_http_requests_in_flight") == 1.0);
+}

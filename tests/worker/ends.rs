@@ -1,6 +1,7 @@
 //! However a worker ends, it ends soon, in good order, and with what it has computed saved.
 
 use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
@@ -51,6 +52,30 @@ fn it_ends_when_the_input_ends_before_it_is_ready() {
     let place = Place::new();
     let ran = finish(command(&place, &[]), "");
     assert_eq!(ran.code, Some(0), "{}", place.read("stderr"));
+}
+
+/// The client of a worker that cannot load closes its input when it has read why, which must not hide the exit code.
+#[test]
+fn a_worker_that_cannot_load_says_so_however_quick_its_client_is() {
+    let place = Place::new();
+    place.write("broken.gguf", "GGUF and no more");
+    for _ in 0..12 {
+        let mut child = place
+            .command(&["worker", "--model", "broken.gguf"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("llmctl starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        drop(child.stdin.take());
+        let line: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(line["code"], "load_failed", "{line}");
+        let ended = child.wait_with_output().expect("it ends");
+        assert_eq!(ended.status.code(), Some(65));
+        assert!(!ended.stderr.is_empty(), "and says why");
+    }
 }
 
 #[test]
@@ -111,7 +136,7 @@ fn a_model_that_cannot_be_loaded_is_said_on_both_streams() {
     let place = Place::new();
     let (mut child, output) = {
         let mut command = place.command(&["worker", "--model", "/no/such/model"]);
-        let piped = std::process::Stdio::piped;
+        let piped = Stdio::piped;
         let mut child =
             command.stdin(piped()).stdout(piped()).stderr(piped()).spawn().expect("llmctl starts");
         let output = child.stdout.take().expect("a pipe");

@@ -96,7 +96,8 @@ fn sessions_are_opened_forked_restored_and_told_of() {
     assert_eq!(answers[0].text(), answers[1].text());
     assert_eq!(answers[0].text(), answers[2].text());
     let reused = |at: usize| answers[at].done()["reused_prompt_tokens"].as_u64().expect("a number") as usize;
-    assert!(reused(0) >= held.len() - 2 && reused(1) >= held.len() - 2, "{answers:?}");
+    // What was restored has its full pages, what was never taken away every token.
+    assert!(reused(0) >= 32 && reused(1) >= held.len() - 2, "{answers:?}");
 
     assert_eq!(client.told(&json!({"op": "reset", "id": 9, "session_id": "b"}))["existed"], true);
     assert_eq!(client.told(&json!({"op": "close", "id": 9, "session_id": "b"}))["existed"], true);

@@ -14,7 +14,7 @@ use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
 use crate::serve::wire::shape::Shape;
 use crate::serve::wire::switches::{Template, switches};
-use crate::serve::wire::{Fields, Problems, message, params, shape};
+use crate::serve::wire::{self, Fields, Problems, message, params, shape};
 use crate::template::{Conversation, Message, Role};
 
 /// What the flags say for rows that do not say it themselves.
@@ -75,9 +75,9 @@ impl RowError {
     pub fn from_command(error: CommandError) -> Result<Self, CommandError> {
         let message = error.to_string();
         let row_error = match error.runtime() {
-            Some(Error::PromptTooLong { .. } | Error::ContextExceeded { .. }) => {
-                Self::new("context_length_exceeded", message)
-            }
+            Some(
+                Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. },
+            ) => Self::new("context_length_exceeded", message),
             Some(Error::InvalidParameter { name, .. }) => {
                 Self { param: Some((*name).to_owned()), ..Self::new("invalid_value", message) }
             }
@@ -120,12 +120,9 @@ pub fn parse(
     template: Template<'_>,
 ) -> (String, Result<Row, RowError>) {
     let fallback = format!("line-{number}");
-    let object = match serde_json::from_slice(line) {
-        Ok(Value::Object(object)) => object,
-        Ok(_) => return (fallback, Err(RowError::new("invalid_json", "the row is not a JSON object"))),
-        Err(error) => {
-            return (fallback, Err(RowError::new("invalid_json", format!("the row is not JSON: {error}"))));
-        }
+    let object = match wire::json::object(line, "the row") {
+        Ok(object) => object,
+        Err(message) => return (fallback, Err(RowError::new("invalid_json", message))),
     };
     let mut problems = Problems::default();
     let mut fields = Fields::new(object, &mut problems);

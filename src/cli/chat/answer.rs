@@ -3,15 +3,15 @@
 //! Takes the model's text apart once, for the eye and for the record. Reasoning is dim and only shown on a terminal; a pipe
 //! gets the content. Statistics and what becomes of the answer are not known here.
 
-use std::io::{StdoutLock, Write};
+use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};
 
-use super::render::Markdown;
+use super::render::{Markdown, Style, Styled};
 use super::think::Think;
 use super::{grouped, spoken, talk::NOTICEABLE};
-use crate::cli::output::{Output, OutputError, visible};
+use crate::cli::output::{Output, OutputError};
 use crate::cli::run::answer::Sink;
-use crate::cli::terminal::Terminal;
+use crate::cli::terminal::{self, Terminal};
 use crate::runtime::{Started, Token};
 use crate::template::{OutputParser, Piece};
 
@@ -67,7 +67,7 @@ enum Written {
 /// How to show an answer.
 pub struct Manner {
     pub think: Think,
-    /// Markdown in colours.
+    /// Markdown in colours, on a terminal with its line breaks.
     pub is_styled: bool,
     /// How long the prompt takes, as far as is known before.
     pub estimate: Option<Duration>,
@@ -79,6 +79,7 @@ pub struct Screen<'a> {
     manner: Manner,
     output: Output<StdoutLock<'static>>,
     markdown: Option<Markdown>,
+    thoughts: Styled,
     parser: Option<OutputParser>,
     pub parts: Parts,
     written: Written,
@@ -106,10 +107,12 @@ impl<'a> Screen<'a> {
             true => Output::new(std::io::stdout().lock(), false),
             false => Output::stdout(),
         };
+        let markdown = || Markdown::new(terminal.colors_output(), output_columns());
         Self {
             terminal,
             output,
-            markdown: manner.is_styled.then(Markdown::new),
+            markdown: manner.is_styled.then(markdown),
+            thoughts: Styled::new(terminal.colors_notices(), terminal.width()),
             parser: Some(parser),
             parts: Parts::default(),
             written: Written::Nothing,
@@ -142,13 +145,7 @@ impl<'a> Screen<'a> {
         let pieces = self.parser.take().map(|parser| parser.finish(is_cut)).unwrap_or_default();
         self.show(pieces)?;
         self.clear_status();
-        let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
-        self.output.write(&rest)?;
-        match self.written {
-            Written::Content if !self.ends_line => self.output.write("\n")?,
-            Written::Reasoning | Written::Call => self.aside("\n", false),
-            _ => {}
-        }
+        self.end_part()?;
         self.note_hidden();
         Ok(())
     }
@@ -165,9 +162,9 @@ impl<'a> Screen<'a> {
                 Piece::Reasoning(text) => self.show_reasoning(&text)?,
                 Piece::CallName { name, .. } => {
                     self.begin(Written::Call)?;
-                    self.aside(&format!("calls {name} "), false);
+                    self.aside(&format!("calls {name} "), Style::PLAIN);
                 }
-                Piece::CallArguments { fragment, .. } => self.aside(&fragment, true),
+                Piece::CallArguments { fragment, .. } => self.aside(&fragment, Style::DIM),
                 Piece::CallEnd { .. } => {}
             }
         }
@@ -182,6 +179,7 @@ impl<'a> Screen<'a> {
         self.ends_line = text.ends_with('\n');
         match &mut self.markdown {
             Some(markdown) => {
+                markdown.resize(output_columns());
                 let styled = markdown.push(text);
                 self.output.write(&styled)
             }
@@ -194,7 +192,7 @@ impl<'a> Screen<'a> {
             return Ok(());
         }
         self.begin(Written::Reasoning)?;
-        self.aside(text, true);
+        self.aside(text, Style::DIM);
         Ok(())
     }
 
@@ -203,28 +201,41 @@ impl<'a> Screen<'a> {
         self.clear_status();
         if self.written == next {
             if next == Written::Call {
-                self.aside("\n", false);
+                self.aside("\n", Style::PLAIN);
             }
             return Ok(());
         }
-        match self.written {
-            Written::Content if !self.ends_line => self.output.write("\n")?,
-            Written::Reasoning | Written::Call => self.aside("\n", false),
-            _ => {}
-        }
+        self.end_part()?;
         self.written = next;
         Ok(())
     }
 
-    /// Text on stderr, dim where it may be.
-    fn aside(&self, text: &str, is_dim: bool) {
-        let text = if self.terminal.shows_progress() { visible(text) } else { text.into() };
+    /// What is held back of the part that was written last, and a line end behind it.
+    fn end_part(&mut self) -> Result<(), OutputError> {
+        let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
+        self.output.write(&rest)?;
+        match self.written {
+            Written::Content if !self.ends_line => self.output.write("\n")?,
+            Written::Reasoning | Written::Call => {
+                self.aside("\n", Style::PLAIN);
+                self.thoughts.reset();
+                self.print_thoughts();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Text on stderr.
+    fn aside(&mut self, text: &str, style: Style) {
+        self.thoughts.resize(self.terminal.width());
+        self.thoughts.push(text, style);
+        self.print_thoughts();
+    }
+
+    fn print_thoughts(&mut self) {
         let mut stream = std::io::stderr();
-        let _ = match is_dim && self.terminal.colors_notices() {
-            true => write!(stream, "\x1b[2m{text}\x1b[0m"),
-            false => write!(stream, "{text}"),
-        };
-        let _ = stream.flush();
+        let _ = stream.write_all(self.thoughts.take().as_bytes()).and_then(|()| stream.flush());
     }
 
     fn note_hidden(&self) {
@@ -259,6 +270,11 @@ impl<'a> Screen<'a> {
     }
 }
 
+/// How wide the terminal on stdout is, where there is one.
+fn output_columns() -> Option<usize> {
+    std::io::stdout().is_terminal().then(terminal::columns).flatten()
+}
+
 impl Progress {
     /// How far the prompt is and how long it still takes: from what was measured, before that from `estimate`, the time for
     /// the whole.
@@ -285,6 +301,8 @@ impl Drop for Screen<'_> {
             let rest = markdown.finish();
             let _ = self.output.write(&rest);
         }
+        self.thoughts.reset();
+        self.print_thoughts();
     }
 }
 

@@ -6,6 +6,7 @@
 use super::actions;
 use super::talk::Chat;
 use crate::cli::error::{CommandError, Exit, nearest};
+use crate::cli::wrap;
 
 /// What comes after a command or a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,18 +72,20 @@ pub const TABLE: &[Command] = table![
         "List the commands, or explain one";
     "exit" ["bye", "quit", "q"] None, Argument::None, actions::exit,
         "Leave; the session is saved already";
-    "reset" ["clear", "new"] None, Argument::None, actions::reset,
-        "Forget the conversation; the session keeps its name";
+    "new" ["clear"] None, Argument::None, actions::new,
+        "Start a new conversation; the old one stays as a session, and /load opens it";
+    "reset" [] None, Argument::None, actions::reset,
+        "Empty this session, after asking; /undo brings the conversation back";
     "system" [] Some("[TEXT]"), Argument::Text, actions::system,
-        "Show or set the system prompt; after the first turn this begins a new session with it";
+        "Show or set the system prompt; after the first turn this starts a new session with it";
     "set" [] Some("[KEY VALUE]"), Argument::Setting, actions::set,
-        "Show or change sampling and limits; VALUE `default` takes a change back";
+        "Show or change sampling and limits; VALUE `default` restores the default";
     "show" [] Some("[config|model|template|prompt|thinking]"), Argument::Words(SHOW), actions::show,
-        "Show the conversation, or what stands behind it";
+        "Show the conversation, the settings, or what the model gets";
     "save" [] Some("[NAME]"), Argument::Text, actions::save,
-        "Name the session; one that has a name is copied under the new one";
+        "Name the session; one that you named before is copied under the new name";
     "load" [] Some("NAME"), Argument::Session, actions::load,
-        "Go on with another session";
+        "Continue another session or branch, with its own model unless you chose one";
     "sessions" ["ls"] None, Argument::None, actions::sessions,
         "List the saved sessions";
     "rename" [] Some("[OLD] NEW"), Argument::Session, actions::rename,
@@ -90,17 +93,19 @@ pub const TABLE: &[Command] = table![
     "delete" [] Some("[NAME]"), Argument::Session, actions::delete,
         "Remove this session, or another, with its KV";
     "undo" [] Some("[N]"), Argument::Text, actions::undo,
-        "Take back the last turn, or the last N";
+        "Take back the last turn, or the last N; after /reset, bring the conversation back";
+    "redo" [] None, Argument::None, actions::redo,
+        "Bring back what /undo, /retry, /edit or /reset took away last; again swaps them";
     "retry" ["regen"] Some("[seed=N]"), Argument::Words(&["seed="]), actions::retry,
-        "Answer the last message again, in place of the last answer";
+        "Answer the last message again; the old answer stays as a branch";
     "edit" [] Some("[N] [TEXT]"), Argument::Text, actions::edit,
-        "Change your last message, or that of turn N, and go on from there";
+        "Change your last message, or that of turn N; what it replaces stays as a branch";
     "fork" [] Some("[NAME]"), Argument::Text, actions::fork,
-        "Go on in a copy; this session stays as it is";
+        "Continue in a copy; this session stays as it is";
     "branches" [] None, Argument::None, actions::branches,
-        "Show the sessions that were forked from each other";
+        "Show this session's branches and forks; /load opens one";
     "continue" [] None, Argument::None, actions::go_on,
-        "Go on with an answer that was interrupted or cut";
+        "Continue an answer that was interrupted or cut";
     "file" ["read"] Some("PATH"), Argument::Path, actions::file,
         "Send a file's text along with the next message";
     "think" [] Some("[on|off|hide|show|budget N]"), Argument::Words(THINK), actions::think,
@@ -118,7 +123,7 @@ pub const TABLE: &[Command] = table![
     "copy" [] Some("[code]"), Argument::Words(&["code"]), actions::copy,
         "Copy the last answer, or its last block of code, to the clipboard";
     "model" [] Some("[REF]"), Argument::Model, actions::model,
-        "Show the model, or go on with another";
+        "Show the model, or continue with another";
     "json" [] Some("[SCHEMA|off]"), Argument::Path, actions::json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
     "tools" [] Some("[FILE|off]"), Argument::Path, actions::tools,
@@ -150,8 +155,8 @@ pub fn unknown(line: &str) -> CommandError {
     let name = line[1..].split(char::is_whitespace).next().unwrap_or_default();
     let near = nearest(name, TABLE.iter().flat_map(Command::names));
     let meant = near.map_or(String::new(), |near| format!("did you mean /{near}? "));
-    CommandError::usage(format!("there is no command /{name}"))
-        .hint(format!("{meant}/help lists them; put a blank before the / to say it to the model"))
+    CommandError::usage(format!("unknown command /{name}"))
+        .hint(format!("{meant}/help lists the commands; a blank before the / makes it a message"))
 }
 
 /// `/help`, for a terminal of so many columns.
@@ -179,19 +184,9 @@ pub fn help(columns: usize) -> String {
 
 const NAME_WIDTH: usize = 26;
 
-/// The text in lines of at most so many characters, broken between words.
+/// The text in lines of at most so many columns, broken between words.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is always a line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word.to_owned());
-        } else {
-            line.push_str(if line.is_empty() { "" } else { " " });
-            line.push_str(word);
-        }
-    }
-    lines
+    wrap::wrapped(text, width, 0).lines().map(str::to_owned).collect()
 }
 
 const KEYS: [&str; 2] = [

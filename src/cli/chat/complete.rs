@@ -1,8 +1,10 @@
 //! What the line editor knows while a line is typed: completions, hints, whether a message is finished, colours.
 //!
-//! Reads the command table and a [`Catalog`] of names; the file system only for paths. Changes nothing.
+//! Reads the command table and a [`Catalog`] of names; the file system only for paths. Keeps what is typed, for when the
+//! editor fails, and where the cursor is, because after a resize the editor does not know.
 
 use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -12,8 +14,12 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 
+use unicode_segmentation::UnicodeSegmentation;
+use unicode_width::UnicodeWidthStr;
+
 use super::command::{self, Argument, Command};
 use super::input::is_unfinished;
+use crate::cli::terminal;
 
 /// Names that can be completed, as they are when a line begins.
 #[derive(Debug, Clone, Default)]
@@ -22,20 +28,60 @@ pub struct Catalog {
     pub models: Rc<[String]>,
 }
 
+/// The line as it stands, before and after the cursor.
+#[derive(Debug, Clone, Default)]
+pub struct Typed(Rc<RefCell<(String, String)>>);
+
+impl Typed {
+    pub fn take(&self) -> (String, String) {
+        self.0.take()
+    }
+
+    fn keep(&self, line: &str, pos: usize) {
+        let (before, after) = line.split_at_checked(pos).unwrap_or((line, ""));
+        *self.0.borrow_mut() = (before.to_owned(), after.to_owned());
+    }
+}
+
 /// The editor's helper.
 pub struct Helper {
     catalog: Catalog,
     /// Nothing is completed, hinted or held back: a plain question.
     is_silent: bool,
+    has_colors: bool,
+    prompt: String,
+    typed: Typed,
+    /// Of the terminal when the line was drawn last.
+    columns: Cell<Option<usize>>,
 }
 
 impl Helper {
-    pub fn new(catalog: Catalog) -> Self {
-        Self { catalog, is_silent: false }
+    pub fn new(catalog: Catalog, has_colors: bool, prompt: &str, typed: Typed) -> Self {
+        let (prompt, columns) = (prompt.to_owned(), Cell::default());
+        Self { catalog, is_silent: false, has_colors, prompt, typed, columns }
     }
 
-    pub fn silent() -> Self {
-        Self { catalog: Catalog::default(), is_silent: true }
+    pub fn silent(has_colors: bool) -> Self {
+        Self { is_silent: true, ..Self::new(Catalog::default(), has_colors, "", Typed::default()) }
+    }
+
+    /// After a resize the terminal has moved the lines that were drawn, and the editor has gone up as many as there were
+    /// before: this goes to the first one and clears what is below.
+    fn redraw_from(&self) -> String {
+        let now = terminal::columns();
+        let before = self.columns.replace(now);
+        let (Some(before), Some(now)) = (before, now) else { return String::new() };
+        if before == now || self.is_silent || !terminal::moves_lines() {
+            return String::new();
+        }
+        let (typed, _) = &*self.typed.0.borrow();
+        let text = format!("{}{typed}", self.prompt);
+        let (old, new) = (row_of_end(&text, before), row_of_end(&text, now));
+        match new.checked_sub(old) {
+            Some(0) => "\x1b[J".to_owned(),
+            Some(up) => format!("\x1b[{up}A\r\x1b[J"),
+            None => format!("\x1b[{}B\r\x1b[J", old - new),
+        }
     }
 
     /// Where the word under the cursor begins, and what it can become.
@@ -79,6 +125,22 @@ impl Helper {
     }
 }
 
+/// The row, from 0, in which a text ends on a terminal of so many columns.
+fn row_of_end(text: &str, columns: usize) -> usize {
+    let (mut row, mut column) = (0, 0);
+    for grapheme in text.graphemes(true) {
+        if grapheme == "\n" {
+            (row, column) = (row + 1, 0);
+            continue;
+        }
+        column += grapheme.width();
+        if column > columns {
+            (row, column) = (row + 1, grapheme.width());
+        }
+    }
+    if column == columns { row + 1 } else { row }
+}
+
 /// Files and folders that the path may become; `~` is home.
 fn paths(typed: &str, start: usize) -> (usize, Vec<Pair>) {
     let (folder, prefix) = typed.rsplit_once('/').map_or(("", typed), |(folder, rest)| (folder, rest));
@@ -116,6 +178,7 @@ impl Hinter for Helper {
     type Hint = Hint;
 
     fn hint(&self, line: &str, pos: usize, _: &Context<'_>) -> Option<Hint> {
+        self.typed.keep(line, pos);
         if self.is_silent || pos < line.len() {
             return None;
         }
@@ -148,11 +211,15 @@ impl rustyline::hint::Hint for Hint {
 
 impl Highlighter for Helper {
     fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, default: bool) -> Cow<'b, str> {
-        if default { format!("\x1b[1;36m{prompt}\x1b[0m").into() } else { prompt.into() }
+        let moved = if default { self.redraw_from() } else { String::new() };
+        match default && self.has_colors {
+            true => format!("{moved}\x1b[1;36m{prompt}\x1b[0m").into(),
+            false => format!("{moved}{prompt}").into(),
+        }
     }
 
     fn highlight_hint<'h>(&self, hint: &'h str) -> Cow<'h, str> {
-        format!("\x1b[2m{hint}\x1b[0m").into()
+        if self.has_colors { format!("\x1b[2m{hint}\x1b[0m").into() } else { hint.into() }
     }
 }
 
@@ -174,7 +241,8 @@ mod tests {
 
     fn helper() -> Helper {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Helper::new(Catalog { sessions: names(&["trip", "work"]), models: names(&["org/model"]) })
+        let catalog = Catalog { sessions: names(&["trip", "work"]), models: names(&["org/model"]) };
+        Helper::new(catalog, true, "> ", Typed::default())
     }
 
     fn completed(line: &str) -> Vec<String> {
@@ -231,5 +299,26 @@ mod tests {
         assert_eq!((takes.display(), takes.completion()), (" [N]", None));
         assert!(hint("/").is_none() && hint("hello").is_none() && hint("/undo 2").is_none());
         assert!(helper().hint("/exp", 1, &Context::new(&history)).is_none(), "in the middle of a line");
+    }
+
+    #[test]
+    fn what_is_typed_is_kept_with_the_place_of_the_cursor() {
+        let (history, helper) = (MemHistory::new(), helper());
+        let _ = helper.hint("h\u{e9}llo", 3, &Context::new(&history));
+        assert_eq!(helper.typed.take(), ("h\u{e9}".to_owned(), "llo".to_owned()));
+    }
+
+    #[test]
+    fn rows_are_counted_as_the_terminal_breaks_them() {
+        for (text, columns, row) in [
+            ("> abc", 10, 0),
+            ("> abcdefgh", 10, 1),
+            ("> abcdefghi", 10, 1),
+            ("> a\nb", 10, 1),
+            ("> \u{65e5}\u{672c}\u{8a9e}", 5, 1),
+            ("", 10, 0),
+        ] {
+            assert_eq!(row_of_end(text, columns), row, "{text:?}");
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! break a line, a paste comes in whole, and Ctrl-X Ctrl-E opens it in $EDITOR. While the editor reads, SIGINT is
 //! rustyline's (as the key Ctrl-C, because the terminal is raw, or as a signal from elsewhere); at all other times it is
 //! `cli/signal.rs`'s. Knows no command's meaning: what completes is the helper's.
+//!
+//! Up finds all that was said in this chat; the history file keeps no entry longer than [`MAX_ENTRY_BYTES`].
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -11,20 +13,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustyline::error::ReadlineError;
-use rustyline::history::FileHistory;
+use rustyline::history::{FileHistory, History};
 use rustyline::{
     Behavior, Cmd, ColorMode, CompletionType, ConditionalEventHandler, Config, Editor, Event, EventContext,
     EventHandler, KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 
-use super::complete::{Catalog, Helper};
+use super::complete::{Catalog, Helper, Typed};
 use crate::cli::error::{CommandError, Kind};
+use crate::cli::report::bytes;
 use crate::cli::terminal::Terminal;
 use crate::cli::tty;
 use crate::runtime::private_files::{private_file, private_folder};
 
 /// Entries kept in the history file.
 const MAX_HISTORY: usize = 2000;
+
+/// Bytes of one entry of the history file.
+const MAX_ENTRY_BYTES: usize = 32 << 10;
 
 /// Bytes of one message from a pipe.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
@@ -49,8 +55,17 @@ pub enum Input {
 /// A terminal's line editor with its history.
 pub struct LineEditor {
     editor: Editor<Helper, FileHistory>,
-    history: Option<PathBuf>,
+    history: Option<HistoryFile>,
     keys: Arc<Keys>,
+    typed: Typed,
+    has_colors: bool,
+}
+
+/// What of the history outlives the chat.
+struct HistoryFile {
+    path: PathBuf,
+    /// What this chat adds to the file; the editor's own history has the file's entries and longer ones besides.
+    added: FileHistory,
 }
 
 /// What the keys that are ours have done since the last line.
@@ -93,7 +108,6 @@ impl Input {
         }
         // Where stdout goes to a file, the prompt must not: then it is drawn on the controlling terminal.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
-        let colors = if terminal.colors_notices() { ColorMode::Forced } else { ColorMode::Disabled };
         let config = Config::builder()
             .max_history_size(MAX_HISTORY)
             .and_then(|builder| builder.history_ignore_dups(true))
@@ -101,20 +115,23 @@ impl Input {
             .history_ignore_space(true)
             .completion_type(CompletionType::List)
             .completion_show_all_if_ambiguous(true)
-            .color_mode(colors)
+            .color_mode(ColorMode::Forced) // the helper is always asked, and knows whether there are any
             .behavior(behavior)
             .bracketed_paste(true)
             .build();
+        let mut added = FileHistory::with_config(&config);
         let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
         let keys = Arc::new(Keys::default());
         bind(&mut editor, &keys);
-        let history = state.and_then(|folder| history_file(folder, terminal));
-        if let Some(path) = &history
-            && let Err(error) = editor.load_history(path)
+        let path = state.and_then(|folder| history_file(folder, terminal));
+        if let Some(path) = &path
+            && let Err(error) = editor.load_history(path).and_then(|()| added.load(path))
         {
-            terminal.warn(&format!("{}: the history cannot be read: {error}", path.display()));
+            terminal.warn(&format!("{}: cannot read the history: {error}", path.display()));
         }
-        Ok(Input::Terminal(Box::new(LineEditor { editor, history, keys })))
+        let history = path.map(|path| HistoryFile { path, added });
+        let (typed, has_colors) = (Typed::default(), terminal.colors_notices());
+        Ok(Input::Terminal(Box::new(LineEditor { editor, history, keys, typed, has_colors })))
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -146,24 +163,33 @@ impl Input {
         let Input::Terminal(line) = self else { return Ok(None) };
         // Nobody agrees to what they have not seen.
         tty::forget_typed();
-        let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, Helper::silent()));
+        let silent = Helper::silent(line.has_colors);
+        let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
         let read = line.editor.readline(question);
         line.editor.set_helper(helper);
         line.keys.clear();
         match read {
             Ok(answer) => Ok(Some(answer.trim().to_owned())),
             Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(Some(String::new())),
+            Err(error) if is_bad_text(&error) => {
+                tty::drain_typed();
+                Ok(Some(String::new()))
+            }
             Err(error) => Err(failed(error)),
         }
     }
 
     /// Keeps what was typed; failing to is no harm.
-    pub fn remember(&mut self, entry: &str) {
-        if let Input::Terminal(line) = self {
-            let _ = line.editor.add_history_entry(entry);
-            if let Some(path) = &line.history {
-                let _ = line.editor.append_history(path);
-            }
+    pub fn remember(&mut self, entry: &str, terminal: &Terminal) {
+        let Input::Terminal(line) = self else { return };
+        let _ = line.editor.add_history_entry(entry);
+        let Some(HistoryFile { path, added }) = &mut line.history else { return };
+        if entry.len() > MAX_ENTRY_BYTES {
+            let most = bytes(MAX_ENTRY_BYTES as u64);
+            terminal
+                .note(&format!("(longer than {most}: in the history of this chat, not in the history file)"));
+        } else {
+            let _ = added.add(entry).and_then(|_| added.append(path));
         }
     }
 }
@@ -187,20 +213,32 @@ fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<Keys>) {
 /// The history file, made for its owner only.
 fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     let path = folder.join("history");
+    if path.is_symlink() {
+        // What is typed is private, and somebody else may have put the link there.
+        terminal.warn(&format!("{}: is a symbolic link; no history is kept", path.display()));
+        return None;
+    }
     let made = private_folder(folder, true)
         .and_then(|()| private_file(OpenOptions::new().append(true).create(true), &path));
     match made {
         Ok(_) => Some(path),
         Err(error) => {
-            terminal.warn(&format!("{}: no history is kept: {error}", path.display()));
+            terminal.warn(&format!("{}: {error}; no history is kept", path.display()));
             None
         }
     }
 }
 
+/// A byte came that is not UTF-8; the editor has dropped what came with it.
+fn is_bad_text(error: &ReadlineError) -> bool {
+    matches!(error, ReadlineError::Io(error) if error.kind() == io::ErrorKind::InvalidData)
+}
+
 fn failed(error: ReadlineError) -> CommandError {
     CommandError::new(Kind::Io, anyhow::anyhow!("{error}")).context("reading the terminal")
 }
+
+const NOT_TEXT: &str = "the paste is not UTF-8 text and was left out; the line before it is kept";
 
 impl LineEditor {
     fn read(
@@ -210,14 +248,21 @@ impl LineEditor {
         catalog: &Catalog,
         terminal: &Terminal,
     ) -> Result<Line, CommandError> {
-        self.editor.set_helper(Some(Helper::new(catalog.clone())));
-        let mut text = initial.to_owned();
+        let helper = Helper::new(catalog.clone(), self.has_colors, prompt, self.typed.clone());
+        self.editor.set_helper(Some(helper));
+        let (mut text, mut after) = (initial.to_owned(), String::new());
         loop {
             self.keys.clear();
-            match self.editor.readline_with_initial(prompt, (&text, "")) {
+            match self.editor.readline_with_initial(prompt, (&text, &after)) {
                 Ok(line) => return Ok(Line::Text(line)),
                 Err(ReadlineError::Eof) => return Ok(Line::End),
                 Err(ReadlineError::Interrupted) => {}
+                Err(error) if is_bad_text(&error) => {
+                    tty::drain_typed();
+                    terminal.warn(NOT_TEXT);
+                    (text, after) = self.typed.take();
+                    continue;
+                }
                 Err(error) => return Err(failed(error)),
             }
             let Some(line) = locked(&self.keys.to_edit).take() else {
@@ -231,6 +276,7 @@ impl LineEditor {
                     line
                 }
             };
+            after.clear();
         }
     }
 }
@@ -250,11 +296,12 @@ pub fn edit(text: &str) -> Result<String, CommandError> {
         .status()
         .map_err(|error| CommandError::new(Kind::Failure, error).context(editor.clone()))?;
     if !status.success() {
-        let error = anyhow::anyhow!("{editor} ended with {status}; the text is as it was");
+        let error = anyhow::anyhow!("{editor}: {status}; the message is unchanged");
         return Err(CommandError::new(Kind::Failure, error));
     }
-    let edited = std::fs::read_to_string(&draft.path)
-        .map_err(|error| CommandError::new(Kind::Io, error).context("reading what was edited"))?;
+    let edited = std::fs::read(&draft.path)
+        .map_err(|error| CommandError::new(Kind::Io, error).context("reading the edited message"))?;
+    let edited = String::from_utf8_lossy(&edited);
     Ok(edited.strip_suffix('\n').unwrap_or(&edited).to_owned())
 }
 

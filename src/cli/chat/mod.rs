@@ -26,6 +26,7 @@ use clap::Args;
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
+use super::report::counted;
 use super::run::prompt::read_file;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
@@ -35,7 +36,7 @@ use talk::Chat;
 
 /// Talk with a model, in sessions that survive a restart
 ///
-/// Every finished turn is saved without asking, with its KV, so that a conversation goes on warm. `/help` in the chat lists its
+/// Every finished turn is saved without asking, with its KV, so that a conversation continues warm. `/help` in the chat lists its
 /// commands. What is piped in is answered line by line.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = LONG_HELP)]
@@ -66,15 +67,15 @@ pub struct ChatArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
-    /// Go on with the saved session NAME, or begin it
+    /// Continue the saved session NAME with its own model, or start it
     #[arg(long, value_name = "NAME", conflicts_with_all = ["continue", "new", "ephemeral"])]
     pub session: Option<String>,
 
-    /// Go on with the session that was used last
+    /// Continue the session that was used last, with its own model
     #[arg(long = "continue", short = 'c', conflicts_with_all = ["new", "ephemeral"])]
     pub r#continue: bool,
 
-    /// Begin a session, named after the time (the default)
+    /// Start a session, named after the time (the default)
     #[arg(long, conflicts_with = "ephemeral")]
     pub new: bool,
 
@@ -96,8 +97,12 @@ pub struct PromptArgs {
     pub system_file: Option<PathBuf>,
 
     /// Say this file's text as the first message
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "message")]
     pub prompt_file: Option<PathBuf>,
+
+    /// Say this first
+    #[arg(value_name = "MESSAGE")]
+    pub message: Option<String>,
 
     /// Run these commands, declared in TOML, when the model calls them and you agree (as /tools)
     #[arg(long, value_name = "FILE")]
@@ -112,7 +117,7 @@ pub struct PromptArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {
-    /// Answers as they are written, without colours for Markdown and code
+    /// Answers as they are written: no colours for Markdown and code, no line breaks between words
     #[arg(long)]
     pub plain: bool,
 }
@@ -120,6 +125,7 @@ pub struct ScreenArgs {
 const LONG_HELP: &str = "\
 Examples:
   llmctl chat --model ./model.gguf
+  llmctl chat \"How do I use my own model?\"
   llmctl chat --session trip --system \"Be brief.\"
   llmctl chat -c
   llmctl chat --prompt-file notes.md --tools tools.toml
@@ -135,7 +141,11 @@ whole.
 Session:
   A turn is on disk before the prompt comes back; whatever happens then, finished turns stay. `llmctl run --session NAME` and \
 `llmctl sessions` see the same sessions.
-  A session that goes on finds its KV on disk and computes only what is missing; /why says what was, and why.
+  A session continues with its own model, unless --model, LLMCTL_MODEL or /model names another; `model` in a configuration \
+file is for new sessions.
+  What /undo, /retry, /edit and /reset take away stays as a branch of the session, NAME~1 and so on: /redo brings it back, \
+/branches lists the branches, /load opens one. /new keeps the whole session and starts another.
+  A continued session finds its KV on disk and computes only what is missing; /why says what was, and why.
 
 Context:
   The prompt shows how much of the context is used. At 80% there is a warning; when a message does not fit, chat asks \
@@ -146,12 +156,15 @@ Standard input:
 answers alone. An error ends the chat with its exit code.
 
 Tools:
+  Declared in TOML. argv is run without a shell; {city} is an argument of the call, and all arguments are JSON on stdin. A \
+command beside the file begins with ./ and the timeout is in seconds. Each call is shown, and runs when you agree.
+
   [[tool]]
   name = \"weather\"
   description = \"The weather in a city\"
-  argv = [\"./weather.sh\", \"{city}\"]    # no shell; {city} is the argument, and all arguments are JSON on stdin
-  timeout = 30                            # seconds
-  [tool.parameters]                       # JSON Schema
+  argv = [\"./weather.sh\", \"{city}\"]
+  timeout = 30
+  [tool.parameters]
   type = \"object\"
   properties = { city = { type = \"string\" } }
   required = [\"city\"]
@@ -161,7 +174,7 @@ Exit codes:
   1    runtime failure
   2    usage
   65   bad input: a damaged model or session, a message that does not fit the context where nobody can be asked
-  66   model or session not found
+  66   model or session not found, or the model of a session is missing
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   not enough memory, or the session is in use
@@ -172,13 +185,16 @@ Exit codes:
 Environment and files:
   LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.
   VISUAL, EDITOR    the editor of Ctrl-X Ctrl-E and /edit
-  $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank is not kept";
+  $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank, or is longer than 32 KiB, \
+is not kept";
 
 /// Runs the subcommand.
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     tty::remember();
-    let opening = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let file = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let opening = file.or_else(|| args.prompt.message.clone());
     let silence = Silence::begin();
+    let terminal = &terminal.wrapping();
     let mut chat = Chat::begin(args, terminal, places)?;
     drop(silence);
     let ended = converse(&mut chat, opening);
@@ -208,7 +224,7 @@ fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, Comman
             Line::Interrupted { was_empty } => {
                 is_leaving = was_empty;
                 if was_empty {
-                    chat.terminal.note("Ctrl-C once more leaves, as Ctrl-D does");
+                    chat.terminal.note("(Ctrl-C again or Ctrl-D leaves)");
                 }
                 chat.forget_edit();
                 Next::Prompt
@@ -234,7 +250,7 @@ fn guarded<'a>(
     match done {
         Err(error) if chat.is_interactive() && !chat.is_lost(&error) => {
             chat.terminal.error(&error);
-            Ok(Next::Prompt)
+            Ok(chat.unsent())
         }
         done => done,
     }
@@ -252,6 +268,30 @@ fn expand_home(path: &str) -> PathBuf {
             home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
         }
         _ => path.into(),
+    }
+}
+
+/// A path as it is typed: in quotes, with blanks behind backslashes, or as it is. A file of exactly that name wins.
+fn typed_path(typed: &str) -> PathBuf {
+    let plain = expand_home(typed);
+    if plain.exists() {
+        return plain;
+    }
+    let quoted = ['\'', '"'].iter().find_map(|&quote| {
+        let inner = typed.strip_prefix(quote)?.strip_suffix(quote)?;
+        (!inner.contains(quote)).then(|| inner.to_owned())
+    });
+    match quoted {
+        Some(inner) => expand_home(&inner),
+        None if cfg!(unix) && typed.contains('\\') => {
+            let mut chars = typed.chars();
+            let unescaped: String = std::iter::from_fn(|| {
+                chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) })
+            })
+            .collect();
+            expand_home(&unescaped)
+        }
+        None => plain,
     }
 }
 
@@ -283,6 +323,25 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn paths_may_be_quoted_or_escaped_as_in_a_shell() {
+        for (typed, path) in [
+            ("a b.md", "a b.md"),
+            ("'a b.md'", "a b.md"),
+            ("\"it's.md\"", "it's.md"),
+            ("'it's.md'", "'it's.md'"),
+            ("'", "'"),
+        ] {
+            assert_eq!(typed_path(typed), PathBuf::from(path), "{typed}");
+        }
+        #[cfg(unix)]
+        assert_eq!(typed_path("a\\ b\\'.md"), PathBuf::from("a b'.md"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let odd = folder.path().join("'x'");
+        std::fs::write(&odd, "").expect("written");
+        assert_eq!(typed_path(&odd.display().to_string()), odd, "what is there wins");
+    }
 
     #[test]
     fn numbers_and_times_are_for_people() {

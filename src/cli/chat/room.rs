@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::grouped;
 use super::talk::{Chat, Keeping};
 use super::turn::{self, Asked};
+use super::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
@@ -47,7 +47,7 @@ impl Chat<'_> {
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.has_warned {
             self.terminal.warn(&format!(
-                "{}% of the context is used ({} of {} tokens): /compact summarises, /context shows what fills it",
+                "{}% of the context is used ({} of {} tokens); /compact summarises it, /context shows what fills it",
                 used * 100 / size,
                 grouped(used),
                 grouped(size)
@@ -69,6 +69,11 @@ impl Chat<'_> {
             if has_room || (is_last_resort && needed < size) {
                 return Ok(Some((turn, asked)));
             }
+            // No room can be made for a message that is too long by itself.
+            let alone = self.tokens_alone(&asked)?;
+            if alone >= size {
+                return Err(self.message_too_long(alone));
+            }
             if is_last_resort {
                 return Err(self.too_long(needed));
             }
@@ -77,15 +82,26 @@ impl Chat<'_> {
                 Choice::Drop => self.drop_oldest(oldest, &mut asked)?,
                 Choice::Compact => self.compact_before(&mut asked)?,
                 Choice::Stop => {
-                    self.terminal.note("(not sent; the message is in the history)");
+                    self.terminal.note("(not sent)");
                     return Ok(None);
                 }
             }
         }
     }
 
+    /// Tokens of the prompt that is left when everything before the message goes; none where there is no message.
+    fn tokens_alone(&self, asked: &Asked) -> Result<usize, CommandError> {
+        if turn::question(&asked.added).is_none() {
+            return Ok(0);
+        }
+        let system = self.dialogue.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
+        let turn = self.prompted(&Asked { added, ..Asked::default() })?;
+        Ok(turn.tokens().len() + asked.begun.len())
+    }
+
     /// Tokens that an answer should at least have.
-    fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         let most = self.settings.limits().max_tokens.unwrap_or(ROOM);
         ROOM.min(self.context() / 8).min(most).max(1)
     }
@@ -120,7 +136,7 @@ impl Chat<'_> {
             .collect();
         self.terminal.report(&format!(
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
-             drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: the message is not sent",
+             drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: do not send the message",
             grouped(needed),
             grouped(self.context()),
             if oldest == 1 { "turn".to_owned() } else { format!("{oldest} turns") },
@@ -143,6 +159,7 @@ impl Chat<'_> {
         let system = self.dialogue.saved().system().map(str::to_owned);
         let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
         asked.kept = rest.len();
+        asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
             (true, Some(system)) => asked.added.insert(0, Message::system(system)),
             (true, None) => {}
@@ -161,7 +178,11 @@ impl Chat<'_> {
         let mut asked = Asked { kept, ..Asked::default() };
         self.compact_before(&mut asked)?;
         let after = self.dialogue.saved().num_tokens();
-        self.terminal.report(&format!("{} tokens are now {}", grouped(before), grouped(after)));
+        self.terminal.report(&format!(
+            "the conversation went from {} to {}",
+            grouped(before),
+            counted(after, "token")
+        ));
         Ok(())
     }
 
@@ -175,8 +196,9 @@ impl Chat<'_> {
         let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
-        let turns = if count == 1 { "1 turn is".to_owned() } else { format!("{count} turns are") };
-        self.terminal.note(&format!("{turns} now a summary of {} tokens", grouped(summary.generated.len())));
+        asked.replaces = None; // the copy has it all
+        let (turns, tokens) = (counted(count, "turn"), counted(summary.generated.len(), "token"));
+        self.terminal.note(&format!("{turns} became a summary of {tokens}"));
         Ok(())
     }
 
@@ -206,14 +228,14 @@ impl Chat<'_> {
                 let error = CommandError::usage(
                     "the older turns are a summary already, and the last one leaves no room",
                 );
-                return Err(error.hint("drop the oldest turns, or take the last one back with /undo"));
+                return Err(error.hint("/undo takes the last turn back, /new starts another conversation"));
             }
             if needed + summary_tokens <= self.context() {
                 return Ok((count, turn));
             }
         }
         if needed == 0 {
-            return Err(CommandError::usage("there is no older question to summarise"));
+            return Err(CommandError::usage("there is no older turn to summarise"));
         }
         Err(self.too_long(needed))
     }
@@ -236,7 +258,7 @@ impl Chat<'_> {
         let is_cut = outcome.finish == Finish::MaxTokens;
         let parsed = parse_answer(&self.dialect(), &[], turn.tail(), &said.text, is_cut);
         if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
-            let error = CommandError::usage("there is no summary; the conversation is as it was");
+            let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
             return Err(if parsed.reasoning.is_empty() {
                 error
             } else {
@@ -285,7 +307,7 @@ impl Chat<'_> {
 
     fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
         let speech = self.llm().texts().speech();
-        let kwargs = self.template_variables()?;
+        let kwargs = self.template_variables();
         let tools = self.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
@@ -306,7 +328,7 @@ impl Chat<'_> {
         let Keeping::Saved { name, .. } = &self.keeping else { return Ok(()) };
         let copy = self.free_name(&format!("{name}-whole"))?;
         drop(self.store()?.fork(name, &copy, None)?);
-        self.terminal.note(&format!("the whole conversation stays as session {copy}"));
+        self.terminal.note(&format!("the whole conversation is kept as session {copy}"));
         Ok(())
     }
 }
@@ -319,10 +341,15 @@ pub fn opening(saved: &SavedTurn) -> String {
 
 /// The beginning of a text on one line, in quotes.
 pub fn shortened(text: &str, most: usize) -> String {
+    format!("\u{201c}{}\u{201d}", on_one_line(text, most))
+}
+
+/// As much of a text as `most` characters, on one line.
+pub fn on_one_line(text: &str, most: usize) -> String {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match words.char_indices().nth(most) {
-        Some((end, _)) => format!("\u{201c}{}\u{2026}\u{201d}", &words[..end]),
-        None => format!("\u{201c}{words}\u{201d}"),
+        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
+        None => words,
     }
 }
 

@@ -11,17 +11,17 @@ use crate::runtime::{Error, Overflow, Sampling};
 /// What can be set.
 pub const KEYS: &[&str] = &[
     "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
+    "top-k",
+    "top-p",
+    "min-p",
+    "repetition-penalty",
+    "presence-penalty",
+    "frequency-penalty",
+    "logit-bias",
     "seed",
-    "max_tokens",
+    "max-tokens",
     "stop",
-    "ignore_eos",
+    "ignore-eos",
 ];
 
 /// The flags in force.
@@ -41,29 +41,35 @@ impl Settings {
     /// # Errors
     /// A usage error: there is no such key, or the value is refused.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), CommandError> {
-        let key = key.replace('-', "_");
+        let key = spelled(key);
         if !KEYS.contains(&key.as_str()) {
-            let error = CommandError::usage(format!("there is nothing called {key:?} to set"));
+            let error = CommandError::usage(format!("/set: unknown key {key:?}"));
             let near = crate::cli::error::nearest(&key, KEYS.iter().copied());
             return Err(error.hint(match near {
                 Some(near) => format!("did you mean {near}?"),
-                None => format!("there is {}", KEYS.join(", ")),
+                None => format!("the keys are {}", KEYS.join(", ")),
             }));
         }
         let mut changed = self.clone();
         match (key.as_str(), value) {
             (_, "default") => changed.unset(&key),
-            ("ignore_eos", "on" | "true") => changed.limits.ignore_eos = true,
-            ("ignore_eos", "off" | "false") => changed.limits.ignore_eos = false,
-            ("ignore_eos", _) => return Err(CommandError::usage("ignore_eos is on or off")),
+            ("ignore-eos", "on" | "true") => changed.limits.ignore_eos = true,
+            ("ignore-eos", "off" | "false") => changed.limits.ignore_eos = false,
+            ("ignore-eos", _) => {
+                return Err(CommandError::usage(format!(
+                    "/set ignore-eos: unknown value {value:?} (on, off)"
+                )));
+            }
             _ => {
-                let flag = format!("--{}={value}", key.replace('_', "-"));
+                let flag = format!("--{key}={value}");
                 changed.try_update_from([flag]).map_err(|error| refusal(&key, &error))?;
                 changed.limits.ignore_eos = self.limits.ignore_eos; // a bare flag counts as given
             }
         }
         changed.sampling.check().map_err(|error| match error {
-            Error::InvalidParameter { name, message } => CommandError::usage(format!("{name}: {message}")),
+            Error::InvalidParameter { name, message } => {
+                CommandError::usage(format!("/set {}: {message}", spelled(name)))
+            }
             other => other.into(),
         })?;
         *self = changed;
@@ -74,15 +80,15 @@ impl Settings {
         let Settings { sampling, limits } = self;
         match key {
             "temperature" => sampling.temperature = None,
-            "top_k" => sampling.top_k = None,
-            "top_p" => sampling.top_p = None,
-            "min_p" => sampling.min_p = None,
-            "repetition_penalty" => sampling.repetition_penalty = None,
-            "presence_penalty" => sampling.presence_penalty = None,
-            "frequency_penalty" => sampling.frequency_penalty = None,
-            "logit_bias" => sampling.logit_bias.clear(),
+            "top-k" => sampling.top_k = None,
+            "top-p" => sampling.top_p = None,
+            "min-p" => sampling.min_p = None,
+            "repetition-penalty" => sampling.repetition_penalty = None,
+            "presence-penalty" => sampling.presence_penalty = None,
+            "frequency-penalty" => sampling.frequency_penalty = None,
+            "logit-bias" => sampling.logit_bias.clear(),
             "seed" => sampling.seed = None,
-            "max_tokens" => limits.max_tokens = None,
+            "max-tokens" => limits.max_tokens = None,
             "stop" => limits.stop.clear(),
             _ => limits.ignore_eos = false,
         }
@@ -97,17 +103,17 @@ impl Settings {
         let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
         let rows = [
             ("temperature", sampling.temperature.to_string()),
-            ("top_k", or(sampling.top_k.map(|k| k.to_string()), "all")),
-            ("top_p", sampling.top_p.to_string()),
-            ("min_p", sampling.min_p.to_string()),
-            ("repetition_penalty", sampling.repetition_penalty.to_string()),
-            ("presence_penalty", sampling.presence_penalty.to_string()),
-            ("frequency_penalty", sampling.frequency_penalty.to_string()),
-            ("logit_bias", list(&bias)),
-            ("seed", or(sampling.seed.map(|seed| seed.to_string()), "drawn for each answer")),
-            ("max_tokens", or(max_tokens.map(|count| count.to_string()), "to the end of the context")),
+            ("top-k", or(sampling.top_k.map(|k| k.to_string()), "all")),
+            ("top-p", sampling.top_p.to_string()),
+            ("min-p", sampling.min_p.to_string()),
+            ("repetition-penalty", sampling.repetition_penalty.to_string()),
+            ("presence-penalty", sampling.presence_penalty.to_string()),
+            ("frequency-penalty", sampling.frequency_penalty.to_string()),
+            ("logit-bias", list(&bias)),
+            ("seed", or(sampling.seed.map(|seed| seed.to_string()), "random for each answer")),
+            ("max-tokens", or(max_tokens.map(|count| count.to_string()), "until the context is nearly full")),
             ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
-            ("ignore_eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
+            ("ignore-eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
         ];
         rows.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect()
     }
@@ -118,10 +124,15 @@ impl Settings {
     }
 }
 
+/// The flag's spelling, for either.
+pub fn spelled(key: &str) -> String {
+    key.replace('_', "-")
+}
+
 /// clap's reason without its usage lines, which speak of flags.
 fn refusal(key: &str, error: &clap::Error) -> CommandError {
     let reason = crate::cli::explain::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
-    CommandError::usage(format!("{key}: {reason}"))
+    CommandError::usage(format!("/set {key}: {reason}"))
 }
 
 #[cfg(test)]
@@ -133,10 +144,10 @@ mod tests {
     fn every_key_can_be_set_and_taken_back() {
         for key in KEYS {
             let value = match *key {
-                "seed" | "max_tokens" | "top_k" => "7",
-                "logit_bias" => "5=1",
+                "seed" | "max-tokens" | "top-k" => "7",
+                "logit-bias" => "5=1",
                 "stop" => "END",
-                "ignore_eos" => "on",
+                "ignore-eos" => "on",
                 _ => "0.5",
             };
             let mut settings = Settings::default();
@@ -163,12 +174,12 @@ mod tests {
             assert!(said.contains(message), "{said}");
         };
         check("temperature", "3", "3 is not in [0, 2]");
-        check("temperature", "warm", "temperature: \"warm\" is not a number");
-        check("top_k", "0", "`all` keeps all tokens");
+        check("temperature", "warm", "/set temperature: \"warm\" is not a number");
+        check("top-k", "0", "`all` keeps all tokens");
         check("temprature", "1", "did you mean temperature?");
-        check("ignore_eos", "maybe", "on or off");
-        check("max_tokens", "0", "must be at least 1");
+        check("ignore-eos", "maybe", "unknown value \"maybe\" (on, off)");
+        check("max-tokens", "0", "must be at least 1");
         assert_eq!(settings.sampling.temperature, None);
-        settings.set("top-p", "0.9").expect("dashes are fine");
+        settings.set("top_p", "0.9").expect("underscores are fine");
     }
 }

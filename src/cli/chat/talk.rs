@@ -4,8 +4,10 @@
 //! session that comes to no turn is not left behind. A session gets its name and its place on disk with the first message,
 //! so that looking in leaves nothing.
 
+mod greeting;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::complete::Catalog;
 use super::input::{self, Input, Line};
@@ -14,10 +16,13 @@ use super::settings::Settings;
 use super::think::Think;
 use super::tools::Toolbox;
 use super::turn::LastTurn;
-use super::{ChatArgs, command, command::Next, grouped, spoken};
+use super::{ChatArgs, command, command::Next, grouped};
+use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load::{self, LoadedLlm};
-use crate::cli::places::Places;
+use crate::cli::places::{Kept, Places};
+use crate::cli::report::table;
+use crate::cli::resume;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
 use crate::cli::sessions;
@@ -26,12 +31,11 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
 use crate::runtime::session::conversation::Dialogue;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
-use crate::runtime::{
-    AnswerForm, Error, Event, Frontend, Grammar, GrammarCompiler, GrammarSource, Limits, Overflow, Request,
-    ReuseReason, Sampling, Started,
+use crate::runtime::session::store::{
+    BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
-use crate::template::{DateTime, Dialect, TemplateError, ToolChoice};
+use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarCompiler, GrammarSource, Sampling};
+use crate::template::{Dialect, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
 const TRIFLE: usize = 64;
@@ -62,10 +66,26 @@ pub struct Chat<'a> {
     /// The turns before one that is being edited.
     pub editing: Option<usize>,
     pub pace: Pace,
+    /// What the last /undo, /redo, /retry, /edit or /reset took away.
+    pub taken: Option<(Taken, BranchReason)>,
+    /// A message that is not part of the conversation yet, and the turns before it.
+    pub pending: Option<(usize, String)>,
     /// The warning of a full context has been given.
     pub has_warned: bool,
     pub graceful: Graceful,
 }
+
+/// Turns that a command took away, for /redo.
+#[derive(Debug, Clone)]
+pub enum Taken {
+    /// The whole conversation as it was, in a branch of the session.
+    Branch(SessionName),
+    /// The same, of a conversation that is not saved.
+    Unsaved(Box<SavedSession>),
+}
+
+/// A longer message is not put on the line again.
+const MAX_BACK: usize = 4 << 10;
 
 /// Where the conversation is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,27 +103,25 @@ pub enum Keeping {
 }
 
 impl<'a> Chat<'a> {
-    /// Locks the session, loads the model, and says what there is.
-    pub fn begin(args: ChatArgs, terminal: &'a Terminal, places: &'a Places) -> Result<Self, CommandError> {
-        let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
-        settings.sampling.check().map_err(crate::cli::run::flag_error)?;
+    /// Locks the session, loads its model, and says what there is.
+    pub fn begin(
+        mut args: ChatArgs,
+        terminal: &'a Terminal,
+        places: &'a Places,
+    ) -> Result<Self, CommandError> {
+        let settings = settings(&args)?;
         let system = system_prompt(&args)?;
-        let think = args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse)?;
+        let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
+        let think =
+            args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
+        check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
-        if args.limits.overflow.is_some() {
-            let error =
-                CommandError::usage("--overflow is not for chat, which asks when the context is full");
-            return Err(error.hint("leave it out"));
-        }
         // Before the model is loaded, so that a session in use is refused at once.
-        let opened = match &wanted {
-            None => None,
-            Some(name) => match sessions::store(places)?.open(name) {
-                Err(Error::SessionNotFound(_)) => None,
-                opened => Some(opened.map_err(sessions::explain)?),
-            },
-        };
+        let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
+        if let Some(writer) = &opened {
+            args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
+        }
         let input = Input::open(terminal, places.state.as_deref())?;
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
             .for_frontend(Frontend::Chat);
@@ -113,7 +131,7 @@ impl<'a> Chat<'a> {
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
         let dialogue = Dialogue::new(model.clone());
-        let (attached, schema, last, editing) = Default::default();
+        let (attached, schema, last, editing, taken, pending) = Default::default();
         let mut chat = Self {
             terminal,
             places,
@@ -130,22 +148,34 @@ impl<'a> Chat<'a> {
             attached,
             last,
             editing,
+            taken,
+            pending,
             pace,
             grammars,
             has_warned: false,
             graceful: Graceful::begin_conversation(),
         };
-        let resumed = match (opened, wanted) {
-            (Some(writer), _) => chat.adopt(writer, false)?,
-            (None, Some(name)) => {
-                let writer = chat.store()?.open_or_create(&name, &model).map_err(sessions::explain)?;
-                chat.adopt(writer, true)?
-            }
-            (None, None) => None,
-        };
-        chat.check_think()?;
+        let resumed = chat.open(opened, wanted, &model)?;
+        chat.think.check(chat.thinking()).map_err(bad_think)?;
         chat.banner(resumed.as_deref());
         Ok(chat)
+    }
+
+    /// Takes up the session that was opened, or makes the one that is wanted; gives what was found of its KV, in words.
+    fn open(
+        &mut self,
+        opened: Option<SessionWriter>,
+        wanted: Option<SessionName>,
+        model: &ModelFingerprint,
+    ) -> Result<Option<String>, CommandError> {
+        match (opened, wanted) {
+            (Some(writer), _) => self.adopt(writer, false),
+            (None, Some(name)) => {
+                let writer = self.store()?.open_or_create(&name, model).map_err(sessions::explain)?;
+                self.adopt(writer, true)
+            }
+            (None, None) => Ok(None),
+        }
     }
 
     pub fn llm(&self) -> &LoadedLlm {
@@ -235,7 +265,14 @@ impl<'a> Chat<'a> {
             self.forget_edit();
             return Ok(Next::Prompt);
         }
-        self.input.remember(line);
+        self.input.remember(line, self.terminal);
+        if self.is_interactive() && matches!(line.trim_end(), "exit" | "quit") {
+            let word = line.trim_end();
+            self.terminal.note(&format!(
+                "(/exit or Ctrl-D leaves the chat; a blank before \u{201c}{word}\u{201d} sends it to the model)"
+            ));
+            return Ok(Next::Prompt);
+        }
         if let Some(kept) = self.editing.take()
             && command::of(line).is_none()
         {
@@ -251,6 +288,25 @@ impl<'a> Chat<'a> {
     /// A message that was to be edited is not.
     pub fn forget_edit(&mut self) {
         self.editing = None;
+    }
+
+    /// The prompt, with the message on it that did not become part of the conversation.
+    pub fn unsent(&mut self) -> Next {
+        let Some((kept, text)) = self.pending.take() else { return Next::Prompt };
+        if !self.is_interactive() {
+            return Next::Prompt;
+        }
+        if text.len() > MAX_BACK {
+            self.terminal.note("(the message is in the history: the key Up brings it back)");
+            return Next::Prompt;
+        }
+        self.editing = Some(kept).filter(|kept| *kept < self.dialogue.saved().turns.len());
+        Next::Edit(text)
+    }
+
+    /// Rows for people, as wide as the terminal.
+    pub fn report_table(&self, rows: &[Vec<String>]) {
+        self.terminal.report(table(rows, self.terminal.columns()).trim_end());
     }
 
     /// The last words: what is saved is on disk, and what is empty is gone.
@@ -283,12 +339,12 @@ impl Chat<'_> {
         }
         let left = std::mem::replace(&mut self.keeping, Keeping::Planned);
         let model = self.dialogue.saved().model.clone();
-        self.dialogue = Dialogue::new((*model).clone());
-        if let Keeping::Saved { name, is_fresh: true, .. } = left {
+        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new((*model).clone()));
+        if let Keeping::Saved { is_fresh: true, .. } = left {
             // An empty session that stays is listed, and harms nobody.
-            let _ = self.store().map(|store| store.remove(&name));
+            let _ = dialogue.remove_if_empty();
         }
-        (self.last, self.has_warned) = (None, false);
+        (self.last, self.has_warned, self.taken) = (None, false, None);
     }
 
     /// Goes on with an opened session; gives what was found of its KV, in words.
@@ -300,10 +356,9 @@ impl Chat<'_> {
         if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
             && Some(system.as_str()) != self.dialogue.saved().system()
         {
-            let error = CommandError::usage("the session began with another system prompt, or without one");
-            return Err(
-                error.hint("leave --system out to go on with it; /system in the chat begins a new one")
-            );
+            let error =
+                CommandError::usage("the session was started with another system prompt, or without one");
+            return Err(error.hint("continue it without --system, or start another with --session NAME"));
         }
         self.tell_engine()?;
         self.warm_up()
@@ -349,86 +404,6 @@ impl Chat<'_> {
             .expect("a list has an end, and the numbers have none");
         Ok(SessionName::new(&name)?)
     }
-
-    /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
-    /// session, and left when work on it would begin. Its pages stay where the first message finds them.
-    fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
-        let saved = self.dialogue.saved();
-        let is_ours =
-            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
-        let tokens = saved.tokens();
-        let num_tokens = tokens.len();
-        if !is_ours || num_tokens == 0 {
-            return Ok(None);
-        }
-        if num_tokens >= self.context() {
-            let said = format!("{} tokens, more than the context holds", grouped(num_tokens));
-            return Ok(Some(said));
-        }
-        let start = Instant::now();
-        let mut started = match self.look_for(tokens) {
-            Ok(started) => started,
-            // The first message will say it, if it is still so.
-            Err(error) => return Ok(Some(format!("not resumed: {error}"))),
-        };
-        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
-        if started.reuse.reason == ReuseReason::New {
-            started.reuse.reason = ReuseReason::Evicted;
-        }
-        let cached = started.reuse.cached_tokens;
-        self.last = Some(LastTurn { started: Some(started), outcome: None });
-        let estimate = |count| self.pace.time(count).map(spoken);
-        if num_tokens - cached < TRIFLE && cached * 2 < num_tokens {
-            return Ok(None);
-        }
-        let said = if cached * 2 < num_tokens {
-            // What is left is said, and computed with the first message.
-            let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
-            let missing = grouped(num_tokens - cached);
-            format!("{missing} of {} tokens are to be computed again{time} (/why)", grouped(num_tokens))
-        } else {
-            let cost = estimate(num_tokens)
-                .map_or(String::new(), |time| format!(", re-prefill would take about {time}"));
-            format!("resumed {} tokens in {}{cost}", grouped(cached), spoken(start.elapsed()))
-        };
-        Ok(Some(said))
-    }
-
-    /// What the engine finds of these tokens.
-    fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
-        let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-        let mut events = self.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
-        let mut found = None;
-        while let Some(event) = events.next() {
-            match event {
-                Event::Started(started) => {
-                    found = Some(started);
-                    events.cancel();
-                }
-                Event::Failed(error) => return Err(error.into()),
-                _ => {}
-            }
-        }
-        found.ok_or_else(|| Error::EngineGone.into())
-    }
-
-    fn banner(&self, resumed: Option<&str>) {
-        let info = self.llm().info();
-        let session = match &self.keeping {
-            Keeping::Nowhere => "nothing is saved".to_owned(),
-            Keeping::Planned => format!("session {}", planned_name()),
-            Keeping::Saved { name, .. } => match self.dialogue.saved().turns.len() {
-                0 => format!("session {name}, new"),
-                1 => format!("session {name}, 1 turn"),
-                count => format!("session {name}, {count} turns"),
-            },
-        };
-        let context = format!("context {}", grouped(info.context_tokens));
-        let help = self.is_interactive().then(|| "/help".to_owned());
-        let parts =
-            [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
-        self.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
-    }
 }
 
 /// Another model.
@@ -457,6 +432,7 @@ impl Chat<'_> {
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
         self.tell_engine()?;
+        self.carry_over()?;
         failure.map_or(Ok(()), Err)
     }
 
@@ -478,7 +454,7 @@ fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {
     if llm.texts().speech().has_template() {
         return Ok(());
     }
-    let hint = "chat needs one: give it with --chat-template FILE; `llmctl run --raw` completes plain text";
+    let hint = "give one with --chat-template FILE; `llmctl run --raw` completes plain text without one";
     Err(CommandError::from(TemplateError::Missing).hint(hint))
 }
 
@@ -499,18 +475,47 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
         return Ok(None);
     }
     let listed = sessions::store(places)?.list()?;
-    let used = listed.iter().filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
+    let own = listed.iter().filter(|listed| listed.branch().is_none());
+    let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
     let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
     last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
-        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to go on with"));
-        error.hint("leave --continue out to begin one")
+        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
+        error.hint("start one without --continue")
     })
 }
 
-/// `2026-11-21-2124`, in UTC.
+/// The session, where there is one of that name.
+fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
+    match sessions::store(places)?.open(name) {
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        opened => Ok(Some(opened.map_err(sessions::explain)?)),
+    }
+}
+
+fn settings(args: &ChatArgs) -> Result<Settings, CommandError> {
+    let settings = Settings { sampling: args.sampling.clone(), limits: args.limits.clone() };
+    settings.sampling.check().map_err(crate::cli::run::flag_error)?;
+    Ok(settings)
+}
+
+/// Refuses what chat has no use for, and a place where nothing could be saved.
+fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
+    if args.limits.overflow.is_some() {
+        let error = CommandError::usage("--overflow: chat asks when the context is full");
+        return Err(error.hint("leave it out"));
+    }
+    match args.session.ephemeral {
+        true => Ok(()),
+        false => places.check(Kept::Sessions).map_err(|error| match error.kind {
+            Kind::Config => error.hint("set HOME or XDG_DATA_HOME, or use --ephemeral"),
+            _ => error.hint("use --ephemeral to chat without saving"),
+        }),
+    }
+}
+
+/// `2026-11-21-2124`, by the user's clock.
 fn planned_name() -> String {
-    let now = DateTime::from_unix(i64::try_from(now_ms() / 1000).unwrap_or_default());
-    now.strftime("%Y-%m-%d-%H%M")
+    local_time(now_ms()).strftime("%Y-%m-%d-%H%M")
 }
 
 /// A pause that is worth being told of.

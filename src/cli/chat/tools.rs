@@ -4,7 +4,7 @@
 //! output, and what it says, its failure included, goes back to the model. Where nobody can be asked nothing runs.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Receiver;
@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::answer::Call;
+use super::counted;
+use super::room::{on_one_line, shortened};
 use super::talk::Chat;
 use crate::cli::error::CommandError;
 use crate::cli::run::prompt::read_file;
@@ -25,6 +27,9 @@ const MAX_OUTPUT: u64 = 64 << 10;
 
 /// Seconds a command may take unless it says otherwise.
 const TIMEOUT: u64 = 60;
+
+/// Most seconds that it may say: a day.
+const MAX_TIMEOUT: u64 = 24 * 60 * 60;
 
 /// How long the end of a command's output is waited for once it has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -56,9 +61,9 @@ pub struct Tool {
     /// JSON Schema of the arguments.
     #[serde(default)]
     pub parameters: Map<String, Value>,
-    /// The command and its arguments; `{name}` stands for an argument of the call.
+    /// The command and its arguments; `{name}` stands for an argument of the call, `{{name}}` for itself in single braces.
     pub argv: Vec<String>,
-    /// Seconds.
+    /// Seconds, 1 to [`MAX_TIMEOUT`].
     #[serde(default = "default_timeout")]
     pub timeout: u64,
 }
@@ -69,7 +74,7 @@ fn default_timeout() -> u64 {
 
 impl Toolbox {
     /// # Errors
-    /// The file cannot be read, or says what is no declaration of tools.
+    /// The file cannot be read, or does not declare tools that can be run.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let text = read_file(path)?;
         let bad = |message: String| CommandError::bad_data(format!("{}: {message}", path.display()));
@@ -79,13 +84,7 @@ impl Toolbox {
         }
         let mut names = BTreeSet::new();
         for tool in &file.tool {
-            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-            if tool.name.is_empty() || tool.name.len() > 64 || !tool.name.chars().all(is_name) {
-                return Err(bad(format!("{:?} is no name: 1 to 64 of a-z, A-Z, 0-9, _ and -", tool.name)));
-            }
-            if tool.argv.first().is_none_or(String::is_empty) {
-                return Err(bad(format!("tool {}: argv names no command", tool.name)));
-            }
+            tool.check().map_err(bad)?;
             if !names.insert(&tool.name) {
                 return Err(bad(format!("tool {} is declared twice", tool.name)));
             }
@@ -110,6 +109,39 @@ impl Toolbox {
 }
 
 impl Tool {
+    /// What is wrong with the declaration.
+    fn check(&self) -> Result<(), String> {
+        let Self { name, argv, timeout, .. } = self;
+        let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if name.is_empty() || name.len() > 64 || !name.chars().all(is_letter) {
+            return Err(format!("invalid tool name {name:?} (1 to 64 of a-z, A-Z, 0-9, _ and -)"));
+        }
+        if argv.first().is_none_or(String::is_empty) {
+            return Err(format!("tool {name}: argv names no command"));
+        }
+        if !(1..=MAX_TIMEOUT).contains(timeout) {
+            return Err(format!("tool {name}: timeout {timeout} is not in 1 to {MAX_TIMEOUT} seconds"));
+        }
+        let parameters = self.parameters.get("properties").and_then(Value::as_object);
+        let names: Vec<&str> = parameters.into_iter().flat_map(Map::keys).map(String::as_str).collect();
+        let used = argv[1..].iter().flat_map(|word| parts(word));
+        let unknown = used.filter_map(|part| match part {
+            Part::Argument(used) if !names.contains(&used) => Some(used),
+            _ => None,
+        });
+        match (unknown.into_iter().next(), &names[..]) {
+            (None, _) => Ok(()),
+            (Some(unknown), []) => {
+                Err(format!("tool {name}: argv has {{{unknown}}}, but the tool has no parameters"))
+            }
+            (Some(unknown), names) => Err(format!(
+                "tool {name}: argv has {{{unknown}}}, which is not one of its parameters ({}); write {{{{{unknown}}}}} \
+                 if it is no argument",
+                names.join(", ")
+            )),
+        }
+    }
+
     fn definition(&self) -> Value {
         let mut parameters = self.parameters.clone();
         parameters.entry("type").or_insert_with(|| "object".into());
@@ -130,8 +162,8 @@ impl Tool {
         std::iter::once(program).chain(rest).collect()
     }
 
-    /// Runs the call to its end; what it said is for the model.
-    fn run(&self, arguments: &Value, folder: &Path, graceful: &Graceful) -> String {
+    /// Runs the call to its end: what it returned, or why it failed.
+    fn run(&self, arguments: &Value, folder: &Path, graceful: &Graceful) -> Result<String, String> {
         let words = self.command_line(arguments, folder);
         let child = Command::new(&words[0])
             .args(&words[1..])
@@ -141,11 +173,11 @@ impl Tool {
             .spawn();
         match child {
             Ok(child) => self.wait(child, arguments, graceful),
-            Err(error) => format!("error: {} cannot be started: {error}", words[0]),
+            Err(error) => Err(format!("cannot start {} ({})", words[0], reason(&error))),
         }
     }
 
-    fn wait(&self, mut child: Child, arguments: &Value, graceful: &Graceful) -> String {
+    fn wait(&self, mut child: Child, arguments: &Value, graceful: &Graceful) -> Result<String, String> {
         let stdin = child.stdin.take();
         let given = arguments.to_string();
         let writer = std::thread::spawn(move || {
@@ -153,13 +185,13 @@ impl Tool {
             stdin.map(|mut stdin| stdin.write_all(given.as_bytes()))
         });
         let (stdout, stderr) = (drained(child.stdout.take()), drained(child.stderr.take()));
-        let deadline = Instant::now() + Duration::from_secs(self.timeout);
+        let (start, timeout) = (Instant::now(), Duration::from_secs(self.timeout));
         let ended = loop {
             match child.try_wait() {
                 Ok(Some(status)) => break Ended::Status(status),
                 Err(error) => break Ended::Unknown(error.to_string()),
                 Ok(None) if graceful.received().is_some() => break Ended::Stopped,
-                Ok(None) if Instant::now() > deadline => break Ended::Late,
+                Ok(None) if start.elapsed() > timeout => break Ended::Late,
                 Ok(None) => std::thread::sleep(POLL),
             }
         };
@@ -171,33 +203,72 @@ impl Tool {
         // What it left running may hold the streams open for ever.
         let text = |stream: Receiver<String>| stream.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
         match ended {
-            Ended::Status(status) if status.success() => text(stdout),
-            Ended::Status(status) => format!("error: {status}\n{}{}", text(stdout), text(stderr)),
-            Ended::Late => format!("error: it took longer than {} s", self.timeout),
-            Ended::Stopped => "error: the user stopped it".to_owned(),
-            Ended::Unknown(error) => format!("error: {error}"),
+            Ended::Status(status) if status.success() => Ok(text(stdout)),
+            Ended::Status(status) => Err(format!("{status}\n{}{}", text(stdout), text(stderr))),
+            Ended::Late => Err(format!("it took longer than {} s", self.timeout)),
+            Ended::Stopped => Err(STOPPED.to_owned()),
+            Ended::Unknown(error) => Err(error),
         }
     }
 }
 
-/// `{name}` replaced by the argument of that name, once: what an argument brings is not filled again.
-fn filled(part: &str, arguments: &Value) -> String {
-    let (mut text, mut rest) = (String::new(), part);
-    while let Some((before, after)) = rest.split_once('{') {
-        text.push_str(before);
-        let found = after.split_once('}').and_then(|(name, after)| Some((arguments.get(name)?, after)));
-        match found {
-            Some((value, after)) => {
-                text.push_str(&value.as_str().map_or_else(|| value.to_string(), str::to_owned));
-                rest = after;
-            }
-            None => {
-                text.push('{');
-                rest = after;
-            }
-        }
+const STOPPED: &str = "the user stopped it";
+
+/// An error of the system in a few words.
+fn reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "no such file".to_owned(),
+        ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
     }
-    text + rest
+}
+
+/// A piece of a word of `argv`.
+enum Part<'a> {
+    Text(&'a str),
+    /// Replaced by the argument of this name.
+    Argument(&'a str),
+}
+
+/// `{name}` is an argument, `{{name}}` is `{name}`, any other brace is itself.
+fn parts(word: &str) -> Vec<Part<'_>> {
+    let is_name =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
+    let braced = |text: &str, open: &str, close: &str| {
+        let (name, _) = text.strip_prefix(open)?.split_once(close)?;
+        is_name(name).then_some(open.len() + name.len() + close.len())
+    };
+    let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
+    while let Some(found) = word[at..].find('{') {
+        at += found;
+        let rest = &word[at..];
+        let (len, part) = if let Some(len) = braced(rest, "{{", "}}") {
+            (len, Part::Text(&rest[1..len - 1]))
+        } else if let Some(len) = braced(rest, "{", "}") {
+            (len, Part::Argument(&rest[1..len - 1]))
+        } else {
+            at += 1;
+            continue;
+        };
+        parts.extend([Part::Text(&word[from..at]), part]);
+        at += len;
+        from = at;
+    }
+    parts.push(Part::Text(&word[from..]));
+    parts
+}
+
+/// The word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
+fn filled(word: &str, arguments: &Value) -> String {
+    let text = |part: Part<'_>| match part {
+        Part::Text(text) => text.to_owned(),
+        Part::Argument(name) => match arguments.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Null) | None => String::new(),
+            Some(other) => other.to_string(),
+        },
+    };
+    parts(word).into_iter().map(text).collect()
 }
 
 enum Ended {
@@ -233,11 +304,11 @@ impl Chat<'_> {
             return Ok(None);
         }
         if let Some(broken) = calls.iter().find(|call| !call.is_whole) {
-            self.terminal.warn(&format!("the call of {} is not whole: nothing is run", broken.name));
+            self.terminal.warn(&format!("the call of {} was cut off; nothing was run", broken.name));
             return Ok(None);
         }
         let results = calls.iter().enumerate().map(|(n, call)| {
-            let text = self.run_tool(call)?;
+            let text = self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}"));
             let mut message = Message::new(Role::Tool, text);
             (message.tool_call_id, message.name) = (Some(format!("call_{}", n + 1)), Some(call.name.clone()));
             Ok(message)
@@ -245,25 +316,30 @@ impl Chat<'_> {
         results.collect::<Result<Vec<_>, CommandError>>().map(Some)
     }
 
-    fn run_tool(&mut self, call: &Call) -> Result<String, CommandError> {
-        let Some(toolbox) = &self.toolbox else { return Ok(String::new()) };
+    /// What the tool returned, or why it failed: the model hears of both.
+    fn run_tool(&mut self, call: &Call) -> Result<Result<String, String>, CommandError> {
+        let Some(toolbox) = &self.toolbox else { return Ok(Err("there are no tools".to_owned())) };
         if self.graceful.received().is_some() {
-            return Ok("error: the user stopped it".to_owned());
+            return Ok(Err(STOPPED.to_owned()));
         }
         let Some(tool) = toolbox.tools.iter().find(|tool| tool.name == call.name).cloned() else {
-            return Ok(format!("error: there is no tool {}", call.name));
+            return Ok(Err(format!("there is no tool {}", call.name)));
         };
         let Ok(arguments) = serde_json::from_str::<Value>(&call.arguments) else {
-            return Ok("error: the arguments are not JSON".to_owned());
+            return Ok(Err("the arguments are not JSON".to_owned()));
         };
         let folder = toolbox.path.parent().map(Path::to_path_buf).unwrap_or_default();
         let is_agreed = toolbox.always.contains(&tool.name) || self.agrees(&tool, &arguments, &folder)?;
         if !is_agreed {
-            return Ok("error: the user does not want this to be run".to_owned());
+            return Ok(Err("the user refused to run it".to_owned()));
         }
         let result = tool.run(&arguments, &folder, &self.graceful);
-        let first = super::room::shortened(&result, 60);
-        self.terminal.note(&format!("{} said {} bytes: {first}", tool.name, result.len()));
+        self.terminal.note(&match &result {
+            Ok(text) => {
+                format!("{} returned {}: {}", tool.name, counted(text.len(), "byte"), shortened(text, 60))
+            }
+            Err(reason) => format!("{} failed: {}", tool.name, on_one_line(reason, 120)),
+        });
         Ok(result)
     }
 
@@ -275,7 +351,7 @@ impl Chat<'_> {
         loop {
             match self.input.ask("run it? y(es), n(o), a(lways in this chat): ")?.as_deref() {
                 None => {
-                    self.terminal.note("nobody can be asked here: it is not run");
+                    self.terminal.note("not run: a tool runs only with your consent, which takes a terminal");
                     return Ok(false);
                 }
                 Some("y" | "yes") => return Ok(true),
@@ -309,7 +385,7 @@ mod tests {
         Tool { name, description, parameters, argv, timeout: 5 }
     }
 
-    fn said(tool: &Tool, arguments: Value) -> String {
+    fn run(tool: &Tool, arguments: Value) -> Result<String, String> {
         tool.run(&arguments, Path::new(""), &Graceful::begin())
     }
 
@@ -335,16 +411,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_declaration_is_refused_with_its_reason() {
+    fn a_wrong_declaration_is_refused_with_its_reason() {
         let tool = |name: &str, argv: &str| {
             format!("[[tool]]\nname = \"{name}\"\ndescription = \"d\"\nargv = {argv}\n")
         };
         for (text, reason) in [
             (String::new(), "there is no [[tool]]"),
-            (tool("a b", "[\"x\"]"), "is no name"),
+            (tool("a b", "[\"x\"]"), "invalid tool name \"a b\""),
             (tool("a", "[]"), "argv names no command"),
             (tool("a", "[\"x\"]") + &tool("a", "[\"y\"]"), "declared twice"),
             (tool("a", "[\"x\"]") + "color = 1\n", "unknown field `color`"),
+            (tool("a", "[\"x\", \"in {town}\"]"), "argv has {town}, but the tool has no parameters"),
+            (
+                tool("a", "[\"x\", \"{town}\"]") + "[tool.parameters]\nproperties = { city = {} }\n",
+                "argv has {town}, which is not one of its parameters (city)",
+            ),
+            (
+                tool("a", "[\"x\"]") + "timeout = 9223372036854775807\n",
+                "tool a: timeout 9223372036854775807 is not in 1 to 86400 seconds",
+            ),
+            (tool("a", "[\"x\"]") + "timeout = 0\n", "timeout 0 is not in 1 to 86400 seconds"),
             ("[[tool]]\nname = \"a\"\n".to_owned(), "missing field"),
         ] {
             let error = toolbox(&text).expect_err(reason);
@@ -354,25 +440,50 @@ mod tests {
 
     #[test]
     fn arguments_fill_words_and_never_make_new_ones() {
-        let tool = tool(&["./run", "{city}", "n={n}", "{none}", "{a}{", "{"]);
+        let tool = tool(&[
+            "./run",
+            "{city}",
+            "n={n}",
+            "<{none}>",
+            "{a}{",
+            "{",
+            "{{city}}",
+            "{ city }",
+            "{print $1}",
+        ]);
         let arguments = json!({"city": "Oslo; rm -rf /", "n": 3, "a": "{city}"});
         let line = tool.command_line(&arguments, Path::new("/tools"));
-        assert_eq!(line, ["/tools/./run", "Oslo; rm -rf /", "n=3", "{none}", "{city}{", "{"]);
+        let expected = [
+            "/tools/./run",
+            "Oslo; rm -rf /",
+            "n=3",
+            "<>",
+            "{city}{",
+            "{",
+            "{city}",
+            "{ city }",
+            "{print $1}",
+        ];
+        assert_eq!(line, expected);
     }
 
     #[cfg(unix)]
     #[test]
     fn a_command_gets_its_arguments_and_its_end_is_reported() {
-        assert_eq!(said(&tool(&["cat"]), json!({"a": [1]})), "{\"a\":[1]}");
-        assert_eq!(said(&tool(&["echo", "-n", "{a}"]), json!({"a": "$HOME"})), "$HOME");
-        let failed = said(&tool(&["sh", "-c", "echo out; echo err >&2; exit 3"]), json!({}));
-        assert!(failed.starts_with("error: exit status: 3\nout\nerr\n"), "{failed}");
-        assert!(said(&tool(&["/no/such/command"]), json!({})).contains("cannot be started"));
-        let long = said(&tool(&["sh", "-c", "yes | head -c 100000"]), json!({}));
+        assert_eq!(run(&tool(&["cat"]), json!({"a": [1]})), Ok("{\"a\":[1]}".to_owned()));
+        assert_eq!(run(&tool(&["echo", "-n", "{a}"]), json!({"a": "$HOME"})), Ok("$HOME".to_owned()));
+        let failed = run(&tool(&["sh", "-c", "echo out; echo err >&2; exit 3"]), json!({}));
+        assert!(
+            failed.as_ref().is_err_and(|text| text.starts_with("exit status: 3\nout\nerr\n")),
+            "{failed:?}"
+        );
+        let missing = run(&tool(&["/no/such/command"]), json!({}));
+        assert_eq!(missing, Err("cannot start /no/such/command (no such file)".to_owned()));
+        let long = run(&tool(&["sh", "-c", "yes | head -c 100000"]), json!({})).expect("a success");
         assert!(long.len() < 70_000 && long.ends_with("[34464 more bytes]"), "{}", &long[long.len() - 40..]);
         let late = Tool { timeout: 0, ..tool(&["sleep", "60"]) };
-        assert_eq!(said(&late, json!({})), "error: it took longer than 0 s");
+        assert_eq!(run(&late, json!({})), Err("it took longer than 0 s".to_owned()));
         let leaves = tool(&["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo -n done"]);
-        assert_eq!(said(&leaves, json!({})), "done");
+        assert_eq!(run(&leaves, json!({})), Ok("done".to_owned()));
     }
 }

@@ -3,24 +3,30 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
+use std::io::IsTerminal;
+
 use serde_json::{Map, Value};
 
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
-use super::grouped;
 use super::talk::{Chat, Keeping};
 use super::think::{self, Think};
+use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
+use crate::runtime::session::store::BranchReason;
 use crate::runtime::{Error, Finish, Limits, Outcome, Request, Sampling, Started, Usage};
 use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCall};
 
 /// Answers in a row that may call tools before the user is asked again.
 const MAX_ROUNDS: usize = 25;
+
+/// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
+const NEXT_MESSAGE: usize = 512;
 
 /// What the engine said of the last request.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +48,8 @@ pub struct Asked {
     /// What of the answer is there already.
     pub begun: Vec<u32>,
     pub seed: Option<u64>,
+    /// Why turns are replaced: they stay as a branch for it.
+    pub replaces: Option<BranchReason>,
 }
 
 /// What was answered.
@@ -68,23 +76,26 @@ impl Chat<'_> {
             0 => self.system.clone().or_else(|| self.dialogue.saved().system().map(str::to_owned)),
             _ => None,
         };
+        self.pending = Some((kept, text.clone()));
         let text = super::actions::with_attachments(&self.attached, text);
         let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
-        self.answer(Asked { kept, added, has_files: true, ..Asked::default() })
+        let replaces = (kept < self.dialogue.saved().turns.len()).then_some(BranchReason::Edit);
+        self.answer(Asked { kept, added, has_files: true, replaces, ..Asked::default() })
     }
 
     /// Answers, runs what tools the answer calls, and answers again.
     pub fn answer(&mut self, asked: Asked) -> Result<Next, CommandError> {
         let mut asked = asked;
         for round in 1..=MAX_ROUNDS {
-            let has_files = asked.has_files;
-            let Some((turn, fitting)) = self.fit(asked)? else { return Ok(Next::Prompt) };
+            let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
             let answered = self.generate(&turn, &fitting)?;
             let ending = ending(&answered, self.is_interactive());
             let calls = answered.parts.calls.clone();
-            let is_kept = self.keep(turn, answered, has_files)?;
-            if let Some(next) = ending {
-                return Ok(next);
+            let is_kept = self.keep(turn, answered, &fitting)?;
+            match ending {
+                Some(Next::Prompt) => return Ok(self.unsent()),
+                Some(next) => return Ok(next),
+                None => {}
             }
             // Nobody would hear of the last round's results.
             if round == MAX_ROUNDS && is_kept && !calls.is_empty() {
@@ -94,7 +105,8 @@ impl Chat<'_> {
             let Some(results) = results else { return Ok(Next::Prompt) };
             asked = Asked { kept: self.dialogue.saved().turns.len(), added: results, ..Asked::default() };
         }
-        self.terminal.warn(&format!("{MAX_ROUNDS} answers in a row have called tools: what now?"));
+        self.terminal
+            .warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
         Ok(Next::Prompt)
     }
 
@@ -104,27 +116,26 @@ impl Chat<'_> {
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
         let speech = self.llm().texts().speech();
-        let kwargs = self.template_variables()?;
+        let kwargs = self.template_variables();
         let conversation =
             Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
         Ok(self.dialogue.prompt(speech, conversation)?)
     }
 
     /// What the template is told of thinking; a schema leaves no place for it.
-    pub fn template_variables(&self) -> Result<Map<String, Value>, CommandError> {
-        let template = self.llm().texts().speech().template_source().unwrap_or_default();
-        match self.schema {
-            Some(_) => Ok(Think { is_on: Some(false), ..self.think }.variables(template).unwrap_or_default()),
-            None => self.think.variables(template),
-        }
+    pub fn template_variables(&self) -> Map<String, Value> {
+        let is_on = if self.schema.is_some() { Some(false) } else { self.think.is_on };
+        Think { is_on, ..self.think }.variables(self.thinking())
     }
 
     fn generate(&mut self, turn: &PromptedTurn, asked: &Asked) -> Result<Answered, CommandError> {
         let sampling = Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() };
         let prompt: Vec<u32> = turn.tokens().iter().chain(&asked.begun).copied().collect();
+        let prompt_tokens = prompt.len();
         let manner = Manner {
             think: self.think,
-            is_styled: self.terminal.colors_output() && !self.args.screen.plain,
+            is_styled: (self.terminal.colors_output() || std::io::stdout().is_terminal())
+                && !self.args.screen.plain,
             estimate: self.pace.time(prompt.len()),
         };
         let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), turn.tail());
@@ -133,7 +144,7 @@ impl Chat<'_> {
         let request = Request {
             prompt,
             sampling: sampling.clone(),
-            limits: self.settings.limits(),
+            limits: self.limits(prompt_tokens, asked),
             session: Some(self.engine_name().to_owned()),
             markup: self.markup(),
             grammar: self.grammar(turn.tail())?,
@@ -157,6 +168,24 @@ impl Chat<'_> {
         let generated = asked.begun.iter().chain(&said.ids).copied().collect();
         self.last = Some(LastTurn { started: said.started, outcome: Some(outcome.clone()) });
         Ok(Answered { parts, outcome, generated, sampling, signal, is_reader_gone })
+    }
+
+    /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
+    /// does not end the conversation. An answer that is continued may take what there is.
+    fn limits(&self, prompt_tokens: usize, asked: &Asked) -> Limits {
+        let limits = self.settings.limits();
+        let has_limit = limits.max_tokens.is_some() || self.own_limit().is_some();
+        if has_limit || !asked.begun.is_empty() {
+            return limits;
+        }
+        let reserve = NEXT_MESSAGE.min(self.context() / 8);
+        let left = self.context().saturating_sub(prompt_tokens + reserve).max(self.room());
+        Limits { max_tokens: Some(left), ..limits }
+    }
+
+    /// How long the model's answers are at most, where the user has not said anything.
+    fn own_limit(&self) -> Option<usize> {
+        self.llm().engine().spec().config.answer_tokens
     }
 
     /// One request, or two: when the reasoning has used up its budget, it is ended and the answer goes on behind it.
@@ -200,40 +229,30 @@ impl Chat<'_> {
     }
 
     /// Saves the turn and says what is to be said of it; whether there is one.
-    fn keep(
-        &mut self,
-        turn: PromptedTurn,
-        answered: Answered,
-        has_files: bool,
-    ) -> Result<bool, CommandError> {
+    fn keep(&mut self, turn: PromptedTurn, answered: Answered, asked: &Asked) -> Result<bool, CommandError> {
         let Answered { parts, outcome, generated, sampling, .. } = answered;
         let message = message_of(&parts);
+        let is_empty = outcome.finish == Finish::Cancelled && generated.is_empty();
+        let branch = match asked.replaces.filter(|_| !is_empty) {
+            Some(reason) => self.set_aside(reason)?,
+            None => None,
+        };
         let answer = conversation::Answer { message, generated, outcome: outcome.clone(), sampling };
         let is_kept = self.dialogue.finish(turn, answer)? == Finished::Kept;
         if is_kept {
-            if has_files {
+            self.pending = None;
+            if asked.has_files {
                 self.attached.clear();
             }
             if let Keeping::Saved { is_fresh, .. } = &mut self.keeping {
                 *is_fresh = false;
             }
         }
-        let terminal = self.terminal;
-        match (&outcome.finish, is_kept) {
-            (_, false) => terminal
-                .note("(stopped before the answer began; your message is not part of the conversation)"),
-            (Finish::Cancelled, _) => terminal.note("(stopped; what was said is kept, /continue goes on)"),
-            (Finish::MaxTokens, _) => terminal.note("(cut at max_tokens; /continue goes on)"),
-            (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue goes on)"),
-            (Finish::ContextFull, _) => {
-                self.has_warned = true; // this says it
-                terminal.warn(&format!(
-                    "the answer was cut: the context of {} tokens is full; /compact makes room, /undo takes the turn back",
-                    grouped(self.context())
-                ));
-            }
-            (Finish::Eos(_) | Finish::StopString(_) | Finish::Complete, _) => {}
+        self.note_finish(&outcome.finish, is_kept);
+        if let Some(branch) = branch {
+            self.terminal.note(&format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
+        let terminal = self.terminal;
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
             terminal.detail(&report::reuse(started, self.llm()));
@@ -246,6 +265,33 @@ impl Chat<'_> {
             .for_each(|notice| terminal.warn(notice));
         self.warn_of_context();
         Ok(is_kept)
+    }
+
+    /// Why the answer is not whole, if it is not.
+    fn note_finish(&mut self, finish: &Finish, is_kept: bool) {
+        let terminal = self.terminal;
+        let has_limit = self.settings.limits().max_tokens.is_some();
+        match (finish, is_kept) {
+            (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
+            (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
+            (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
+            (Finish::MaxTokens, _) if self.own_limit().is_some() => {
+                let most = counted(self.own_limit().unwrap_or_default(), "token");
+                terminal.note(&format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
+            }
+            (Finish::MaxTokens, _) => terminal.warn(
+                "the answer was cut to leave room for your next message; /continue resumes it, /compact makes room",
+            ),
+            (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue resumes it)"),
+            (Finish::ContextFull, _) => {
+                self.has_warned = true; // this says it
+                let size = grouped(self.context());
+                terminal.warn(&format!(
+                    "the answer was cut: the context of {size} tokens is full; /compact makes room, /undo takes the turn back"
+                ));
+            }
+            (Finish::Eos(_) | Finish::StopString(_) | Finish::Complete, _) => {}
+        }
     }
 
     /// The text of generated tokens, as the engine gives it: special ones have none, unless they are markup.
@@ -263,16 +309,23 @@ impl Chat<'_> {
         let turns = &self.dialogue.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
         let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
-        self.answer(Asked { kept: turns.len() - 1, added, begun, seed, has_files: false })
+        // An answer that is continued is all there still.
+        let replaces = begun.is_empty().then_some(BranchReason::Retry);
+        self.answer(Asked { kept: turns.len() - 1, added, begun, seed, has_files: false, replaces })
     }
 
     /// A sentence for a prompt that is too long where nobody can be asked.
     pub fn too_long(&self, prompt_tokens: usize) -> CommandError {
         let error =
             CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.context() });
-        error.hint(
-            "shorten the message, begin anew with /reset, or give a larger --ctx if the model allows it",
-        )
+        error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
+    }
+
+    /// The same for a message that is too long by itself.
+    pub fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
+        let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.context()));
+        let error = CommandError::bad_data(format!("the message takes {needed}, the context holds {size}"));
+        error.hint("shorten it, or restart with a larger --ctx if the model allows it")
     }
 }
 

@@ -35,6 +35,15 @@ pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
             "{word:?} looks like a model, and is taken as part of the prompt; a model is named with --model {word}"
         ));
     }
+    // A session has a model of its own, which is known when it is opened.
+    match args.session.session.is_some() && !args.model.is_named {
+        true => Ok(()),
+        false => built_in(args, terminal),
+    }
+}
+
+/// What the built-in model is no good for.
+pub fn built_in(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     let asks_more = args.prompt.name.is_some() || args.constraint.is_given();
     if args.prompt.dry_run || !asks_more || !load::means_built_in(&args.model) {
         return Ok(());

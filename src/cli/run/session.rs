@@ -4,11 +4,12 @@
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
 use super::llm::{Rendered, Texts};
-use super::{Finished, RunArgs, answer, dry_run, flag_error, load_model};
+use super::{Finished, RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
 use crate::cli::places::{Kept, Places};
 use crate::cli::report::counted;
+use crate::cli::resume;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::conversation::{self, Dialogue};
@@ -31,6 +32,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
             Err(Error::SessionNotFound(_)) => None,
             read => Some(read.map_err(sessions::explain)?),
         };
+        let args = &with_model(args, &name, saved.as_ref(), terminal)?;
         return preview(saved, args, next, terminal);
     }
     Places::from_environment().check(Kept::Sessions)?;
@@ -42,6 +44,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     if let Some(writer) = &opened {
         check_system(writer.saved(), &next)?;
     }
+    let args = &with_model(args, &name, opened.as_ref().map(|writer| writer.saved()), terminal)?;
     let llm = load_model(args, terminal)?;
     check_template(llm.texts().speech())?;
     let model = llm.texts().fingerprint().clone();
@@ -55,6 +58,23 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
         let _ = dialogue.remove_if_empty(); // an empty session is listed, and harms nobody
     }
     exit
+}
+
+/// The flags with the session's own model, unless the user names one.
+fn with_model(
+    args: &RunArgs,
+    name: &SessionName,
+    saved: Option<&SavedSession>,
+    terminal: &Terminal,
+) -> Result<RunArgs, CommandError> {
+    let mut args = args.clone();
+    if let Some(saved) = saved {
+        args.model = resume::model_of(&args.model, name, saved, "--model REF")?;
+    }
+    if !args.model.is_named {
+        check::built_in(&args, terminal)?;
+    }
+    Ok(args)
 }
 
 fn take_turn(
@@ -103,7 +123,8 @@ fn take_turn(
     let exit = answer(llm, tokens, args, &mut keep, terminal);
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
-        Some(Error::PromptTooLong { .. }) if !dialogue.saved().turns.is_empty() => {
+        Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
+            if !dialogue.saved().turns.is_empty() => {
             error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
         }
         _ => error,
@@ -153,8 +174,8 @@ fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
         return Ok(());
     }
     let began = match saved.system() {
-        Some(_) => "the session began with another system prompt",
-        None => "the session began without a system prompt",
+        Some(_) => "the session was started with another system prompt",
+        None => "the session was started without a system prompt",
     };
     let hint = "leave --system out to continue with it; start anew with another --session NAME, or after \
                 `llmctl sessions remove NAME`";

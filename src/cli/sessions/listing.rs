@@ -11,19 +11,33 @@ use crate::cli::report::columns;
 use crate::runtime::session::store::{Listed, SessionStore, now_ms};
 
 pub fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
-    let mut listed = store.list()?;
-    let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
-    listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
+    let listed = by_last_use(store)?;
     let folder = places.sessions();
     let object = json!({"folder": folder, "sessions": listed.iter().map(summary_json).collect::<Vec<_>>()});
     if listed.is_empty() {
         let folder = folder.map_or(String::new(), |folder| places.shorten(&folder));
         return Ok((format!("no sessions in {folder}\n"), object));
     }
+    Ok((columns(&rows_of(&listed)), object))
+}
+
+/// The list as a table, its head included.
+pub fn rows(store: &SessionStore) -> Result<Vec<Vec<String>>, CommandError> {
+    Ok(rows_of(&by_last_use(store)?))
+}
+
+fn by_last_use(store: &SessionStore) -> Result<Vec<Listed>, CommandError> {
+    let mut listed = store.list()?;
+    let last_used = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.last_used_ms);
+    listed.sort_by_key(|listed| std::cmp::Reverse(last_used(listed)));
+    Ok(listed)
+}
+
+fn rows_of(listed: &[Listed]) -> Vec<Vec<String>> {
     let head = ["NAME", "TURNS", "TOKENS", "LAST USED", "MODEL"].map(str::to_owned).to_vec();
     let now = now_ms();
-    let rows = grouped(&listed).into_iter().map(|(listed, is_below)| row(listed, is_below, now));
-    Ok((columns(&[head].into_iter().chain(rows).collect::<Vec<_>>()), object))
+    let rows = grouped(listed).into_iter().map(|(listed, is_below)| row(listed, is_below, now));
+    [head].into_iter().chain(rows).collect()
 }
 
 /// Branches follow their session, where there is one; true for those.

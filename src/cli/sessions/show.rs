@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{fork_json, turns};
+use crate::cli::clock::local_time;
 use crate::cli::report::columns;
 use crate::runtime::Finish;
 use crate::runtime::session::store::{Listed, SavedSession, SavedTurn, SessionName};
-use crate::template::{Content, DateTime, Message};
+use crate::template::{Content, Message};
 
 pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
@@ -14,8 +15,8 @@ pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
         ["session".to_owned(), name.to_string()],
         ["model".to_owned(), saved.model.name.clone()],
         ["reference".to_owned(), saved.model.reference.clone().unwrap_or_else(|| "unknown".to_owned())],
-        ["created".to_owned(), utc(saved.created_ms)],
-        ["last used".to_owned(), utc(saved.last_used_ms)],
+        ["created".to_owned(), when(saved.created_ms)],
+        ["last used".to_owned(), when(saved.last_used_ms)],
         ["turns".to_owned(), saved.turns.len().to_string()],
         ["tokens".to_owned(), saved.num_tokens().to_string()],
     ];
@@ -54,7 +55,7 @@ fn turn_text(number: usize, saved: &SavedTurn) -> String {
     };
     let (prompt, answer) = (turn.usage.prompt_tokens, turn.usage.completion_tokens);
     let mut text =
-        format!("\n-- turn {number}: {}, {prompt} + {answer} tokens, {finish}\n", utc(turn.finished_ms));
+        format!("\n-- turn {number}: {}, {prompt} + {answer} tokens, {finish}\n", when(turn.finished_ms));
     for message in &turn.messages {
         text.push_str(&format!("[{}] {}\n", message.role.as_str(), message_text(message)));
     }
@@ -114,8 +115,8 @@ pub fn message_json(message: &Message) -> Value {
     object
 }
 
-fn utc(ms: u64) -> String {
-    DateTime::from_unix(i64::try_from(ms / 1000).unwrap_or_default()).strftime("%F %T UTC")
+fn when(ms: u64) -> String {
+    local_time(ms).strftime("%F %T")
 }
 
 /// Names the branches of the session that is shown, those of its session where it is a branch.

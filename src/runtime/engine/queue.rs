@@ -95,11 +95,13 @@ impl Engine {
     /// [`Error::QueueFull`].
     pub(super) fn check_queue(&self) -> Result<()> {
         let config = &self.spec().config;
-        let waiting = self.queue.len();
-        if self.num_admitted() + waiting < config.max_running.saturating_add(config.max_waiting) {
+        let (admitted, waiting) = (self.num_admitted(), self.queue.len());
+        if admitted + waiting < config.max_running.saturating_add(config.max_waiting) {
             return Ok(());
         }
-        Err(Error::QueueFull { waiting })
+        // Those for whom there is room run from the next step on.
+        let starting = config.max_running.saturating_sub(admitted);
+        Err(Error::QueueFull { waiting: waiting.saturating_sub(starting) })
     }
 
     /// Ends what has reached its deadline, before any more work is put into it.

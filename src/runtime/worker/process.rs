@@ -76,6 +76,8 @@ impl Launch {
 
 /// A process that runs, or has run.
 struct Process {
+    /// Bytes of memory that it may reserve for itself.
+    memory: Option<u64>,
     state: Mutex<State>,
     ended: Condvar,
     work: Mutex<Work>,
@@ -101,17 +103,17 @@ impl Process {
             StartError::Lost(format!("{} could not be started: {error}", launch.program.display()))
         };
         let (sender, started) = mpsc::channel();
-        let (command, said) = (launch.command(), Arc::clone(&launch.said));
-        let body = move || keep(command, &*said, &sender);
+        let (command, said, memory) = (launch.command(), Arc::clone(&launch.said), launch.memory);
+        let body = move || keep(command, memory, &*said, &sender);
         thread::Builder::new().name("worker".to_owned()).spawn(body).map_err(|error| lost(&error))?;
         let started = started.recv().map_err(|_| lost(&"its thread has failed"))?;
         started.map_err(|error| lost(&error))
     }
 
-    fn new(child: Child) -> Self {
+    fn new(child: Child, memory: Option<u64>) -> Self {
         let state = State { child, status: None, last_lines: VecDeque::new() };
         let work = Work { num_ticks: None, at: Instant::now() };
-        Self { state: Mutex::new(state), ended: Condvar::new(), work: Mutex::new(work) }
+        Self { memory, state: Mutex::new(state), ended: Condvar::new(), work: Mutex::new(work) }
     }
 
     /// What is behind the lock is whole at every moment.
@@ -151,14 +153,19 @@ impl Process {
 }
 
 /// A process' own thread: starts it, hears what it says, and waits for it.
-fn keep(mut command: Command, said: &dyn Fn(&str), started: &Sender<std::io::Result<Pipes>>) {
+fn keep(
+    mut command: Command,
+    memory: Option<u64>,
+    said: &dyn Fn(&str),
+    started: &Sender<std::io::Result<Pipes>>,
+) {
     // Nobody is interested in an answer any more only when its receiver has panicked.
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return drop(started.send(Err(error))),
     };
     let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let process = Arc::new(Process::new(child));
+    let process = Arc::new(Process::new(child, memory));
     let (Some(input), Some(output), Some(errors)) = pipes else { unreachable!("all three were asked for") };
     let _ = started.send(Ok((Arc::clone(&process), input, output)));
     listen(errors, &mut |line| {
@@ -205,6 +212,9 @@ impl Peer for Process {
         let is_running = |state: &mut State| state.status.is_none();
         let state = self.ended.wait_while(self.lock(), is_running).unwrap_or_else(PoisonError::into_inner);
         let mut how = state.status.map_or_else(String::new, |status| status.to_string());
+        if let Some(memory) = self.memory.filter(|_| has_run_out(&state)) {
+            write!(how, "; {OUT_OF_MEMORY} {memory} bytes").expect("a string takes everything");
+        }
         if let Some((last, before)) = state.last_lines.iter().collect::<Vec<_>>().split_last() {
             how.push_str("; its last lines were:");
             for line in before.iter().chain([last]) {
@@ -224,6 +234,34 @@ impl Peer for Process {
         let least = elapsed_ms.saturating_mul(TICKS_PER_SECOND * LEAST_WORK_PERCENT) / 100_000;
         Some(ticks > least)
     }
+}
+
+/// How it is told that a worker has run out of its memory; the number of bytes follows.
+pub const OUT_OF_MEMORY: &str = "it has run out of the memory that it is allowed,";
+
+/// Whether a message is that of a process that gets no more memory: for itself, for a mapping (ENOMEM), or for the stack of a
+/// thread (EAGAIN).
+pub fn tells_of_no_memory(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    let marks = ["memory allocation of", "cannot allocate memory", "resource temporarily unavailable"];
+    marks.iter().any(|mark| text.contains(mark)) || text.contains(OUT_OF_MEMORY)
+}
+
+/// Whether it ended for that, or of a signal, as a process does whose stack or loader cannot grow.
+fn has_run_out(state: &State) -> bool {
+    state.last_lines.iter().any(|line| tells_of_no_memory(line)) || state.status.is_some_and(is_crash)
+}
+
+#[cfg(unix)]
+fn is_crash(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    // 127: the loader could not map a library.
+    matches!(status.signal(), Some(libc::SIGSEGV | libc::SIGBUS)) || status.code() == Some(127)
+}
+
+#[cfg(not(unix))]
+fn is_crash(_: ExitStatus) -> bool {
+    false
 }
 
 /// The processor time that a process has used so far, of all its threads, in clock ticks: `utime` and `stime` of proc_pid_stat(5).
@@ -279,6 +317,23 @@ mod tests {
         assert_eq!(said.len(), 9);
         let (why, _) = told("kill -SEGV $$");
         assert!(why.contains("signal: 11"), "{why}");
+    }
+
+    #[test]
+    fn one_that_has_run_out_of_its_memory_is_told_from_others() {
+        let why =
+            |script: &str, memory: Option<u64>| failure(&Launch { memory, ..launch(script, Arc::default()) });
+        let ran_out = format!("{OUT_OF_MEMORY} 67108864 bytes");
+        for script in [
+            "kill -SEGV $$",
+            "echo 'memory allocation of 9 bytes failed' >&2; kill -ABRT $$",
+            "echo 'starting: resource temporarily unavailable' >&2",
+            "exit 127",
+        ] {
+            assert!(why(script, Some(64 << 20)).contains(&ran_out), "{script}");
+            assert!(!why(script, None).contains(OUT_OF_MEMORY), "{script}");
+        }
+        assert!(!why("exit 1", Some(64 << 20)).contains(OUT_OF_MEMORY));
     }
 
     #[test]

@@ -391,7 +391,9 @@ impl Code {
     pub fn of(error: &Error) -> Code {
         match error {
             Error::PromptEmpty | Error::InvalidParameter { .. } => Code::InvalidValue,
-            Error::PromptTooLong { .. } | Error::ContextExceeded { .. } => Code::ContextLengthExceeded,
+            Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. } => {
+                Code::ContextLengthExceeded
+            }
             Error::NotSupported(_) => Code::Unsupported,
             Error::SessionBusy(_) => Code::SessionBusy,
             Error::SessionsFull { capacity: 0 } => Code::UnsupportedSession,
@@ -1160,6 +1162,7 @@ mod tests {
         let errors = vec![
             Error::PromptEmpty,
             Error::PromptTooLong { prompt_tokens: 1, context_tokens: 2 },
+            Error::PromptOversized { least_tokens: 1, context_tokens: 2 },
             Error::ContextExceeded { prompt_tokens: 1, max_tokens: 2, context_tokens: 3 },
             Error::InvalidParameter { name: "top_p", message: message.clone() },
             Error::NotSupported("forking a session"),

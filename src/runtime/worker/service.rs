@@ -130,6 +130,11 @@ impl Reception {
         Ok(reception)
     }
 
+    /// From now on the end of the input does not end the process early: there is something to tell, and an exit code with it.
+    pub fn stay(&self) {
+        self.is_serving.store(true, Ordering::SeqCst);
+    }
+
     pub fn stopper(&self) -> Stopper {
         Stopper(self.sender.clone())
     }
@@ -417,12 +422,14 @@ impl Desk {
     }
 
     fn prepare(&self, generate: Generate) -> Result<Request> {
+        let spec = self.engine.spec();
+        let context = spec.context_length();
+        let plain = Encode { add_special: false, parse_special: true };
         let encode = |text: &str, is_behind: bool| match is_behind {
-            false => self.tokenizer.encode(text, Encode { add_special: false, parse_special: true }),
-            true => self.tokenizer.encode_chat_rest(text),
+            false => self.tokenizer.encode_prompt(text, plain, context),
+            true => self.tokenizer.encode_chat_rest_for(text, Some(context)),
         };
         let request = generate.into_request(encode, |source| self.compiler.compile(source))?;
-        let spec = self.engine.spec();
         request.validate(spec.vocab_size(), spec.context_length())?;
         Ok(request)
     }

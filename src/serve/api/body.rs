@@ -3,15 +3,24 @@
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Map, Value};
+use tokio::task::spawn_blocking;
 
+use super::drive::internal;
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
 use super::turn::{InSession, Session};
 use crate::runtime::session::store::SessionName;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::wire::json;
+
+/// Bytes that are parsed where they come in; more would hold up the requests of others.
+const PARSED_AT_ONCE: usize = 64 << 10;
+
+/// What messages call it.
+const WHAT: &str = "the body";
 
 /// A body that is a JSON object.
 pub struct JsonBody(pub Map<String, Value>);
@@ -20,6 +29,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        check_encoding(request.headers())?;
         check_type(request.headers())?;
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
             let status = rejection.into_response().status();
@@ -29,25 +39,34 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             };
             ApiError::new(status, Some(code), message)
         })?;
+        let read = match bytes.len() {
+            0..=PARSED_AT_ONCE => json::object(&bytes, WHAT),
+            _ => spawn_blocking(move || json::object(&bytes, WHAT))
+                .await
+                .map_err(|_| internal("reading the body failed"))?,
+        };
         let malformed =
             |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);
-        match parsed(bytes).await {
-            Ok(Value::Object(members)) => Ok(Self(members)),
-            Ok(_) => Err(malformed("the body is not a JSON object".to_owned())),
-            Err(error) => Err(malformed(format!("the body is not JSON: {error}"))),
-        }
+        read.map(Self).map_err(malformed)
     }
 }
 
-/// Bytes of a body from which on it is read on a thread that may wait: here others would wait for it.
-const LARGE_BYTES: usize = 64 << 10;
-
-async fn parsed(bytes: Bytes) -> serde_json::Result<Value> {
-    if bytes.len() < LARGE_BYTES {
-        return serde_json::from_slice(&bytes);
+/// Bodies come as they are: what unpacks to a thousand times its size is nothing to take from a stranger.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get_all(header::CONTENT_ENCODING).iter();
+    let is_plain =
+        |value: &&HeaderValue| value.is_empty() || value.as_bytes().eq_ignore_ascii_case(b"identity");
+    match given.into_iter().find(|value| !is_plain(value)) {
+        None => Ok(()),
+        Some(encoding) => {
+            let message = format!(
+                "Content-Encoding {:?} is not supported: send the body as it is, without the header",
+                String::from_utf8_lossy(encoding.as_bytes())
+            );
+            let code = Some("unsupported_content_encoding");
+            Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, code, message))
+        }
     }
-    let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&bytes)).await;
-    parsed.unwrap_or_else(|_| serde_json::from_slice(b"")) // a panic in the reader: no JSON
 }
 
 /// Only JSON that says so: a page in a browser may post other types across origins without asking.
@@ -120,8 +139,6 @@ fn invalid_session(message: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
-
     use super::*;
     use crate::serve::owner::Owner;
 
@@ -173,6 +190,24 @@ mod tests {
             headers.insert("x-session-affinity", HeaderValue::from_bytes(odd).expect("a value"));
             let name = named(None, &headers).expect("never refused").expect("a session");
             assert!(name.starts_with("~affinity-") && name.len() == 26, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_packed_body_is_refused_by_its_header() {
+        let check = |given: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(given));
+            check_encoding(&headers).map_err(|error| (error.status.as_u16(), error.message))
+        };
+        assert_eq!(check_encoding(&HeaderMap::new()), Ok(()));
+        assert_eq!((check("identity"), check("Identity"), check("")), (Ok(()), Ok(()), Ok(())));
+        for given in ["gzip", "br", "identity, gzip"] {
+            let (status, message) = check(given).expect_err(given);
+            assert!(
+                status == 415 && message.starts_with(&format!("Content-Encoding {given:?}")),
+                "{message}"
+            );
         }
     }
 

@@ -4,7 +4,8 @@
 //! away stops all of them, at the engine's next step, and what a session has heard by then is kept as a cancelled turn;
 //! a turn is on disk, and its session free for the next, before `Finished` says so. An engine that is lost costs an ask of
 //! which its client has seen nothing a second attempt, and any other an error, never a shorter answer. Templates, tokenizers and
-//! files are used on blocking threads only. The task outlives its reader by as much as that takes.
+//! files are used on blocking threads only. The task outlives its reader by as much as that takes. An answer that the server's own
+//! end cuts short is no answer: its reader is told so, and a session keeps of it what a stream has shown.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -17,6 +18,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::conversations::{Opened, Placed};
+use super::eta::Eta;
 use super::line::Turn;
 use super::patience::{self, Patience};
 use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
@@ -29,6 +31,7 @@ use crate::runtime::{
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::serve::ledger::Ledger;
 use crate::serve::observe::TurnRecord;
 
 /// How long an ask whose engine was lost waits for another, and how often it looks.
@@ -43,7 +46,11 @@ pub async fn begin(app: &App, ask: Ask) -> Result<Running, ApiError> {
     let (updates, inbox) = mpsc::unbounded_channel();
     let (admitted, admission) = oneshot::channel();
     let flight = app.flights().read_owned().await;
-    let driving = drive(app.clone(), ask, admitted, updates);
+    let ledger = Ledger::current();
+    if let Some(ledger) = &ledger {
+        ledger.asks(&app.model().id);
+    }
+    let driving = drive(app.clone(), ask, ledger, admitted, updates);
     tokio::spawn(async move {
         driving.await;
         drop(flight);
@@ -62,7 +69,13 @@ pub struct Admitted {
     placed: Option<Placed>,
 }
 
-async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates: UnboundedSender<Update>) {
+async fn drive(
+    app: App,
+    ask: Ask,
+    ledger: Option<Ledger>,
+    admitted: oneshot::Sender<Admission>,
+    updates: UnboundedSender<Update>,
+) {
     // Both receivers may be gone: then nobody is left to be told.
     let mut admitted = Some(admitted);
     let mut flight = match Flight::prepare(&app, ask, &mut admitted, &updates).await {
@@ -75,6 +88,10 @@ async fn drive(app: App, ask: Ask, admitted: oneshot::Sender<Admission>, updates
             };
         }
     };
+    if let (Some(ledger), Some(placed)) = (&ledger, &flight.placed) {
+        ledger.is_in(placed.id.clone());
+    }
+    flight.ledger = ledger;
     let ended = flight.fly(&mut admitted, &updates).await;
     if let Some(admitted) = admitted {
         flight.close().await;
@@ -111,6 +128,7 @@ struct Choice {
     voice: Voice,
     started: Option<Started>,
     started_at: Instant,
+    eta: Eta,
     ids: Vec<u32>,
     last_token_at: Option<Instant>,
     inter_token: Vec<Duration>,
@@ -123,6 +141,7 @@ impl Choice {
             voice,
             started: None,
             started_at: Instant::now(),
+            eta: Eta::default(),
             ids: Vec::new(),
             last_token_at: None,
             inter_token: Vec::new(),
@@ -140,12 +159,9 @@ impl Choice {
         self.voice.push(text, tokens.len())
     }
 
-    fn progress(&self, done: usize, total: usize) -> Progress {
-        let cached = self.started.as_ref().map_or(0, |started| started.reuse.cached_tokens);
-        let computed = done.saturating_sub(cached);
-        let per_token = |elapsed: Duration| elapsed.div_f64(computed as f64).mul_f64((total - done) as f64);
-        let left = (computed > 0).then(|| per_token(self.started_at.elapsed()));
-        Progress::Prompt { done, total, left }
+    fn progress(&mut self, done: usize, total: usize) -> Progress {
+        self.eta.note(done, self.started_at.elapsed());
+        Progress::Prompt { done, total, left: self.eta.left(done, total) }
     }
 }
 
@@ -153,6 +169,7 @@ impl Choice {
 struct Flight {
     app: App,
     ask: Ask,
+    ledger: Option<Ledger>,
     prompts: Vec<PreparedPrompt>,
     grammar: Option<Grammar>,
     markup: Arc<[u32]>,
@@ -197,7 +214,12 @@ impl Flight {
         };
         let mut ask = ask;
         loop {
+            let place = tokio::select! {
+                place = app.preparing().enter(ask.prompt.num_bytes()) => place?,
+                () = updates.closed() => return Err(internal("nobody waits for the answer any more")),
+            };
             let (prepared, back) = prepared(app, ask, turn.clone()).await?;
+            drop(place);
             ask = back;
             match prepared {
                 Ok(prepared) => {
@@ -218,6 +240,7 @@ impl Flight {
         Self {
             app: app.clone(),
             ask,
+            ledger: None,
             prompts,
             grammar,
             markup,
@@ -329,6 +352,9 @@ impl Flight {
 
     /// Hands all requests of the ask to the engine.
     fn submit(&mut self) -> Result<(), ApiError> {
+        if self.app.is_cut_short() {
+            return Err(cut_short(0));
+        }
         let engine = self.seat.as_ref().ok_or_else(ApiError::engine_down)?.engine.clone();
         let (sender, events) = mpsc::unbounded_channel();
         (self.events, self.totals) = (events, Totals::default());
@@ -477,6 +503,7 @@ impl Flight {
         let choice = &mut self.choices[index];
         choice.started = Some(started);
         choice.started_at = Instant::now();
+        choice.eta = Eta::new(done);
         Update::Progress(choice.progress(done, total))
     }
 
@@ -512,11 +539,21 @@ impl Flight {
         let placed = self.placed.clone();
         let answer = Answered { said: choice.voice.said().clone(), outcome, reuse, placed };
         self.totals.add(&answer, index.is_multiple_of(self.ask.num_choices));
+        if let Some(ledger) = &self.ledger {
+            ledger.used(&self.totals.usage);
+        }
         if let Some(seat) = &self.seat {
             self.app.engines().answered(&seat.engine);
         }
         self.record(index, &answer.outcome);
-        self.save(index, &answer).await?;
+        // Its reader is there, so that it was not for a reader's leaving that it was cancelled.
+        let is_cut_short = answer.outcome.finish == Finish::Cancelled && !updates.is_closed();
+        if !is_cut_short || self.ask.is_streamed {
+            self.save(index, &answer).await?;
+        }
+        if is_cut_short {
+            return Err(cut_short(answer.outcome.usage.completion_tokens));
+        }
         Ok(Update::Finished { choice: index, answer })
     }
 
@@ -572,6 +609,16 @@ fn leave(app: &App, opened: Opened) {
         let _ = engine.close_session(&name); // it may never have begun there
         app.conversations().forget(&name);
     }
+}
+
+/// The server ends before the answer does; so many tokens of it were made.
+fn cut_short(num_tokens: usize) -> ApiError {
+    let how_far = match num_tokens {
+        0 => "this request was begun".to_owned(),
+        1 => "the answer was whole: 1 token of it was made".to_owned(),
+        many => format!("the answer was whole: {many} tokens of it were made"),
+    };
+    ApiError::shutting_down(format!("the server was shut down before {how_far}"))
 }
 
 /// What should not happen.

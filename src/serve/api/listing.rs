@@ -224,7 +224,7 @@ fn branch_json(listed: &Listed) -> Value {
     let id = listed.name.as_str();
     let summary = match &listed.summary {
         Ok(summary) => summary,
-        Err(error) => return json!({"id": id, "error": error.to_string()}),
+        Err(error) => return json!({"id": id, "error": ApiError::from(error.clone()).message}),
     };
     json!({
         "id": id,
@@ -252,7 +252,9 @@ impl Looking<'_> {
         };
         let key = SessionKey { owner: owner.clone(), name: listed.name.clone() };
         match &listed.summary {
-            Err(error) => json!({"id": key.name.as_str(), "object": "session", "error": error.to_string()}),
+            Err(error) => {
+                json!({"id": key.name.as_str(), "object": "session", "error": ApiError::from(error.clone()).message})
+            }
             Ok(summary) => {
                 let mut session = self.stored(&key, summary);
                 if let Some(branch) = listed.branch() {

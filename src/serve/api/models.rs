@@ -14,7 +14,7 @@ pub async fn list(State(app): State<App>) -> Json<Value> {
 
 /// Ids may contain slashes.
 pub async fn get(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    match id == app.model().id {
+    match app.answers_to(&id) {
         true => Ok(Json(model(&app))),
         false => Err(model_not_found(&id, &app.model().id)),
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::conversations::{Next, Opened, Placed};
 use super::line::Turn;
+use super::plain;
 use super::turn::{Ask, InSession, Prompt, RawText, Session, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
@@ -91,6 +92,9 @@ fn prepare_chat(
     turn: Option<Arc<Turn>>,
 ) -> Result<Prepared, ApiError> {
     let model = app.model();
+    if app.settings().refuses_special_tokens {
+        plain::check(model.speech.tokenizer(), conversation)?;
+    }
     let session = open(app, ask, conversation, turn)?;
     let fresh;
     let (dialogue, conversation) = match (&session, &ask.session) {

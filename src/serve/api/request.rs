@@ -246,11 +246,10 @@ fn check_ranges(sampling: &Sampling, vocab_size: usize, problems: &mut Problems)
     }
 }
 
-/// The name of the model that is served, or none.
+/// A name of the model that is served, or none.
 pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    let served = &app.model().id;
     match fields.text("model") {
-        Some(model) if model != *served => Err(model_not_found(&model, served)),
+        Some(model) if !app.answers_to(&model) => Err(model_not_found(&model, &app.model().id)),
         _ => Ok(()),
     }
 }

@@ -13,6 +13,7 @@ use crate::runtime::Speech;
 use crate::runtime::text::Encode;
 use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::serve::preparing::bytes_of;
 use crate::serve::wire::{Fields, Problems};
 use crate::template::{Conversation, DateTime};
 
@@ -25,6 +26,15 @@ enum Source {
     Chat(Conversation),
 }
 
+impl Source {
+    fn num_bytes(&self) -> usize {
+        match self {
+            Source::Text { text, .. } => text.len(),
+            Source::Chat(conversation) => bytes_of(conversation),
+        }
+    }
+}
+
 /// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
 pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
     let engine = app.engine()?;
@@ -33,7 +43,9 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
         (asked.contains(&Some(true)), source(app, fields))
     })
     .await?;
+    let place = app.preparing().enter(source.num_bytes()).await?;
     let (count, tokens) = blocking(&app, move |app| {
+        let _place = place;
         let speech = &app.model().speech;
         let ids = encode(speech, source)?;
         let count = ids.len();
@@ -75,7 +87,8 @@ fn source(app: &App, fields: &mut Fields<'_>) -> Source {
 fn encode(speech: &Speech, source: Source) -> Result<Vec<u32>, ApiError> {
     match source {
         Source::Text { text, options } => Ok(speech.tokenizer().encode(&text, options)?),
-        Source::Chat(conversation) => Ok(speech.encode(&render(speech, &conversation)?)?),
+        // Counted whole, however far it is beyond the context.
+        Source::Chat(conversation) => Ok(speech.tokenizer().encode_chat(&render(speech, &conversation)?)?),
     }
 }
 
@@ -134,7 +147,12 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
 /// The prompt that a chat completion with these messages begins with.
 pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
     let (ignored, conversation) = read(&app, body, conversation).await?;
-    let prompt = blocking(&app, move |app| render(&app.model().speech, &conversation)).await?;
+    let place = app.preparing().enter(bytes_of(&conversation)).await?;
+    let rendered = blocking(&app, move |app| {
+        let _place = place;
+        render(&app.model().speech, &conversation)
+    });
+    let prompt = rendered.await?;
     Ok((ignored, Json(json!({"prompt": prompt}))))
 }
 

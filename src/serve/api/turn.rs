@@ -14,6 +14,7 @@ use crate::runtime::session::store::SessionName;
 use crate::runtime::{Finish, Limits, Logprob, Outcome, Reuse, Sampling, Timings, Token, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::preparing::bytes_of;
 pub use crate::serve::wire::shape::Shape;
 use crate::template::{Content, Conversation, Message, Role, ToolCall, ToolChoice};
 
@@ -70,6 +71,26 @@ pub enum Prompt {
     Chat(Conversation),
     /// Texts that are gone on with as they are, each on its own.
     Texts(Vec<RawText>),
+}
+
+impl Prompt {
+    /// How much text is to become tokens, about.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Prompt::Chat(conversation) => bytes_of(conversation),
+            Prompt::Texts(texts) => texts.iter().map(RawText::num_bytes).sum(),
+        }
+    }
+}
+
+impl RawText {
+    fn num_bytes(&self) -> usize {
+        match self {
+            RawText::Text(text) => text.len(),
+            RawText::Ids(ids) => ids.len(),
+            RawText::Between { prefix, suffix } => prefix.len() + suffix.len(),
+        }
+    }
 }
 
 /// A text that no template touches.

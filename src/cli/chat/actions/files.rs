@@ -11,7 +11,7 @@ use super::Done;
 use crate::cli::chat::command::{EXPORT_FORMATS, Next};
 use crate::cli::chat::talk::Chat;
 use crate::cli::chat::turn::text;
-use crate::cli::chat::{expand_home, grouped};
+use crate::cli::chat::{counted, typed_path};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
@@ -44,51 +44,48 @@ pub fn with_attachments(attached: &[Attachment], message: String) -> String {
 
 pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
-        return Err(CommandError::usage("/file PATH"));
+        return Err(CommandError::usage("/file: expected a path"));
     }
-    let path = expand_home(argument);
+    let path = typed_path(argument);
     let text = read_file(&path)?;
     let name = path.file_name().map_or(argument.to_owned(), |name| name.to_string_lossy().into_owned());
     let count = chat.llm().encode(&text)?.len();
-    chat.terminal.report(&format!("{name}, {} tokens, goes with the next message", grouped(count)));
+    chat.terminal.report(&format!("{name} ({}) goes with the next message", counted(count, "token")));
     chat.attached.push(Attachment { name, text });
     Ok(Next::Prompt)
 }
 
 pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let usage = || CommandError::usage("/export md|json|jsonl PATH");
+    let usage = || CommandError::usage("/export: expected md|json|jsonl PATH");
     let (format, path) = argument.split_once(char::is_whitespace).ok_or_else(usage)?;
     if !EXPORT_FORMATS.contains(&format) {
-        return Err(CommandError::usage(format!("{format:?} is no format")).hint("md, json or jsonl"));
+        return Err(CommandError::usage(format!("/export: unknown format {format:?} (md, json, jsonl)")));
     }
-    let path = expand_home(path.trim());
+    let path = typed_path(path.trim());
     let saved = chat.dialogue.saved();
+    let saved_turns = saved.turns.len();
     let text = match format {
         "md" => markdown(saved),
         "json" => whole(chat.name(), saved)?,
         _ => saved.messages().map(|message| format!("{}\n", shared::message_json(message))).collect(),
     };
     if path.exists() && !may_replace(chat, &path)? {
-        chat.terminal.report("nothing is written");
+        chat.terminal.report("nothing was written");
         return Ok(Next::Prompt);
     }
     // What is said here is private, as the session is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
-    chat.terminal.report(&format!("{} turns are in {}", chat.dialogue.saved().turns.len(), path.display()));
+    chat.terminal.report(&format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()));
     Ok(Next::Prompt)
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
-    match chat
-        .input
-        .ask(&format!("{} is there already; replace it? y(es), n(o): ", path.display()))?
-        .as_deref()
-    {
+    match chat.input.ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?.as_deref() {
         None => {
-            let error = anyhow::anyhow!("{} is there already", path.display());
-            Err(CommandError::new(Kind::Io, error).hint("take another name, or remove it first"))
+            let error = anyhow::anyhow!("{} exists already", path.display());
+            Err(CommandError::new(Kind::Io, error).hint("use another name, or remove it first"))
         }
         answer => Ok(matches!(answer, Some("y" | "yes"))),
     }
@@ -127,20 +124,20 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
         "" => text(answer),
         "code" => last_code(text(answer))
             .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
-        other => return Err(CommandError::usage(format!("/copy [code], not {other:?}"))),
+        other => return Err(CommandError::usage(format!("/copy: unknown argument {other:?} (code)"))),
     };
     if !std::io::stderr().is_terminal() {
-        return Err(CommandError::usage("there is no terminal whose clipboard could be used"));
+        return Err(CommandError::usage("/copy needs a terminal: it uses the terminal's clipboard"));
     }
     let encoded = STANDARD.encode(wanted);
     if encoded.len() > MAX_CLIPBOARD {
-        return Err(CommandError::usage("the answer is too long for a terminal's clipboard")
+        return Err(CommandError::usage("the answer is too long for the terminal's clipboard")
             .hint("/export writes it to a file"));
     }
     let mut stream = std::io::stderr();
     let _ = write!(stream, "\x1b]52;c;{encoded}\x07").and_then(|()| stream.flush());
     let count = wanted.chars().count();
-    chat.terminal.report(&format!("{} characters are sent to the terminal's clipboard", grouped(count)));
+    chat.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
     Ok(Next::Prompt)
 }
 

@@ -7,10 +7,10 @@ mod show;
 mod turns;
 
 pub use files::{Attachment, copy, export, file, with_attachments};
-pub use session::{branches, delete, fork, load, rename, reset, save, sessions, system};
+pub use session::{branches, delete, fork, load, new, rename, reset, save, sessions, system};
 pub use settings::{Schema, json, model, set, think, tools};
 pub use show::{context, show, stats, why};
-pub use turns::{compact, edit, go_on, retry, undo};
+pub use turns::{compact, edit, go_on, redo, retry, undo};
 
 use super::command::{self, Next};
 use super::talk::Chat;
@@ -39,7 +39,7 @@ pub fn exit(_: &mut Chat<'_>, argument: &str) -> Done {
 fn no_argument(name: &str, argument: &str) -> Result<(), CommandError> {
     match argument {
         "" => Ok(()),
-        _ => Err(CommandError::usage(format!("/{name} takes nothing, not {argument:?}"))),
+        _ => Err(CommandError::usage(format!("/{name}: unexpected argument {argument:?}"))),
     }
 }
 
@@ -47,10 +47,8 @@ fn no_argument(name: &str, argument: &str) -> Result<(), CommandError> {
 fn count(name: &str, argument: &str, otherwise: usize) -> Result<usize, CommandError> {
     match argument {
         "" => Ok(otherwise),
-        _ => argument
-            .parse()
-            .ok()
-            .filter(|count| *count > 0)
-            .ok_or_else(|| CommandError::usage(format!("/{name}: {argument:?} is no count"))),
+        _ => argument.parse().ok().filter(|count| *count > 0).ok_or_else(|| {
+            CommandError::usage(format!("/{name}: expected a number from 1, got {argument:?}"))
+        }),
     }
 }

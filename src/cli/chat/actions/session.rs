@@ -5,31 +5,71 @@ use std::time::Duration;
 use super::{Done, no_argument};
 use crate::cli::chat::command::Next;
 use crate::cli::chat::talk::{Chat, Keeping};
+use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
-use crate::cli::report::columns;
+use crate::cli::resume;
+use crate::cli::run::llm::Texts;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
 use crate::runtime::session::conversation::Dialogue;
-use crate::runtime::session::store::{Forgotten, SessionName, now_ms};
+use crate::runtime::session::store::{
+    BranchReason, Forgotten, SavedSession, SessionName, SessionStore, Summary, now_ms,
+};
 
 /// How long a removal waits for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Another conversation; the one before stays where it is saved.
+pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
+    no_argument("new", argument)?;
+    let had_turns = !chat.dialogue.saved().turns.is_empty();
+    chat.keep_system();
+    let old = chat.name().cloned().filter(|_| had_turns);
+    chat.attached.clear();
+    chat.begin_anew(planned(chat));
+    let kept = match &old {
+        Some(old) => format!("; session {old} is kept, /load {old} returns to it"),
+        None if had_turns => "; the one before was not saved and is gone".to_owned(),
+        None => String::new(),
+    };
+    let system = if chat.system.is_some() { "; the system prompt stays" } else { "" };
+    chat.terminal.report(&format!("new conversation{system}{kept}"));
+    Ok(Next::Prompt)
+}
+
+/// The session keeps its name and loses its turns, which stay as a branch.
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
-    let system = chat.dialogue.saved().system().map(str::to_owned);
+    let turns = chat.dialogue.saved().turns.len();
+    if turns == 0 {
+        return Err(CommandError::usage("there is no turn yet"));
+    }
+    let turns = counted(turns, "turn");
+    let question = match chat.name() {
+        Some(name) => format!("empty session {name} with {turns}? /undo would bring it back. y(es), n(o): "),
+        None => format!("empty this conversation with {turns}? /undo would bring it back. y(es), n(o): "),
+    };
+    match chat.input.ask(&question)?.as_deref() {
+        // A script has said what it wants.
+        None | Some("y" | "yes") => {}
+        Some(_) => {
+            chat.terminal.report("nothing was changed");
+            return Ok(Next::Prompt);
+        }
+    }
+    let branch = chat.set_aside(BranchReason::Reset)?;
+    chat.keep_system();
     chat.dialogue.rewind(0)?;
-    chat.system = system.or(chat.system.take());
     match chat.llm().engine().reset_session(chat.engine_name()) {
         Ok(()) | Err(Error::SessionNotFound(_)) => {}
         Err(error) => return Err(error.into()),
     }
     (chat.last, chat.has_warned) = (None, false);
     chat.attached.clear();
-    chat.terminal.report(match chat.system {
-        Some(_) => "the conversation is forgotten; the system prompt stays",
-        None => "the conversation is forgotten",
-    });
+    let system = if chat.system.is_some() { "; the system prompt stays" } else { "" };
+    let kept = branch.map_or(String::new(), |branch| format!(" as {branch}"));
+    chat.terminal
+        .report(&format!("the conversation is empty{system}; {turns} kept{kept}, /undo returns to it"));
     Ok(Next::Prompt)
 }
 
@@ -45,15 +85,15 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
         (false, _) => {}
         (true, None) => {
             let error = CommandError::usage(
-                "a system prompt stands at the beginning, and this conversation is not saved",
+                "a new system prompt needs a new conversation, and this one is not saved",
             );
-            return Err(error.hint("/save NAME keeps it, or /reset forgets it; then set the system prompt"));
+            return Err(error.hint("/save NAME saves it, /new gives it up; then set the system prompt"));
         }
         (true, Some(name)) => {
             chat.begin_anew(planned(chat));
             chat.terminal.report(&format!(
-                "a system prompt stands at the beginning: this is a new conversation; session {name} stays as it is, \
-                 /load {name} goes back"
+                "a new system prompt needs a new conversation: this is one; session {name} is kept, /load {name} returns \
+                 to it"
             ));
         }
     }
@@ -76,12 +116,14 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         (Keeping::Planned, None) => chat.terminal.report("the session is saved from the first turn on"),
         (Keeping::Nowhere, None) => {
-            return Err(CommandError::usage("nothing is saved here").hint("/save NAME saves from now on"));
+            return Err(
+                CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on")
+            );
         }
         (Keeping::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
         (Keeping::Saved { name: old, .. }, Some(new)) => {
             drop(chat.store()?.fork(&old, &new, None).map_err(shared::explain)?);
-            chat.terminal.report(&format!("a copy is saved as session {new}; this is still session {old}"));
+            chat.terminal.report(&format!("copied to session {new}; this is still session {old}"));
         }
         (Keeping::Nowhere | Keeping::Planned, Some(new)) => {
             let turns = chat.dialogue.saved().turns.clone();
@@ -93,7 +135,7 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             chat.keeping = Keeping::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.dialogue = Dialogue::resume(writer, model);
             chat.tell_engine()?;
-            chat.terminal.report(&format!("this is session {new} now, saved after every turn"));
+            chat.terminal.report(&format!("this is now session {new}, saved after every turn"));
         }
     }
     Ok(Next::Prompt)
@@ -102,26 +144,53 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let name = named("load", argument)?;
     if chat.name() == Some(&name) {
-        return Err(CommandError::usage(format!("session {name} is open already")));
+        chat.terminal.report(&format!("this is session {name} already"));
+        return Ok(Next::Prompt);
     }
     if chat.keeping == Keeping::Nowhere && !chat.dialogue.saved().turns.is_empty() {
         let error = CommandError::usage("this conversation is not saved");
-        return Err(error.hint("/save NAME keeps it, or /reset forgets it; then /load"));
+        return Err(error.hint("/save NAME saves it, /new gives it up; then /load"));
     }
     let store = chat.store()?;
-    let writer = store.open(&name).map_err(|error| shared::not_found(error, &store))?;
+    let writer = store.open(&name).map_err(|error| not_found(error, &store))?;
+    take_up_model(chat, &name, writer.saved())?;
     chat.system = None;
     let resumed = chat.adopt(writer, false)?;
-    let turns = counted(chat.dialogue.saved().turns.len());
+    let turns = counted(chat.dialogue.saved().turns.len(), "turn");
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
     chat.terminal.report(&format!("session {name}: {turns}{resumed}"));
+    let model = chat.dialogue.saved().model.clone();
+    if chat.args.model.is_named && !model.is_same(&chat.model()) {
+        let reference = model.reference.as_deref().unwrap_or(&model.name);
+        chat.terminal.note(&format!("(/model {reference} continues it with its own model)"));
+    }
     Ok(Next::Prompt)
+}
+
+/// The session's own model is loaded, unless the user has named the one that answers now.
+fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) -> Result<(), CommandError> {
+    let chosen = resume::model_of(&chat.args.model, name, saved, "/model REF")?;
+    let is_other = saved.turns.last().is_some_and(|last| !last.model.is_same(&chat.model()));
+    match chosen.model {
+        Some(reference) if is_other && !chat.args.model.is_named => {
+            chat.change_model(&reference)?;
+            let info = chat.llm().info();
+            let context = grouped(info.context_tokens);
+            chat.terminal
+                .note(&format!("model {}, context {context}, as session {name} was started with", info.name));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 pub fn sessions(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("sessions", argument)?;
-    let (text, _) = shared::list(&chat.store()?, chat.places)?;
-    chat.terminal.report(text.trim_end());
+    let rows = shared::rows(&chat.store()?)?;
+    match rows.len() {
+        0 | 1 => chat.terminal.report("no sessions yet"),
+        _ => chat.report_table(&rows),
+    }
     Ok(Next::Prompt)
 }
 
@@ -130,20 +199,19 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     let (from, to) = match words[..] {
         [to] => (None, shared::parse(to)?),
         [from, to] => (Some(shared::parse(from)?), shared::parse(to)?),
-        _ => return Err(CommandError::usage("/rename [OLD] NEW")),
+        _ => return Err(CommandError::usage("/rename: expected [OLD] NEW")),
     };
     let open = chat.name().cloned();
     match (from, open) {
         (None, None) => {
-            return Err(
-                CommandError::usage("this conversation has no session yet").hint("/save NAME gives it one")
-            );
+            return Err(CommandError::usage("this conversation is not saved yet")
+                .hint("/save NAME saves it under a name"));
         }
         (None, Some(open)) => rename_open(chat, &open, &to)?,
         (Some(from), Some(open)) if from == open => rename_open(chat, &open, &to)?,
         (Some(from), _) => {
             let store = chat.store()?;
-            store.rename(&from, &to).map_err(|error| shared::not_found(error, &store))?;
+            store.rename(&from, &to).map_err(|error| not_found(error, &store))?;
             chat.terminal.report(&format!("session {from} is now {to}"));
         }
     }
@@ -162,7 +230,7 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
         Err(error) => {
             chat.keeping = Keeping::Nowhere;
             chat.dialogue = Dialogue::look_at(unsaved, model);
-            let hint = "this conversation is not saved any more; /save NAME saves it";
+            let hint = "this conversation is no longer saved; /save NAME saves it";
             return Err(shared::explain(error).hint(hint));
         }
     };
@@ -179,19 +247,21 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
 pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let open = chat.name().cloned();
     let name = match (argument, &open) {
-        ("", None) => return Err(CommandError::usage("this conversation has no session to delete")),
+        ("", None) => {
+            return Err(CommandError::usage("this conversation is not saved: there is nothing to delete"));
+        }
         ("", Some(open)) => open.clone(),
         (name, _) => named("delete", name)?,
     };
     let store = chat.store()?;
-    let saved = store.read(&name).map_err(|error| shared::not_found(error, &store));
-    let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()));
+    let saved = store.read(&name).map_err(|error| not_found(error, &store));
+    let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
     let question = format!("remove session {name} with {turns}? y(es), n(o): ");
     match chat.input.ask(&question)?.as_deref() {
         // A script has said what it wants.
         None | Some("y" | "yes") => {}
         Some(_) => {
-            chat.terminal.report("nothing is removed");
+            chat.terminal.report("nothing was removed");
             return Ok(Next::Prompt);
         }
     }
@@ -203,7 +273,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let forgotten = match store.remove(&name) {
         // The open one had no turn, and is gone with its last use.
         Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => Forgotten::default(),
-        removed => removed.map_err(|error| shared::not_found(error, &store))?,
+        removed => removed.map_err(|error| not_found(error, &store))?,
     };
     chat.terminal.report(shared::removed_text(&name, &forgotten).trim_end());
     Ok(Next::Prompt)
@@ -219,70 +289,93 @@ pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
         name => shared::parse(name)?,
     };
     let writer = chat.store()?.fork(&from, &to, None).map_err(shared::explain)?;
-    let turns = counted(writer.saved().turns.len());
+    let turns = counted(writer.saved().turns.len(), "turn");
     chat.adopt(writer, false)?;
     chat.terminal
-        .report(&format!("this is session {to} now, with {turns} of {from}; /load {from} goes back"));
+        .report(&format!("this is now session {to}, with {turns} of {from}; /load {from} returns to that"));
     Ok(Next::Prompt)
 }
 
 /// Sessions that come from one another, as a tree.
 pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("branches", argument)?;
-    let store = chat.store()?;
-    let listed = store.list()?;
-    let read = |name: &SessionName| store.read(name).ok().map(|saved| (name.clone(), saved));
-    let all: Vec<_> = listed.iter().filter_map(|listed| read(&listed.name)).collect();
-    let parent = |saved: &crate::runtime::session::store::SavedSession| {
-        let fork = saved.fork_of.as_ref()?;
-        all.iter().any(|(name, _)| name.as_str() == fork.name).then(|| fork.name.clone())
+    let Some(open) = chat.name().cloned() else {
+        return Err(CommandError::usage("this conversation is not saved, so it has no branches"));
     };
-    let root_of = |name: &str| {
-        let mut name = name.to_owned();
-        // A renamed session may seem to come from itself: no chain is longer than the list.
-        for _ in 0..all.len() {
-            let found = all.iter().find(|(known, _)| known.as_str() == name);
-            match found.and_then(|(_, saved)| parent(saved)) {
-                Some(above) => name = above,
-                None => break,
-            }
-        }
-        name
-    };
-    let Some(open) = chat.name().map(SessionName::to_string) else {
-        return Err(CommandError::usage("this conversation has no session, and so no branches"));
-    };
-    let root = root_of(&open);
+    let all = chat.store()?.list()?;
+    let all: Vec<(&SessionName, &Summary)> =
+        all.iter().filter_map(|listed| Some((&listed.name, listed.summary.as_ref().ok()?))).collect();
     let mut rows = Vec::new();
-    let mut stack = vec![(root, 0)];
+    let mut stack = vec![(root_of(&open, &all), 0)];
     while let Some((name, depth)) = stack.pop() {
-        let Some((_, saved)) = all.iter().find(|(known, _)| known.as_str() == name) else { continue };
+        let Some((_, summary)) = all.iter().find(|(known, _)| **known == name) else { continue };
         let mark = if name == open { "*" } else { " " };
-        let shared_turns = match (&saved.fork_of, depth) {
-            (Some(fork), 1..) => format!("{} of them from {}", fork.turns, fork.name),
-            _ => String::new(),
+        let age = shared::age(now_ms().saturating_sub(summary.last_used_ms));
+        let turns = counted(summary.turns, "turn");
+        rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, origin(summary, depth), age]);
+        let is_child = |(child, summary): &&(&SessionName, &Summary)| {
+            **child != name && parent_of(summary, &all).is_some_and(|parent| *parent == name)
         };
-        let turns = counted(saved.turns.len());
-        let age = shared::age(now_ms().saturating_sub(saved.last_used_ms));
-        rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, shared_turns, age]);
-        let is_child =
-            |saved: &crate::runtime::session::store::SavedSession| parent(saved).as_deref() == Some(&name);
-        let children = all.iter().filter(|(child, saved)| is_child(saved) && child.as_str() != name);
         if rows.len() <= all.len() {
-            stack.extend(children.map(|(child, _)| (child.to_string(), depth + 1)));
+            stack.extend(all.iter().rev().filter(is_child).map(|(child, _)| ((*child).clone(), depth + 1)));
         }
     }
-    chat.terminal.report(columns(&rows).trim_end());
+    chat.report_table(&rows);
     Ok(Next::Prompt)
 }
 
-fn counted(turns: usize) -> String {
-    if turns == 1 { "1 turn".to_owned() } else { format!("{turns} turns") }
+/// Where a session comes from, for its row.
+fn origin(summary: &Summary, depth: usize) -> String {
+    let Some(fork) = summary.fork_of.as_ref().filter(|_| depth > 0) else { return String::new() };
+    match fork.branch.as_ref().map(|branch| branch.reason) {
+        None => format!("{} from {}", counted(fork.turns, "turn"), fork.name),
+        Some(BranchReason::Edit) => "before /edit".to_owned(),
+        Some(BranchReason::Retry) => "before /retry".to_owned(),
+        Some(BranchReason::Undo) => "before /undo".to_owned(),
+        Some(BranchReason::Reset) => "before /reset".to_owned(),
+        Some(BranchReason::Restore) => "before /redo".to_owned(),
+        Some(BranchReason::Request) => "by an HTTP request".to_owned(),
+    }
+}
+
+/// The session that another comes from, where it is still there: a branch is found by id, a fork by name.
+fn parent_of<'a>(summary: &Summary, all: &[(&'a SessionName, &Summary)]) -> Option<&'a SessionName> {
+    let fork = summary.fork_of.as_ref()?;
+    let is_parent = |(name, above): &&(&'a SessionName, &Summary)| match &fork.branch {
+        Some(branch) => above.id == branch.of,
+        None => name.as_str() == fork.name,
+    };
+    all.iter().find(is_parent).map(|(name, _)| *name)
+}
+
+/// The session that this one comes from in the end.
+fn root_of(open: &SessionName, all: &[(&SessionName, &Summary)]) -> SessionName {
+    let mut name = open;
+    // A renamed session may seem to come from itself: no chain is longer than the list.
+    for _ in 0..all.len() {
+        let found = all.iter().find(|(known, _)| *known == name);
+        match found.and_then(|(_, summary)| parent_of(summary, all)) {
+            Some(above) => name = above,
+            None => break,
+        }
+    }
+    name.clone()
+}
+
+/// As the `sessions` command says it, with the hints of this one.
+fn not_found(error: Error, store: &SessionStore) -> CommandError {
+    let is_missing = matches!(error, Error::SessionNotFound(_));
+    let error = shared::not_found(error, store);
+    match error.hint_text() {
+        Some(hint) if is_missing && !hint.starts_with("did you mean") => error.hint("/sessions lists them"),
+        _ => error,
+    }
 }
 
 fn named(command: &str, argument: &str) -> Result<SessionName, CommandError> {
     match argument {
-        "" => Err(CommandError::usage(format!("/{command} NAME")).hint("/sessions lists them")),
+        "" => Err(CommandError::usage(format!("/{command}: expected the name of a session"))
+            .hint("/sessions lists them")),
         name => shared::parse(name),
     }
 }

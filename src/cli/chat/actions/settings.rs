@@ -1,19 +1,20 @@
 //! Commands that change how answers are made.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::Done;
 use crate::cli::chat::command::Next;
+use crate::cli::chat::settings::spelled;
 use crate::cli::chat::talk::Chat;
+use crate::cli::chat::think::{Think, Thinking};
 use crate::cli::chat::tools::Toolbox;
-use crate::cli::chat::{expand_home, grouped};
+use crate::cli::chat::turn::Asked;
+use crate::cli::chat::{counted, grouped, typed_path};
 use crate::cli::error::CommandError;
-use crate::cli::report::columns;
 use crate::cli::run::llm::Texts;
 use crate::cli::run::prompt::read_file;
 use crate::runtime::GrammarSource;
+use crate::template::Message;
 
 /// What answers are held to.
 pub struct Schema {
@@ -26,41 +27,42 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some((key, value)) = argument.split_once(char::is_whitespace).map(|(key, value)| (key, value.trim()))
     else {
         if !argument.is_empty() {
-            return Err(CommandError::usage("/set KEY VALUE").hint("/set alone shows what there is"));
+            let error = CommandError::usage("/set: expected KEY VALUE");
+            return Err(error.hint("/set alone shows the keys and their values"));
         }
-        chat.terminal.report(columns(&chat.settings.table(&chat.sampling())).trim_end());
+        chat.report_table(&chat.settings.table(&chat.sampling()));
         return Ok(Next::Prompt);
     };
     chat.settings.set(key, value)?;
     let rows = chat.settings.table(&chat.sampling());
-    let key = key.replace('-', "_");
+    let key = spelled(key);
     let now = rows.iter().find(|row| row[0] == key).map(|row| row[1].clone()).unwrap_or_default();
-    chat.terminal.report(&format!("{key} is {now}"));
+    chat.terminal.report(&format!("{key}: {now}"));
     Ok(Next::Prompt)
 }
 
 pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
-    if argument.is_empty() {
-        chat.terminal.report(&format!("thinking is {}", chat.think.spoken()));
-        return Ok(Next::Prompt);
+    if !argument.is_empty() {
+        let refused = |reason: String| CommandError::usage(format!("/think: {reason}"));
+        let mut changed = chat.think;
+        changed.change(argument).map_err(refused)?;
+        // Showing what is not there changes nothing, and is a wish all the same.
+        match chat.thinking().is_there() {
+            true => changed.check(chat.thinking()),
+            false => Err(chat.think.spoken(chat.thinking())),
+        }
+        .map_err(refused)?;
+        chat.think = changed;
     }
-    let before = chat.think;
-    chat.think.change(argument)?;
-    chat.check_think().inspect_err(|_| chat.think = before)?;
-    chat.terminal.report(&format!("thinking is {}", chat.think.spoken()));
+    chat.terminal.report(&chat.think.spoken(chat.thinking()));
     Ok(Next::Prompt)
 }
 
 impl Chat<'_> {
-    /// Whether the model's template can do what is wanted of it.
-    pub fn check_think(&self) -> Result<(), CommandError> {
-        let template = self.llm().texts().speech().template_source().unwrap_or_default();
-        self.think.variables(template)?;
-        let closing = self.llm().texts().speech().dialect().reasoning.and_then(super::super::think::closing);
-        if self.think.budget.is_some() && closing.is_none() {
-            return Err(CommandError::usage("the model's template has no thinking that could be ended"));
-        }
-        Ok(())
+    /// What the model's template can do about thinking.
+    pub fn thinking(&self) -> Thinking {
+        let speech = self.llm().texts().speech();
+        Thinking::of(speech.template_source().unwrap_or_default(), speech.dialect().reasoning)
     }
 }
 
@@ -70,15 +72,33 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.terminal.report(&format!("{}, context {}", info.name, grouped(info.context_tokens)));
         return Ok(Next::Prompt);
     }
-    chat.change_model(argument)?;
+    chat.change_model(argument).map_err(|error| match error.hint_text() {
+        Some(hint) if hint.contains("--model ") => {
+            let hint = hint.replace("--model ", "/model ");
+            error.hint(hint)
+        }
+        _ => error,
+    })?;
+    chat.args.model.is_named = true;
     let info = chat.llm().info();
     let (name, context) = (info.name.clone(), grouped(info.context_tokens));
     chat.terminal.report(&format!("model {name}, context {context}"));
     chat.dialogue.notices().iter().for_each(|notice| chat.terminal.note(notice));
-    if let Some(Schema { name, source }) = chat.schema.take() {
-        chat.schema = Some(compiled(chat, name, source)?);
-    }
     Ok(Next::Prompt)
+}
+
+impl Chat<'_> {
+    /// What was set for another model is set for this one, as far as it can be.
+    pub fn carry_over(&mut self) -> Result<(), CommandError> {
+        if let Err(reason) = self.think.check(self.thinking()) {
+            self.think = Think::default();
+            self.terminal.warn(&format!("{reason}: /think is as it was at the beginning"));
+        }
+        if let Some(Schema { name, source }) = self.schema.take() {
+            self.schema = Some(compiled(self, name, source)?);
+        }
+        Ok(())
+    }
 }
 
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -107,11 +127,11 @@ fn source(given: &str) -> Result<(String, GrammarSource), CommandError> {
         return Ok(("any JSON object".to_owned(), GrammarSource::JsonObject));
     }
     let (name, text) = match given.starts_with(['{', '[']) {
-        true => ("a schema given here".to_owned(), given.to_owned()),
-        false => (given.to_owned(), read_file(&expand_home(given))?),
+        true => ("the schema typed here".to_owned(), given.to_owned()),
+        false => (given.to_owned(), read_file(&typed_path(given))?),
     };
     let schema: Value = serde_json::from_str(&text)
-        .map_err(|error| CommandError::bad_data(format!("{name} is not JSON: {error}")))?;
+        .map_err(|error| CommandError::bad_data(format!("{name}: not JSON: {error}")))?;
     Ok((name, GrammarSource::JsonSchema(schema).closed()))
 }
 
@@ -123,22 +143,42 @@ fn compiled(chat: &Chat<'_>, name: String, source: GrammarSource) -> Result<Sche
 pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
         "" => match &chat.toolbox {
-            None => chat.terminal.report("there are no tools; /tools FILE declares some"),
-            Some(toolbox) => chat.terminal.report(columns(&toolbox.rows()).trim_end()),
+            None => chat.terminal.report("no tools; /tools FILE declares some"),
+            Some(toolbox) => chat.report_table(&toolbox.rows()),
         },
         "off" => {
             chat.toolbox = None;
-            chat.terminal.report("there are no tools any more");
+            chat.terminal.report("tools: off");
         }
         path => {
-            let toolbox = Toolbox::read(Path::new(&expand_home(path)))?;
+            let toolbox = Toolbox::read(&typed_path(path))?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
             if chat.dialect().tool_calls.is_none() {
-                chat.terminal.warn("the model's template knows no tool calls: the model may not use them");
+                chat.terminal.warn("this model's template has no tool calls: the model may not use them");
             }
             chat.toolbox = Some(toolbox);
+            note_recomputed(chat)?;
         }
     }
     Ok(Next::Prompt)
+}
+
+/// Most templates put tools before the conversation: then none of its KV is of use any more.
+fn note_recomputed(chat: &Chat<'_>) -> Result<(), CommandError> {
+    let saved = chat.dialogue.saved();
+    let (kept, before) = (saved.turns.len(), saved.tokens());
+    if kept == 0 {
+        return Ok(());
+    }
+    let added = vec![Message::user("")];
+    let turn = chat.prompted(&Asked { kept, added, ..Asked::default() })?;
+    let same = turn.tokens().iter().zip(&before).take_while(|(a, b)| a == b).count();
+    if same * 2 < before.len() {
+        let tokens = counted(before.len(), "token");
+        chat.terminal.note(&format!(
+            "(this template puts tools before the conversation: its {tokens} will be recomputed with the next message)"
+        ));
+    }
+    Ok(())
 }

@@ -2,10 +2,10 @@
 
 use super::{Done, no_argument};
 use crate::cli::chat::command::Next;
-use crate::cli::chat::grouped;
 use crate::cli::chat::room::opening;
 use crate::cli::chat::talk::{Chat, Keeping};
 use crate::cli::chat::turn::{Asked, LastTurn};
+use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
 use crate::cli::run::llm::Texts;
@@ -24,10 +24,10 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
         "prompt" => prompt(chat)?,
         "thinking" => thinking(chat)?,
         other => {
-            let error = CommandError::usage(format!("there is nothing called {other:?} to show"));
+            let error = CommandError::usage(format!("/show: unknown subject {other:?}"));
             return Err(error.hint(match nearest(other, SUBJECTS) {
                 Some(near) => format!("did you mean {near}?"),
-                None => format!("there is {}", SUBJECTS.join(", ")),
+                None => format!("the subjects are {}", SUBJECTS.join(", ")),
             }));
         }
     };
@@ -50,13 +50,14 @@ fn conversation(chat: &Chat<'_>) -> String {
 fn config(chat: &Chat<'_>) -> String {
     let mut rows = chat.settings.table(&chat.sampling());
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    rows.push(row("thinking", chat.think.spoken()));
+    let thinking = chat.think.spoken(chat.thinking());
+    rows.push(row("thinking", thinking.trim_start_matches("thinking: ").to_owned()));
     rows.push(row("json", chat.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
     let tools = chat.toolbox.as_ref();
     rows.push(row("tools", tools.map_or("off".to_owned(), |tools| tools.path.display().to_string())));
     let session = match &chat.keeping {
         Keeping::Nowhere => "not saved".to_owned(),
-        Keeping::Planned => "begins with the first message".to_owned(),
+        Keeping::Planned => "starts with the first message".to_owned(),
         Keeping::Saved { name, .. } => name.to_string(),
     };
     rows.push(row("session", session));
@@ -91,13 +92,13 @@ fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
     let turn = chat.prompted(&Asked { kept: turns.len() - 1, added, ..Asked::default() })?;
     let text = turn.text(chat.llm().texts().speech());
-    Ok(format!("{text}\n({} tokens)", grouped(turn.tokens().len())))
+    Ok(format!("{text}\n({})", counted(turn.tokens().len(), "token")))
 }
 
 fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
     let last = chat.dialogue.saved().turns.last().and_then(|saved| saved.turn.messages.last());
     let reasoning = last.and_then(|message| message.reasoning.clone());
-    reasoning.ok_or_else(|| CommandError::usage("the last answer came without thinking"))
+    reasoning.ok_or_else(|| CommandError::usage("the last answer has no thinking"))
 }
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -121,7 +122,8 @@ pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     let filled = (30 * used / size.max(1)).min(30);
     let bar = format!("[{}{}]", "#".repeat(filled), ".".repeat(30 - filled));
     let total = format!("{bar} {} of {} tokens ({percent}%)", grouped(used), grouped(size));
-    chat.terminal.report(&format!("{}{total}", columns(&rows)));
+    chat.report_table(&rows);
+    chat.terminal.report(&total);
     Ok(Next::Prompt)
 }
 
@@ -137,7 +139,7 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("why", argument)?;
     let Some(started) = chat.last.as_ref().and_then(|last| last.started.as_ref()) else {
-        return Err(CommandError::usage("nothing has been asked yet"));
+        return Err(CommandError::usage("there is no prompt yet"));
     };
     chat.terminal.report(&explained(started, chat));
     Ok(Next::Prompt)
@@ -149,21 +151,26 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
     let (cached, restored) = (reuse.cached_tokens, reuse.restored_tokens);
     let from_disk =
         if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
+    let meaning = match (reuse.reason, difference) {
+        (ReuseReason::PartialPrefix, Some(difference)) => {
+            let Explanation { position, .. } = difference.explain(chat.llm().vocabulary());
+            format!("the prompt differs from the session after token {}", grouped(position))
+        }
+        (reason, _) => meaning(reason).to_owned(),
+    };
     let mut text = format!(
-        "{} of {} prompt tokens were reused{from_disk}; {} were computed\n{}: {}",
+        "{} of {} prompt tokens were reused{from_disk}; {} computed\n{}: {meaning}",
         grouped(cached),
         grouped(*prompt_tokens),
         grouped(prompt_tokens - cached),
         reuse.reason.name(),
-        meaning(reuse.reason)
     );
     if let Some(difference) = difference {
-        let Explanation { position, before, session, prompt } = difference.explain(chat.llm().vocabulary());
+        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().vocabulary());
         let side =
-            |text: &str| if text.is_empty() { "ends".to_owned() } else { format!("goes on with \"{text}\"") };
+            |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(
-            "\nthe first {} tokens are the same, up to \"{before}\"\n  the session {}\n  the prompt {}",
-            grouped(position),
+            "\n  both:    \"{before}\"\n  session: {}\n  prompt:  {}",
             side(&session),
             side(&prompt)
         ));
@@ -173,22 +180,18 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
 
 fn meaning(reason: ReuseReason) -> &'static str {
     match reason {
-        ReuseReason::New => "nothing was known of this conversation, in memory or on disk",
-        ReuseReason::ExactPrefix => "the prompt goes on where the conversation ended",
-        ReuseReason::Equal => "the prompt is what the conversation held; its last token is computed again",
-        ReuseReason::PartialPrefix => "the conversation and the prompt begin alike and then part",
-        ReuseReason::Mismatch => "they differ from the first token, or the model cannot go back",
-        ReuseReason::Dirty => "a step failed before, and what it left was thrown away",
-        ReuseReason::Evicted => {
-            "its KV is no longer in memory or on disk: it was removed, or its room was needed"
-        }
-        ReuseReason::PrefixCache => {
-            "the same beginning had been computed before, here or elsewhere, in whole pages"
-        }
+        ReuseReason::New => "the cache had nothing of this conversation, in memory or on disk",
+        ReuseReason::ExactPrefix => "the prompt continues the conversation",
+        ReuseReason::Equal => "the prompt equals the conversation; its last token is computed again",
+        ReuseReason::PartialPrefix => "the prompt and the session differ after a common beginning",
+        ReuseReason::Mismatch => "they differ from the first token, or this model cannot go back",
+        ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
+        ReuseReason::Evicted => "its KV is no longer in memory or on disk: removed, or its room was needed",
+        ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",
         ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {
-            "the engine that held the conversation is gone, and nothing of it was on disk"
+            "the engine that held the conversation has ended, and none of it was on disk"
         }
-        ReuseReason::Restored => "what another process had computed was read from disk, in whole pages",
+        ReuseReason::Restored => "computed by another process and read from disk, in whole pages",
     }
 }

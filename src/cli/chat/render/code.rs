@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn colored(info: &str, text: &str) -> String {
-        let (mut code, mut out) = (Code::new(info), Styled::default());
+        let (mut code, mut out) = (Code::new(info), Styled::new(true, None));
         text.chars().for_each(|c| code.push(c, &mut out));
         code.finish(&mut out);
         out.reset();

@@ -104,16 +104,16 @@ enum Block {
     Fence { mark: char, count: usize },
 }
 
-impl Default for Markdown {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Markdown {
-    pub fn new() -> Self {
-        let (out, held, line) = Default::default();
-        Self { out, place: Place::Start, held, line, code: None }
+    /// With attributes or without; lines are broken between words where there are `columns`, but for code and tables.
+    pub fn new(has_attributes: bool, columns: Option<usize>) -> Self {
+        let (held, line) = Default::default();
+        Self { out: Styled::new(has_attributes, columns), place: Place::Start, held, line, code: None }
+    }
+
+    /// The terminal is this wide now.
+    pub fn resize(&mut self, columns: Option<usize>) {
+        self.out.resize(columns);
     }
 
     /// Takes the next text, split anywhere, and gives what can be printed.
@@ -127,7 +127,7 @@ impl Markdown {
         match &self.place {
             Place::Start if self.closes_code() => {
                 self.out.push(&std::mem::take(&mut self.held), Style::DIM);
-                self.code = None;
+                self.end_code();
             }
             Place::Start if self.code.is_some() => self.begin_code(),
             Place::Start => self.begin_text(),
@@ -166,6 +166,7 @@ impl Markdown {
         let place = std::mem::replace(&mut self.place, if is_span { Place::Text } else { Place::Start });
         if let (Place::Info { mark, count, info }, false) = (place, is_span) {
             self.code = Some(Fence { mark, count, code: Code::new(info.trim()) });
+            self.out.set_verbatim(true);
         }
     }
 
@@ -205,6 +206,8 @@ impl Markdown {
     fn begin_text(&mut self) {
         self.place = Place::Text;
         let held = std::mem::take(&mut self.held);
+        // A row of a table makes no sense on two lines.
+        self.out.set_verbatim(held.trim_start().starts_with('|'));
         held.chars().for_each(|c| self.take_text(c));
     }
 
@@ -222,6 +225,7 @@ impl Markdown {
         }
         if c == '\n' {
             self.out.push_char(c, Style::PLAIN);
+            self.out.set_verbatim(false);
             self.line = Line::default();
             self.place = Place::Start;
             return;
@@ -278,8 +282,13 @@ impl Markdown {
         } else if rest.ends_with('\n') {
             self.out.push(&self.held, Style::DIM);
             self.held.clear();
-            self.code = None;
+            self.end_code();
         }
+    }
+
+    fn end_code(&mut self) {
+        self.code = None;
+        self.out.set_verbatim(false);
     }
 
     fn begin_code(&mut self) {
@@ -334,7 +343,7 @@ mod tests {
     use super::*;
 
     fn rendered(text: &str) -> String {
-        let mut markdown = Markdown::new();
+        let mut markdown = Markdown::new(true, None);
         markdown.push(text) + &markdown.finish()
     }
 
@@ -414,10 +423,31 @@ mod tests {
 
     #[test]
     fn held_back_is_only_what_is_undecided() {
-        let mut markdown = Markdown::new();
+        let mut markdown = Markdown::new(true, None);
         assert_eq!(markdown.push("Hello wor"), "Hello wor");
         assert_eq!(markdown.push("ld *"), "ld ");
         assert_eq!(markdown.push("a"), "\x1b[3m*a");
+    }
+
+    #[test]
+    fn lines_break_between_words_but_not_in_code_and_tables() {
+        let broken = |text: &str| {
+            let mut markdown = Markdown::new(false, Some(12));
+            markdown.push(text) + &markdown.finish()
+        };
+        assert_eq!(broken("**one** two three"), "**one** two\nthree");
+        assert_eq!(broken("- one two three"), "- one two\nthree");
+        assert_eq!(
+            broken("```\none two three\n```\none two three"),
+            "```\none two three\n```\none two\nthree"
+        );
+        assert_eq!(broken("| one | two three |\none two three"), "| one | two three |\none two\nthree");
+        let mut markdown = Markdown::new(false, Some(12));
+        assert_eq!(markdown.push("one two thr"), "one two", "what may have to move is not printed yet");
+        assert_eq!(markdown.push("ee"), "");
+        markdown.resize(Some(20));
+        assert_eq!(markdown.push(" four "), " three four");
+        assert_eq!(markdown.finish(), " ");
     }
 
     #[test]
@@ -434,7 +464,7 @@ mod tests {
             seed in any::<u64>(),
         ) {
             let whole = rendered(&text);
-            let mut markdown = Markdown::new();
+            let mut markdown = Markdown::new(true, None);
             let (mut parts, mut piece, mut random) = (String::new(), String::new(), seed);
             for c in text.chars() {
                 piece.push(c);

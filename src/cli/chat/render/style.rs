@@ -1,6 +1,7 @@
-//! Text with attributes: written only where they change.
+//! Text with attributes, written only where they change, and with the line breaks of its terminal.
 
 use crate::cli::output::visible;
+use crate::cli::wrap::Wrap;
 
 /// What text looks like. The terminal's own sixteen colours, so that any theme stays readable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,41 +31,78 @@ impl Style {
 }
 
 /// Styled text under way to a terminal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Styled {
+    out: Written,
+    wrap: Wrap<Style>,
+    /// No line is broken: code, tables.
+    is_verbatim: bool,
+}
+
+/// What can be printed.
+#[derive(Debug)]
+struct Written {
     text: String,
     now: Style,
+    has_attributes: bool,
 }
 
 impl Styled {
+    /// Without `has_attributes` the text is plain; lines are broken where there are `columns`.
+    pub fn new(has_attributes: bool, columns: Option<usize>) -> Self {
+        let out = Written { text: String::new(), now: Style::PLAIN, has_attributes };
+        Self { out, wrap: Wrap::new(columns), is_verbatim: false }
+    }
+
+    pub fn resize(&mut self, columns: Option<usize>) {
+        self.wrap.resize(columns);
+    }
+
     pub fn push(&mut self, text: &str, style: Style) {
-        if text.is_empty() {
-            return;
-        }
-        if style != self.now {
-            self.text.push_str(if self.now == Style::PLAIN { "" } else { "\x1b[0m" });
-            if style != Style::PLAIN {
-                self.text.push_str(&format!("\x1b[{}m", style.codes()));
+        let out = &mut self.out;
+        for c in visible(text).chars() {
+            match self.is_verbatim {
+                true => self.wrap.push_verbatim(c, style, &mut |c, style| out.push(c, style)),
+                false => self.wrap.push(c, style, &mut |c, style| out.push(c, style)),
             }
-            self.now = style;
         }
-        self.text.push_str(&visible(text));
     }
 
     pub fn push_char(&mut self, c: char, style: Style) {
         self.push(c.encode_utf8(&mut [0; 4]), style);
     }
 
-    /// What has come together, the attributes as they are.
-    pub fn take(&mut self) -> String {
-        std::mem::take(&mut self.text)
+    /// Whether what comes is left as it is.
+    pub fn set_verbatim(&mut self, is_verbatim: bool) {
+        self.is_verbatim = is_verbatim;
     }
 
-    /// Attributes off.
+    /// What has come together, the attributes as they are.
+    pub fn take(&mut self) -> String {
+        std::mem::take(&mut self.out.text)
+    }
+
+    /// What is held back; then attributes off.
     pub fn reset(&mut self) {
-        if self.now != Style::PLAIN {
-            self.text.push_str("\x1b[0m");
-            self.now = Style::PLAIN;
+        let out = &mut self.out;
+        self.wrap.flush(&mut |c, style| out.push(c, style));
+        self.out.change(Style::PLAIN);
+    }
+}
+
+impl Written {
+    fn push(&mut self, c: char, style: Style) {
+        self.change(style);
+        self.text.push(c);
+    }
+
+    fn change(&mut self, style: Style) {
+        if style != self.now && self.has_attributes {
+            self.text.push_str(if self.now == Style::PLAIN { "" } else { "\x1b[0m" });
+            if style != Style::PLAIN {
+                self.text.push_str(&format!("\x1b[{}m", style.codes()));
+            }
+            self.now = style;
         }
     }
 }
@@ -76,7 +114,7 @@ mod tests {
     #[test]
     fn attributes_are_written_where_they_change_and_hostile_text_has_none() {
         let bold = Style { bold: true, ..Style::colored(36) };
-        let mut styled = Styled::default();
+        let mut styled = Styled::new(true, None);
         styled.push("a", Style::PLAIN);
         styled.push("b", bold);
         styled.push("c", bold);
@@ -86,5 +124,23 @@ mod tests {
         styled.reset();
         styled.reset();
         assert_eq!(styled.take(), "\x1b[0m");
+    }
+
+    #[test]
+    fn a_word_goes_to_the_next_line_with_its_attributes_and_verbatim_text_stays() {
+        let mut styled = Styled::new(true, Some(8));
+        styled.push("one t", Style::PLAIN);
+        assert_eq!(styled.take(), "one");
+        styled.push("wo th", Style::DIM);
+        assert_eq!(styled.take(), " t\x1b[2mwo");
+        styled.push("ree ", Style::DIM);
+        assert_eq!(styled.take(), "\nthree");
+        styled.set_verbatim(true);
+        styled.push("x y z x y z", Style::DIM);
+        assert_eq!(styled.take(), " x y z x y z");
+        let mut plain = Styled::new(false, Some(8));
+        plain.push("one two three", Style::DIM);
+        plain.reset();
+        assert_eq!(plain.take(), "one two\nthree");
     }
 }

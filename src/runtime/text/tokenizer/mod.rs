@@ -5,7 +5,9 @@
 //! space before it; normalising tokenizers return the normalised text; an added token that swallows white space
 //! around it does not give that back), and a text never starts with two BOS. Knows no files, templates or models.
 
+mod bound;
 mod bpe;
+mod cuts;
 mod hf;
 mod pieces;
 mod pipeline;
@@ -20,9 +22,10 @@ use std::{fmt, str};
 
 use tokenizers::AddedToken;
 
+use self::bound::Bound;
 use self::bpe::Parts;
 use self::pieces::{Spelling, Table};
-use self::pipeline::{Added, Pipeline, Speller};
+use self::pipeline::{Added, Failure, Pipeline, Speller};
 use self::terminators::turn_terminators;
 use crate::runtime::error::{Error, LoadError, Result};
 
@@ -44,6 +47,14 @@ pub struct Encode {
 /// bytes by every vocabulary that has them.
 const ANCHORS: [&str; 2] = ["\u{1}", "\n"];
 
+/// Bytes of text that the library holds at a time: enough for its words, little enough for a server's memory.
+const WINDOW: usize = 64 << 10;
+
+/// A prompt that does not fit is counted up to this many contexts, or this many tokens, so that its refusal can say how far it
+/// is beyond; counting further is work for nothing.
+const COUNTED_CONTEXTS: usize = 4;
+const COUNTED_TOKENS: usize = 1 << 16;
+
 /// One immutable tokenizer, shared by everything that runs the model.
 pub struct Tokenizer {
     pipeline: Pipeline,
@@ -60,6 +71,8 @@ pub struct Tokenizer {
     terminators: Vec<u32>,
     /// Encoding puts a space before the text, which decoding takes away again.
     space_prefix: bool,
+    /// Nothing where the size of a text says nothing of the number of its tokens.
+    bound: Option<Bound>,
 }
 
 /// What both kinds of file come down to.
@@ -136,6 +149,7 @@ impl Tokenizer {
     }
 
     fn assemble(from: Ingredients) -> Result<Self, String> {
+        let bound = from.pipeline.bound(&from.added, (&from.tables.0, &from.tables.1));
         let (texts, bytes) = from.tables;
         // A post-processor's template names its ids itself.
         let around = from.prefix.iter().chain(&from.suffix);
@@ -163,8 +177,9 @@ impl Tokenizer {
             suffix: from.suffix,
             terminators,
             space_prefix: false,
+            bound,
         };
-        let probe = tokenizer.pipeline.encode("a", false).unwrap_or_default();
+        let probe = tokenizer.pipeline.encode("a", false, WINDOW, usize::MAX).unwrap_or_default();
         tokenizer.space_prefix = tokenizer.concat(&probe, false).starts_with(b" ");
         Ok(tokenizer)
     }
@@ -174,11 +189,57 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::InvalidParameter`] for a text that this vocabulary cannot express.
     pub fn encode(&self, text: &str, options: Encode) -> Result<Vec<u32>> {
-        let body = self
-            .pipeline
-            .encode(text, options.parse_special)
-            .map_err(|message| Error::InvalidParameter { name: "prompt", message })?;
+        self.encode_in_windows(text, options, WINDOW, None)
+    }
+
+    /// As [`Tokenizer::encode`], for a prompt to a context of so many tokens: one that is far beyond it is refused as soon as that
+    /// is certain, which is before any work where its size alone tells.
+    ///
+    /// # Errors
+    /// [`Error::PromptOversized`]; those of [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, text: &str, options: Encode, context_tokens: usize) -> Result<Vec<u32>> {
+        self.encode_in_windows(text, options, WINDOW, Some(context_tokens))
+    }
+
+    /// As [`Tokenizer::encode_prompt`], the text taken about `window` bytes at a time: that changes no id, which tests look at.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode_prompt`].
+    #[doc(hidden)]
+    pub fn encode_in_windows(
+        &self,
+        text: &str,
+        options: Encode,
+        window: usize,
+        context_tokens: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let most = context_tokens.map(|context| context.saturating_mul(COUNTED_CONTEXTS).max(COUNTED_TOKENS));
+        let most = most.unwrap_or(usize::MAX);
+        let oversized = |least_tokens| Error::PromptOversized {
+            least_tokens,
+            context_tokens: context_tokens.unwrap_or(usize::MAX),
+        };
+        let least =
+            context_tokens.and_then(|context| self.least_tokens(text).filter(|&least| least > context));
+        if let Some(least) = least {
+            return Err(oversized(least));
+        }
+        let body = self.pipeline.encode(text, options.parse_special, window, most);
+        let body = body.map_err(|failure| match failure {
+            Failure::TooLong(least) => oversized(least),
+            Failure::Unspeakable(message) => Error::InvalidParameter { name: "prompt", message },
+        })?;
         Ok(if options.add_special { self.surround(body) } else { body })
+    }
+
+    /// How many tokens a text has at least, by its size alone; nothing where that says nothing.
+    pub fn least_tokens(&self, text: &str) -> Option<usize> {
+        self.bound.map(|bound| bound.least_tokens(text))
+    }
+
+    /// Whether long texts are taken apart on their way to ids, which bounds the memory that they take.
+    pub fn takes_long_texts_apart(&self) -> bool {
+        self.pipeline.is_cut()
     }
 
     /// A rendered chat template to ids: special tokens in it count, and a BOS is put before it only if the model
@@ -187,7 +248,16 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>> {
-        let mut ids = self.encode(rendered, Encode { add_special: false, parse_special: true })?;
+        self.encode_chat_for(rendered, None)
+    }
+
+    /// As [`Tokenizer::encode_chat`], for a context of so many tokens where that is known: see [`Tokenizer::encode_prompt`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_prompt`].
+    pub fn encode_chat_for(&self, rendered: &str, context_tokens: Option<usize>) -> Result<Vec<u32>> {
+        let options = Encode { add_special: false, parse_special: true };
+        let mut ids = self.encode_in_windows(rendered, options, WINDOW, context_tokens)?;
         if let Some(bos) = self.bos.filter(|&bos| self.adds_bos() && ids.first() != Some(&bos)) {
             ids.insert(0, bos);
         }
@@ -200,7 +270,15 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_chat_rest(&self, rest: &str) -> Result<Vec<u32>> {
-        self.encode_behind(rest, true)
+        self.encode_behind(rest, true, None)
+    }
+
+    /// As [`Tokenizer::encode_chat_rest`], for a context of so many tokens where that is known.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_prompt`].
+    pub fn encode_chat_rest_for(&self, rest: &str, context_tokens: Option<usize>) -> Result<Vec<u32>> {
+        self.encode_behind(rest, true, context_tokens)
     }
 
     /// Text that goes on behind other text: nothing in it is special, and nothing is put before it.
@@ -208,11 +286,17 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_plain_rest(&self, rest: &str) -> Result<Vec<u32>> {
-        self.encode_behind(rest, false)
+        self.encode_behind(rest, false, None)
     }
 
-    fn encode_behind(&self, rest: &str, parse_special: bool) -> Result<Vec<u32>> {
-        let encode = |text: &str| self.encode(text, Encode { add_special: false, parse_special });
+    fn encode_behind(
+        &self,
+        rest: &str,
+        parse_special: bool,
+        context_tokens: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let options = Encode { add_special: false, parse_special };
+        let encode = |text: &str| self.encode_in_windows(text, options, WINDOW, context_tokens);
         if !self.space_prefix || rest.is_empty() {
             return encode(rest);
         }

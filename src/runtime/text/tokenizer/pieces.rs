@@ -33,6 +33,12 @@ impl Table {
     pub fn len(&self) -> usize {
         self.ends.len()
     }
+
+    /// Bytes of the longest entry.
+    pub fn longest(&self) -> usize {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        self.ends.iter().zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0)
+    }
 }
 
 /// How a vocabulary writes bytes as text.
@@ -74,6 +80,12 @@ fn byte_level_bytes(text: &str) -> Vec<u8> {
     bytes.unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
+/// The character that stands for a byte.
+pub(super) fn byte_level_char(byte: u8) -> char {
+    let code = CHAR_TO_BYTE.iter().position(|&found| found == Some(byte));
+    code.and_then(|code| char::from_u32(code as u32)).unwrap_or_default() // every byte has one
+}
+
 /// GPT-2's `bytes_to_unicode`: printable Latin-1 stands for itself, the other 68 bytes for U+0100 onwards.
 static CHAR_TO_BYTE: LazyLock<[Option<u8>; 256 + 68]> = LazyLock::new(|| {
     let mut table = [None; 256 + 68];
@@ -102,6 +114,9 @@ mod tests {
         assert_eq!(Spelling::ByteLevel.bytes("Ã©"), "é".as_bytes());
         assert_eq!(Spelling::ByteLevel.bytes("漢"), "漢".as_bytes(), "not byte-level: stands for itself");
         assert_eq!(CHAR_TO_BYTE.iter().flatten().count(), 256);
+        for byte in 0..=255 {
+            assert_eq!(Spelling::ByteLevel.bytes(&byte_level_char(byte).to_string()), [byte]);
+        }
     }
 
     #[test]
@@ -119,5 +134,6 @@ mod tests {
         table.push(b"").unwrap();
         table.push(b"bc").unwrap();
         assert_eq!([0, 1, 2, 3].map(|id| table.get(id)), [Some(&b"a"[..]), None, Some(b"bc"), None]);
+        assert_eq!((table.longest(), Table::default().longest()), (2, 0));
     }
 }

@@ -3,16 +3,20 @@
 //! This is Hugging Face's pipeline on its own parts, with two differences: the special tokens may be left out of
 //! the search per call (the crate only has a switch on the whole tokenizer, which is shared here), and nothing is
 //! added around the text. The crate panics on some hostile inputs (a regular expression over its retry limit, say);
-//! [`guarded`] turns that into an error.
+//! [`guarded`] turns that into an error. It also takes memory by the hundredfold of a text; so a long one goes through it in
+//! windows (`cuts.rs`), and only ids are kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizerWrapper, PreTokenizedString, PreTokenizer,
-    PreTokenizerWrapper, Token,
+    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
+    PreTokenizer, PreTokenizerWrapper, Token,
 };
 
+use super::bound::Bound;
+use super::cuts::{Cut, Cuts, Word};
+use super::pieces::Table;
 use super::spm::Spm;
 use crate::runtime::error::panic_text;
 
@@ -30,13 +34,13 @@ impl Speller {
         }
     }
 
-    fn spell(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+    /// `is_rest`: of a word whose beginning was spelt before.
+    fn spell(&self, word: &str, is_rest: bool, ids: &mut Vec<u32>) -> tokenizers::Result<()> {
         match self {
-            Speller::Crate(model) => model.tokenize(word),
-            Speller::Spm(spm) => {
-                Ok(spm.encode(word)?.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect())
-            }
+            Speller::Crate(model) => ids.extend(model.tokenize(word)?.iter().map(|token| token.id)),
+            Speller::Spm(spm) => ids.extend(spm.encode(word, is_rest)?),
         }
+        Ok(())
     }
 }
 
@@ -55,6 +59,33 @@ pub(super) struct Pipeline {
     with_special: AddedVocabulary,
     /// The added tokens that are not special.
     without_special: AddedVocabulary,
+    cuts: Cuts,
+}
+
+/// Why a text has no ids.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// In words.
+    Unspeakable(String),
+    /// It has at least so many tokens, and not as many were wanted.
+    TooLong(usize),
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Failure::Unspeakable(message)
+    }
+}
+
+/// A window is larger the next time unless at least this part of it is certain.
+const LEAST_PART: usize = 2;
+
+/// A text on its way: where it is, and the ids so far.
+struct Progress {
+    ids: Vec<u32>,
+    at: usize,
+    /// The last part ended within what the library takes for one word.
+    is_within: bool,
 }
 
 impl Pipeline {
@@ -68,30 +99,89 @@ impl Pipeline {
         Ok(Pipeline {
             with_special: vocabulary(added, normalizer.as_ref())?,
             without_special: vocabulary(&plain, normalizer.as_ref())?,
+            cuts: Cuts::of(normalizer.as_ref(), pre_tokenizer.as_ref(), &speller, added),
             normalizer,
             pre_tokenizer,
             speller,
         })
     }
 
-    pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, String> {
-        let added = if parse_special { &self.with_special } else { &self.without_special };
-        guarded(|| {
-            let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), text);
-            if let Some(pre_tokenizer) = &self.pre_tokenizer {
-                pre_tokenizer.pre_tokenize(&mut pieces)?;
-            }
-            pieces.tokenize(|word| self.speller.spell(word.get()))?;
-            Ok(collect_ids(pieces))
-        })
+    /// Whether long texts go through the library in parts.
+    pub fn is_cut(&self) -> bool {
+        self.cuts != Cuts::Nowhere
     }
-}
 
-fn collect_ids(pieces: PreTokenizedString) -> Vec<u32> {
-    use tokenizers::{OffsetReferential, OffsetType};
-    let splits = pieces.get_splits(OffsetReferential::Normalized, OffsetType::None);
-    let tokens = splits.into_iter().filter_map(|(_, _, tokens)| tokens.as_ref());
-    tokens.flatten().map(|token| token.id).collect()
+    pub fn bound(&self, added: &[Added], tables: (&Table, &Table)) -> Option<Bound> {
+        Bound::of(self.normalizer.as_ref(), self.pre_tokenizer.as_ref(), &self.speller, added, tables)
+    }
+
+    /// In windows of about so many bytes, which changes no id; gives up when more than `most` ids are certain.
+    pub fn encode(
+        &self,
+        text: &str,
+        parse_special: bool,
+        window: usize,
+        most: usize,
+    ) -> Result<Vec<u32>, Failure> {
+        let added = if parse_special { &self.with_special } else { &self.without_special };
+        let mut progress = Progress { ids: Vec::new(), at: 0, is_within: false };
+        let mut size = window.max(1);
+        while progress.at < text.len() {
+            let rest = &text[progress.at..];
+            let end = if self.is_cut() { rest.ceil_char_boundary(size.min(rest.len())) } else { rest.len() };
+            let is_last = end == rest.len();
+            let is_cut = guarded(|| self.encode_part(added, &rest[..end], is_last, &mut progress))?;
+            if progress.ids.len() > most {
+                return Err(Failure::TooLong(progress.ids.len()));
+            }
+            size = if is_cut { window.max(1) } else { size.saturating_mul(2) };
+        }
+        Ok(progress.ids)
+    }
+
+    /// The ids of a window up to its last certain cut; false when there is none.
+    fn encode_part(
+        &self,
+        added: &AddedVocabulary,
+        window: &str,
+        is_last: bool,
+        progress: &mut Progress,
+    ) -> tokenizers::Result<bool> {
+        let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), window);
+        if let Some(pre_tokenizer) = &self.pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let word = |&(text, (start, end), tokens): &(_, _, &Option<Vec<Token>>)| Word {
+            text,
+            start,
+            end,
+            is_added: tokens.is_some(),
+        };
+        let words: Vec<Word<'_>> = splits.iter().map(word).collect();
+        let cut = match is_last {
+            true => Some(Cut { words: words.len(), bytes: 0, end: window.len() }),
+            false => self.cuts.last(window, &words, &self.speller),
+        };
+        // What lies behind the cut is read again with the next window.
+        let is_worth_it = |cut: &Cut| is_last || cut.end >= window.len() / LEAST_PART;
+        let Some(Cut { words: num_words, bytes, end }) = cut.filter(is_worth_it) else { return Ok(false) };
+        for ((_, _, tokens), word) in splits.iter().zip(&words[..num_words]) {
+            let is_rest = progress.is_within && word.start == 0;
+            match tokens {
+                Some(tokens) => progress.ids.extend(tokens.iter().map(|token| token.id)),
+                None => self.speller.spell(word.text, is_rest, &mut progress.ids)?,
+            }
+        }
+        if bytes > 0 {
+            let word = &words[num_words];
+            let is_rest = progress.is_within && word.start == 0;
+            self.speller.spell(&word.text[..bytes], is_rest, &mut progress.ids)?;
+        }
+        progress.at += end;
+        progress.is_within = bytes > 0;
+        Ok(true)
+    }
 }
 
 fn vocabulary(added: &[Added], normalizer: Option<&NormalizerWrapper>) -> Result<AddedVocabulary, String> {

@@ -279,6 +279,19 @@ const RULES: &[PreRule] = &[
 /// Names that stand for no rule of cuts: what is behind them is [`super::bpe::gemma4`].
 const SENTENCE_PIECE: [&str; 2] = ["sarvam-moe", "granite-embed-multi-311m"];
 
+/// Whether a regular expression is one of the table: of those it is known that they look at little beyond what they match,
+/// and at nothing before it.
+pub(super) fn is_known(pattern: &str) -> bool {
+    let mut cuts = RULES.iter().flat_map(|rule| rule.cuts);
+    cuts.any(|cut| matches!(cut, Regex(known) if *known == pattern))
+}
+
+/// One name of each rule.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    RULES.iter().map(|rule| rule.names[0])
+}
+
 impl PreRule {
     /// Whether the vocabulary of this name is spelt as SentencePiece does, with '\u{2581}' for a space, and cut at line breaks only.
     pub fn is_sentence_piece(name: &str) -> bool {

@@ -100,9 +100,43 @@ impl Spm {
         }
     }
 
-    /// Ids of a text between added tokens. Fails only where the vocabulary has neither bytes nor an unknown token.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        let text = self.escape(text);
+    /// Whether every text is spelt, none of it dropped or as one unknown token.
+    pub fn is_complete(&self) -> bool {
+        self.bytes.is_some() && !self.collapse_spaces
+    }
+
+    /// Whether long texts may be taken apart at [`Spm::last_cut`].
+    pub fn is_cut(&self) -> bool {
+        !self.collapse_spaces
+    }
+
+    /// The last place within the first `most` bytes, but not at the start, that nothing joins across.
+    pub fn last_cut(&self, text: &str, most: usize) -> Option<usize> {
+        let most = text.floor_char_boundary(most);
+        let mut next = text[most..].chars().next().map(escaped);
+        for (at, c) in text[..most].char_indices().rev() {
+            let (c, end) = (escaped(c), at + c.len_utf8());
+            if let Some(next) = next
+                && !self.neighbours.contains(&(c, next))
+                && self.spells(c)
+                && self.spells(next)
+            {
+                return Some(end);
+            }
+            next = Some(c);
+        }
+        None
+    }
+
+    /// Unknown characters side by side are one token, whatever lies between.
+    fn spells(&self, c: char) -> bool {
+        self.bytes.is_some() || self.ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str)
+    }
+
+    /// Ids of a text between added tokens, or of the rest of one, which gets no space before it. Fails only where the vocabulary
+    /// has neither bytes nor an unknown token.
+    pub fn encode(&self, text: &str, is_rest: bool) -> Result<Vec<u32>, String> {
+        let text = self.escape(text, is_rest);
         let mut work = Work { ids: Vec::with_capacity(text.len() / 3), ..Work::default() };
         let (mut start, mut previous) = (0, None);
         for (at, c) in text.char_indices() {
@@ -135,7 +169,7 @@ impl Spm {
         self.spell(text, work)
     }
 
-    fn escape(&self, text: &str) -> String {
+    fn escape(&self, text: &str, is_rest: bool) -> String {
         if text.is_empty() {
             return String::new();
         }
@@ -147,10 +181,10 @@ impl Spm {
             text
         };
         let mut escaped = String::with_capacity(text.len() + text.len() / 2 + 3);
-        if self.space_prefix {
+        if self.space_prefix && !is_rest {
             escaped.push('▁');
         }
-        escaped.extend(text.chars().map(|c| if c == ' ' { '▁' } else { c }));
+        escaped.extend(text.chars().map(self::escaped));
         escaped
     }
 
@@ -192,6 +226,10 @@ impl Spm {
         let byte = || Some(self.bytes.as_ref()?[usize::from(fallback_byte(text)?)]);
         self.ids.get(text).copied().or_else(byte)
     }
+}
+
+fn escaped(c: char) -> char {
+    if c == ' ' { '▁' } else { c }
 }
 
 fn split_characters(text: &str, symbols: &mut Vec<Symbol>) {
@@ -242,14 +280,14 @@ mod tests {
     #[test]
     fn the_best_score_joins_first_and_of_equals_the_leftmost() {
         let spm = spm(&normal(&["bc", "ab", "a", "b", "c", "aa"]));
-        assert_eq!(spm.encode("abc").unwrap(), [2, 0], "bc beats ab");
-        assert_eq!(spm.encode("aaa").unwrap(), [5, 2], "leftmost first");
+        assert_eq!(spm.encode("abc", false).unwrap(), [2, 0], "bc beats ab");
+        assert_eq!(spm.encode("aaa", false).unwrap(), [5, 2], "leftmost first");
     }
 
     #[test]
     fn stale_pairs_are_skipped() {
         let spm = spm(&normal(&["ab", "bc", "cd", "abcd", "a", "b", "c", "d"]));
-        assert_eq!(spm.encode("abcd").unwrap(), [3]);
+        assert_eq!(spm.encode("abcd", false).unwrap(), [3]);
     }
 
     /// The definition, without cuts or queues: join the best (leftmost of equals) pair until none is left.
@@ -279,7 +317,7 @@ mod tests {
             spec.tokens = ["a", "b", "c", "▁"].map(str::to_owned).into_iter().chain(tokens).collect();
             spec.scores = scores[..spec.tokens.len()].iter().map(|&score| f32::from(score)).collect();
             let spm = Spm::new(&spec);
-            prop_assert_eq!(spm.encode(&text).unwrap(), reference(&spm, &text));
+            prop_assert_eq!(spm.encode(&text, false).unwrap(), reference(&spm, &text));
         }
     }
 
@@ -288,21 +326,21 @@ mod tests {
         let mut tokens = normal(&["a", "<s", ">", "<", "s"]);
         tokens.extend([("<s>", TokenKind::Control), ("<unk>", TokenKind::Unknown)]);
         let spm = spm(&tokens);
-        assert_eq!(spm.encode("aéüa").unwrap(), [0, 6, 0]);
-        assert_eq!(spm.encode("<s>").unwrap(), [1, 2]);
+        assert_eq!(spm.encode("aéüa", false).unwrap(), [0, 6, 0]);
+        assert_eq!(spm.encode("<s>", false).unwrap(), [1, 2]);
     }
 
     #[test]
     fn no_bytes_and_no_unknown_token_is_an_error() {
-        let message = spm(&normal(&["a"])).encode("aé").unwrap_err();
+        let message = spm(&normal(&["a"])).encode("aé", false).unwrap_err();
         assert!(message.contains("\"é\""), "{message}");
     }
 
     #[test]
     fn extra_spaces_collapse_only_when_asked() {
         let mut spm = spm(&normal(&["a", "▁"]));
-        assert_eq!(spm.encode(" a  a").unwrap(), [1, 0, 1, 1, 0]);
+        assert_eq!(spm.encode(" a  a", false).unwrap(), [1, 0, 1, 1, 0]);
         spm.collapse_spaces = true;
-        assert_eq!(spm.encode(" a  a").unwrap(), [0, 1, 0]);
+        assert_eq!(spm.encode(" a  a", false).unwrap(), [0, 1, 0]);
     }
 }

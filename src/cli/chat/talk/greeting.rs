@@ -1,0 +1,100 @@
+//! What is found and said of a conversation before its first message.
+
+use std::time::Instant;
+
+use super::{Chat, Keeping, TRIFLE, planned_name};
+use crate::cli::chat::turn::LastTurn;
+use crate::cli::chat::{counted, grouped, spoken};
+use crate::cli::error::CommandError;
+use crate::cli::run::llm::Texts;
+use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
+
+impl Chat<'_> {
+    /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
+    /// session, and left when work on it would begin. Its pages stay where the first message finds them.
+    pub(super) fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
+        let saved = self.dialogue.saved();
+        let is_ours =
+            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
+        let tokens = saved.tokens();
+        let num_tokens = tokens.len();
+        if !is_ours || num_tokens == 0 {
+            return Ok(None);
+        }
+        if num_tokens >= self.context() {
+            let said = format!("{}, more than the context holds", counted(num_tokens, "token"));
+            return Ok(Some(said));
+        }
+        let start = Instant::now();
+        let mut started = match self.look_for(tokens) {
+            Ok(started) => started,
+            // The first message will say it, if it is still so.
+            Err(error) => return Ok(Some(format!("not resumed: {error}"))),
+        };
+        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
+        if started.reuse.reason == ReuseReason::New {
+            started.reuse.reason = ReuseReason::Evicted;
+        }
+        let cached = started.reuse.cached_tokens;
+        self.last = Some(LastTurn { started: Some(started), outcome: None });
+        let estimate = |count| self.pace.time(count).map(spoken);
+        if num_tokens - cached < TRIFLE && cached * 2 < num_tokens {
+            return Ok(None);
+        }
+        let said = if cached * 2 < num_tokens {
+            // What is left is said, and computed with the first message.
+            let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
+            let missing = grouped(num_tokens - cached);
+            match cached {
+                0 => format!(
+                    "cache missing: the conversation ({}) will be recomputed{time}",
+                    counted(num_tokens, "token")
+                ),
+                _ => format!(
+                    "cache incomplete: {missing} of {} will be recomputed{time}",
+                    counted(num_tokens, "token")
+                ),
+            }
+        } else {
+            let cost = estimate(num_tokens)
+                .map_or(String::new(), |time| format!(", recomputing would take about {time}"));
+            format!("resumed {} in {}{cost}", counted(cached, "token"), spoken(start.elapsed()))
+        };
+        Ok(Some(said))
+    }
+
+    /// What the engine finds of these tokens.
+    fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
+        let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
+        let mut events = self.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
+        let mut found = None;
+        while let Some(event) = events.next() {
+            match event {
+                Event::Started(started) => {
+                    found = Some(started);
+                    events.cancel();
+                }
+                Event::Failed(error) => return Err(error.into()),
+                _ => {}
+            }
+        }
+        found.ok_or_else(|| Error::EngineGone.into())
+    }
+
+    pub(super) fn banner(&self, resumed: Option<&str>) {
+        let info = self.llm().info();
+        let session = match &self.keeping {
+            Keeping::Nowhere => "not saved".to_owned(),
+            Keeping::Planned => format!("session {}", planned_name()),
+            Keeping::Saved { name, .. } => match self.dialogue.saved().turns.len() {
+                0 => format!("session {name}, new"),
+                count => format!("session {name}, {}", counted(count, "turn")),
+            },
+        };
+        let context = format!("context {}", grouped(info.context_tokens));
+        let help = self.is_interactive().then(|| "/help".to_owned());
+        let parts =
+            [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
+        self.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
+    }
+}

@@ -1,0 +1,67 @@
+//! Which model a saved session goes on with.
+//!
+//! It is the one that gave the last answer. Another one takes its place only where the user names it, with
+//! `--model` or `LLMCTL_MODEL`; the `model` of a configuration file is for new sessions. A model that is not there any more is
+//! an error that names it, and never replaced by another.
+
+use anyhow::anyhow;
+
+use super::args::ModelArgs;
+use super::error::{CommandError, Kind};
+use super::models;
+use super::places::Places;
+use crate::runtime::load::builtin::GUIDE;
+use crate::runtime::session::store::{SavedSession, SessionName};
+
+/// The model flags to go on with a session: its own model, unless the user names one. `flag` is how that is done.
+///
+/// # Errors
+/// `NotFound` when the model is not there, or the session does not say where it is.
+pub fn model_of(
+    args: &ModelArgs,
+    name: &SessionName,
+    saved: &SavedSession,
+    flag: &str,
+) -> Result<ModelArgs, CommandError> {
+    if args.is_named || saved.turns.is_empty() {
+        return Ok(args.clone());
+    }
+    let model = &saved.model;
+    let hint = format!("{flag} names it, or another model: the text of the session is kept");
+    let reference = match &model.reference {
+        Some(reference) => reference.clone(),
+        // Older sessions have the name only, which leads nowhere but to the model inside llmctl.
+        None if model.name == GUIDE.name => GUIDE.name.to_owned(),
+        None => {
+            let error =
+                anyhow!("session {name} was started with {}, and does not say where that is", model.name);
+            return Err(CommandError::new(Kind::NotFound, error).hint(hint));
+        }
+    };
+    models::find(&reference, &Places::from_environment(), &args.aliases).map_err(|error| {
+        match error.kind {
+            Kind::NotFound => {
+                let error =
+                    anyhow!("session {name} was started with {}, which is missing: {reference}", model.name);
+                CommandError::new(Kind::NotFound, error).hint(hint)
+            }
+            _ => error,
+        }
+    })?;
+    Ok(ModelArgs { model: Some(reference), ..args.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::session::store::ModelFingerprint;
+
+    #[test]
+    fn an_empty_session_has_no_model_to_go_on_with() {
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
+        let name = SessionName::new("s").expect("a name");
+        let args = ModelArgs { model: Some("other".to_owned()), ..ModelArgs::default() };
+        let chosen = model_of(&args, &name, &SavedSession::new(&model, 0), "--model REF").expect("any");
+        assert_eq!(chosen.model.as_deref(), Some("other"));
+    }
+}

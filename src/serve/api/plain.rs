@@ -1,0 +1,133 @@
+//! Special tokens written out in messages: `<|im_end|>` in a user's text ends the user's turn, as it does with other servers,
+//! because a chat template makes one text of messages and markup. Where messages come from people who must not write markup,
+//! the operator has such messages refused.
+//!
+//! Looked at is whatever a client says of a conversation but what the model itself has said, whose markup is its own.
+
+use axum::http::StatusCode;
+use serde_json::Value;
+
+use crate::runtime::Result;
+use crate::runtime::text::{Encode, Tokenizer};
+use crate::serve::error::ApiError;
+use crate::template::{Content, Conversation, Message, Role};
+
+/// # Errors
+/// 400 that names the token.
+pub fn check(tokenizer: &Tokenizer, conversation: &Conversation) -> std::result::Result<(), ApiError> {
+    let Conversation { messages, tools, documents, kwargs } = conversation;
+    for (index, message) in messages.iter().enumerate() {
+        refuse(tokenizer, &texts_of(message), &format!("messages[{index}]"))?;
+    }
+    let mut texts = Vec::new();
+    tools.iter().for_each(|tool| gather(tool, &mut texts));
+    refuse(tokenizer, &texts, "tools")?;
+    let mut texts = Vec::new();
+    documents.iter().chain(kwargs.values()).for_each(|value| gather(value, &mut texts));
+    refuse(tokenizer, &texts, "chat_template_kwargs")
+}
+
+fn texts_of(message: &Message) -> Vec<&str> {
+    let mut texts = vec![message.role.as_str()];
+    texts.extend(message.name.as_deref());
+    match &message.content {
+        _ if message.role == Role::Assistant => {}
+        None => {}
+        Some(Content::Text(text)) => texts.push(text),
+        Some(Content::Parts(parts)) => parts.iter().for_each(|part| gather(part, &mut texts)),
+    }
+    texts
+}
+
+fn gather<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| gather(item, texts)),
+        Value::Object(members) => members.iter().for_each(|(name, value)| {
+            texts.push(name);
+            gather(value, texts);
+        }),
+        _ => {}
+    }
+}
+
+fn refuse(tokenizer: &Tokenizer, texts: &[&str], param: &str) -> std::result::Result<(), ApiError> {
+    for text in texts {
+        if let Some(id) = special_in(tokenizer, text)? {
+            let token = tokenizer.id_to_token(id).unwrap_or_default();
+            let message = format!(
+                "{param}: the text holds {token:?}, a special token of the model, and this server refuses those \
+                 (--refuse-special-tokens)"
+            );
+            let code = Some("special_token_in_text");
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, code, message).param(param));
+        }
+    }
+    Ok(())
+}
+
+/// The first special token that a prompt with this text would hold.
+fn special_in(tokenizer: &Tokenizer, text: &str) -> Result<Option<u32>> {
+    let ids = tokenizer.encode(text, Encode { add_special: false, parse_special: true })?;
+    Ok(ids.into_iter().find(|&id| tokenizer.is_special(id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::runtime::text::{TokenKind, VocabSpec};
+    use crate::template::ToolCall;
+
+    fn tokenizer() -> Tokenizer {
+        let mut tokens = vec!["<unk>".to_owned(), "<|end|>".to_owned()];
+        tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        let kinds = [TokenKind::Unknown, TokenKind::Control].into_iter();
+        let kinds = kinds.chain(std::iter::repeat_n(TokenKind::Byte, 256)).collect();
+        let scores = vec![0.0; tokens.len()];
+        let model = "llama".to_owned();
+        Tokenizer::from_vocab(&VocabSpec { model, tokens, kinds, scores, ..VocabSpec::default() })
+            .expect("a vocabulary")
+    }
+
+    #[test]
+    fn whatever_a_client_writes_is_looked_at() {
+        let tokenizer = tokenizer();
+        let of = |messages: Vec<Message>| Conversation { messages, ..Conversation::default() };
+        let bad = "a<|end|>b";
+        let parts = |text: &str| Content::Parts(vec![json!({"type": "text", "text": text})]);
+        for (conversation, param) in [
+            (of(vec![Message::user("fine"), Message::user(bad)]), "messages[1]"),
+            (of(vec![Message::system(bad)]), "messages[0]"),
+            (of(vec![Message { content: Some(parts(bad)), ..Message::user("") }]), "messages[0]"),
+            (of(vec![Message { name: Some(bad.to_owned()), ..Message::user("") }]), "messages[0]"),
+            (Conversation { tools: vec![json!({"function": {"name": bad}})], ..of(vec![]) }, "tools"),
+            (
+                Conversation {
+                    kwargs: json!({"x": [bad]}).as_object().expect("an object").clone(),
+                    ..of(vec![])
+                },
+                "chat_template_kwargs",
+            ),
+        ] {
+            let refused = check(&tokenizer, &conversation).expect_err(param);
+            assert_eq!(
+                (refused.code, refused.param.as_deref()),
+                (Some("special_token_in_text"), Some(param))
+            );
+            assert!(refused.message.contains("<|end|>"), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_model_said_and_what_only_looks_like_a_token_is_fine() {
+        let said = Message {
+            reasoning: Some("<|end|>".to_owned()),
+            tool_calls: vec![ToolCall { id: None, name: "f".to_owned(), arguments: json!("<|end|>") }],
+            ..Message::new(Role::Assistant, "<|end|>")
+        };
+        let messages = vec![Message::user("<|end| > <|END|> <unknown>"), said];
+        assert_eq!(check(&tokenizer(), &Conversation { messages, ..Conversation::default() }), Ok(()));
+    }
+}
