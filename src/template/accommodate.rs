@@ -34,7 +34,7 @@ impl Accommodation {
         let has_tools = !conversation.tools.is_empty() || conversation.messages.iter().any(is_about_tools);
         let has_system = conversation.messages.iter().any(|message| message.role == Role::System);
         let spells = self.spells_tools && has_tools;
-        if !spells && !(self.merges_system && has_system) {
+        if !(spells || self.merges_system && has_system) {
             return Cow::Borrowed(conversation);
         }
         let mut adapted = conversation.clone();
@@ -119,9 +119,7 @@ fn merge_system(messages: &mut Vec<Message>) {
                 waiting.push(text_of(message.content.as_ref()));
                 continue;
             }
-            Role::User if !waiting.is_empty() => {
-                prepend(&mut message, &waiting.drain(..).collect::<Vec<_>>())
-            }
+            Role::User if !waiting.is_empty() => prepend(&mut message, &std::mem::take(&mut waiting)),
             _ => {}
         }
         merged.push(message);
