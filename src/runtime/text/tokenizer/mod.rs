@@ -470,7 +470,8 @@ mod tests {
         let read = |id| Tokenizer::from_json(file(id).as_bytes(), &HfSettings::default());
         let ids = read(1).expect("sound").encode("a", Encode { add_special: true, parse_special: false });
         assert_eq!(ids.expect("encodes"), [1, 0]);
-        let error = read(2).err().expect("refused").to_string();
+        let Err(error) = read(2) else { panic!("it was not refused") };
+        let error = error.to_string();
         assert!(error.contains("token 2") && error.contains("vocabulary of 2"), "{error}");
     }
 
