@@ -174,8 +174,8 @@ fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
         return Ok(());
     }
     let began = match saved.system() {
-        Some(_) => "the session was started with another system prompt",
-        None => "the session was started without a system prompt",
+        Some(_) => "the session began with another system prompt",
+        None => "the session began without a system prompt",
     };
     let hint = "leave --system out to continue with it; start anew with another --session NAME, or after \
                 `llmctl sessions remove NAME`";
