@@ -121,16 +121,16 @@ impl App {
         observer: Observer,
         settings: Settings,
     ) -> Self {
+        let mut model = model;
+        if let Some(format) = settings.tool_format {
+            model.speech.set_tool_format(format);
+        }
         let engines: Engines = engines.into();
         if let Ok(engine) = engines.any() {
             model.speech.set_context_tokens(engine.spec().context_length());
         }
-        let detected = model.speech.dialect();
-        let dialect = Dialect {
-            reasoning: settings.reasoning_format.or(detected.reasoning),
-            tool_calls: settings.tool_format.or(detected.tool_calls),
-        };
-        let engines: Engines = engines.into();
+        let shown = model.speech.dialect();
+        let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),

@@ -732,7 +732,7 @@ fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
     place
         .run(&["run", "-n", "3", "--session", "lit", "by run"])
         .check(0, "continuing session lit (3 turns, ");
-    place.write("llmctl.toml", &format!("model = \"{other}\"\n"));
+    place.write("llmctl.toml", format!("model = \"{other}\"\n"));
     chat(&["-c"], "a configuration is for new sessions\n").check(0, "qwen3");
     chat(&["--session", "new"], "hi\n").check(0, "llama");
     assert_eq!(models(), ["qwen3"; 5]);

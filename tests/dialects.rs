@@ -63,7 +63,7 @@ fn templates_are_recognised_by_their_own_text() {
 }
 
 /// Tools whose schemas have every kind of argument.
-fn tools() -> Vec<Value> {
+pub fn tools() -> Vec<Value> {
     vec![
         json!({"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
             "type": "object",
@@ -100,16 +100,43 @@ struct Case<'a> {
     calls: &'a [(&'a str, Value)],
 }
 
-fn dialect(format: ToolCallFormat) -> Dialect {
+pub fn dialect(format: ToolCallFormat) -> Dialect {
     let reasoning = match format {
         ToolCallFormat::Harmony => ReasoningFormat::Harmony,
+        ToolCallFormat::MuseGlimmer => ReasoningFormat::Atem,
         ToolCallFormat::Gemma => ReasoningFormat::GemmaChannel,
+        ToolCallFormat::KimiK3 => ReasoningFormat::KimiK3,
+        ToolCallFormat::SolarOpen => ReasoningFormat::SolarThink,
+        ToolCallFormat::Functionary32 => ReasoningFormat::AllLine,
+        ToolCallFormat::MiniMaxM3 => ReasoningFormat::MiniMaxThink,
+        ToolCallFormat::Hy3 => ReasoningFormat::Hy3Think,
         _ => ReasoningFormat::Think,
     };
     Dialect { reasoning: Some(reasoning), tool_calls: Some(format) }
 }
 
-fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
+/// Formats whose text has markers too, so that plain text is no answer.
+const FRAMED: [ToolCallFormat; 5] = [
+    ToolCallFormat::Harmony,
+    ToolCallFormat::MuseGlimmer,
+    ToolCallFormat::KimiK3,
+    ToolCallFormat::SolarOpen,
+    ToolCallFormat::Functionary32,
+];
+
+/// Formats that answer in messages with headers.
+const HEADED: [ToolCallFormat; 2] = [ToolCallFormat::Harmony, ToolCallFormat::MuseGlimmer];
+
+/// What a prompt ends with where that tells how the answer begins.
+fn tail(format: ToolCallFormat) -> &'static str {
+    match format {
+        ToolCallFormat::Harmony | ToolCallFormat::MuseGlimmer => "<|start|>assistant",
+        ToolCallFormat::Functionary32 => ">>>",
+        _ => "",
+    }
+}
+
+pub fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
     let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     answer.calls.iter().map(|call| (call.name.clone(), value(&call.arguments))).collect()
 }
@@ -117,7 +144,7 @@ fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
 #[track_caller]
 fn check(case: &Case<'_>) {
     let Case { format, text, content, calls } = case;
-    let answer = parse_answer(&dialect(*format), &tools(), "", text, false);
+    let answer = parse_answer(&dialect(*format), &tools(), tail(*format), text, false);
     let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     assert_eq!(values(&answer), calls, "{format}: {text}");
     assert_eq!(answer.content, *content, "{format}: {text}");
@@ -136,6 +163,7 @@ fn well_formed() -> Vec<(ToolCallFormat, String)> {
     let named = format!(r#"{{"name": "get_weather", "arguments": {json}}}"#);
     let xml = "<function=get_weather>\n<parameter=city>\nKöln </tool_call>\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>";
     let seed = "<function=get_weather>\n<parameter=city>Köln </tool_call></parameter>\n<parameter=days>3</parameter>\n</function>";
+    let dsml = "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Köln </tool_call></｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>";
     let python = r"get_weather(city='Köln </tool_call>', days=3)";
     let glm = "get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln </tool_call></arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n";
     vec![
@@ -154,6 +182,51 @@ fn well_formed() -> Vec<(ToolCallFormat, String)> {
         (F::Lfm2, format!("Hm.<|tool_call_start|>[{python}]<|tool_call_end|>")),
         (F::Glm, format!("Hm.\n<tool_call>{glm}</tool_call>")),
         (F::Granite, format!("Hm. <|tool_call|>[{named}]")),
+        (F::Generic, format!("Hm.\n<tool_call>\n{named}\n</tool_call>")),
+        (F::Apertus, format!("Hm.<|tools_prefix|>[{{\"get_weather\": {json}}}]<|tools_suffix|>")),
+        (F::ToolcallTag, format!("Hm.\n<TOOLCALL>[{named}]</TOOLCALL>")),
+        (F::MiniMaxM1, format!("Hm.\n<tool_calls>\n{named}\n</tool_calls>")),
+        (F::GigaChat3, format!("Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{named}")),
+        (F::GigaChat31, format!("Hm.<|function_call|>{named}")),
+        (
+            F::SolarOpen,
+            format!(
+                "<|content|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>get_weather<|tool_call:args|>{json}<|tool_call:end|>"
+            ),
+        ),
+        (F::Functionary32, format!("all\nHm.>>>get_weather\n{json}")),
+        (
+            F::CommandR,
+            format!(
+                "Hm.\nAction:\n```json\n[\n    {{\n        \"tool_name\": \"get_weather\",\n        \"parameters\": {json}\n    }}\n]```"
+            ),
+        ),
+        (
+            F::MiniMaxM2,
+            "Hm.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Köln </tool_call></parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n</minimax:tool_call>".to_owned(),
+        ),
+        (
+            F::MiniMaxM3,
+            "Hm.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_weather\">]<]minimax[>[<city>Köln </tool_call>]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>".to_owned(),
+        ),
+        (F::DeepSeekV32, format!("Hm.\n\n<｜DSML｜function_calls>\n{dsml}\n</｜DSML｜function_calls>")),
+        (F::DeepSeekV4, format!("Hm.\n\n<｜DSML｜tool_calls>\n{dsml}\n</｜DSML｜tool_calls>")),
+        (
+            F::MiniCpm5,
+            "Hm.\n<function name=\"get_weather\"><param name=\"city\">Köln </tool_call></param><param name=\"days\">3</param></function>".to_owned(),
+        ),
+        (
+            F::Hy3,
+            "Hm.\n<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Köln </tool_call></arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>".to_owned(),
+        ),
+        (
+            F::KimiK3,
+            "<|open|>response<|sep|>Hm.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"get_weather\" index=\"1\"<|sep|><|open|>argument key=\"city\" type=\"string\"<|sep|>Köln </tool_call><|close|>argument<|sep|><|open|>argument key=\"days\" type=\"number\"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>".to_owned(),
+        ),
+        (
+            F::MuseGlimmer,
+            " to=user<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name=\"get_weather\">\n<atem:parameter name=\"city\">Köln </tool_call></atem:parameter>\n<atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>".to_owned(),
+        ),
         (
             F::DeepSeekV3,
             format!(
@@ -200,28 +273,35 @@ fn every_format_reads_its_call() {
     }
     let error = "qwen".parse::<ToolCallFormat>().expect_err("no such format");
     assert!(
-        error.to_string().starts_with("unknown tool-call format `qwen` (known: hermes, qwen-xml"),
+        error.to_string().starts_with("unknown tool-call format `qwen` (known: hy3, glm, seed-xml"),
         "{error}"
     );
 }
 
 #[test]
 fn a_call_of_an_undefined_tool_is_text() {
+    use ToolCallFormat as F;
     for (format, text) in well_formed() {
         let text = text.replace("get_weather", "get_whether");
-        let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
-        let shown = if format == ToolCallFormat::Harmony {
-            "Hm.<|start|>assistant<|channel|>commentary to=functions.get_whether <|constrain|>json<|message|>{\"city\": \"Köln </tool_call>\", \"days\": 3}<|call|>"
-        } else {
-            &text
+        let answer = parse_answer(&dialect(format), &tools(), tail(format), &text, false);
+        // What stands around text is not shown either way.
+        let shown = match format {
+            F::KimiK3 | F::SolarOpen => {
+                let text =
+                    text.replace("<|open|>response<|sep|>", "").replace("<|close|>response<|sep|>", "");
+                text.replace("<|content|>", "").replace("<|end|><|begin|>assistant", "")
+            }
+            F::Functionary32 => text.trim_start_matches("all\n").to_owned(),
+            format if HEADED.contains(&format) => continue,
+            _ => text,
         };
-        assert_eq!(answer, ParsedAnswer { content: shown.to_owned(), ..Default::default() }, "{format}");
+        assert_eq!(answer, ParsedAnswer { content: shown, ..Default::default() }, "{format}");
     }
 }
 
 #[test]
 fn without_tools_nothing_is_a_call() {
-    for (format, text) in well_formed().into_iter().filter(|(format, _)| *format != ToolCallFormat::Harmony) {
+    for (format, text) in well_formed().into_iter().filter(|(format, _)| !FRAMED.contains(format)) {
         let text = text.replace("<|python_start|>", "").replace("<|python_end|>", "");
         let answer = parse_answer(&dialect(format), &[], "", &text, false);
         assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() }, "{format}");
@@ -234,7 +314,7 @@ fn a_cut_call_leaves_the_leading_text() {
     let whole = json!({"city": "Köln </tool_call>", "days": 3});
     for (format, text) in well_formed() {
         for (at, _) in text.char_indices() {
-            let answer = parse_answer(&dialect(format), &tools(), "", &text[..at], true);
+            let answer = parse_answer(&dialect(format), &tools(), tail(format), &text[..at], true);
             let calls = values(&answer);
             assert!(
                 calls.is_empty() || calls == [("get_weather".to_owned(), whole.clone())],
@@ -514,7 +594,7 @@ fn reasoning_is_no_call_and_no_content() {
         ("<think>\n\n</think>\n\n", " Hi".to_owned(), String::new(), " Hi", 0),
         ("", "<think>\n\n</think>\n\nHi".to_owned(), String::new(), "Hi", 0),
         ("", "The tag <think> opens.".to_owned(), String::new(), "The tag <think> opens.", 0),
-        ("", format!("<think>never ends {call}"), format!("never ends {call}"), "", 0),
+        ("", format!("<think>never ends {call} here"), format!("never ends {call} here"), "", 0),
         ("<|im_start|>user\n<think>", "x".to_owned(), "x".to_owned(), "", 0),
         ("<think>?<|im_end|>\n<|im_start|>assistant\n", "x".to_owned(), String::new(), "x", 0),
         ("<|im_start|>assistant\n<think>\nOkay, ", "so.</think>x".to_owned(), "so.".to_owned(), "x", 0),
@@ -578,7 +658,7 @@ fn pieces_come_early() {
 }
 
 /// Pieces with adjacent ones of a kind joined.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+pub fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut all: Vec<Piece> = Vec::new();
     for piece in pieces {
         match (all.last_mut(), piece) {
@@ -594,8 +674,8 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     all
 }
 
-fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool) -> Vec<Piece> {
-    let mut parser = OutputParser::new(&dialect(format), &tools(), "");
+fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool, tail: &str) -> Vec<Piece> {
+    let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
     let mut pieces: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
     pieces.extend(parser.finish(is_cut));
     joined(pieces)
@@ -659,10 +739,13 @@ proptest! {
         seed in any::<u64>(),
         is_cut in any::<bool>(),
     ) {
-        let whole = streamed(format, &[&text], is_cut);
+        // Reasoning may have been opened, or the answer's first marker written, by the prompt.
+        let (open, _) = dialect(format).may_reason("").unwrap_or_default();
+        let tail = [tail(format), "", open][(seed % 3) as usize];
+        let whole = streamed(format, &[&text], is_cut, tail);
         let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let single: Vec<&str> = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
-        prop_assert_eq!(&whole, &streamed(format, &single, is_cut));
+        prop_assert_eq!(&whole, &streamed(format, &single, is_cut, tail));
         let mut random = seed;
         let mut cuts: Vec<usize> = ends.iter().copied().filter(|_| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -671,13 +754,14 @@ proptest! {
         cuts.insert(0, 0);
         cuts.push(text.len());
         let chunks: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
-        prop_assert_eq!(&whole, &streamed(format, &chunks, is_cut));
+        prop_assert_eq!(&whole, &streamed(format, &chunks, is_cut, tail));
 
-        let answer = parse_answer(&dialect(format), &tools(), "", &text, is_cut);
+        let answer = parse_answer(&dialect(format), &tools(), tail, &text, is_cut);
         for call in &answer.calls {
             let value: Result<Value, _> = serde_json::from_str(&call.arguments);
             prop_assert!(value.is_ok_and(|value| value.is_object()), "{}: {}", format, call.arguments);
-            prop_assert!(["get_weather", "write_file", "now"].contains(&call.name.as_str()));
+            let is_given = ["get_weather", "write_file", "now"].contains(&call.name.as_str());
+            prop_assert!(is_given || format == ToolCallFormat::Harmony, "{}: {}", format, call.name);
         }
         let ended = whole.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
         prop_assert!(answer.calls.is_empty() || answer.calls.len() == ended);
@@ -686,7 +770,7 @@ proptest! {
     /// Text without any marker comes out as it is.
     #[test]
     fn plain_text_is_unchanged(text in "[a-zA-Z0-9 .,;!?äß\n\t]{0,200}", format in proptest::sample::select(ToolCallFormat::ALL)) {
-        prop_assume!(format != ToolCallFormat::Harmony);
+        prop_assume!(!HEADED.contains(&format));
         let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
         prop_assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() });
     }
@@ -702,6 +786,7 @@ fn byte_matcher(lark: &str) -> Matcher {
 }
 
 fn grammar(format: ToolCallFormat, choice: &ToolChoice, is_parallel: bool, tail: &str) -> String {
+    let tail = if tail.is_empty() { self::tail(format) } else { tail };
     let grammar = dialect(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
     grammar.expect("a format with tools has a grammar")
 }
@@ -711,7 +796,7 @@ fn tokens(text: &str) -> Vec<u32> {
 }
 
 /// How many bytes a grammar takes, and whether it may end there.
-fn taken(lark: &str, text: &str) -> (usize, bool) {
+pub fn taken(lark: &str, text: &str) -> (usize, bool) {
     let mut matcher = byte_matcher(lark);
     let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");
     let ends = count == text.len() && matcher.is_accepting().expect("the parser works");
@@ -729,9 +814,17 @@ fn constrained() -> Vec<(ToolCallFormat, String, String)> {
             _ => text,
         };
         let lead = text.find("Hm.").map_or(0, |at| at + 3);
-        let lead =
-            if format == ToolCallFormat::Harmony { text.rfind("<|channel|>").unwrap_or(0) } else { lead };
-        let space = text[lead..].len() - text[lead..].trim_start().len();
+        let lead = match format {
+            ToolCallFormat::Harmony => text.rfind("<|channel|>").unwrap_or(0),
+            ToolCallFormat::MuseGlimmer => text.rfind(" to=").unwrap_or(0),
+            ToolCallFormat::KimiK3 => text.find("<|open|>tools").unwrap_or(0),
+            ToolCallFormat::SolarOpen => text.find("<|tool_calls|>").unwrap_or(0),
+            ToolCallFormat::Functionary32 => text.find("get_weather").unwrap_or(0),
+            _ => lead,
+        };
+        // The space in front of a recipient is the header's.
+        let is_header = format == ToolCallFormat::MuseGlimmer;
+        let space = if is_header { 0 } else { text[lead..].len() - text[lead..].trim_start().len() };
         (format, text[..lead + space].to_owned(), text[lead + space..].to_owned())
     };
     well_formed().into_iter().map(split).collect()
@@ -758,15 +851,18 @@ fn grammars_take_calls_of_the_given_tools() {
 
 #[test]
 fn grammars_take_text_when_calls_are_optional() {
-    for format in ToolCallFormat::ALL.iter().copied().filter(|format| *format != ToolCallFormat::Harmony) {
+    for format in ToolCallFormat::ALL.iter().copied().filter(|format| !FRAMED.contains(format)) {
         let auto = grammar(format, &ToolChoice::Auto, true, "");
-        for text in ["Just text, 1 < 2.\n", "<think>\nHm <tool_call> [now(\n</think>\n\nText."] {
+        let (open, close) = dialect(format).may_reason("").expect("reasoning with markers");
+        let thoughtful = format!("{open}\nHm <tool_call> [now(\n{close}\n\nText.");
+        for text in ["Just text, 1 < 2.\n", &thoughtful] {
             assert_eq!(taken(&auto, text), (text.len(), true), "{format}: {text}\n{auto}");
         }
-        let opened = grammar(format, &ToolChoice::Required, true, "<|im_start|>assistant\n<think>\n");
+        let opened =
+            grammar(format, &ToolChoice::Required, true, &format!("<|im_start|>assistant\n{open}\n"));
         let (_, _, call) =
             constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
-        let text = format!("Hm.\n</think>\n\n{call}");
+        let text = format!("Hm.\n{close}\n\n{call}");
         if format != ToolCallFormat::Gemma {
             assert_eq!(taken(&opened, &text), (text.len(), true), "{format}\n{opened}");
             assert!(!taken(&opened, &call).1, "{format}: reasoning that the prompt opened must end");
@@ -776,9 +872,13 @@ fn grammars_take_text_when_calls_are_optional() {
 
 #[test]
 fn one_call_where_only_one_may_be() {
-    for (format, _, call) in constrained().into_iter().filter(|case| case.0 != ToolCallFormat::Harmony) {
+    for (format, _, call) in constrained() {
         let twice = match format {
-            ToolCallFormat::Hermes
+            ToolCallFormat::MuseGlimmer => format!("{call}<|eom|><|start|>assistant{call}"),
+            ToolCallFormat::Functionary32 => format!("{call}>>>{call}"),
+            ToolCallFormat::MiniCpm5
+            | ToolCallFormat::Generic
+            | ToolCallFormat::Hermes
             | ToolCallFormat::QwenXml
             | ToolCallFormat::SeedXml
             | ToolCallFormat::Glm => {
@@ -842,7 +942,8 @@ fn special_tokens_stand_as_tokens() {
     for (format, lead, call) in constrained() {
         let specials = Specials { markup: dialect(format).markup() };
         let grammar = |choice: ToolChoice| {
-            let lark = dialect(format).tool_grammar(&tools(), &choice, true, "", &|mark| specials.id(mark));
+            let tail = tail(format);
+            let lark = dialect(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
             lark.expect("a format with tools has a grammar")
         };
         // No marker is text inside a value, where it cannot be a token.
@@ -885,7 +986,7 @@ impl Random {
 
 /// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
 fn walk(lark: &str, random: &mut Random) -> Option<String> {
-    const CLOSERS: [&str; 9] = [
+    const CLOSERS: [&str; 19] = [
         "\n</parameter>\n",
         "</parameter>\n",
         "</arg_value>\n",
@@ -895,6 +996,16 @@ fn walk(lark: &str, random: &mut Random) -> Option<String> {
         "</think>\n",
         "<channel|>",
         "]",
+        "</parameter>\n</invoke>",
+        "</｜DSML｜parameter>\n",
+        "</atem:parameter>\n",
+        "</param>",
+        "</arg_value:opensource>\n",
+        "<|close|>argument<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|eom|><|start|>assistant",
+        "<|end|><|begin|>assistant",
     ];
     let mut matcher = byte_matcher(lark);
     let mut bytes = Vec::new();
@@ -954,7 +1065,7 @@ fn what_a_grammar_lets_through_parses_back() {
                 continue; // goes out as text, because no double holds it
             }
             num_walks += 1;
-            let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
+            let tail = tail(format);
             let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
             let mut pieces = parser.push(&text);
             pieces.extend(parser.finish(false));
@@ -982,7 +1093,11 @@ fn rendered_turn(
 ) -> Result<String, TemplateError> {
     let mut tools = tools();
     // Some templates print types with macros that know no unions. Calls are printed without a look at the tools.
-    tools[0]["function"]["parameters"]["properties"].as_object_mut().expect("an object").remove("note");
+    // Nor objects that do not say what is in them.
+    for (tool, name) in [(0, "note"), (1, "options")] {
+        let properties = &mut tools[tool]["function"]["parameters"]["properties"];
+        properties.as_object_mut().expect("an object").remove(name);
+    }
     let mut conversation = Conversation { messages: vec![Message::user("Go.")], tools, ..Default::default() };
     let render = |conversation: &Conversation, add_generation_prompt: bool| {
         template.render(conversation, &RenderOptions { add_generation_prompt, ..Default::default() })
@@ -1067,9 +1182,11 @@ fn calls_in_history_parse_back() {
             continue;
         }
         let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
-        let is_harmony = dialect.tool_calls == Some(ToolCallFormat::Harmony);
+        let format = dialect.tool_calls.expect("a format");
+        let prints_one = [ToolCallFormat::Harmony, ToolCallFormat::GigaChat3, ToolCallFormat::GigaChat31]
+            .contains(&format);
         for (at, history) in histories.iter().enumerate() {
-            if is_harmony && history.len() > 1 {
+            if prints_one && history.len() > 1 {
                 continue; // prints the first call of a message
             }
             let turns = printed_turns(&template, &dialect, history);
@@ -1077,7 +1194,7 @@ fn calls_in_history_parse_back() {
             {
                 continue; // some allow one call only
             }
-            let tail = if is_harmony { "<|start|>assistant" } else { "" };
+            let tail = tail(format);
             let expected: Vec<_> =
                 history.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
             let is_equal =

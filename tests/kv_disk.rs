@@ -641,7 +641,11 @@ fn sigkill_while_saving_leaves_whole_pages_only() {
     let (_folder, root) = scratch();
     let mut next = random(5);
     let (mut first, mut num_unfinished) = (0, 0);
-    for round in 0..KILLS {
+    for round in 0..MOST_KILLS {
+        // Where pages are written in no time, as in memory, few kills find one unfinished.
+        if round >= KILLS && num_unfinished > 0 {
+            break;
+        }
         let mut child = child("child_that_saves", &root, first);
         let mut lines = lines_of(&mut child);
         assert!(lines.any(|line| line == "opened"), "round {round}: the child could not open the store");
@@ -670,6 +674,7 @@ fn sigkill_while_saving_leaves_whole_pages_only() {
 
 /// A minute is enough on a slow machine.
 const KILLS: usize = 200;
+const MOST_KILLS: usize = 10 * KILLS;
 
 /// Not a test by itself: a process whose files cannot grow beyond 30,000 bytes, as on a disk that is nearly full.
 #[cfg(unix)]

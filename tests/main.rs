@@ -15,6 +15,7 @@ mod engine_models;
 mod engine_queue;
 mod engine_thread;
 mod fingerprint;
+mod formats;
 mod fuzzing;
 mod gpt_oss_files;
 mod grammar;

@@ -172,17 +172,13 @@ async fn thinking_is_switched_for_all_and_by_each() {
 async fn tools_that_cannot_be_used_are_refused() {
     let refused = async |server: &Server, body: Value| server.chat("hi", body).await.error();
     let unsupported = |param: &str| (400, "unsupported_parameter".to_owned(), param.to_owned());
-    let plain = Build::default().start();
-    assert_eq!(refused(&plain, tools(json!({}))).await, unsupported("tools"), "the template shows no calls");
-    assert_eq!(plain.chat("hi", tools(json!({"tool_choice": "none"}))).await.status, StatusCode::OK);
-    assert_eq!(plain.chat("hi", json!({"tools": []})).await.status, StatusCode::OK);
     let mut build = Build { template: Some(CHATML.to_owned()), ..Build::answers(&[("hi", CALL)]) };
     build.settings.tool_format = Some(ToolCallFormat::Hermes);
     let told = build.start();
     let reply = told.chat("hi", tools(json!({}))).await.ok();
     assert_eq!(reply["choices"][0]["finish_reason"], "tool_calls", "a flag tells what the template does not");
     let mut build = Build { template: Some("{{ messages[0].content }}".to_owned()), ..Build::default() };
-    build.settings.tool_format = Some(ToolCallFormat::Hermes);
+    build.settings.tool_format = Some(ToolCallFormat::Mistral);
     assert_eq!(
         refused(&build.start(), tools(json!({}))).await,
         unsupported("tools"),
@@ -207,6 +203,40 @@ async fn tools_that_cannot_be_used_are_refused() {
         (tools(json!({"tool_choice": {"type": "mcp"}})), unsupported("tool_choice")),
     ] {
         assert_eq!(refused(&server, body.clone()).await, expected, "{body}");
+    }
+}
+
+/// A template that shows no tools, or none that it shows the calls of: tools are described in the system prompt, calls are
+/// asked for as JSON, and results come back as questions.
+async fn a_template_without_tools_gets_them_described() {
+    let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    for template in [silent, CHATML] {
+        let answers = [("weather", CALL), ("<tool_response>\nRain.\n</tool_response>", "It rains.")];
+        let server = Build { template: Some(template.to_owned()), ..Build::answers(&answers) }.start();
+        let reply = server.chat("weather", tools(json!({"temperature": 0, "tool_choice": "required"}))).await;
+        assert_eq!(reply.headers["x-llmctl-tool-format"], "generic");
+        let answer = reply.ok();
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+        let message = answer["choices"][0]["message"].clone();
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "get_weather");
+        let id = message["tool_calls"][0]["id"].clone();
+        let result = json!({"role": "tool", "tool_call_id": id, "content": "Rain."});
+        let asked = json!({"role": "user", "content": "weather"});
+        let follow_up = tools(json!({"messages": [asked, message, result]}));
+        let shown = server.post("/apply-template", follow_up.clone()).await.ok();
+        let prompt = shown["prompt"].as_str().expect("text");
+        assert!(prompt.contains("\"description\": \"Weather of a city\""), "{prompt}");
+        assert!(
+            prompt.contains(CALL) && prompt.contains("<tool_response>\nRain.\n</tool_response>"),
+            "{prompt}"
+        );
+        let answer = server.post("/v1/chat/completions", follow_up).await.ok();
+        assert_eq!(answer["choices"][0]["message"]["content"], "It rains.", "{answer}");
+        // Without tools nothing of this is there.
+        let reply = server.chat("weather", tools(json!({"tool_choice": "none"}))).await;
+        assert!(reply.headers.get("x-llmctl-tool-format").is_none());
+        assert_eq!(reply.status, StatusCode::OK);
     }
 }
 
@@ -304,6 +334,7 @@ both_kinds! {
     a_call_that_is_cut_is_none,
     reasoning_is_told_apart,
     thinking_is_switched_for_all_and_by_each,
+    a_template_without_tools_gets_them_described,
     tools_that_cannot_be_used_are_refused,
     an_answer_has_the_form_that_is_asked_for,
     a_thought_comes_before_the_form,

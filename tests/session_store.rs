@@ -374,7 +374,7 @@ fn who_asks_for_a_session_that_may_be_begun_is_never_told_that_there_is_none() {
         let mut opened = 0;
         for _ in 0..200 {
             match store.open_or_create(&name("new"), &model("m")) {
-                Ok(writer) if number % 2 == 0 => drop(writer.remove_if_empty().expect("removed")),
+                Ok(writer) if number.is_multiple_of(2) => drop(writer.remove_if_empty().expect("removed")),
                 Ok(writer) => drop(writer),
                 Err(Error::SessionBusy(_)) => continue,
                 Err(error) => panic!("{error}"),

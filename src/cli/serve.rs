@@ -453,6 +453,11 @@ fn load_app(
     if !info.has_chat_template {
         terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
     }
+    if args.answers.tool_format.is_none()
+        && let Some(notice) = speech.notice_of_tools()
+    {
+        terminal.note(notice);
+    }
     let model = ServedModel {
         id: args.listen.model_id.clone().unwrap_or(info.name),
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),

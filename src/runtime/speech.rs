@@ -13,16 +13,24 @@ use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
-    ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, SpecialTokens, TemplateError,
+    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
+    SystemMessages, TemplateError, ToolCallFormat,
 };
+
+/// For templates that show no tools or no calls.
+const GENERIC: ToolCallFormat = ToolCallFormat::Generic;
 
 /// A model without its weights.
 pub struct Speech {
     texts: ModelTexts,
     /// The template in force; `Err` is why the source does not compile, said when it is needed.
     template: std::result::Result<ChatTemplate, TemplateError>,
-    /// What that template shows of answers.
+    /// What that template shows.
+    shown: Shown,
+    /// The markup of answers.
     dialect: Dialect,
+    /// What is done to conversations so that the template shows all of them.
+    accommodation: Accommodation,
     /// What prompts of the model's own template get beside the conversation.
     hints: Option<Hints>,
     /// What those prompts are written for.
@@ -45,16 +53,63 @@ impl Speech {
         let source = template.or(texts.chat_templates.default.as_deref());
         let template =
             source.map_or(Err(TemplateError::Missing), |source| ChatTemplate::new(source, specials));
-        let dialect =
-            template.as_ref().map(|template| Dialect::detect(template.source())).unwrap_or_default();
+        let shown = template.as_ref().map(Shown::of);
+        let accommodation = shown.as_ref().map(Shown::accommodation).unwrap_or_default();
+        let shown = shown.unwrap_or_default();
+        let tool_calls = if accommodation.spells_tools { Some(GENERIC) } else { shown.dialect.tool_calls };
+        let dialect = Dialect { tool_calls, ..shown.dialect };
         let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
-        Self { texts, template, dialect, hints, frontend, context_tokens }
+        Self { texts, template, shown, dialect, accommodation, hints, frontend, context_tokens }
     }
 
     /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
     /// said first stays.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
+    }
+
+    /// Takes this for the format of the model's calls, whatever its template shows.
+    pub fn set_tool_format(&mut self, format: ToolCallFormat) {
+        self.dialect.tool_calls = Some(format);
+        self.accommodation.spells_tools = format == GENERIC || !self.shown.tools;
+    }
+
+    /// Whether the model is told of the tools of a conversation, and in a format that its calls are read in.
+    pub fn shows_tools(&self) -> bool {
+        let is_generic = matches!(self.dialect.tool_calls, Some(GENERIC | ToolCallFormat::Hermes));
+        self.dialect.tool_calls.is_some() && (!self.accommodation.spells_tools || is_generic)
+    }
+
+    /// Whether tools are described by llmctl, and calls asked for in its generic format.
+    pub fn spells_tools(&self) -> bool {
+        self.accommodation.spells_tools && self.has_template()
+    }
+
+    /// What is done to conversations with tools, for people; nothing where the template shows all of them.
+    pub fn notice_of_tools(&self) -> Option<&'static str> {
+        let why = match (self.shown.tools, self.shown.dialect.tool_calls) {
+            _ if !self.spells_tools() => return None,
+            (false, _) => {
+                "the chat template shows no tools: they are described in the system prompt, and calls asked for in a generic JSON format"
+            }
+            (true, _) => {
+                "the chat template shows no format of calls that is known: tools are described in the system prompt, and calls asked for in a generic JSON format"
+            }
+        };
+        Some(why)
+    }
+
+    /// What is done to system prompts, for people; nothing where the template prints them.
+    pub fn notice_of_system(&self) -> Option<&'static str> {
+        match self.shown.system {
+            SystemMessages::Printed => None,
+            SystemMessages::Dropped => {
+                Some("the chat template drops system prompts: they go in front of the first question")
+            }
+            SystemMessages::Refused => {
+                Some("the chat template refuses system prompts: they go in front of the first question")
+            }
+        }
     }
 
     /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
@@ -70,7 +125,8 @@ impl Speech {
         &self.texts.tokenizer
     }
 
-    /// The markup of the model's answers, as its chat template shows it; none without a template.
+    /// The markup of the model's answers: what its chat template shows, and the generic format of calls where that shows none;
+    /// nothing without a template.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
@@ -122,7 +178,8 @@ impl Speech {
         let template = self.template.as_ref().map_err(TemplateError::clone)?;
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
         let annotated = self.hints.map(|hints| hints.annotate(conversation, self.frontend));
-        template.render(annotated.as_ref().unwrap_or(conversation), &options)
+        let conversation = annotated.as_ref().unwrap_or(conversation);
+        template.render(&self.accommodation.apply(conversation), &options)
     }
 
     /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.

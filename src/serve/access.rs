@@ -34,6 +34,8 @@ use super::observe::Observer;
 use crate::template::DateTime;
 
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Names the format of calls where it is not the model's own.
+pub const X_TOOL_FORMAT: HeaderName = HeaderName::from_static("x-llmctl-tool-format");
 
 /// Longer ids of clients are not taken over.
 const MAX_REQUEST_ID: usize = 128;

@@ -17,7 +17,7 @@ use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::App;
-use super::access::{self, AccessLog, X_REQUEST_ID};
+use super::access::{self, AccessLog, X_REQUEST_ID, X_TOOL_FORMAT};
 use super::engines::Place;
 use super::error::{ApiError, STAGE_WAIT};
 use super::guard::{self, Bodies, Policy};
@@ -179,7 +179,12 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([X_REQUEST_ID, header::RETRY_AFTER, HeaderName::from_static("x-session-id")])
+        .expose_headers([
+            X_REQUEST_ID,
+            header::RETRY_AFTER,
+            HeaderName::from_static("x-session-id"),
+            X_TOOL_FORMAT,
+        ])
         .max_age(PREFLIGHT_AGE)
         // Chromium asks so before a page of the public web may reach a private address; the origin is what counts here.
         .allow_private_network(true)

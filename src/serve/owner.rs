@@ -184,7 +184,7 @@ mod tests {
         let anna = KeyLine::parse("k owner=anna").expect("a line").expect("a key").owner;
         let sees =
             |owner: &Owner, shares| Caller::new(owner.clone(), shares).owners().cloned().collect::<Vec<_>>();
-        assert_eq!(sees(&anna, false), [anna.clone()]);
+        assert_eq!(sees(&anna, false), std::slice::from_ref(&anna));
         assert_eq!(sees(&Owner::anonymous(), false), [Owner::anonymous()]);
         assert_eq!(sees(&anna, true), [anna, Owner::LOCAL]);
         assert_eq!(sees(&Owner::anonymous(), true), [Owner::LOCAL, Owner::anonymous()]);

@@ -64,6 +64,8 @@ struct Inner {
     env: Environment<'static>,
     specials: Map<String, Json>,
     source: String,
+    /// By which names templates get the reasoning of a message.
+    reasoning_names: &'static [&'static str],
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -79,7 +81,12 @@ impl ChatTemplate {
     /// `Syntax` with the line at fault, `TooExpensive` when the source itself is beyond a bound.
     pub fn new(source: &str, specials: SpecialTokens) -> Result<Self, TemplateError> {
         let env = compile(source, source::chat_syntax()?, UndefinedBehavior::Lenient)?;
-        let inner = Inner { env, specials: special_variables(specials), source: source.to_owned() };
+        let inner = Inner {
+            env,
+            specials: special_variables(specials),
+            source: source.to_owned(),
+            reasoning_names: reasoning_names(source),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -100,7 +107,8 @@ impl ChatTemplate {
     }
 
     /// Renders a conversation. Where the template fails on tool arguments as a mapping, or escapes them, it gets them as JSON
-    /// text; where it fails on messages without content, their content is none or empty.
+    /// text; where it fails on messages without content, their content is none or empty; where it fails on tools without a
+    /// description, they have an empty one.
     ///
     /// # Errors
     /// `Raised` when the template refuses the conversation, `Render` when it fails on it, `TooExpensive` when it hits
@@ -110,12 +118,15 @@ impl ChatTemplate {
         conversation: &Conversation,
         options: &RenderOptions,
     ) -> Result<String, TemplateError> {
-        let mut variables = conversation_variables(conversation);
+        let mut variables = conversation_variables(conversation, self.inner.reasoning_names);
         let prompt = (options.add_generation_prompt || options.response_prefix.is_some())
             && !options.continue_final_message;
         variables.insert("add_generation_prompt".to_owned(), Json::Bool(prompt));
         let mut text = self.render_variables(&variables, options.now).or_else(|error| match error {
             TemplateError::Render { .. } => self.render_adapted(&variables, options.now).ok_or(error),
+            TemplateError::Raised { .. } => {
+                self.render_changed(&variables, &[think_content], options.now).ok_or(error)
+            }
             error => Err(error),
         })?;
         if let Some(unescaped) = self.without_escapes(&variables, options.now, &text) {
@@ -130,12 +141,27 @@ impl ChatTemplate {
 
     /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
     fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
-        ADAPTATIONS.iter().find_map(|changes| {
-            let mut adapted = variables.clone();
-            let num_changed = changes.iter().filter(|change| change(&mut adapted)).count();
-            // With one of two left out it is a form that was tried before.
-            (num_changed == changes.len()).then(|| self.render_variables(&adapted, now).ok()).flatten()
+        let descriptions: [&[Adaptation]; 4] =
+            [&[], &[describe_tools], &[describe_parameters], &[describe_tools, describe_parameters]];
+        descriptions.iter().find_map(|descriptions| {
+            ADAPTATIONS.iter().find_map(|changes| {
+                let changes = [descriptions, *changes].concat();
+                // What nothing has been changed for has been tried.
+                (!changes.is_empty()).then(|| self.render_changed(variables, &changes, now)).flatten()
+            })
         })
+    }
+
+    /// Renders with all of these changes, if each of them changes something: with one left out it is another form.
+    fn render_changed(
+        &self,
+        variables: &Map<String, Json>,
+        changes: &[Adaptation],
+        now: DateTime,
+    ) -> Option<String> {
+        let mut adapted = variables.clone();
+        let num_changed = changes.iter().filter(|change| change(&mut adapted)).count();
+        (num_changed == changes.len()).then(|| self.render_variables(&adapted, now).ok()).flatten()
     }
 
     /// The rendering with tool arguments as JSON text, where that has fewer quotes escaped for HTML. Mistral's own templates
@@ -315,17 +341,30 @@ fn special_variables(specials: SpecialTokens) -> Map<String, Json> {
 }
 
 /// The variables that transformers passes: absent tools and documents are `None`, not missing.
-fn conversation_variables(conversation: &Conversation) -> Map<String, Json> {
+fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str]) -> Map<String, Json> {
     let or_none = |items: &[Json]| if items.is_empty() { Json::Null } else { Json::Array(items.to_vec()) };
     let mut variables = conversation.kwargs.clone();
-    let messages = conversation.messages.iter().map(message_json).collect();
+    let messages =
+        conversation.messages.iter().map(|message| message_json(message, reasoning_names)).collect();
     variables.insert("messages".to_owned(), Json::Array(messages));
     variables.insert("tools".to_owned(), or_none(&conversation.tools));
     variables.insert("documents".to_owned(), or_none(&conversation.documents));
     variables
 }
 
-fn message_json(message: &Message) -> Json {
+/// Templates read `reasoning_content` or `thinking`, and transformers gives them both. A few know it as `reasoning` alone.
+fn reasoning_names(source: &str) -> &'static [&'static str] {
+    let reads =
+        |name: &str| [".", "'", "\""].iter().any(|before| source.contains(&format!("{before}{name}")));
+    let is_other = !reads("reasoning_content") && !reads("thinking") && reads("reasoning");
+    if is_other {
+        &["reasoning_content", "thinking", "reasoning"]
+    } else {
+        &["reasoning_content", "thinking"]
+    }
+}
+
+fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
     let mut members = Map::new();
     members.insert("role".to_owned(), json!(message.role.as_str()));
     match &message.content {
@@ -334,7 +373,7 @@ fn message_json(message: &Message) -> Json {
         Some(Content::Parts(parts)) => drop(members.insert("content".to_owned(), Json::Array(parts.clone()))),
     }
     if let Some(reasoning) = &message.reasoning {
-        members.insert("reasoning_content".to_owned(), json!(reasoning));
+        members.extend(reasoning_names.iter().map(|name| ((*name).to_owned(), json!(reasoning))));
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(tool_call_json).collect();
@@ -352,7 +391,8 @@ fn message_json(message: &Message) -> Json {
 type Adaptation = fn(&mut Map<String, Json>) -> bool;
 
 /// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
-const ADAPTATIONS: [&[Adaptation]; 5] = [
+const ADAPTATIONS: [&[Adaptation]; 6] = [
+    &[],
     &[spell_arguments_out],
     &[say_none],
     &[spell_arguments_out, say_none],
@@ -360,6 +400,59 @@ const ADAPTATIONS: [&[Adaptation]; 5] = [
     &[say_nothing],
     &[spell_arguments_out, say_nothing],
 ];
+
+/// Gives tools without a description an empty one: it is optional at OpenAI, and some templates (Hermes', gpt-oss') add it to a
+/// text all the same.
+fn describe_tools(variables: &mut Map<String, Json>) -> bool {
+    functions(variables).map(described).filter(|&is_new| is_new).count() > 0
+}
+
+/// The same of their parameters.
+fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
+    let properties = functions(variables)
+        .filter_map(|function| function.get_mut("parameters")?.get_mut("properties")?.as_object_mut())
+        .flat_map(|properties| properties.values_mut().filter_map(Json::as_object_mut));
+    properties.map(described).filter(|&is_new| is_new).count() > 0
+}
+
+/// Puts an empty description where there is none.
+fn described(members: &mut Map<String, Json>) -> bool {
+    let is_missing = !members.get("description").is_some_and(Json::is_string);
+    if is_missing {
+        members.insert("description".to_owned(), json!(""));
+    }
+    is_missing
+}
+
+/// The definitions of tools, with or without their wrapping.
+fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
+    let tools = variables.get_mut("tools").and_then(Json::as_array_mut).into_iter().flatten();
+    tools.filter_map(|tool| match tool.get("function") {
+        Some(_) => tool.get_mut("function")?.as_object_mut(),
+        None => tool.as_object_mut(),
+    })
+}
+
+/// Makes one text of the reasoning and the content of answers with calls, for gpt-oss' template: it prints either as
+/// reasoning and refuses both.
+fn think_content(variables: &mut Map<String, Json>) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls"))
+        else {
+            continue;
+        };
+        let text = |name: &str| members.get(name).and_then(Json::as_str).filter(|text| !text.is_empty());
+        if let (Some(thought), Some(content)) = (text("thinking"), text("content")) {
+            let whole = json!(format!("{thought}\n\n{content}"));
+            members.insert("thinking".to_owned(), whole.clone());
+            members.insert("reasoning_content".to_owned(), whole);
+            members.remove("content");
+            changed = true;
+        }
+    }
+    changed
+}
 
 /// Gives messages without content one that is none, as OpenAI's answers with calls have it. Some templates (DeepSeek R1's
 /// Llama distillations) test for none and fail on what is not there.
@@ -742,6 +835,36 @@ mod tests {
         let conversation = Conversation { messages: vec![message], ..Conversation::default() };
         let text = template.render(&conversation, &RenderOptions::default());
         assert_eq!(text.as_deref(), Ok(r#"> {"a": [1, "x"]}"#));
+    }
+
+    #[test]
+    fn reasoning_comes_by_both_of_its_names() {
+        let thoughtful = Message { reasoning: Some("Hm.".to_owned()), ..Message::assistant("Yes.") };
+        let conversation = Conversation { messages: vec![thoughtful], ..Conversation::default() };
+        let check = |source: &str, expected: &str| {
+            let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+            let text = template.render(&conversation, &RenderOptions::default());
+            assert_eq!(text.as_deref(), Ok(expected), "{source}");
+        };
+        check("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}", "Hm.|Hm.");
+        check("{{ messages[0].reasoning }}", "Hm.");
+        check("{{ messages[0].thinking }}|{{ messages[0].reasoning is defined }}", "Hm.|False");
+    }
+
+    #[test]
+    fn tools_without_a_description_get_an_empty_one_where_the_template_needs_it() {
+        let source = "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }};{% for n, p in \
+            t.function.parameters.properties.items() %}{{ n + ' ' + p.description }}{% endfor %}{% endfor %}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let parameters = json!({"type": "object", "properties": {"x": {"type": "string"}}});
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+        let conversation = Conversation { tools: vec![tool], ..talk(&[("user", "hi")]) };
+        assert_eq!(template.render(&conversation, &RenderOptions::default()).as_deref(), Ok("f: ;x "));
+        // One that does without sees nothing new.
+        let source = "{{ tools | tojson }}";
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        let text = template.render(&conversation, &RenderOptions::default()).expect("a rendering");
+        assert!(!text.contains("description"), "{text}");
     }
 
     #[test]

@@ -3,24 +3,35 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
-//! `dialect` reads from a template what answers are made of, `output` takes them apart.
+//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `dialect` is what answers are
+//! made of, `output` takes them apart.
 
+mod accommodate;
 mod clock;
 mod dialect;
 mod error;
 mod jinja;
 mod link;
+mod marked;
 pub mod message;
+mod named;
 mod output;
+mod probe;
 mod prompt;
 mod python;
+mod reasoning;
 mod source;
 mod tool_call;
 
+pub use accommodate::Accommodation;
 pub use clock::DateTime;
-pub use dialect::{Dialect, ReasoningFormat, Sign, ToolCallFormat, ToolChoice, UnknownFormat};
+pub use dialect::{Dialect, ToolChoice};
 pub use error::TemplateError;
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, Message, Role, ToolCall};
+pub use named::UnknownFormat;
 pub use output::{OutputParser, ParsedAnswer, ParsedCall, Piece, parse_answer};
+pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
+pub use reasoning::ReasoningFormat;
+pub use tool_call::ToolCallFormat;

@@ -207,7 +207,7 @@ fn what_may_not_be_read_is_told_from_what_is_not_there() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let denied = place.write("denied.txt", "x");
-    std::fs::set_permissions(&denied, std::fs::Permissions::from_mode(0)).expect("chmod");
+    std::fs::set_permissions(&denied, std::fs::Permissions::from_mode(0o000)).expect("chmod");
     if std::fs::read(&denied).is_err() {
         place.run(&["run", "-f", "denied.txt", "hi"]).check(77, "error: denied.txt: permission denied\n");
         place.run(&["run", "-m", "./denied.txt", "hi"]).check(77, "error: ./denied.txt: permission denied\n");

@@ -80,7 +80,7 @@ fn what_is_wrong_is_said_before_anything_is_loaded() {
     refused(&["--uds", "s", "--port", "1"]).check(2, "cannot be used with");
     refused(&["--cors-origin", "https://a.example/"]).check(2, "not an origin");
     refused(&["--idle-timeout", "0"]).check(2, "must be longer than nothing");
-    refused(&["--tool-format", "morse"]).check(2, "unknown tool-call format `morse` (known: hermes");
+    refused(&["--tool-format", "morse"]).check(2, "unknown tool-call format `morse` (known: ");
     refused(&["--api-key-file", "no-such-file"]).check(66, "no-such-file");
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();

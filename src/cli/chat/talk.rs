@@ -24,6 +24,7 @@ use crate::cli::places::{Kept, Places};
 use crate::cli::report::table;
 use crate::cli::resume;
 use crate::cli::run::llm::Texts;
+use crate::cli::run::note_system;
 use crate::cli::run::prompt::read_file;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
@@ -126,6 +127,7 @@ impl<'a> Chat<'a> {
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
             .for_frontend(Frontend::Chat);
         check_template(&llm)?;
+        note_system(llm.texts().speech(), system.as_deref(), terminal);
         let model = llm.texts().fingerprint().clone();
         let grammars = grammars(&llm);
         let pace = Pace::of(&model.fingerprint, places.state.clone());

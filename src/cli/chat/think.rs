@@ -93,7 +93,7 @@ impl Think {
         if self.is_on == Some(false) && !thinking.is_asked {
             return Err("this model's template cannot turn thinking off (/think hide hides it)".to_owned());
         }
-        if self.budget.is_some() && thinking.format.and_then(closing).is_none() {
+        if self.budget.is_some() && thinking.format.and_then(ReasoningFormat::closing).is_none() {
             return Err("this model's thinking cannot be ended, so it takes no budget".to_owned());
         }
         Ok(())
@@ -120,19 +120,6 @@ impl Think {
             self.budget.map_or(String::new(), |count| format!(", at most {}", counted(count, "token")));
         format!("{is_on}, {shown}{budget}")
     }
-}
-
-/// What ends the reasoning, for a model that is to stop thinking. `None` where the markup has more to it than an end.
-pub fn closing(format: ReasoningFormat) -> Option<&'static str> {
-    Some(match format {
-        ReasoningFormat::Think => "\n</think>\n\n",
-        ReasoningFormat::BracketThink => "[/THINK]",
-        ReasoningFormat::SeedThink => "\n</seed:think>\n",
-        ReasoningFormat::GemmaChannel => "\n<channel|>",
-        ReasoningFormat::CommandThinking => "<|END_THINKING|>",
-        ReasoningFormat::InnerThoughts => "<|inner_suffix|>",
-        ReasoningFormat::Harmony => return None,
-    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::answer::{Manner, Parts, Screen};
 use super::command::Next;
 use super::talk::{Chat, Keeping};
-use super::think::{self, Think};
+use super::think::Think;
 use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
@@ -20,7 +20,7 @@ use crate::cli::run::report;
 use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
 use crate::runtime::session::store::BranchReason;
 use crate::runtime::{Error, Finish, Limits, Outcome, Request, Sampling, Started, Usage};
-use crate::template::{Content, Conversation, Message, OutputParser, Role, ToolCall};
+use crate::template::{Content, Conversation, Message, OutputParser, ReasoningFormat, Role, ToolCall};
 
 /// Answers in a row that may call tools before the user is asked again.
 const MAX_ROUNDS: usize = 25;
@@ -197,7 +197,7 @@ impl Chat<'_> {
             }
             _ => return (ending, said),
         };
-        let markup = self.dialect().reasoning.and_then(think::closing).filter(|_| is_over_budget);
+        let markup = self.dialect().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
         let Some(markup) = markup else { return (ending, said) };
         let forced = match self.llm().texts().speech().encode_rest(markup) {
             Ok(forced) => forced,

@@ -47,6 +47,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     let args = &with_model(args, &name, opened.as_ref().map(|writer| writer.saved()), terminal)?;
     let llm = load_model(args, terminal)?;
     check_template(llm.texts().speech())?;
+    super::note_system(llm.texts().speech(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
     let writer = match opened {
         Some(writer) => writer,

@@ -4,9 +4,7 @@ use serde_json::{Value, json};
 
 use super::matrix::{TOOL, call, calls, question, talk_with_tools, tools};
 use super::{Finding, Found, Subject, Trouble, Verdict, quoted};
-use crate::template::{
-    Content, Message, ReasoningFormat, TemplateError, ToolCall, ToolCallFormat, parse_answer,
-};
+use crate::template::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer};
 
 /// Calls with every kind of argument, in texts that tempt a parser.
 pub fn one_call(subject: &Subject) -> Found {
@@ -70,10 +68,8 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> Found {
 }
 
 /// Whether the turn comes apart into these calls, and what it came apart into if not.
-fn compared(subject: &Subject, wanted: &[ToolCall], turn: &str) -> Result<(), String> {
-    let is_harmony = subject.dialect.tool_calls == Some(ToolCallFormat::Harmony)
-        || subject.dialect.reasoning == Some(ReasoningFormat::Harmony);
-    let tail = if is_harmony { "<|start|>assistant" } else { "" };
+fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Result<(), String> {
+    let PrintedTurn { tail, turn } = turn;
     let answer = parse_answer(&subject.dialect, &tools(), tail, turn, false);
     let found: Vec<(String, Value)> = answer
         .calls
@@ -99,22 +95,12 @@ fn shown(calls: &[(String, Value)]) -> String {
 }
 
 /// An answer alone, as history prints it: what stands behind the prompt that asks for it.
-fn printed_turn(subject: &Subject, message: Message) -> Result<String, Trouble> {
+fn printed_turn(subject: &Subject, message: Message) -> Result<PrintedTurn, Trouble> {
     let mut conversation = talk_with_tools([question(0)]);
     let (plain, prompt) = (subject.history(&conversation)?, subject.prompt(&conversation)?);
     conversation.messages.push(message);
     let full = subject.history(&conversation)?;
-    if let Some(turn) = full.strip_prefix(prompt.as_str()) {
-        return Ok(turn.to_owned());
-    }
-    // The prompt opens reasoning that history does not print, or history closes turns in another way.
-    let common: usize =
-        plain.chars().zip(full.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
     let missing =
         || Trouble::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() });
-    let turn = full.get(common..).ok_or_else(missing)?;
-    let header = prompt.get(common..).unwrap_or_default();
-    let open = subject.dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
-    let header = header[..open.unwrap_or(header.len())].trim_end();
-    Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
+    PrintedTurn::find(&plain, &prompt, &full, &subject.dialect.markup()).ok_or_else(missing)
 }

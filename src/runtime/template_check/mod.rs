@@ -22,14 +22,19 @@ use super::error::Error;
 use super::speech::special_tokens;
 use super::text::Tokenizer;
 use crate::template::{
-    ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, SpecialTokens, TemplateError,
+    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
+    TemplateError, ToolCallFormat,
 };
 
 /// What is checked.
 pub struct Subject {
     template: ChatTemplate,
+    /// What the template shows.
+    shown: Shown,
     /// How the template's answers are read.
     dialect: Dialect,
+    /// What is done to conversations so that the template shows all of them.
+    accommodation: Accommodation,
     tokenizer: Option<Arc<Tokenizer>>,
     end_of_generation: Vec<u32>,
     /// The text of the beginning-of-sequence token.
@@ -208,12 +213,21 @@ impl Subject {
         };
         let bos = specials.bos.clone();
         let template = ChatTemplate::new(source, specials)?;
-        let shown = Dialect::detect(source);
-        let dialect = Dialect {
-            reasoning: dialect.reasoning.or(shown.reasoning),
-            tool_calls: dialect.tool_calls.or(shown.tool_calls),
+        let shown = Shown::of(&template);
+        let accommodation = Accommodation {
+            spells_tools: match dialect.tool_calls {
+                None => shown.accommodation().spells_tools,
+                Some(format) => format == ToolCallFormat::Generic || !shown.tools,
+            },
+            ..shown.accommodation()
         };
-        Ok(Self { template, dialect, tokenizer, end_of_generation, bos })
+        let shown_calls =
+            if accommodation.spells_tools { Some(ToolCallFormat::Generic) } else { shown.dialect.tool_calls };
+        let dialect = Dialect {
+            reasoning: dialect.reasoning.or(shown.dialect.reasoning),
+            tool_calls: dialect.tool_calls.or(shown_calls),
+        };
+        Ok(Self { template, shown, dialect, accommodation, tokenizer, end_of_generation, bos })
     }
 
     fn rendered(
@@ -223,7 +237,7 @@ impl Subject {
         now: DateTime,
     ) -> Result<String, Trouble> {
         let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
-        Ok(self.template.render(conversation, &options)?)
+        Ok(self.template.render(&self.accommodation.apply(conversation), &options)?)
     }
 
     /// Ends with the header of an answer.

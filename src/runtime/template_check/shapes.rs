@@ -1,41 +1,65 @@
 //! What a template prints of each kind of message, what it refuses, and what it leaves out without a word.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::matrix::{
     ANSWERS, DESCRIPTION, QUESTIONS, RESULT, SYSTEM, THOUGHTS, TOOL, answer, call, calls, in_parts, question,
     talk, talk_with_tools, thoughtful, weather_call, weather_result,
 };
 use super::{Finding, Found, Subject, Verdict, quoted};
-use crate::template::{Content, Conversation, Dialect, Message, Role, Sign};
+use crate::template::{
+    CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat,
+};
 
 /// Which reasoning markup the template shows, and where.
 pub fn reasoning_format(subject: &Subject) -> Found {
-    let (sign, _) = Dialect::signs(subject.template.source());
-    Ok(match (subject.dialect.reasoning, sign) {
+    let shown =
+        subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
+    Ok(match (subject.dialect.reasoning, shown) {
         (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
-        (Some(format), Some(sign)) => seen(format.name(), sign),
+        (Some(format), Some(sign)) => seen(format.name(), sign, ""),
     })
 }
 
 /// A format that the template itself shows.
-fn seen(format: &str, sign: Sign) -> Finding {
-    let finding = Finding::ok(format!("{format}: {} in template line {}", quoted(sign.text), sign.line));
+fn seen(format: &str, sign: Sign, more: &str) -> Finding {
+    let place = match sign.line {
+        0 => "in what the template prints".to_owned(),
+        line => format!("in template line {line}"),
+    };
+    let finding = Finding::ok(format!("{format}: {} {place}{more}", quoted(sign.text)));
     Finding { detail: json!({"format": format, "sign": sign.text, "line": sign.line}), ..finding }
 }
 
-/// Which format of calls the template shows, and where.
+/// Which format of calls the template shows, and on what evidence; or which one llmctl asks for in its place.
 pub fn tool_format(subject: &Subject) -> Found {
-    let (_, sign) = Dialect::signs(subject.template.source());
-    Ok(match (subject.dialect.tool_calls, sign) {
-        (None, _) if subject.template.reads("tools") => Finding::warning(
-            "none that llmctl knows, although the template prints tools: requests with tools are refused unless --tool-format says how",
-        ),
-        (None, _) => Finding::ok("none: the template knows no tools"),
-        (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
-        (Some(format), Some(sign)) => seen(format.name(), sign),
+    let Some(format) = subject.dialect.tool_calls else { return Ok(Finding::ok("none")) };
+    let evidence = subject.shown.calls.filter(|_| subject.shown.dialect.tool_calls == Some(format));
+    Ok(match (format, evidence) {
+        (ToolCallFormat::Generic, _) => {
+            let why = match (subject.shown.tools, subject.shown.dialect.tool_calls) {
+                (false, None) => "the template shows no tools",
+                (false, Some(_)) => "the template shows calls, and no tools",
+                (true, _) => "the template shows tools, and no calls in a format that llmctl knows",
+            };
+            let finding =
+                Finding::ok(format!("generic: {why}; llmctl describes tools and asks for calls in JSON"));
+            Finding { detail: json!({"format": format.name()}), ..finding }
+        }
+        (_, None) => Finding::ok(format!("{format}, as asked for")),
+        (_, Some(CallEvidence { sign, is_printed })) => {
+            let more =
+                if is_printed { ", and a call that it prints reads back" } else { "; it prints no calls" };
+            let finding = seen(format.name(), sign, more);
+            Finding { detail: with(finding.detail, "prints_calls", is_printed), ..finding }
+        }
     })
+}
+
+fn with(mut detail: Value, name: &str, value: bool) -> Value {
+    detail[name] = value.into();
+    detail
 }
 
 /// The prompt of a conversation holds all these words.
@@ -50,6 +74,19 @@ fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Fo
 }
 
 pub fn system_prompt(subject: &Subject) -> Found {
+    let way = match subject.shown.system {
+        SystemMessages::Printed => None,
+        SystemMessages::Dropped => Some("left out by the template"),
+        SystemMessages::Refused => Some("refused by the template"),
+    };
+    let finding = printed_system(subject)?;
+    Ok(match way.filter(|_| finding.verdict == Verdict::Ok) {
+        Some(way) => Finding::warning(format!("{way}; llmctl puts it in front of the question")),
+        None => finding,
+    })
+}
+
+fn printed_system(subject: &Subject) -> Found {
     printed(subject, &talk([Message::system(SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
 }
 
@@ -92,14 +129,12 @@ pub fn text_parts(subject: &Subject) -> Found {
 
 /// Tools are described to the model. Where they are not, requests with tools are refused.
 pub fn tools(subject: &Subject) -> Found {
-    if !subject.template.reads("tools") {
-        return Ok(Finding::warning(
-            "not printed: the template knows none, and requests with tools are refused",
-        ));
-    }
     let words = [TOOL, DESCRIPTION, "Name of the harbour", QUESTIONS[0]];
     let alone = printed(subject, &talk_with_tools([question(0)]), &words)?;
     let beside_system = talk_with_tools([Message::system(SYSTEM), question(0)]);
+    if subject.dialect.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == Verdict::Ok {
+        return Ok(Finding::ok("described by llmctl in the system prompt"));
+    }
     // A template that refuses system prompts says so in another check.
     Ok(match printed(subject, &beside_system, &words) {
         Ok(beside) if beside.verdict > alone.verdict => {
@@ -110,9 +145,6 @@ pub fn tools(subject: &Subject) -> Found {
 }
 
 pub fn tool_results(subject: &Subject) -> Found {
-    if !subject.template.reads("tools") {
-        return Ok(Finding::skipped("the template knows no tools"));
-    }
     let asked = talk_with_tools([question(0), weather_call(), weather_result()]);
     printed(subject, &asked, &[QUESTIONS[0], RESULT])
 }
@@ -142,7 +174,13 @@ pub fn reasoning_in_history(subject: &Subject) -> Found {
     let (open, close) = subject.dialect.may_reason("").unwrap_or_default();
     let inline = Message::assistant(format!("{open}\n{}\n{close}\n\n{}", THOUGHTS[0], ANSWERS[0]));
     let text = subject.prompt(&talk([question(0), inline, question(1)]))?;
+    let last = subject.history(&talk([question(0), thoughtful(0)]))?.contains(THOUGHTS[0]);
     let reason = format!("reasoning of earlier turns is {}{within}", word(earlier));
+    if !earlier && !last && in_loop != Some(true) {
+        let detail = json!({"format": format.name(), "earlier_turns": false, "between_calls": in_loop});
+        let finding = Finding::warning("no reasoning that comes with a message is shown, of no turn");
+        return Ok(Finding { detail, ..finding });
+    }
     let detail = json!({"format": format.name(), "earlier_turns": earlier, "between_calls": in_loop});
     // Clients that do not know of reasoning send it back as part of the content.
     let finding = if !open.is_empty() && text.contains(THOUGHTS[0]) && !earlier {

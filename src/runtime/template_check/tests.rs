@@ -54,15 +54,15 @@ fn what_is_missing_is_found() {
     let no_header = ("{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", "");
     finds(&[no_header], "generation-prompt", Verdict::Fail, "has no effect");
     finds(&[no_header], "prompt-after-tools", Verdict::Fail, "has no effect");
-    finds(&[("{{ c.function.arguments | tojson }}", "{}")], "round-trip", Verdict::Fail, "come back as");
-    finds(
-        &[("{{ t | tojson }}", "a tool")],
-        "tools",
-        Verdict::Fail,
-        "left out without a word: \"get_weather\"",
-    );
+    // Calls that do not read back are no evidence of a format, and tools that are not named have to be.
+    let no_arguments = ("{{ c.function.arguments | tojson }}", "{}");
+    finds(&[no_arguments], "tool-format", Verdict::Ok, "generic: the template shows tools, and no calls");
+    let no_tools = ("{{ t | tojson }}", "a tool");
+    finds(&[no_tools], "tool-format", Verdict::Ok, "generic: the template shows calls, and no tools");
+    finds(&[no_tools], "tools", Verdict::Ok, "described by llmctl in the system prompt");
+    finds(&[no_tools], "round-trip", Verdict::Ok, "parse back as generic");
     let no_system = ("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}");
-    finds(&[no_system], "system-prompt", Verdict::Fail, "Speak like a lighthouse keeper");
+    finds(&[no_system], "system-prompt", Verdict::Warning, "left out by the template; llmctl puts it");
     let two_bos = ("{% if tools %}<|im", "{{ bos_token }}{{ bos_token }}{% if tools %}<|im");
     finds(&[two_bos], "bos", Verdict::Fail, "twice");
 }
@@ -73,8 +73,7 @@ fn a_refusal_is_a_warning_with_its_line() {
         "{% for m in messages %}",
         "\n{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}",
     );
-    finds(&[refusal], "system-prompt", Verdict::Warning, "refused by template line");
-    finds(&[refusal], "system-prompt", Verdict::Warning, "no system here");
+    finds(&[refusal], "system-prompt", Verdict::Warning, "refused by the template; llmctl puts it");
     finds(&[refusal], "prefix", Verdict::Ok, "each of 3 prompts");
     let picky = ("in m.tool_calls or [] %}", "in m.tool_calls or [] if m.content is not defined %}");
     finds(&[picky], "round-trip", Verdict::Warning, "only of answers without content");

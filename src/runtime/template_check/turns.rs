@@ -71,9 +71,6 @@ pub fn generation_prompt(subject: &Subject) -> Found {
 
 /// The same behind a tool's result.
 pub fn prompt_after_tools(subject: &Subject) -> Found {
-    if !subject.template.reads("tools") {
-        return Ok(Finding::skipped("the template knows no tools"));
-    }
     place_of_answer(subject, &talk_with_tools([question(0), weather_call(), weather_result()]))
 }
 

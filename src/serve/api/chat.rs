@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use super::turn::{Answered, Delta, Said, SaidCall, Totals};
 use super::{blocking, collect, drive};
 use crate::runtime::Token;
 use crate::serve::App;
-use crate::serve::access::RequestId;
+use crate::serve::access::{RequestId, X_TOOL_FORMAT};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::serve::wire::message::tool_call_json;
@@ -37,9 +37,10 @@ pub async fn post(
         has_functions,
     };
     let head = Head::new(&app, "chatcmpl");
+    let is_generic = ask.tools.is_on() && app.model().speech.spells_tools();
     let running = drive::begin(&app, ask).await?;
     let placed = reply::PlacedHeader(running.placed.clone());
-    let response = match streaming.is_on {
+    let mut response = match streaming.is_on {
         true => {
             let chunks = ChatChunks::new(head, style, running.prompt_tokens());
             sse::response(running, chunks)
@@ -49,6 +50,9 @@ pub async fn post(
             Json(completion(&head, &style, &collected)).into_response()
         }
     };
+    if is_generic {
+        response.headers_mut().insert(X_TOOL_FORMAT, HeaderValue::from_static("generic"));
+    }
     Ok((placed, Ignored(ignored), response).into_response())
 }
 

@@ -145,7 +145,7 @@ impl Conversations {
             return Ok(main);
         }
         match self.continued_branch(key, messages)? {
-            Some(branch) => Ok(self.open_known(&branch, model)?.as_branch(&key.name, false)),
+            Some(branch) => Ok(self.open_known(&branch, model)?.branched(&key.name, false)),
             None if is_continued => Ok(main),
             None => self.begin_branch(&main, messages, model),
         }
@@ -234,7 +234,7 @@ impl Conversations {
             Place::Memory(memory) => memory.branch(base, Some(turns), BranchReason::Request, model)?,
         };
         locked(&self.shared.last_branches).insert(of.clone(), key.clone());
-        let mut branch = self.opened(&key, dialogue, true).as_branch(&of.name, true);
+        let mut branch = self.opened(&key, dialogue, true).branched(&of.name, true);
         branch.parts_from = Some(base.engine_name());
         Ok(branch)
     }
@@ -432,7 +432,7 @@ impl Opened {
         self
     }
 
-    fn as_branch(mut self, of: &SessionName, is_new: bool) -> Self {
+    fn branched(mut self, of: &SessionName, is_new: bool) -> Self {
         if let Home::Stored { branch, .. } = &mut self.home {
             *branch = Some(Branched { of: of.clone(), is_new });
         }
@@ -503,7 +503,7 @@ impl Drop for Opened {
             // What is left of one that cannot be removed is listed, and harms nobody.
             Place::Disk(_) if is_forgotten => drop(dialogue.remove()),
             Place::Disk(_) => drop(dialogue),
-            Place::Memory(memory) if is_forgotten => drop(memory.forget(key)),
+            Place::Memory(memory) if is_forgotten => memory.forget(key),
             Place::Memory(memory) => memory.close(key, dialogue),
         }
     }

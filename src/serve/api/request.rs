@@ -226,13 +226,9 @@ fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let tools::Asked { definitions, choice, parallel } = tools::asked(fields);
     let tools = ToolUse { definitions, choice, parallel, schema_open };
     let speech = &app.model().speech;
-    if tools.is_on() && !speech.template_reads("tools") {
-        fields.unsupported("tools", "are not shown to the model by its chat template");
-    } else if tools.is_on() && app.dialect().tool_calls.is_none() {
-        fields.unsupported(
-            "tools",
-            "cannot be called: the chat template does not tell how (--tool-format does)",
-        );
+    if tools.is_on() && !speech.shows_tools() {
+        let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
+        fields.unsupported("tools", why);
     }
     tools
 }

@@ -227,7 +227,7 @@ impl Shared {
         if num_strands >= self.max_strands {
             let idle = |bundle: &Bundle| Some(bundle.strands[bundle.oldest_idle()?].last_used);
             let oldest = self.sessions.values_mut().filter(|bundle| bundle.oldest_idle().is_some());
-            let bundle = oldest.min_by_key(|bundle| idle(&**bundle))?;
+            let bundle = oldest.min_by_key(|bundle| idle(bundle))?;
             let index = bundle.oldest_idle()?;
             bundle.strands.remove(index);
         }

@@ -58,6 +58,11 @@ impl Types {
         self == Self::default()
     }
 
+    /// Whether a value may be any text, because strings are allowed or nothing is said.
+    pub fn is_text(self) -> bool {
+        self.string || self.is_unknown()
+    }
+
     pub fn is_only_boolean(self) -> bool {
         self == Self { boolean: true, ..Self::default() }
     }

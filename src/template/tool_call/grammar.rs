@@ -12,9 +12,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::coerce::Schema;
-use super::{Tool, Tools, openers};
-use crate::template::dialect::{Dialect, ReasoningFormat, ToolCallFormat};
+use super::coerce::{Schema, Types};
+use super::{Notation, Tool, ToolCallFormat, Tools};
+use crate::template::dialect::Dialect;
+use crate::template::reasoning::ReasoningFormat;
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 const MAX_DEPTH: usize = 6;
@@ -35,70 +36,54 @@ pub struct Request<'a> {
     pub special: &'a dyn Fn(&str) -> Option<u32>,
 }
 
-/// How the calls of a format stand to each other, around what is written for each of them.
-struct Frame {
-    /// Between the marker and the first call.
-    open: &'static str,
-    /// Between calls that share a marker; `None` where each call has its own.
-    separator: Option<&'static str>,
-    close: &'static str,
-    /// Between spans with a marker each.
-    between: &'static str,
-}
-
-fn frame(format: ToolCallFormat) -> Frame {
-    use ToolCallFormat as F;
-    let (open, separator, close, between) = match format {
-        F::Hermes => ("\n", None, "\n</tool_call>", "\n"),
-        F::QwenXml => ("\n<function=", None, "\n</tool_call>", "\n"),
-        F::SeedXml => ("\n<function=", None, "\n</seed:tool_call>", "\n"),
-        F::Gemma => ("call:", None, "<tool_call|>", ""),
-        F::Llama3 => ("", Some("; "), "", ""),
-        F::Mistral | F::Granite => ("[", Some(", "), "]", ""),
-        F::MistralArgs => ("", None, "", ""),
-        // Its bracket belongs to the first call, see `lark`.
-        F::Pythonic => ("", Some(", "), "]", ""),
-        F::Lfm2 => ("[", Some(", "), "]<|tool_call_end|>", ""),
-        F::Glm => ("", None, "</tool_call>", "\n"),
-        F::DeepSeekV3 => ("", Some("\n"), "<｜tool▁calls▁end｜>", ""),
-        F::DeepSeekV31 => ("", Some(""), "<｜tool▁calls▁end｜>", ""),
-        F::Kimi => ("", Some(""), "<|tool_calls_section_end|>", ""),
-        F::FunctionTag => ("", None, "</function>", ""),
-        F::ToolCallsTag => ("[", Some(", "), "]</tool_calls>", ""),
-        F::CommandAction => ("[\n    ", Some(",\n    "), "\n]<|END_ACTION|>", ""),
-        F::Functools => ("", Some(", "), "]", ""),
-        F::Harmony => ("", None, "", ""),
-    };
-    Frame { open, separator, close, between }
-}
-
 /// The grammar, as Lark text.
 pub fn lark(request: &Request<'_>) -> String {
     let markup = request.dialect.markup();
     let mut writer = Writer { request, markup, rules: String::new(), num_rules: 0, style: Style::Json };
     let call = writer.any_call("");
-    let start = match request.format {
-        ToolCallFormat::Harmony => writer.harmony(&call),
-        // Text may begin with a bracket as well. A lexeme is as long as it can be, so what tells the two apart must lie
-        // within one: the bracket, the name and the parenthesis.
-        ToolCallFormat::Pythonic => {
-            let first = writer.any_call("[");
+    let Notation { messages, frame, .. } = request.format.row();
+    let start = match (messages, frame.lead) {
+        _ if request.format == ToolCallFormat::Harmony => writer.harmony(&call),
+        (Some(messages), _) => writer.messages(messages, &call),
+        (None, "") => writer.answer(&call, &call),
+        (None, lead) => {
+            let first = writer.any_call(lead);
             writer.answer(&first, &call)
         }
-        _ => writer.answer(&call, &call),
     };
     format!("start: {start}\n{}", writer.rules)
 }
 
+/// What stands around calls in answers whose text has markers too.
+#[derive(Debug)]
+pub struct Messages {
+    /// What begins a text, and what ends it when something follows.
+    pub texts: &'static [(&'static str, &'static str)],
+    /// May end the answer behind a text.
+    pub end: &'static str,
+    /// The same behind calls.
+    pub calls_end: &'static str,
+}
+
+/// How a call in tags is written.
+pub struct Tagging {
+    pub behind_name: &'static str,
+    pub before_key: &'static str,
+    /// Any of these, by the types of the value.
+    pub behind_key: fn(Types) -> &'static [&'static str],
+    pub behind_value: &'static str,
+    pub end: &'static str,
+}
+
 /// How values other than JSON are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
+pub enum Style {
     Json,
     Python,
     Gemma,
 }
 
-struct Writer<'a> {
+pub struct Writer<'a> {
     request: &'a Request<'a>,
     markup: Vec<&'static str>,
     rules: String,
@@ -111,7 +96,7 @@ impl Writer<'_> {
         self.named_rule("r", "", body)
     }
 
-    fn terminal(&mut self, body: &str) -> String {
+    pub fn terminal(&mut self, body: &str) -> String {
         self.named_rule("T", "", body)
     }
 
@@ -123,7 +108,7 @@ impl Writer<'_> {
     }
 
     /// A literal text in which special tokens stand as such.
-    fn literal(&self, text: &str) -> String {
+    pub fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -146,18 +131,50 @@ impl Writer<'_> {
         if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
+    /// What stands in front of the first special token of a text, if it has any.
+    fn before_special<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let is_token = |mark: &&&str| (self.request.special)(mark).is_some();
+        let first = self.markup.iter().filter(is_token).filter_map(|mark| text.find(mark)).min()?;
+        Some(&text[..first])
+    }
+
     fn is_special(&self, mark: &str) -> bool {
-        (self.request.special)(mark).is_some()
+        self.before_special(mark) == Some("")
+    }
+
+    /// Any text of a length, and the mark that ends it: where that holds a special token, the text cannot contain it; else the
+    /// text has the mark nowhere else.
+    fn text_to(&mut self, (min, max): (u64, &str), pattern: &str, end: &str) -> String {
+        let Some(before) = self.before_special(end) else {
+            let mark = escaped(end.trim());
+            let text = format!("/(?s:.{{{min},{max}}})/ & ~/(?s:.*){mark}(?s:.*)/{pattern}");
+            let text = self.terminal(&text);
+            return self.terminal(&format!("{text} {}", quoted(end)));
+        };
+        let rest = self.literal(&end[before.len()..]);
+        if before.is_empty() {
+            let text = self.terminal(&format!("/(?s:.{{{},{max}}})/{pattern}", min.max(1)));
+            return format!("{text}{} {rest}", if min == 0 { "?" } else { "" });
+        }
+        // A lexeme is as long as it can be, so what stands in front of the token is part of the text's.
+        let text = format!("/(?s:.{{{min},{max}}})/{pattern}");
+        let text = self.terminal(&text);
+        let text = self.terminal(&format!("{text} {}", quoted(before)));
+        format!("{text} {rest}")
     }
 
     // -- The answer around the calls.
 
     fn answer(&mut self, first: &str, call: &str) -> String {
         let body = self.body(first, call);
-        match self.reasoning() {
+        let whole = match self.reasoning() {
             Some(reasoning) if self.is_reasoning_open() => format!("{reasoning} {body}"),
             Some(reasoning) => format!("{reasoning}? {body}"),
-            None => body,
+            None => return body,
+        };
+        match self.calls_in_reasoning() {
+            Some(calls) => format!("({whole} | {calls})"),
+            None => whole,
         }
     }
 
@@ -167,23 +184,53 @@ impl Writer<'_> {
 
     /// The reasoning block, or the rest of one that the prompt has opened, with the space behind it.
     fn reasoning(&mut self) -> Option<String> {
-        let format = self.request.dialect.reasoning.filter(|format| *format != ReasoningFormat::Harmony)?;
-        let marks = format.marks();
-        let open = if self.is_reasoning_open() { String::new() } else { self.literal(marks.opens[0]) };
-        let inside = if self.is_special(marks.close) {
-            let text = self.terminal("/(?s:.+)/");
-            format!("{text}? {}", self.literal(marks.close))
-        } else {
-            let text = self.terminal(&format!("/(?s:.*){}/", escaped(marks.close)));
-            self.named_rule("r", "[lazy]", &text)
+        let marks = self.request.dialect.reasoning?.marks();
+        let opening = *marks.opens.first().filter(|_| marks.closing.is_some())?;
+        let open = if self.is_reasoning_open() { String::new() } else { self.literal(opening) };
+        let inside = match self.before_special(marks.close) {
+            Some(_) => self.text_to((0, ""), "", marks.close),
+            None => {
+                let text = self.terminal(&format!("/(?s:.*){}/", escaped(marks.close)));
+                self.named_rule("r", "[lazy]", &text)
+            }
         };
         // The space is the template's; without a bound a model could go on with it for ever.
         let space = self.terminal("/[ \\t\\r\\n]{1,4}/");
         Some(self.rule(&format!("{open} {inside} {space}?")))
     }
 
+    /// Reasoning that calls end before it is closed, as the reader takes it: what they say is not enforced.
+    fn calls_in_reasoning(&mut self) -> Option<String> {
+        let marks = self.request.dialect.reasoning?.marks();
+        let Notation { end, openers, .. } = self.notation();
+        let (opening, call) = (*marks.opens.first()?, *openers.first()?);
+        let is_looked_for = self.request.is_optional && !end.is_empty() && marks.closing.is_some();
+        if !is_looked_for {
+            return None;
+        }
+        let open = if self.is_reasoning_open() { String::new() } else { self.literal(opening) };
+        let tokens = [call, end, marks.close].map(|mark| self.is_special(mark));
+        let space = self.terminal("/[ \\t\\r\\n]{1,4}/");
+        let inside = match tokens {
+            [true, true, true] => {
+                let text = self.terminal("/(?s:.+)/");
+                format!("({text}? {} {text}? {})+", self.literal(call), self.literal(end))
+            }
+            [false, false, _] => {
+                let [call, end, close] = [call, end, marks.close].map(escaped);
+                self.terminal(&format!("/(?s:.*){call}(?s:.*){end}/ & ~/(?s:.*){close}(?s:.*)/"))
+            }
+            _ => return None,
+        };
+        Some(self.rule(&format!("{open} {inside} {space}?")))
+    }
+
+    fn notation(&self) -> &'static Notation {
+        self.request.format.row()
+    }
+
     fn body(&mut self, first: &str, call: &str) -> String {
-        let frame = frame(self.request.format);
+        let Notation { frame, openers, bare_call, .. } = self.notation();
         let calls = match frame.separator {
             Some(separator) if self.request.is_parallel => {
                 format!("{first} ({} {call})*", self.literal(separator))
@@ -192,8 +239,10 @@ impl Writer<'_> {
         };
         let span = format!("{} {calls} {}", self.literal(frame.open), self.literal(frame.close));
         let span = self.rule(&span);
-        let Some(opener) = openers(self.request.format).first().copied().filter(|_| !self.is_bare()) else {
-            return if self.request.is_optional { self.text_or(&span) } else { span };
+        let opener = match (bare_call, openers.first()) {
+            (None, Some(opener)) => *opener,
+            _ if self.request.is_optional => return self.text_or(&span),
+            _ => return span,
         };
         if self.request.is_optional {
             return self.text_with(opener, &span);
@@ -205,19 +254,11 @@ impl Writer<'_> {
         first
     }
 
-    /// Whether calls come without a marker: Llama 3 writes its own only for built-in tools.
-    fn is_bare(&self) -> bool {
-        matches!(self.request.format, ToolCallFormat::Llama3 | ToolCallFormat::Pythonic)
-    }
-
     /// Text that does not begin like a call, or calls alone.
     fn text_or(&mut self, span: &str) -> String {
-        let begin = match self.request.format {
-            ToolCallFormat::Pythonic => "\\s*\\[\\s*[A-Za-z_][A-Za-z0-9_.\\-]*\\s*\\((?s:.*)",
-            _ => "\\s*\\{\\s*\"(?s:.*)",
-        };
-        let mut not = format!("~/{begin}/");
-        for opener in openers(self.request.format).iter().filter(|opener| !self.is_special(opener)) {
+        let Notation { bare_call, openers, .. } = self.notation();
+        let mut not = format!("~/{}/", bare_call.unwrap_or_default());
+        for opener in openers.iter().filter(|opener| !self.is_special(opener)) {
             write!(not, " & ~/(?s:.*){}(?s:.*)/", escaped(opener)).expect("a string takes everything");
         }
         let text = self.terminal(&format!("/(?s:.*)/ & {not}{}", self.not_reasoning()));
@@ -227,16 +268,26 @@ impl Writer<'_> {
     /// Text with calls in it.
     fn text_with(&mut self, opener: &'static str, span: &str) -> String {
         let not_reasoning = self.not_reasoning();
-        let (head, tail) = if self.is_special(opener) {
-            let text = self.terminal(&format!("/(?s:.+)/{not_reasoning}"));
-            (format!("{text}? {}", self.literal(opener)), format!("{text}?"))
-        } else {
-            let head = self.terminal(&format!("/(?s:.*){}/{not_reasoning}", escaped(opener)));
-            let others = openers(self.request.format)
-                .iter()
-                .map(|other| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(other)));
-            let tail = self.terminal(&format!("/(?s:.+)/{}{not_reasoning}", others.collect::<String>()));
-            (self.named_rule("r", "[lazy]", &head), format!("{tail}?"))
+        let (head, tail) = match self.before_special(opener) {
+            Some("") => {
+                let text = self.terminal(&format!("/(?s:.+)/{not_reasoning}"));
+                (format!("{text}? {}", self.literal(opener)), format!("{text}?"))
+            }
+            Some(before) => {
+                let tail = self.terminal(&format!("/(?s:.+)/{not_reasoning}"));
+                let head = self.terminal(&format!("/(?s:.*){}/{not_reasoning}", escaped(before)));
+                (format!("{head} {}", self.literal(&opener[before.len()..])), format!("{tail}?"))
+            }
+            None => {
+                let head = self.terminal(&format!("/(?s:.*){}/{not_reasoning}", escaped(opener)));
+                let others = self
+                    .notation()
+                    .openers
+                    .iter()
+                    .map(|other| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(other)));
+                let tail = self.terminal(&format!("/(?s:.+)/{}{not_reasoning}", others.collect::<String>()));
+                (self.named_rule("r", "[lazy]", &head), format!("{tail}?"))
+            }
         };
         let tail = self.rule(&tail);
         match self.request.is_parallel {
@@ -248,7 +299,7 @@ impl Writer<'_> {
     /// Excludes text that begins with reasoning, which has a rule of its own.
     fn not_reasoning(&self) -> String {
         let marks = self.request.dialect.reasoning.map(ReasoningFormat::marks);
-        let open = marks.map(|marks| marks.opens[0]).filter(|open| !self.is_special(open));
+        let open = marks.and_then(|marks| marks.opens.first()).filter(|open| !self.is_special(open));
         open.map_or_else(String::new, |open| format!(" & ~/\\s*{}(?s:.*)/", escaped(open)))
     }
 
@@ -266,6 +317,53 @@ impl Writer<'_> {
         let open_end = self.terminal("/(?s:.+)/ & ~/(?s:.*)<\\|(?s:.*)/");
         let head = self.literal("<|channel|>final<|message|>");
         format!("{rest} ({analysis} | {preamble})* ({call} | {head} ({last} | {open_end})?)")
+    }
+
+    /// An answer of texts with markers, then calls or a text that nothing needs to end. The prompt may have begun a text.
+    fn messages(&mut self, messages: &Messages, call: &str) -> String {
+        let tail = self.request.prompt_tail;
+        let begun = messages.texts.iter().find(|(head, _)| tail.ends_with(head));
+        let begun = begun.map(|(_, close)| self.text_to((0, ""), "", close));
+        let whole: Vec<String> = messages
+            .texts
+            .iter()
+            .map(|(head, close)| format!("{} {}", self.literal(head), self.text_to((0, ""), "", close)))
+            .collect();
+        let whole = self.rule(&whole.join(" | "));
+        let Notation { frame, .. } = self.notation();
+        let more = match (self.request.is_parallel, frame.separator) {
+            (true, Some(separator)) => format!("({} {call})*", self.literal(separator)),
+            _ => String::new(),
+        };
+        let calls = format!("{} {call} {more} {}", self.literal(frame.open), self.literal(frame.close));
+        let [end, calls_end] = [messages.end, messages.calls_end].map(|end| match end {
+            "" => String::new(),
+            end => format!("({})?", self.literal(end)),
+        });
+        let calls = format!("{calls} {calls_end}");
+        let first = begun.clone().unwrap_or_default();
+        if !self.request.is_optional {
+            return format!("{first} {whole}* {calls}");
+        }
+        let heads: Vec<String> = messages.texts.iter().map(|(head, _)| self.literal(head)).collect();
+        let open_end = self.open_text(messages);
+        let last = format!("({}) {open_end}? {end}", heads.join(" | "));
+        let rest = format!("{first} {whole}* ({calls} | {last})?");
+        match begun {
+            Some(_) => format!("({rest} | {open_end}? {end})"),
+            None => format!("({rest})"),
+        }
+    }
+
+    /// Text that none of the messages' markers is in.
+    fn open_text(&mut self, messages: &Messages) -> String {
+        let marks = messages.texts.iter().map(|(_, close)| *close).chain([messages.end]);
+        let marks: Vec<&str> = marks.filter(|mark| !mark.is_empty()).collect();
+        if marks.iter().all(|mark| self.is_special(mark)) {
+            return self.terminal("/(?s:.+)/");
+        }
+        let not: String = marks.iter().map(|mark| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(mark))).collect();
+        self.terminal(&format!("/(?s:.+)/{not}"))
     }
 
     /// The text of a message and what follows it.
@@ -287,68 +385,17 @@ impl Writer<'_> {
     }
 
     fn call(&mut self, tool: &Tool, lead: &str) -> String {
-        use ToolCallFormat as F;
-        let name = tool.name.as_str();
-        let json_name = super::json_text::quoted(name);
-        let (before, after) = match self.request.format {
-            F::Hermes | F::Mistral | F::Granite | F::ToolCallsTag | F::Functools => {
-                (format!("{{\"name\": {json_name}, \"arguments\": "), "}")
-            }
-            F::Llama3 => (format!("{{\"name\": {json_name}, \"parameters\": "), "}"),
-            F::CommandAction => {
-                return self.numbered(
-                    "{\"tool_call_id\": \"",
-                    &format!("\", \"tool_name\": {json_name}, \"parameters\": "),
-                    "}",
-                    tool,
-                );
-            }
-            F::Kimi => {
-                let head = format!("<|tool_call_begin|>functions.{name}:");
-                return self.numbered(&head, "<|tool_call_argument_begin|>", "<|tool_call_end|>", tool);
-            }
-            F::MistralArgs => {
-                let id = self.terminal("/[a-zA-Z0-9]{9}/");
-                let id = format!("({} {id})?", self.literal("[CALL_ID]"));
-                let arguments = self.json_arguments(tool);
-                return format!("{} {id} {} {arguments}", self.literal(name), self.literal("[ARGS]"));
-            }
-            F::DeepSeekV3 => (
-                format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"),
-                "\n```<｜tool▁call▁end｜>",
-            ),
-            F::DeepSeekV31 => (format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"), "<｜tool▁call▁end｜>"),
-            F::FunctionTag => (format!("{name}>"), ""),
-            F::Harmony => {
-                let json = format!("({} | {})", self.literal(" <|constrain|>json"), self.literal(" json"));
-                let to = format!(
-                    "({} | {})",
-                    self.literal(&format!("<|channel|>commentary to=functions.{name}")),
-                    self.literal(&format!(" to=functions.{name}<|channel|>commentary")),
-                );
-                let arguments = self.json_arguments(tool);
-                let end = self.literal("<|call|>");
-                return format!("{to} {json} {} {arguments} ({end})?", self.literal("<|message|>"));
-            }
-            F::QwenXml => {
-                return self.tagged(tool, ">\n", ("<parameter=", ">\n", "\n</parameter>\n"), "</function>");
-            }
-            F::SeedXml => {
-                return self.tagged(tool, ">\n", ("<parameter=", ">", "</parameter>\n"), "</function>");
-            }
-            F::Glm => {
-                let marks = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n");
-                return self.tagged(tool, "\n", marks, "");
-            }
-            F::Gemma => return self.object_call(tool, Style::Gemma, lead, ("{", "}")),
-            F::Pythonic | F::Lfm2 => return self.object_call(tool, Style::Python, lead, ("(", ")")),
-        };
+        (self.notation().call)(self, tool, lead)
+    }
+
+    /// A call as a text, its arguments as JSON, and a text.
+    pub fn json_call(&mut self, before: &str, tool: &Tool, after: &str) -> String {
         let arguments = self.json_arguments(tool);
-        format!("{} {arguments} {}", self.literal(&before), self.literal(after))
+        format!("{} {arguments} {}", self.literal(before), self.literal(after))
     }
 
     /// A call with a number in front of its arguments.
-    fn numbered(&mut self, before: &str, between: &str, after: &str, tool: &Tool) -> String {
+    pub fn numbered(&mut self, before: &str, between: &str, after: &str, tool: &Tool) -> String {
         let number = self.terminal("/[0-9]{1,4}/");
         let arguments = self.json_arguments(tool);
         format!(
@@ -359,7 +406,7 @@ impl Writer<'_> {
         )
     }
 
-    fn json_arguments(&mut self, tool: &Tool) -> String {
+    pub fn json_arguments(&mut self, tool: &Tool) -> String {
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
@@ -397,24 +444,31 @@ impl Writer<'_> {
 
     // -- Arguments in tags.
 
-    fn tagged(&mut self, tool: &Tool, behind_name: &str, marks: (&str, &str, &str), end: &str) -> String {
-        let (before_key, behind_key, behind_value) = marks;
-        let mut call = self.literal(&format!("{}{behind_name}", tool.name));
+    pub fn tagged(&mut self, tool: &Tool, tagging: &Tagging) -> String {
+        format!("{} {}", self.literal(&tool.name), self.tagged_body(tool, tagging))
+    }
+
+    /// What follows the tool's name.
+    pub fn tagged_body(&mut self, tool: &Tool, tagging: &Tagging) -> String {
+        let mut call = self.literal(tagging.behind_name);
         let root = Schema::new(&tool.parameters);
         for (key, is_required) in members(root) {
-            let value = self.tagged_value(root.property(&key), behind_value);
-            let head = self.literal(&format!("{before_key}{key}{behind_key}"));
-            let member = self.rule(&format!("{head} {value}"));
+            let schema = root.property(&key);
+            let value = self.tagged_value(schema, tagging.behind_value);
+            let heads = (tagging.behind_key)(schema.types());
+            let heads = heads.iter().map(|head| self.literal(&format!("{}{key}{head}", tagging.before_key)));
+            let heads = heads.collect::<Vec<_>>().join(" | ");
+            let member = self.rule(&format!("({heads}) {value}"));
             write!(call, " {member}{}", if is_required { "" } else { "?" })
                 .expect("a string takes everything");
         }
-        format!("{call} {}", self.literal(end))
+        format!("{call} {}", self.literal(tagging.end))
     }
 
     /// A plain value with the mark that ends it.
     fn tagged_value(&mut self, schema: Schema<'_>, end: &str) -> String {
         let types = schema.types();
-        if types.string || types.is_unknown() {
+        if types.is_text() {
             if let Some(choices) = schema.strings() {
                 let choices: Vec<String> = choices.iter().map(|choice| self.literal(choice)).collect();
                 return format!("({}) {}", choices.join(" | "), self.literal(end));
@@ -437,19 +491,53 @@ impl Writer<'_> {
         let max = length("maxLength").map_or_else(String::new, |max| max.to_string());
         let pattern = node.and_then(|node| node.get("pattern")).and_then(Value::as_str);
         let pattern = pattern.map_or_else(String::new, |pattern| format!(" & /{}/", unanchored(pattern)));
-        let mark = end.trim();
-        if self.is_special(mark) {
-            let text = self.terminal(&format!("/(?s:.{{{},{max}}})/{pattern}", min.max(1)));
-            return format!("{text}{} {}", if min == 0 { "?" } else { "" }, self.literal(end));
+        self.text_to((min, &max), &pattern, end)
+    }
+
+    /// Members as tags of their names, each behind `token`, for a schema and what lies in it.
+    pub fn elements(&mut self, parameters: &Value, token: &str) -> String {
+        self.element_members(Schema::new(parameters), token, 0)
+    }
+
+    fn element_members(&mut self, schema: Schema<'_>, token: &str, depth: usize) -> String {
+        let mut all = String::new();
+        for (key, is_required) in members(schema) {
+            let element = self.element(&key, schema.property(&key), token, depth);
+            write!(all, " {element}{}", if is_required { "" } else { "?" })
+                .expect("a string takes everything");
         }
-        let text = format!("/(?s:.{{{min},{max}}})/ & ~/(?s:.*){}(?s:.*)/{pattern}", escaped(mark));
-        let text = self.terminal(&text);
-        self.terminal(&format!("{text} {}", quoted(end)))
+        if all.is_empty() { "\"\"".to_owned() } else { all }
+    }
+
+    fn element(&mut self, tag: &str, schema: Schema<'_>, token: &str, depth: usize) -> String {
+        let open = self.literal(&format!("{token}<{tag}>"));
+        let close = format!("{token}</{tag}>");
+        let types = schema.types();
+        let inside = match types {
+            _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, &close),
+            Types { array: true, .. } => {
+                let item = self.element("item", schema.items(), token, depth + 1);
+                let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
+                let max = bound("maxItems").map_or_else(String::new, |max| max.to_string());
+                format!("{item}{{{},{max}}} {}", bound("minItems").unwrap_or(0), self.literal(&close))
+            }
+            Types { object: true, .. } => {
+                format!("{} {}", self.element_members(schema, token, depth + 1), self.literal(&close))
+            }
+            _ => self.tagged_value(schema, &close),
+        };
+        self.rule(&format!("{open} {inside}"))
     }
 
     // -- Arguments in Gemma's and Python's notation.
 
-    fn object_call(&mut self, tool: &Tool, style: Style, lead: &str, (open, close): (&str, &str)) -> String {
+    pub fn object_call(
+        &mut self,
+        tool: &Tool,
+        style: Style,
+        lead: &str,
+        (open, close): (&str, &str),
+    ) -> String {
         self.style = style;
         let members = self.members(Schema::new(&tool.parameters), style == Style::Python, 0);
         format!("{} {members} {}", self.literal(&format!("{lead}{}{open}", tool.name)), self.literal(close))

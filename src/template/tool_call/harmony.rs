@@ -1,19 +1,39 @@
-//! Harmony (gpt-oss): an answer is a row of messages, each with a header that names its channel and its recipient.
+//! Answers that are rows of messages, each with a header that names its recipient: Harmony (gpt-oss) and ATEM (Muse Glimmer).
 //!
-//! `<|start|>assistant<|channel|>analysis<|message|>...<|end|>` is reasoning, `final` and `commentary` without a recipient
-//! are content, and a message `to=functions.NAME` is a call with its arguments as JSON. The prompt ends inside a header. A
-//! call is complete at its closing brace, because `<|call|>` ends the turn and is usually not seen.
+//! In Harmony, `<|start|>assistant<|channel|>analysis<|message|>...<|end|>` is reasoning, `final` and `commentary` without a
+//! recipient are content, and a message `to=functions.NAME` is a call with its arguments as JSON. In ATEM, messages `to=self`
+//! are reasoning, those `to=user` content, and a message `to=NAME` holds a call in tags. The prompt ends inside a header.
+//!
+//! No header and no marker is ever shown. In Harmony, a call of a tool that was not given is a call all the same: clients answer
+//! such a one with an error that the model can read. A message to anybody else, or a call where no tools were given, is the model
+//! talking to itself: reasoning. Harmony's calls are complete at their closing brace, because `<|call|>` ends the turn
+//! and is usually not seen.
 
 use super::json_text::{JsonScanner, Scan};
 use super::named_json::take_object;
-use super::{Broken, Sink};
+use super::{Broken, Reader, Sink, Step};
 use crate::template::output::{Piece, push_text};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
-/// What ends a message's text.
-const ENDS: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", START, CHANNEL];
+
+/// Who writes messages how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    Harmony,
+    Atem,
+}
+
+impl Protocol {
+    /// What ends a message's text.
+    fn ends(self) -> &'static [&'static str] {
+        match self {
+            Self::Harmony => &["<|end|>", "<|return|>", "<|call|>", START, CHANNEL],
+            Self::Atem => &["<|eom|>", "<|eot|>", START],
+        }
+    }
+}
 
 /// Every marker, for tokenizers that have them as special tokens.
 pub const MARKUP: &[&str] = &[START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"];
@@ -24,11 +44,14 @@ enum Body {
     Reasoning,
     /// Arguments; no scanner when they are complete.
     Call(Option<JsonScanner>),
+    /// A call in tags, with what may still be the marker that begins it; no reader when it is complete.
+    Tagged(String, Option<Box<dyn Reader>>),
 }
 
 /// Takes the messages of one answer apart.
 #[derive(Debug)]
 pub struct Harmony {
+    protocol: Protocol,
     /// The header so far, when inside one.
     header: Option<String>,
     body: Body,
@@ -43,8 +66,9 @@ pub struct Harmony {
 }
 
 impl Harmony {
-    pub fn new(prompt_tail: &str) -> Self {
+    pub fn new(protocol: Protocol, prompt_tail: &str) -> Self {
         let mut harmony = Self {
+            protocol,
             header: None,
             body: Body::Content,
             held: String::new(),
@@ -56,8 +80,8 @@ impl Harmony {
         if let Some((_, open)) = prompt_tail.rsplit_once(START) {
             match open.split_once(MESSAGE) {
                 None => harmony.header = Some(open.to_owned()),
-                Some((header, text)) if !ENDS.iter().any(|end| text.contains(end)) => {
-                    let is_reasoning = recipient(header).is_none() && channel(header) == Some("analysis");
+                Some((header, text)) if !protocol.ends().iter().any(|end| text.contains(end)) => {
+                    let is_reasoning = harmony.is_reasoning(header);
                     harmony.body = if is_reasoning { Body::Reasoning } else { Body::Content };
                 }
                 Some(_) => {}
@@ -66,25 +90,24 @@ impl Harmony {
         harmony
     }
 
-    /// Takes one character. `raw` is what would be shown if the call it belongs to is none.
-    pub fn take(&mut self, c: char, raw: &mut String, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    /// Takes one character.
+    pub fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
         if let Some(header) = &mut self.header {
-            raw.push(c);
             header.push(c);
             if header.ends_with(MESSAGE) {
                 let header = self.header.take().unwrap_or_default();
                 self.begin_message(header.trim_end_matches(MESSAGE), sink)?;
-                raw.clear();
             }
             return Ok(());
         }
         self.held.push(c);
+        let ends = self.protocol.ends();
         while !self.held.is_empty() {
-            if let Some(end) = ENDS.iter().find(|end| **end == self.held) {
+            if let Some(end) = ends.iter().find(|end| **end == self.held) {
                 self.held.clear();
-                return self.end_message(end, raw);
+                return self.end_message(end);
             }
-            if ENDS.iter().any(|end| end.starts_with(&self.held)) {
+            if ends.iter().any(|end| end.starts_with(&self.held)) {
                 return Ok(());
             }
             let first = self.held.remove(0);
@@ -93,35 +116,77 @@ impl Harmony {
         Ok(())
     }
 
+    /// Whether a message without a call is reasoning.
+    fn is_reasoning(&self, header: &str) -> bool {
+        match (self.protocol, recipient(header)) {
+            (Protocol::Harmony, None) => channel(header) == Some("analysis"),
+            (Protocol::Harmony, Some(_)) => true,
+            (Protocol::Atem, to) => to.is_some_and(|to| to != "user"),
+        }
+    }
+
+    /// The tool that a message calls.
+    fn called<'a>(&self, header: &'a str, sink: &Sink<'_>) -> Option<&'a str> {
+        let to = recipient(header).filter(|_| !sink.tools.is_empty())?;
+        match (sink.tool(to), self.protocol) {
+            (Some(_), _) => Some(to),
+            (None, Protocol::Harmony) => to.strip_prefix("functions."),
+            (None, Protocol::Atem) => None,
+        }
+    }
+
     fn begin_message(&mut self, header: &str, sink: &mut Sink<'_>) -> Result<(), Broken> {
         self.is_fresh = true;
-        self.body = match recipient(header) {
-            Some(recipient) => {
-                let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
-                sink.name(if sink.tool(recipient).is_some() { recipient } else { name })?;
+        self.body = match (self.called(header, sink), self.protocol) {
+            (Some(name), Protocol::Harmony) => {
+                sink.any_name(name);
                 Body::Call(Some(JsonScanner::new()))
             }
-            None if channel(header) == Some("analysis") => Body::Reasoning,
-            None => Body::Content,
+            (Some(_), Protocol::Atem) => Body::Tagged(String::new(), super::formats::muse_glimmer::reader()),
+            _ if self.is_reasoning(header) => Body::Reasoning,
+            _ => Body::Content,
         };
         Ok(())
     }
 
-    fn end_message(&mut self, end: &str, raw: &mut String) -> Result<(), Broken> {
+    fn end_message(&mut self, end: &str) -> Result<(), Broken> {
         self.space.clear();
-        if matches!(self.body, Body::Call(Some(_))) {
+        if matches!(self.body, Body::Call(Some(_)) | Body::Tagged(_, Some(_))) {
             return Err(Broken::Malformed);
         }
         self.body = Body::Content;
         self.is_fresh = true;
         if end == START || end == CHANNEL {
             self.header = Some(if end == CHANNEL { CHANNEL.to_owned() } else { String::new() });
-            raw.push_str(end);
+        }
+        Ok(())
+    }
+
+    /// A character of a call in tags.
+    fn take_tagged(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        let Body::Tagged(opener, reader) = &mut self.body else { return Ok(()) };
+        let Some(inside) = reader else {
+            return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
+        };
+        let marker = super::formats::muse_glimmer::SECTION;
+        if opener != marker {
+            opener.push(c);
+            let held = opener.trim_start();
+            let is_marker = marker.starts_with(held);
+            *opener = held.to_owned();
+            return if is_marker { Ok(()) } else { Err(Broken::Malformed) };
+        }
+        // The tag may name another tool than the header.
+        if let Step::Done(_) = inside.take(c, sink).map_err(|_| Broken::Malformed)? {
+            *reader = None;
         }
         Ok(())
     }
 
     fn take_text(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        if matches!(self.body, Body::Tagged(..)) {
+            return self.take_tagged(c, sink);
+        }
         if let Body::Call(arguments) = &mut self.body {
             let Some(scanner) = arguments else {
                 return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
@@ -157,8 +222,11 @@ impl Harmony {
 
     /// The end of the answer.
     pub fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
-        if matches!(self.body, Body::Call(Some(_))) {
-            return Err(Broken::Malformed);
+        match &mut self.body {
+            Body::Call(Some(_)) => return Err(Broken::Malformed),
+            Body::Tagged(_, Some(reader)) if self.held.is_empty() => return reader.finish(is_cut, sink),
+            Body::Tagged(_, Some(_)) => return Err(Broken::Malformed),
+            _ => {}
         }
         if self.header.is_some() {
             return Ok(());

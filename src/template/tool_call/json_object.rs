@@ -2,7 +2,7 @@
 //! or without.
 //!
 //! Arguments may be called `parameters`, may be JSON text inside a string, and may stand before the name; the object may be
-//! wrapped as `{"type": "function", "function": {...}}`. Without arguments they are `{}`. The close marker counts only
+//! wrapped as `{"type": "function", "function": {...}}`; `keyed` objects are `{NAME: {...}}`. Without arguments they are `{}`. The close marker counts only
 //! behind the JSON value, never inside its strings. Without a marker (`bare`), an object is a call only when it names a
 //! tool and has arguments; everything else is text.
 
@@ -21,6 +21,8 @@ struct CallObject {
     waiting: String,
     has_arguments: bool,
     is_bare: bool,
+    /// The object's one key is the tool's name.
+    is_keyed: bool,
 }
 
 #[derive(Debug)]
@@ -42,8 +44,9 @@ enum State {
 }
 
 impl CallObject {
-    fn new(is_bare: bool) -> Self {
+    fn new(is_bare: bool, is_keyed: bool) -> Self {
         Self {
+            is_keyed,
             state: State::Open,
             depth: 0,
             name: None,
@@ -104,7 +107,13 @@ impl CallObject {
     }
 
     fn begin_value(&mut self, key: &str, c: char, sink: &mut Sink<'_>) -> Result<State, Broken> {
-        match (key, c) {
+        if self.is_keyed {
+            if c != '{' || self.has_arguments {
+                return Err(Broken::Malformed);
+            }
+            self.name = Some(key.to_owned());
+        }
+        match (if self.is_keyed { "arguments" } else { key }, c) {
             ("name" | "tool_name" | "function", '"') if self.name.is_none() => {
                 let (scanner, text) = begun(c)?;
                 Ok(State::Name(scanner, text))
@@ -263,6 +272,7 @@ impl StringDecoder {
 pub struct JsonCalls {
     close: Option<&'static str>,
     is_bare: bool,
+    is_keyed: bool,
     is_list: bool,
     object: Option<CallObject>,
     place: Place,
@@ -286,6 +296,7 @@ impl JsonCalls {
         Self {
             close,
             is_bare: false,
+            is_keyed: false,
             is_list: false,
             object: None,
             place: Place::Before,
@@ -298,6 +309,11 @@ impl JsonCalls {
         Self { is_bare: true, ..Self::new(None) }
     }
 
+    /// Objects whose one key is the tool's name, and its value the arguments.
+    pub fn keyed(close: Option<&'static str>) -> Self {
+        Self { is_keyed: true, ..Self::new(close) }
+    }
+
     /// Calls in a list whose bracket has come already.
     pub fn in_list(close: Option<&'static str>) -> Self {
         Self { is_list: true, ..Self::new(close) }
@@ -308,7 +324,7 @@ impl JsonCalls {
             sink.end();
         }
         self.closing.clear();
-        let mut object = CallObject::new(self.is_bare);
+        let mut object = CallObject::new(self.is_bare, self.is_keyed);
         object.take(c, sink)?;
         self.object = Some(object);
         self.place = Place::Inside;

@@ -11,54 +11,16 @@ use super::{Broken, Reader, Sink, Step};
 #[derive(Debug)]
 pub struct Marks {
     /// Begins one call inside the section; empty where a section is one call.
-    begin: &'static str,
+    pub begin: &'static str,
     /// Ends the name.
-    separator: &'static str,
+    pub separator: &'static str,
     /// Ends one call.
-    end: &'static str,
+    pub end: &'static str,
     /// Ends the section; `None` where calls come without one.
-    section_end: Option<&'static str>,
+    pub section_end: Option<&'static str>,
     /// The name in what stands before the separator, and whether the separator found there is the right one.
-    name: fn(&str) -> Option<&str>,
+    pub name: fn(&str) -> Option<&str>,
 }
-
-/// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}` (V3.1), or `function<｜tool▁sep｜>NAME` and a code block (V3, R1).
-pub const DEEPSEEK: Marks = Marks {
-    begin: "<｜tool▁call▁begin｜>",
-    separator: "{",
-    end: "<｜tool▁call▁end｜>",
-    section_end: Some("<｜tool▁calls▁end｜>"),
-    name: |head| {
-        let (before, after) = head.split_once("<｜tool▁sep｜>")?;
-        let name = match after.trim() {
-            "" => before,
-            code => code.strip_suffix("```json").or_else(|| code.strip_suffix("```"))?,
-        };
-        Some(name.trim())
-    },
-};
-
-/// `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
-pub const KIMI: Marks = Marks {
-    begin: "<|tool_call_begin|>",
-    separator: "<|tool_call_argument_begin|>",
-    end: "<|tool_call_end|>",
-    section_end: Some("<|tool_calls_section_end|>"),
-    name: |head| {
-        let head = head.trim();
-        let name = head.strip_prefix("functions.").unwrap_or(head);
-        Some(name.rsplit_once(':').map_or(name, |(name, _)| name))
-    },
-};
-
-/// `<function=NAME>{...}</function>` (Functionary 3.1)
-pub const FUNCTION_TAG: Marks = Marks {
-    begin: "",
-    separator: ">",
-    end: "</function>",
-    section_end: None,
-    name: |head| Some(head.trim()),
-};
 
 #[derive(Debug)]
 enum Place {

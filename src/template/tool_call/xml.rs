@@ -1,17 +1,37 @@
-//! Calls as tags: `<function=NAME><parameter=KEY>` value `</parameter></function>`, usually inside `<tool_call>`
-//! (Qwen3-Coder, Qwen 3.5; Seed with its own wrapper).
+//! Calls as tags: `<function=NAME><parameter=KEY>` value `</parameter></function>`, usually inside a section of their own.
 //!
-//! Values are plain text and may hold the same tags. A value ends at a `</parameter>` that a new parameter or the end of
-//! the call follows, and nowhere else; a parameter that is never closed breaks the call, so that no argument is silently
-//! lost. Each argument goes out when it is complete.
+//! Values are plain text and may hold the same tags. A value ends at a close tag that a new parameter or the end of the call
+//! follows, and nowhere else; a parameter that is never closed breaks the call, so that no argument is silently lost. Each
+//! argument goes out when it is complete.
 
 use super::coerce::{Schema, coerced};
+use super::json_text::{quoted, whole_value};
 use super::{Broken, ObjectWriter, Reader, Sink, Step};
 
-const FUNCTION: &str = "<function=";
-const FUNCTION_END: &str = "</function>";
-const PARAMETER: &str = "<parameter=";
-const PARAMETER_END: &str = "</parameter>";
+/// The tags of one notation. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
+/// attributes.
+#[derive(Debug)]
+pub struct Tags {
+    /// Begins a call; its head follows.
+    pub call: &'static str,
+    pub call_end: &'static str,
+    /// Begins a parameter; its head follows.
+    pub parameter: &'static str,
+    pub parameter_end: &'static str,
+    pub head_end: &'static str,
+    /// Ends a section; empty where calls stand alone.
+    pub section_end: &'static str,
+    /// Whether a section holds several calls.
+    pub is_many: bool,
+    /// The template sets values on lines of their own.
+    pub has_line_breaks: bool,
+    /// A value may stand in `<![CDATA[` and `]]>`.
+    pub has_cdata: bool,
+    /// The attribute of parameters that are text; without one, the tool's schema tells.
+    pub text_attribute: Option<&'static str>,
+}
+
+const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 /// A longer tag is none.
 const MAX_KEY: usize = 256;
 
@@ -30,107 +50,163 @@ enum Place {
 /// Reads one call.
 #[derive(Debug)]
 pub struct XmlCalls {
+    tags: &'static Tags,
     is_wrapped: bool,
-    wrapper_end: &'static str,
-    /// The template sets values on lines of their own.
-    has_line_breaks: bool,
     place: Place,
     held: String,
     name: String,
     /// Parameters so far; the last one is being read in `Value`.
     keys: Vec<String>,
+    /// Of the last one.
+    attributes: String,
     writer: ObjectWriter,
 }
 
+/// What follows a value.
+enum Next {
+    Parameter {
+        key: String,
+        attributes: String,
+    },
+    /// The call ends here, and with it the section.
+    Section,
+    /// Another call of the section.
+    Call,
+}
+
 impl XmlCalls {
-    pub fn new(opener: &str, wrapper_end: &'static str) -> Self {
-        let is_wrapped = opener != FUNCTION;
+    pub fn new(tags: &'static Tags, opener: &str) -> Self {
+        let is_wrapped = opener != tags.call;
         Self {
+            tags,
             is_wrapped,
-            wrapper_end,
-            has_line_breaks: wrapper_end == "</tool_call>",
             place: if is_wrapped { Place::Open } else { Place::Name },
             held: String::new(),
             name: String::new(),
             keys: Vec::new(),
+            attributes: String::new(),
             writer: ObjectWriter::default(),
         }
     }
 
+    fn take_open(&mut self) -> Result<Step, Broken> {
+        let held = self.held.trim_start();
+        if held == self.tags.call {
+            self.held.clear();
+            self.place = Place::Name;
+        } else if !self.tags.call.starts_with(held) {
+            return Err(Broken::Malformed);
+        }
+        Ok(Step::More)
+    }
+
     fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
-        if c != '>' {
-            self.held.push(c);
+        let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
             return if self.held.len() > MAX_KEY || c == '\n' {
                 Err(Broken::Malformed)
             } else {
                 Ok(Step::More)
             };
-        }
-        self.name = std::mem::take(&mut self.held).trim().to_owned();
+        };
+        self.name = split_head(head).0.to_owned();
         sink.name(&self.name)?;
+        self.held.clear();
         self.place = Place::Body;
         Ok(Step::More)
     }
 
-    fn take_body(&mut self, c: char) -> Result<Step, Broken> {
-        self.held.push(c);
+    fn take_body(&mut self) -> Result<Step, Broken> {
         let held = self.held.trim_start();
-        if held == FUNCTION_END {
+        if held == self.tags.call_end {
             self.held.clear();
             self.place = Place::Closing;
             return Ok(Step::More);
         }
-        if let Some(key) = held.strip_prefix(PARAMETER) {
-            let is_too_long = key.len() > MAX_KEY;
-            if let Some(key) = key.strip_suffix('>') {
-                self.keys.push(key.trim().to_owned());
+        if let Some(head) = held.strip_prefix(self.tags.parameter) {
+            let is_too_long = head.len() > MAX_KEY;
+            if let Some(head) = head.strip_suffix(self.tags.head_end) {
+                let (key, attributes) = split_head(head);
+                self.keys.push(key.to_owned());
+                self.attributes = attributes.to_owned();
                 self.held.clear();
                 self.place = Place::Value;
             }
             return if is_too_long { Err(Broken::Malformed) } else { Ok(Step::More) };
         }
-        let is_tag = FUNCTION_END.starts_with(held) || PARAMETER.starts_with(held);
+        let is_tag = self.tags.call_end.starts_with(held) || self.tags.parameter.starts_with(held);
         if is_tag { Ok(Step::More) } else { Err(Broken::Malformed) }
     }
 
     fn take_value(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
-        self.held.push(c);
-        if c != '>' {
+        if !matches!(c, '>' | '"') {
             return Ok(Step::More);
         }
-        if let Some((end, key)) = self.next_parameter() {
-            self.end_value(end, sink)?;
-            self.keys.push(key);
-        } else if let Some(end) = self.end_of_call(self.is_wrapped) {
-            self.end_value(end, sink)?;
-            self.writer_end(sink);
-            self.place = Place::Closing;
-            if self.is_wrapped {
-                return Ok(Step::Done(String::new()));
+        let Some((end, next)) = self.next_parameter().or_else(|| self.end_of_call(self.is_wrapped)) else {
+            return Ok(Step::More);
+        };
+        self.end_value(end, sink)?;
+        match next {
+            Next::Parameter { key, attributes } => {
+                self.keys.push(key);
+                self.attributes = attributes;
+            }
+            Next::Call => {
+                self.writer_end(sink);
+                self.begin_next();
+            }
+            Next::Section => {
+                self.writer_end(sink);
+                self.place = Place::Closing;
+                if self.is_wrapped {
+                    return Ok(Step::Done(String::new()));
+                }
             }
         }
         Ok(Step::More)
     }
 
-    /// The value's length and the next key, when the text ends with `</parameter>` and the tag of a parameter that has
-    /// not come yet.
-    fn next_parameter(&self) -> Option<(usize, String)> {
-        let tail = floor_tail(&self.held, PARAMETER.len() + MAX_KEY);
-        let tag = self.held.len() - tail.len() + tail.rfind(PARAMETER)?;
-        let key = self.held[tag + PARAMETER.len()..].strip_suffix('>')?.trim();
-        let is_key =
-            !key.is_empty() && !key.contains(['<', '>', '\n']) && !self.keys.iter().any(|seen| seen == key);
-        let before = self.held[..tag].trim_end().strip_suffix(PARAMETER_END)?;
-        is_key.then(|| (before.len(), key.to_owned()))
+    fn begin_next(&mut self) {
+        self.held.clear();
+        self.keys.clear();
+        self.place = Place::Name;
     }
 
-    /// The value's length, when the text ends with all the closing tags of a call.
-    fn end_of_call(&self, with_wrapper: bool) -> Option<usize> {
-        let mut text = self.held.trim_end();
-        if with_wrapper {
-            text = text.strip_suffix(self.wrapper_end)?.trim_end();
-        }
-        Some(text.strip_suffix(FUNCTION_END)?.trim_end().strip_suffix(PARAMETER_END)?.len())
+    /// The text in front of a value's close tag, which the given text ends with.
+    fn value_before<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let value = text.trim_end().strip_suffix(self.tags.parameter_end)?;
+        let is_open = self.tags.has_cdata && value.starts_with(CDATA.0) && !value.ends_with(CDATA.1);
+        (!is_open).then_some(value)
+    }
+
+    /// The value's length and the next parameter, when the text ends with a close tag and the tag of a parameter that has
+    /// not come yet.
+    fn next_parameter(&self) -> Option<(usize, Next)> {
+        let before_head = self.held.strip_suffix(self.tags.head_end)?;
+        let parameter = self.tags.parameter;
+        let tail = floor_tail(before_head, parameter.len() + MAX_KEY);
+        let tag = before_head.len() - tail.len() + tail.rfind(parameter)?;
+        let (key, attributes) = split_head(&before_head[tag + parameter.len()..]);
+        let is_key =
+            !key.is_empty() && !key.contains(['<', '>', '\n']) && !self.keys.iter().any(|seen| seen == key);
+        let before = self.value_before(&self.held[..tag])?;
+        let next = Next::Parameter { key: key.to_owned(), attributes: attributes.to_owned() };
+        is_key.then_some((before.len(), next))
+    }
+
+    /// The value's length, when the text ends with all that ends a call.
+    fn end_of_call(&self, with_wrapper: bool) -> Option<(usize, Next)> {
+        let Tags { call, call_end, section_end, is_many, .. } = self.tags;
+        let text = self.held.trim_end();
+        let (text, next) = match with_wrapper {
+            false => (text, Next::Section),
+            true => match text.strip_suffix(section_end) {
+                Some(text) => (text, Next::Section),
+                None if *is_many => (text.strip_suffix(call)?, Next::Call),
+                None => return None,
+            },
+        };
+        let value = self.value_before(text.trim_end().strip_suffix(call_end)?)?;
+        Some((value.len(), next))
     }
 
     fn end_value(&mut self, len: usize, sink: &mut Sink<'_>) -> Result<(), Broken> {
@@ -141,36 +217,64 @@ impl XmlCalls {
         if self.hides_a_parameter(&text, parameters) {
             return Err(Broken::Malformed);
         }
-        let value = if self.has_line_breaks { without_line_breaks(&text) } else { &text };
-        let value = coerced(value, Schema::new(parameters).property(key));
+        let value = self.value(&text, Schema::new(parameters).property(key));
         self.writer.member(key, &value, sink);
         Ok(())
     }
 
+    /// A value's text as JSON.
+    fn value(&self, text: &str, schema: Schema<'_>) -> String {
+        if let Some(attribute) = self.tags.text_attribute {
+            return match self.attributes.contains(attribute) {
+                true => quoted(text),
+                false => whole_value(text).unwrap_or_else(|_| coerced(text, schema)),
+            };
+        }
+        let inside = text.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1));
+        match inside.filter(|_| self.tags.has_cdata) {
+            Some(inside) => coerced(inside, schema),
+            None if self.tags.has_line_breaks => coerced(without_line_breaks(text), schema),
+            None => coerced(text, schema),
+        }
+    }
+
     /// Whether the value swallowed a parameter of this tool because a close tag is missing.
     fn hides_a_parameter(&self, text: &str, parameters: &serde_json::Value) -> bool {
-        if text.matches(PARAMETER).count() <= text.matches(PARAMETER_END).count() {
+        let Tags { parameter, parameter_end, .. } = self.tags;
+        if text.matches(parameter).count() <= text.matches(parameter_end).count() {
             return false;
         }
         let properties = parameters.get("properties").and_then(serde_json::Value::as_object);
         let unseen = properties.into_iter().flat_map(|all| all.keys()).filter(|key| !self.keys.contains(key));
-        unseen.map(|key| format!("{PARAMETER}{key}>")).any(|tag| text.contains(&tag))
+        let heads =
+            text.split(parameter).skip(1).map(|rest| split_head(rest.split('>').next().unwrap_or(rest)).0);
+        let heads: Vec<&str> = heads.collect();
+        unseen.map(String::as_str).any(|key| heads.contains(&key))
     }
 
     fn writer_end(&mut self, sink: &mut Sink<'_>) {
         std::mem::take(&mut self.writer).end(sink);
     }
 
-    fn take_closing(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
-        self.held.push(c);
+    fn take_closing(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        let Tags { call, section_end, is_many, .. } = self.tags;
         let held = self.held.trim_start();
-        if held == self.wrapper_end {
+        if !held.is_empty() && held == *section_end {
             if *sink.is_open {
                 self.writer_end(sink);
             }
             return Ok(Step::Done(String::new()));
         }
-        match self.wrapper_end.starts_with(held) {
+        if *is_many && self.is_wrapped && held == *call {
+            if *sink.is_open {
+                self.writer_end(sink);
+            }
+            self.begin_next();
+            return Ok(Step::More);
+        }
+        let goes_on =
+            section_end.starts_with(held) || (*is_many && self.is_wrapped && call.starts_with(held));
+        match goes_on && !section_end.is_empty() {
             true => Ok(Step::More),
             false if self.is_wrapped => Err(Broken::Malformed),
             false => Ok(Step::Done(std::mem::take(&mut self.held))),
@@ -180,28 +284,19 @@ impl XmlCalls {
 
 impl Reader for XmlCalls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        self.held.push(c);
         match self.place {
-            Place::Open => {
-                self.held.push(c);
-                let held = self.held.trim_start();
-                if held == FUNCTION {
-                    self.held.clear();
-                    self.place = Place::Name;
-                } else if !FUNCTION.starts_with(held) {
-                    return Err(Broken::Malformed);
-                }
-                Ok(Step::More)
-            }
+            Place::Open => self.take_open(),
             Place::Name => self.take_name(c, sink),
             Place::Body => {
-                let step = self.take_body(c);
+                let step = self.take_body();
                 if self.place == Place::Closing && !self.is_wrapped {
                     self.writer_end(sink);
                 }
                 step
             }
             Place::Value => self.take_value(c, sink),
-            Place::Closing => self.take_closing(c, sink),
+            Place::Closing => self.take_closing(sink),
         }
     }
 
@@ -209,7 +304,7 @@ impl Reader for XmlCalls {
         let is_whole = match self.place {
             Place::Closing => true,
             Place::Value if !is_cut => match self.end_of_call(false) {
-                Some(end) => {
+                Some((end, _)) => {
                     self.end_value(end, sink)?;
                     true
                 }
@@ -225,6 +320,12 @@ impl Reader for XmlCalls {
         }
         Ok(())
     }
+}
+
+/// The name in a head, and its attributes.
+fn split_head(head: &str) -> (&str, &str) {
+    let (name, attributes) = head.split_once('"').unwrap_or((head, ""));
+    (name.trim(), attributes)
 }
 
 /// The last `len` bytes or a little less, from a character boundary.

@@ -154,8 +154,8 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
             let toolbox = Toolbox::read(&typed_path(path))?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
-            if chat.dialect().tool_calls.is_none() {
-                chat.terminal.warn("this model's template has no tool calls: the model may not use them");
+            if let Some(notice) = chat.llm().texts().speech().notice_of_tools() {
+                chat.terminal.warn(notice);
             }
             chat.toolbox = Some(toolbox);
             note_recomputed(chat)?;

@@ -151,6 +151,14 @@ impl Tokenizer {
     fn assemble(from: Ingredients) -> Result<Self, String> {
         let bound = from.pipeline.bound(&from.added, (&from.tables.0, &from.tables.1));
         let (texts, bytes) = from.tables;
+        // A post-processor's template names its ids itself.
+        let around = from.prefix.iter().chain(&from.suffix);
+        if let Some(id) = around.copied().find(|&id| id as usize >= texts.len()) {
+            return Err(format!(
+                "token {id}, to be put around texts, is beyond the vocabulary of {}",
+                texts.len()
+            ));
+        }
         let is_special = |added: &&Added| added.token.special;
         let mut special: Vec<u32> = from.added.iter().filter(is_special).map(|added| added.id).collect();
         special.sort_unstable();
@@ -442,6 +450,29 @@ mod tests {
 
     fn bpe_json(model: &str, rest: &str) -> String {
         format!(r#"{{"model": {{"type": "BPE", {model}}}{rest}}}"#)
+    }
+
+    /// Found by tests/fuzzing.rs: every prompt began with an id that no model has a row for.
+    #[test]
+    fn a_template_that_adds_an_id_beyond_the_vocabulary_is_refused() {
+        let file = |id: u32| {
+            let special = serde_json::json!({"<s>": {"id": "<s>", "ids": [id], "tokens": ["<s>"]}});
+            let single = serde_json::json!([
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ]);
+            let post = serde_json::json!({
+                "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special,
+            });
+            let model = serde_json::json!({"type": "BPE", "vocab": {"a": 0, "<s>": 1}, "merges": []});
+            serde_json::json!({"version": "1.0", "post_processor": post, "model": model}).to_string()
+        };
+        let read = |id| Tokenizer::from_json(file(id).as_bytes(), &HfSettings::default());
+        let ids = read(1).expect("sound").encode("a", Encode { add_special: true, parse_special: false });
+        assert_eq!(ids.expect("encodes"), [1, 0]);
+        let Err(error) = read(2) else { panic!("it was not refused") };
+        let error = error.to_string();
+        assert!(error.contains("token 2") && error.contains("vocabulary of 2"), "{error}");
     }
 
     #[test]

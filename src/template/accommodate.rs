@@ -1,0 +1,230 @@
+//! What is done to a conversation for a template that cannot show all of it.
+//!
+//! A template that prints no system messages, or refuses them, gets them in front of the next question. One that shows the
+//! model no tools, or no way to call them, gets the tools described in the system prompt, calls as text of the answers that
+//! made them, and results as questions. Both depend on nothing but the conversation and the template, so that a longer
+//! conversation begins with the same text.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::python;
+use super::{Content, Conversation, Message, Role, ToolCall};
+
+/// How the generic format is asked for; the tools follow, a line each.
+const TOOLS: &str = "# Tools\n\nYou may call tools. Write each call as a JSON object between tags:\n<tool_call>\n\
+    {\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": \"VALUE\"}}\n</tool_call>\nAfter your calls, stop: their results come \
+    in the next message, between <tool_response> and </tool_response>. Without need of a tool, answer as usual. The tools, with \
+    JSON schemas of their parameters:";
+
+/// What a template needs done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Accommodation {
+    /// System messages go in front of the next question.
+    pub merges_system: bool,
+    /// Tools, calls and results are shown as text, in the generic format.
+    pub spells_tools: bool,
+}
+
+impl Accommodation {
+    /// The conversation as the template gets it.
+    pub fn apply<'a>(self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+        let has_tools = !conversation.tools.is_empty() || conversation.messages.iter().any(is_about_tools);
+        let has_system = conversation.messages.iter().any(|message| message.role == Role::System);
+        let spells = self.spells_tools && has_tools;
+        if !(spells || self.merges_system && has_system) {
+            return Cow::Borrowed(conversation);
+        }
+        let mut adapted = conversation.clone();
+        if spells {
+            spell_tools(&mut adapted);
+        }
+        if self.merges_system {
+            merge_system(&mut adapted.messages);
+        }
+        Cow::Owned(adapted)
+    }
+}
+
+fn is_about_tools(message: &Message) -> bool {
+    message.role == Role::Tool || !message.tool_calls.is_empty()
+}
+
+fn spell_tools(conversation: &mut Conversation) {
+    let tools = std::mem::take(&mut conversation.tools);
+    let mut messages: Vec<Message> = Vec::with_capacity(conversation.messages.len() + 1);
+    let mut is_behind_result = false;
+    for mut message in std::mem::take(&mut conversation.messages) {
+        let is_result = message.role == Role::Tool;
+        if is_result {
+            let text = text_of(message.content.as_ref());
+            message = Message::user(format!("<tool_response>\n{text}\n</tool_response>"));
+        } else if !message.tool_calls.is_empty() {
+            let calls = std::mem::take(&mut message.tool_calls);
+            message.content = Some(Content::Text(with_calls(&text_of(message.content.as_ref()), &calls)));
+        }
+        // Roles take turns: results and the question behind them are one message.
+        match messages.last_mut() {
+            Some(last) if is_behind_result && message.role == Role::User => {
+                append(last, "\n", &text_of(message.content.as_ref()));
+            }
+            _ => messages.push(message),
+        }
+        is_behind_result = is_result;
+    }
+    if !tools.is_empty() {
+        describe(&tools, &mut messages);
+    }
+    conversation.messages = messages;
+}
+
+/// Says in the system prompt what tools there are.
+fn describe(tools: &[Value], messages: &mut Vec<Message>) {
+    let mut text = TOOLS.to_owned();
+    for tool in tools {
+        let function = tool.get("function").unwrap_or(tool);
+        let shown = ["name", "description", "parameters"].into_iter();
+        let shown = shown.filter_map(|key| Some((key.to_owned(), function.get(key)?.clone())));
+        let _ = write!(text, "\n{}", spelt(&Value::Object(shown.collect())));
+    }
+    match messages.first_mut().filter(|message| message.role == Role::System) {
+        Some(system) => append(system, "\n\n", &text),
+        None => messages.insert(0, Message::system(text)),
+    }
+}
+
+fn with_calls(text: &str, calls: &[ToolCall]) -> String {
+    let call = |call: &ToolCall| {
+        let object = json!({"name": call.name, "arguments": call.arguments});
+        format!("<tool_call>\n{}\n</tool_call>", spelt(&object))
+    };
+    let calls = calls.iter().map(call);
+    let text = Some(text.to_owned()).filter(|text| !text.is_empty());
+    text.into_iter().chain(calls).collect::<Vec<_>>().join("\n")
+}
+
+/// JSON spaced as grammars have models write it.
+fn spelt(value: &Value) -> String {
+    python::dumps(value).unwrap_or_else(|_| value.to_string())
+}
+
+fn merge_system(messages: &mut Vec<Message>) {
+    let mut waiting: Vec<String> = Vec::new();
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    for mut message in std::mem::take(messages) {
+        match message.role {
+            Role::System => {
+                waiting.push(text_of(message.content.as_ref()));
+                continue;
+            }
+            Role::User if !waiting.is_empty() => prepend(&mut message, &std::mem::take(&mut waiting)),
+            _ => {}
+        }
+        merged.push(message);
+    }
+    if !waiting.is_empty() {
+        merged.push(Message::user(waiting.join("\n\n")));
+    }
+    *messages = merged;
+}
+
+fn prepend(message: &mut Message, texts: &[String]) {
+    let before = texts.join("\n\n");
+    message.content = Some(match message.content.take() {
+        Some(Content::Parts(mut parts)) => {
+            parts.insert(0, json!({"type": "text", "text": format!("{before}\n\n")}));
+            Content::Parts(parts)
+        }
+        content => Content::Text(format!("{before}\n\n{}", text_of(content.as_ref()))),
+    });
+}
+
+fn append(message: &mut Message, between: &str, text: &str) {
+    message.content = Some(match message.content.take() {
+        Some(Content::Parts(mut parts)) => {
+            parts.push(json!({"type": "text", "text": format!("{between}{text}")}));
+            Content::Parts(parts)
+        }
+        content => Content::Text(format!("{}{between}{text}", text_of(content.as_ref()))),
+    });
+}
+
+/// What a message says, its parts one behind the other.
+fn text_of(content: Option<&Content>) -> String {
+    match content {
+        None => String::new(),
+        Some(Content::Text(text)) => text.clone(),
+        Some(Content::Parts(parts)) => {
+            parts.iter().filter_map(|part| part.get("text")?.as_str()).collect::<Vec<_>>().join("\n")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(
+        accommodation: Accommodation,
+        messages: Vec<Message>,
+        tools: Vec<Value>,
+    ) -> Vec<(String, String)> {
+        let conversation = Conversation { messages, tools, ..Conversation::default() };
+        let shown = accommodation.apply(&conversation);
+        assert!(shown.tools.is_empty() || !accommodation.spells_tools);
+        let text = |message: &Message| (message.role.as_str().to_owned(), text_of(message.content.as_ref()));
+        shown.messages.iter().map(text).collect()
+    }
+
+    fn pair(role: &str, text: &str) -> (String, String) {
+        (role.to_owned(), text.to_owned())
+    }
+
+    #[test]
+    fn system_messages_go_in_front_of_the_next_question() {
+        let merging = Accommodation { merges_system: true, ..Accommodation::default() };
+        let messages = vec![
+            Message::system("Be brief."),
+            Message::user("Hi"),
+            Message::assistant("Hello."),
+            Message::system("Be long."),
+            Message::user("Go on"),
+        ];
+        let expected =
+            [pair("user", "Be brief.\n\nHi"), pair("assistant", "Hello."), pair("user", "Be long.\n\nGo on")];
+        assert_eq!(applied(merging, messages.clone(), vec![]), expected);
+        assert_eq!(applied(merging, vec![Message::system("Only")], vec![]), [pair("user", "Only")]);
+        assert_eq!(applied(Accommodation::default(), messages, vec![]).len(), 5);
+    }
+
+    #[test]
+    fn tools_calls_and_results_are_spelt_out() {
+        let spelling = Accommodation { spells_tools: true, ..Accommodation::default() };
+        let tool = json!({"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}});
+        let call = ToolCall { id: None, name: "now".to_owned(), arguments: json!({"zone": "UTC"}) };
+        let messages = vec![
+            Message::user("When?"),
+            Message { content: None, tool_calls: vec![call], ..Message::assistant("") },
+            Message::new(Role::Tool, "noon"),
+            Message::user("Thanks"),
+        ];
+        let shown = applied(spelling, messages, vec![tool]);
+        assert_eq!(shown[0].0, "system");
+        assert!(
+            shown[0].1.ends_with("\n{\"name\": \"now\", \"parameters\": {\"type\": \"object\"}}"),
+            "{}",
+            shown[0].1
+        );
+        let expected = [
+            pair("user", "When?"),
+            pair(
+                "assistant",
+                "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\"}}\n</tool_call>",
+            ),
+            pair("user", "<tool_response>\nnoon\n</tool_response>\nThanks"),
+        ];
+        assert_eq!(shown[1..], expected);
+    }
+}

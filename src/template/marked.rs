@@ -1,0 +1,391 @@
+//! Answers whose reasoning and calls stand between markers, see the header of `output.rs`.
+//!
+//! A state machine over characters: what it holds back is in `held` (the beginning of a marker, perhaps), `space` (what stands
+//! in front of one) and `early` (calls inside reasoning that may count).
+
+use super::dialect::Dialect;
+use super::output::{Piece, push_text};
+use super::reasoning::ReasoningFormat;
+use super::tool_call::{Broken, Notation, Reader, Sink, Step};
+
+/// Answers whose reasoning and calls stand between markers.
+#[derive(Debug)]
+pub struct Marked {
+    reasoning: Option<ReasoningFormat>,
+    calls: Option<&'static Notation>,
+    state: State,
+    /// The beginning of a marker, perhaps.
+    held: String,
+    /// Space that is dropped when a marker follows.
+    space: String,
+    /// No text since the beginning, the end of reasoning or a call.
+    is_fresh: bool,
+    has_content: bool,
+    /// Reasoning or a call has come: space in front of the first content is the markup's.
+    has_markup: bool,
+    /// What begins the answer and is left out.
+    lead: Option<&'static str>,
+    /// Calls inside reasoning that may count.
+    early: Early,
+}
+
+#[derive(Debug)]
+enum State {
+    Text,
+    Reasoning,
+    Call(Box<dyn Reader>),
+    /// A call inside reasoning.
+    EarlyCall(Box<dyn Reader>),
+}
+
+/// Complete calls inside reasoning, held back until it is known whether anything follows them.
+#[derive(Debug, Default)]
+struct Early {
+    /// As it was written, with the space in front.
+    raw: String,
+    pieces: Vec<Piece>,
+    num_calls: usize,
+    is_open: bool,
+    /// Of `raw`, `pieces` and `num_calls`, what belongs to complete calls.
+    done: (usize, usize, usize),
+    /// The reasoning has been closed behind them.
+    is_closed: bool,
+}
+
+impl Early {
+    fn is_empty(&self) -> bool {
+        self.raw.is_empty()
+    }
+}
+
+impl Marked {
+    pub fn new(dialect: &Dialect, calls: Option<&'static Notation>, prompt_tail: &str) -> Self {
+        let is_reasoning = dialect.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
+        let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
+        let lead = dialect.reasoning.and_then(|format| format.marks().lead);
+        let mut marked = Self {
+            reasoning: dialect.reasoning,
+            calls,
+            state: if is_reasoning { State::Reasoning } else { State::Text },
+            held: String::new(),
+            space: String::new(),
+            is_fresh: true,
+            has_content: false,
+            has_markup: false,
+            lead: lead.filter(|(tail, _)| ends_with(tail)).map(|(_, lead)| lead),
+            early: Early::default(),
+        };
+        // The prompt has begun what may be a call.
+        if let Some(opener) = calls.and_then(|calls| calls.prompt_opener).filter(|opener| ends_with(opener)) {
+            marked.begin_call(opener, &mut String::new());
+        }
+        marked
+    }
+
+    /// The markers that count at this place.
+    fn markers(&self) -> impl Iterator<Item = &'static str> {
+        let in_reasoning = matches!(self.state, State::Reasoning);
+        let is_fresh = self.is_fresh;
+        let close = self.reasoning.filter(|_| in_reasoning).map(|format| format.marks().close);
+        let text = self.reasoning.filter(|_| !in_reasoning);
+        let opens = text.filter(|format| is_fresh || format.marks().is_anywhere);
+        let dropped = text.map_or(&[][..], |format| format.marks().dropped);
+        // Inside reasoning, only calls whose end is marked.
+        let calls = self.calls.filter(|calls| !in_reasoning || !calls.end.is_empty());
+        let lead = self.lead.filter(|_| !in_reasoning && is_fresh && !self.has_markup);
+        close
+            .into_iter()
+            .chain(lead)
+            .chain(opens.map_or(&[][..], |format| format.marks().opens).iter().copied())
+            .chain(dropped.iter().copied())
+            .chain(calls.map_or(&[][..], |calls| calls.openers).iter().copied())
+            .chain(calls.filter(|_| !in_reasoning).map_or(&[][..], |calls| calls.dropped).iter().copied())
+    }
+
+    pub fn take(
+        &mut self,
+        c: char,
+        raw: &mut String,
+        todo: &mut Vec<char>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Broken> {
+        if matches!(self.state, State::Call(_)) {
+            return self.take_call(c, raw, todo, sink);
+        }
+        if matches!(self.state, State::EarlyCall(_)) {
+            self.take_early(c, todo, sink);
+            return Ok(());
+        }
+        if self.held.is_empty() {
+            let is_bare_call = self.is_fresh
+                && matches!(self.state, State::Text)
+                && self.calls.and_then(|calls| calls.bare) == Some(c);
+            if is_bare_call {
+                self.begin_call("", raw);
+                return self.take_call(c, raw, todo, sink);
+            }
+            if c.is_whitespace() {
+                self.space.push(c);
+                if self.markers().next().is_none() {
+                    self.flush_space(sink);
+                }
+                return Ok(());
+            }
+        }
+        self.held.push(c);
+        if self.markers().any(|marker| marker.starts_with(&self.held) && marker != self.held) {
+            return Ok(());
+        }
+        let marker =
+            self.markers().filter(|marker| self.held.starts_with(marker)).max_by_key(|marker| marker.len());
+        let held = std::mem::take(&mut self.held);
+        match marker {
+            Some(marker) => {
+                todo.extend(held[marker.len()..].chars().rev());
+                self.meet(marker, raw, sink);
+            }
+            None => {
+                let mut chars = held.chars();
+                chars.next().into_iter().for_each(|first| self.emit(first, sink));
+                todo.extend(chars.rev());
+            }
+        }
+        Ok(())
+    }
+
+    /// A marker has come.
+    fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut Sink<'_>) {
+        let is_call = self.calls.is_some_and(|calls| calls.openers.contains(&marker));
+        if matches!(self.state, State::Reasoning) {
+            match is_call {
+                true => self.begin_early(marker),
+                false => self.close_reasoning(marker),
+            }
+        } else if is_call {
+            self.give_early_back(sink);
+            self.begin_call(marker, raw);
+        } else if self.reasoning.is_some_and(|format| format.marks().opens.contains(&marker)) {
+            self.give_early_back(sink);
+            self.space.clear();
+            self.state = State::Reasoning;
+            self.is_fresh = true;
+        } else if self.lead == Some(marker) {
+            self.has_markup = true;
+        }
+    }
+
+    fn close_reasoning(&mut self, marker: &str) {
+        if !self.early.is_empty() {
+            self.early.raw.push_str(&self.space);
+            self.early.raw.push_str(marker);
+            self.early.is_closed = true;
+        }
+        self.space.clear();
+        self.state = State::Text;
+        self.is_fresh = true;
+        self.has_markup = true;
+    }
+
+    // -- Calls inside reasoning.
+
+    fn begin_early(&mut self, opener: &'static str) {
+        let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
+        let space = std::mem::take(&mut self.space);
+        // Space that begins the reasoning is the markup's.
+        if !self.is_fresh || !self.early.is_empty() {
+            self.early.raw.push_str(&space);
+        }
+        self.early.raw.push_str(opener);
+        self.state = State::EarlyCall(reader);
+    }
+
+    fn take_early(&mut self, c: char, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
+        let State::EarlyCall(reader) = &mut self.state else { return };
+        let Early { raw, pieces, num_calls, is_open, .. } = &mut self.early;
+        raw.push(c);
+        let mut trial = Sink { tools: sink.tools, pieces, num_calls, is_open };
+        match reader.take(c, &mut trial) {
+            Ok(Step::More) => {
+                let close = self.reasoning.map_or("", |format| format.marks().close);
+                if !close.is_empty() && self.early.raw.ends_with(close) {
+                    self.drop_early_call(false, todo, sink);
+                }
+            }
+            Ok(Step::Done(rest)) => {
+                let len = self.early.raw.len() - rest.len();
+                self.early.raw.truncate(len);
+                todo.extend(rest.chars().rev());
+                self.early.done = (len, self.early.pieces.len(), self.early.num_calls);
+                self.state = State::Reasoning;
+            }
+            Err(_) => self.drop_early_call(true, todo, sink),
+        }
+    }
+
+    /// What looked like a call inside reasoning is reasoning. What is wrong in itself is read again behind its first character;
+    /// one that the end of the reasoning cut off is not, but for that end.
+    fn drop_early_call(&mut self, is_wrong: bool, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
+        self.state = State::Reasoning;
+        let mut raw = self.early.raw.split_off(self.early.done.0);
+        self.give_early_back(sink);
+        let close = self.reasoning.map_or("", |format| format.marks().close);
+        if !is_wrong && raw.ends_with(close) {
+            raw.truncate(raw.len() - close.len());
+            todo.extend(close.chars().rev());
+        }
+        let text = raw.trim_start();
+        self.space = raw[..raw.len() - text.len()].to_owned();
+        let mut chars = text.chars();
+        chars.next().into_iter().for_each(|first| self.emit(first, sink));
+        match is_wrong {
+            true => todo.extend(chars.rev()),
+            false => {
+                chars.for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) })
+            }
+        }
+    }
+
+    /// The calls held back are reasoning, because something follows them.
+    fn give_early_back(&mut self, sink: &mut Sink<'_>) {
+        let early = std::mem::take(&mut self.early);
+        if early.is_empty() {
+            return;
+        }
+        let close = self.reasoning.map_or("", |format| format.marks().close);
+        let raw =
+            early.raw.strip_suffix(close).filter(|_| early.is_closed).map_or(&*early.raw, str::trim_end);
+        push_text(sink.pieces, true, raw);
+        if !early.is_closed {
+            self.is_fresh = false;
+        }
+    }
+
+    /// The answer has ended behind calls inside reasoning: they count.
+    fn take_early_calls(&mut self, sink: &mut Sink<'_>) {
+        let (_, num_pieces, num_calls) = self.early.done;
+        let first = *sink.num_calls;
+        for piece in self.early.pieces.drain(..num_pieces) {
+            sink.pieces.push(match piece {
+                Piece::CallName { index, name } => Piece::CallName { index: index + first, name },
+                Piece::CallArguments { index, fragment } => {
+                    Piece::CallArguments { index: index + first, fragment }
+                }
+                Piece::CallEnd { index } => Piece::CallEnd { index: index + first },
+                text => text,
+            });
+        }
+        *sink.num_calls += num_calls;
+        self.early = Early::default();
+    }
+
+    // -- Calls.
+
+    fn begin_call(&mut self, opener: &'static str, raw: &mut String) {
+        let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
+        *raw = std::mem::take(&mut self.space);
+        raw.push_str(opener);
+        self.state = State::Call(reader);
+    }
+
+    fn take_call(
+        &mut self,
+        c: char,
+        raw: &mut String,
+        todo: &mut Vec<char>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Broken> {
+        let State::Call(reader) = &mut self.state else { return Ok(()) };
+        let num_calls = *sink.num_calls;
+        raw.push(c);
+        let step = reader.take(c, sink);
+        if *sink.is_open || *sink.num_calls > num_calls {
+            raw.clear();
+        }
+        match step {
+            Ok(Step::More) => {}
+            Ok(Step::Done(rest)) => {
+                raw.clear();
+                todo.extend(rest.chars().rev());
+                self.state = State::Text;
+                self.is_fresh = true;
+                self.has_markup = true;
+            }
+            Err(Broken::NotACall) => self.take_back(&std::mem::take(raw), todo, sink),
+            Err(broken) => {
+                if broken == Broken::Undefined && self.has_markup && !self.has_content {
+                    *raw = raw.trim_start().to_owned();
+                }
+                return Err(broken);
+            }
+        }
+        Ok(())
+    }
+
+    /// What looked like a call is text: its first character goes out, the rest is read again.
+    fn take_back(&mut self, raw: &str, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
+        self.state = State::Text;
+        let text = raw.trim_start();
+        self.space = raw[..raw.len() - text.len()].to_owned();
+        let mut chars = text.chars();
+        chars.next().into_iter().for_each(|first| self.emit(first, sink));
+        todo.extend(chars.rev());
+    }
+
+    fn emit(&mut self, c: char, sink: &mut Sink<'_>) {
+        self.give_early_back(sink);
+        self.flush_space(sink);
+        let is_reasoning = matches!(self.state, State::Reasoning);
+        self.is_fresh = false;
+        self.has_content |= !is_reasoning;
+        push_text(sink.pieces, is_reasoning, c.encode_utf8(&mut [0; 4]));
+    }
+
+    /// Space goes out, unless it stands between markup and the first text.
+    fn flush_space(&mut self, sink: &mut Sink<'_>) {
+        let space = std::mem::take(&mut self.space);
+        let is_reasoning = matches!(self.state, State::Reasoning);
+        let is_markups = if is_reasoning { self.is_fresh } else { self.has_markup && !self.has_content };
+        if !is_markups {
+            push_text(sink.pieces, is_reasoning, &space);
+        }
+    }
+
+    pub fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        if let State::Call(reader) = &mut self.state {
+            return reader.finish(is_cut, sink);
+        }
+        self.finish_early_call(is_cut, sink);
+        let held = std::mem::take(&mut self.held);
+        // A marker that is whole and was waiting for a longer one leaves nothing to show; so does one that was cut.
+        let is_whole = self.markers().any(|marker| marker == held);
+        let is_markup = is_whole || (is_cut && held.len() > 1);
+        if !is_markup {
+            held.chars().for_each(|c| self.emit(c, sink));
+        }
+        if !self.early.is_empty() {
+            match is_cut {
+                true => self.give_early_back(sink),
+                false => self.take_early_calls(sink),
+            }
+        }
+        if !self.has_markup && matches!(self.state, State::Text) {
+            self.flush_space(sink);
+        }
+        Ok(())
+    }
+
+    /// A call inside reasoning that is still open counts if nothing of it is missing.
+    fn finish_early_call(&mut self, is_cut: bool, sink: &mut Sink<'_>) {
+        let State::EarlyCall(reader) = &mut self.state else { return };
+        let Early { raw, pieces, num_calls, is_open, done, .. } = &mut self.early;
+        let mut trial = Sink { tools: sink.tools, pieces, num_calls, is_open };
+        if reader.finish(is_cut, &mut trial).is_ok() {
+            *done = (raw.len(), pieces.len(), *num_calls);
+            self.state = State::Reasoning;
+            return;
+        }
+        let mut todo = Vec::new();
+        self.drop_early_call(false, &mut todo, sink);
+        self.flush_space(sink);
+    }
+}

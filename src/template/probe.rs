@@ -1,0 +1,272 @@
+//! What a template shows, found out by rendering a few conversations with it.
+//!
+//! A call format is claimed on evidence: signs of it in the template, and where the template prints the calls of an earlier
+//! answer, a call that parses back to the same call. Where it prints none, signs have to do. A format that shares a marker with
+//! another, or a template that only speaks of one, is no evidence.
+
+use serde_json::{Value, json};
+
+use super::output::parse_answer;
+use super::{
+    Accommodation, ChatTemplate, Content, Conversation, DateTime, Dialect, Message, ReasoningFormat,
+    RenderOptions, TemplateError, ToolCall, ToolCallFormat,
+};
+
+/// What in a template tells a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sign {
+    pub text: &'static str,
+    /// Of the template, from 1; 0 where only what it prints has the text.
+    pub line: usize,
+}
+
+/// Why a call format is taken to be the template's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallEvidence {
+    pub sign: Sign,
+    /// A call that it prints parses back; else it prints none.
+    pub is_printed: bool,
+}
+
+/// What becomes of system messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SystemMessages {
+    #[default]
+    Printed,
+    /// Left out without a word.
+    Dropped,
+    Refused,
+}
+
+/// What a template shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The markup of answers, as far as the template shows it.
+    pub dialect: Dialect,
+    pub reasoning: Option<Sign>,
+    pub calls: Option<CallEvidence>,
+    /// It tells the model of the tools of a conversation.
+    pub tools: bool,
+    pub system: SystemMessages,
+}
+
+const TOOL: &str = "probe_harbour";
+const SYSTEM: &str = "Speak like a lighthouse keeper";
+
+impl Shown {
+    pub fn of(template: &ChatTemplate) -> Self {
+        let source = without_comments(template.source());
+        let (reasoning, reasoning_sign) = reasoning_in(&source).unzip();
+        let asked = conversation([Message::user("Where is a reef")], true);
+        let prompt = rendered(template, &asked, true);
+        let tools = prompt.as_ref().map_or_else(|_| template.reads("tools"), |text| text.contains(TOOL));
+        let turns: Vec<PrintedTurn> = printed_calls(template, &asked, reasoning);
+        let evidence = call_format(reasoning, &source, prompt.as_deref().unwrap_or_default(), &turns);
+        Self {
+            dialect: Dialect { reasoning, tool_calls: evidence.map(|(format, _)| format) },
+            reasoning: reasoning_sign,
+            calls: evidence.map(|(_, evidence)| evidence),
+            tools,
+            system: system_messages(template),
+        }
+    }
+
+    /// What conversations need so that this template shows all of them.
+    pub fn accommodation(&self) -> Accommodation {
+        Accommodation {
+            merges_system: self.system != SystemMessages::Printed,
+            spells_tools: !self.tools || self.dialect.tool_calls.is_none(),
+        }
+    }
+}
+
+/// An answer alone, as history prints it, and the end of the prompt that it stands behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrintedTurn {
+    pub tail: String,
+    pub turn: String,
+}
+
+impl PrintedTurn {
+    /// From renderings: of the conversation so far, of the prompt that asks for the answer, and of both with the answer.
+    /// `None` when the answer is not printed.
+    pub fn find(plain: &str, prompt: &str, full: &str, markup: &[&str]) -> Option<Self> {
+        if let Some(turn) = full.strip_prefix(prompt) {
+            return Some(Self { tail: prompt.to_owned(), turn: turn.to_owned() });
+        }
+        // The prompt opens reasoning that history does not print, or history closes turns in another way.
+        let pairs = plain.chars().zip(full.chars());
+        let common: usize = pairs.take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+        let turn = full.get(common..)?;
+        let header = prompt.get(common..).unwrap_or_default();
+        let open = markup.iter().filter_map(|mark| header.find(mark)).min();
+        let header = header[..open.unwrap_or(header.len())].trim_end();
+        Some(Self { tail: header.to_owned(), turn: turn.strip_prefix(header).unwrap_or(turn).to_owned() })
+    }
+}
+
+fn conversation(messages: impl IntoIterator<Item = Message>, has_tools: bool) -> Conversation {
+    let parameters = json!({"type": "object", "required": ["city"], "properties": {
+        "city": {"type": "string", "description": "Which"}, "days": {"type": "integer", "description": "How many"}}});
+    let function = json!({"name": TOOL, "description": "Tells of a harbour", "parameters": parameters});
+    let tools = has_tools.then(|| json!({"type": "function", "function": function}));
+    Conversation {
+        messages: messages.into_iter().collect(),
+        tools: tools.into_iter().collect(),
+        ..Conversation::default()
+    }
+}
+
+fn arguments() -> Value {
+    json!({"city": "Bergen", "days": 3})
+}
+
+fn rendered(template: &ChatTemplate, asked: &Conversation, is_prompt: bool) -> Result<String, TemplateError> {
+    let now = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute: 26, second: 53 };
+    template
+        .render(asked, &RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() })
+}
+
+/// The turns that the template prints for an answer with a call, which has no content or an empty one.
+fn printed_calls(
+    template: &ChatTemplate,
+    asked: &Conversation,
+    reasoning: Option<ReasoningFormat>,
+) -> Vec<PrintedTurn> {
+    // What may stand at the end of a prompt that history has not.
+    let openings = Dialect { reasoning, tool_calls: None }.markup();
+    let (Ok(plain), Ok(prompt)) = (rendered(template, asked, false), rendered(template, asked, true)) else {
+        return Vec::new();
+    };
+    let call = ToolCall { id: Some("abcdefgh1".to_owned()), name: TOOL.to_owned(), arguments: arguments() };
+    let turn = |content: Option<Content>| {
+        let mut called = asked.clone();
+        called.messages.push(Message { content, tool_calls: vec![call.clone()], ..Message::assistant("") });
+        let full = rendered(template, &called, false).ok()?;
+        PrintedTurn::find(&plain, &prompt, &full, &openings).filter(|turn| turn.turn.contains(TOOL))
+    };
+    [None, Some(Content::Text(String::new()))].into_iter().filter_map(turn).collect()
+}
+
+/// The first format with signs whose call parses back, or with signs where no call is printed.
+fn call_format(
+    reasoning: Option<ReasoningFormat>,
+    source: &str,
+    prompt: &str,
+    turns: &[PrintedTurn],
+) -> Option<(ToolCallFormat, CallEvidence)> {
+    let tools = conversation([], true).tools;
+    let reads_back = |format: ToolCallFormat| {
+        turns.iter().any(|PrintedTurn { tail, turn }| {
+            let dialect = Dialect { reasoning, tool_calls: Some(format) };
+            let answer = parse_answer(&dialect, &tools, tail, turn, false);
+            let calls: Vec<(&str, Value)> = answer
+                .calls
+                .iter()
+                .map(|call| (&*call.name, serde_json::from_str(&call.arguments).unwrap_or_default()))
+                .collect();
+            calls == [(TOOL, arguments())]
+        })
+    };
+    let is_printed = !turns.is_empty();
+    let printed = turns.iter().map(|turn| turn.turn.as_str()).chain([prompt]).collect::<Vec<_>>().join("\n");
+    ToolCallFormat::ALL.iter().copied().find_map(|format| {
+        let signs = format.row().signs;
+        let in_source = sign_in(signs, source);
+        let sign = in_source.or_else(|| sign_in(signs, &printed).filter(|_| is_printed))?;
+        let is_shown = !is_printed || reads_back(format);
+        is_shown.then(|| (format, CallEvidence { sign: Sign::find(sign, source), is_printed }))
+    })
+}
+
+fn reasoning_in(source: &str) -> Option<(ReasoningFormat, Sign)> {
+    ReasoningFormat::ALL.iter().copied().find_map(|format| {
+        let sign = sign_in(format.row().signs, source)?;
+        Some((format, Sign::find(sign, source)))
+    })
+}
+
+/// The first text of the first set whose texts are all there.
+fn sign_in(signs: &[&[&'static str]], text: &str) -> Option<&'static str> {
+    signs.iter().find(|set| set.iter().all(|sign| text.contains(sign)))?.first().copied()
+}
+
+/// What becomes of a system message, in a conversation that the template takes without it.
+fn system_messages(template: &ChatTemplate) -> SystemMessages {
+    let question = || Message::user("Where is a reef");
+    let with_tools = [false, true].into_iter();
+    let mut takes =
+        with_tools.filter(|&tools| rendered(template, &conversation([question()], tools), true).is_ok());
+    let Some(has_tools) = takes.next() else { return SystemMessages::Printed };
+    match rendered(template, &conversation([Message::system(SYSTEM), question()], has_tools), true) {
+        Ok(text) if text.contains(SYSTEM) => SystemMessages::Printed,
+        Ok(_) => SystemMessages::Dropped,
+        Err(_) => SystemMessages::Refused,
+    }
+}
+
+/// Without Jinja's comments, which may speak of other formats; their line breaks stay.
+fn without_comments(source: &str) -> String {
+    let mut rest = source;
+    let mut text = String::with_capacity(source.len());
+    while let Some((before, comment)) = rest.split_once("{#") {
+        text.push_str(before);
+        let (comment, after) = comment.split_once("#}").unwrap_or((comment, ""));
+        text.extend(comment.chars().filter(|&c| c == '\n'));
+        rest = after;
+    }
+    text + rest
+}
+
+impl Sign {
+    fn find(text: &'static str, source: &str) -> Self {
+        let line = source.find(text).map_or(0, |at| source[..at].matches('\n').count() + 1);
+        Self { text, line }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::SpecialTokens;
+
+    fn shown(source: &str) -> Shown {
+        Shown::of(&ChatTemplate::new(source, SpecialTokens::default()).expect("a template"))
+    }
+
+    #[test]
+    fn signs_stand_where_the_template_has_them() {
+        let found = shown("{# <tool_call>\n <think> #}{{ tools }}\n{{ '</think>' }}\n<tool_call> arguments");
+        assert_eq!(found.reasoning, Some(Sign { text: "</think>", line: 3 }));
+        let sign = Sign { text: "<tool_call>", line: 4 };
+        assert_eq!(found.calls, Some(CallEvidence { sign, is_printed: false }));
+        let found = shown("{{ messages }}");
+        assert_eq!((found.reasoning, found.calls), (None, None));
+    }
+
+    const CHATML: &str = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+        {{ m.content or '' }}{% for c in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+    #[test]
+    fn a_format_is_claimed_only_by_a_call_that_reads_back() {
+        let hermes = "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}</tool_call>";
+        let found = shown(&CHATML.replace("CALL", hermes));
+        assert_eq!(found.dialect.tool_calls, Some(ToolCallFormat::Hermes));
+        assert!(found.tools && found.calls.is_some_and(|calls| calls.is_printed));
+        // The same markers around something else.
+        let other = "<tool_call>arguments {{ c.function.name }} tools</tool_call>";
+        let found = shown(&CHATML.replace("CALL", other));
+        assert_eq!((found.dialect.tool_calls, found.tools), (None, true));
+        assert!(found.accommodation().spells_tools);
+    }
+
+    #[test]
+    fn what_becomes_of_system_messages_is_found_out() {
+        assert_eq!(shown(CHATML).system, SystemMessages::Printed);
+        let dropping = CHATML.replace("in messages %}", "in messages if m.role != 'system' %}");
+        assert_eq!(shown(&dropping).system, SystemMessages::Dropped);
+        let refusal = "in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}";
+        assert_eq!(shown(&CHATML.replace("in messages %}", refusal)).system, SystemMessages::Refused);
+    }
+}

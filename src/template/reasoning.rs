@@ -1,0 +1,240 @@
+//! How models set reasoning apart from the answer: one constant per format, one row each in the table.
+
+use super::named::formats;
+use super::tool_call::Protocol;
+
+formats! {
+    /// How reasoning is set apart from the answer.
+    ReasoningFormat, "reasoning format", Markers, [
+        /// `<|channel>thought` newline ... `<channel|>` (Gemma 4)
+        GemmaChannel => GEMMA_CHANNEL,
+        /// `<|channel|>analysis<|message|>` ... `<|end|>` (gpt-oss)
+        Harmony => HARMONY,
+        /// ` to=self<|message|>` ... `<|eom|>` (Muse Glimmer)
+        Atem => ATEM,
+        /// `<|open|>think<|sep|>` ... `<|close|>think<|sep|>` (Kimi K3)
+        KimiK3 => KIMI_K3,
+        /// `<|think|>` ... `<|end|>` (Solar Open)
+        SolarThink => SOLAR_THINK,
+        /// `Here are my reasoning steps:` ... `[BEGIN FINAL RESPONSE]` (Apriel 1.6)
+        FinalResponse => FINAL_RESPONSE,
+        /// No reasoning, but `all` and a line break before text (Functionary 3.2)
+        AllLine => ALL_LINE,
+        /// `<mm:think>` ... `</mm:think>` (MiniMax M3)
+        MiniMaxThink => MINIMAX_THINK,
+        /// `<think:opensource>` ... `</think:opensource>` (Hy3)
+        Hy3Think => HY3_THINK,
+        /// `[THINK]` ... `[/THINK]` (Mistral v13 on)
+        BracketThink => BRACKET_THINK,
+        /// `<seed:think>` ... `</seed:think>`
+        SeedThink => SEED_THINK,
+        /// `<|START_THINKING|>` ... `<|END_THINKING|>` (Command A)
+        CommandThinking => COMMAND_THINKING,
+        /// `<|inner_prefix|>` ... `<|inner_suffix|>` (Apertus)
+        InnerThoughts => INNER_THOUGHTS,
+        /// `<think>` ... `</think>`
+        Think => THINK,
+    ]
+}
+
+/// The markers of a reasoning format.
+#[derive(Debug)]
+pub(super) struct Markers {
+    pub name: &'static str,
+    /// What a template contains that has the format: any of these sets, whole.
+    pub signs: &'static [&'static [&'static str]],
+    /// What begins it; the longest that fits counts.
+    pub opens: &'static [&'static str],
+    pub close: &'static str,
+    /// Whether it may begin in the middle of text: markers that nobody writes in prose.
+    pub is_anywhere: bool,
+    /// Markers outside it that mean nothing and are left out.
+    pub dropped: &'static [&'static str],
+    /// Markers that its own are made of, for tokenizers that have tokens of those names.
+    pub tokens: &'static [&'static str],
+    /// What stands in front of the text of an answer and is left out, behind a prompt that ends with the first of the two.
+    pub lead: Option<(&'static str, &'static str)>,
+    /// Who reads answers that are rows of messages.
+    pub protocol: Option<Protocol>,
+    /// What ends it for a model that is to stop thinking; `None` where the markup has more to it than an end.
+    pub closing: Option<&'static str>,
+}
+
+const THINK: Markers = Markers {
+    name: "think",
+    signs: &[&["</think>"], &["<think>"]],
+    opens: &["<think>"],
+    close: "</think>",
+    is_anywhere: false,
+    dropped: &[],
+    tokens: &[],
+    lead: None,
+    protocol: None,
+    closing: Some("\n</think>\n\n"),
+};
+
+const BRACKET_THINK: Markers = Markers {
+    name: "bracket-think",
+    signs: &[&["[THINK]"]],
+    opens: &["[THINK]"],
+    close: "[/THINK]",
+    closing: Some("[/THINK]"),
+    ..THINK
+};
+
+const SEED_THINK: Markers = Markers {
+    name: "seed-think",
+    signs: &[&["<seed:think>"]],
+    opens: &["<seed:think>"],
+    close: "</seed:think>",
+    closing: Some("\n</seed:think>\n"),
+    ..THINK
+};
+
+const GEMMA_CHANNEL: Markers = Markers {
+    name: "gemma-channel",
+    signs: &[&["<|channel>", "<channel|>"]],
+    opens: &["<|channel>thought", "<|channel>"],
+    close: "<channel|>",
+    is_anywhere: true,
+    dropped: &["<channel|>", "<|think|>"],
+    closing: Some("\n<channel|>"),
+    ..THINK
+};
+
+/// What it has of its own is in its messages, see [`super::tool_call::Harmony`].
+const HARMONY: Markers = Markers {
+    name: "harmony",
+    signs: &[&["<|channel|>analysis<|message|>"]],
+    opens: &["<|channel|>analysis<|message|>"],
+    close: "<|end|>",
+    is_anywhere: true,
+    protocol: Some(Protocol::Harmony),
+    closing: None,
+    ..THINK
+};
+
+const COMMAND_THINKING: Markers = Markers {
+    name: "command-thinking",
+    signs: &[&["<|START_THINKING|>"]],
+    opens: &["<|START_THINKING|>"],
+    close: "<|END_THINKING|>",
+    is_anywhere: true,
+    dropped: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
+    closing: Some("<|END_THINKING|>"),
+    ..THINK
+};
+
+const INNER_THOUGHTS: Markers = Markers {
+    name: "inner-thoughts",
+    signs: &[&["<|inner_prefix|>"]],
+    opens: &["<|inner_prefix|>"],
+    close: "<|inner_suffix|>",
+    is_anywhere: true,
+    dropped: &["<|inner_suffix|>"],
+    closing: Some("<|inner_suffix|>"),
+    ..THINK
+};
+
+const MINIMAX_THINK: Markers = Markers {
+    name: "minimax-think",
+    signs: &[&["<mm:think>"]],
+    opens: &["<mm:think>"],
+    close: "</mm:think>",
+    closing: Some("\n</mm:think>\n\n"),
+    ..THINK
+};
+
+const HY3_THINK: Markers = Markers {
+    name: "hy3-think",
+    // Its template puts the tags together.
+    signs: &[&["<think{}>", ":opensource"], &["<think:opensource>"]],
+    opens: &["<think:opensource>"],
+    close: "</think:opensource>",
+    closing: Some("</think:opensource>"),
+    ..THINK
+};
+
+/// As Harmony's.
+const ATEM: Markers = Markers {
+    name: "atem",
+    signs: &[&["<|start|>assistant to=self<|message|>"]],
+    opens: &["<|start|>assistant to=self<|message|>"],
+    close: "<|eom|>",
+    tokens: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
+    protocol: Some(Protocol::Atem),
+    closing: None,
+    ..THINK
+};
+
+const KIMI_K3: Markers = Markers {
+    name: "kimi-k3",
+    signs: &[&["<|open|>", "<|close|>", "<|sep|>", "think"]],
+    opens: &["<|open|>think<|sep|>"],
+    close: "<|close|>think<|sep|>",
+    is_anywhere: true,
+    dropped: &[
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|close|>message<|sep|>",
+        "<|end_of_msg|>",
+    ],
+    tokens: &["<|open|>", "<|close|>", "<|sep|>"],
+    closing: Some("<|close|>think<|sep|><|open|>response<|sep|>"),
+    ..THINK
+};
+
+const SOLAR_THINK: Markers = Markers {
+    name: "solar-think",
+    signs: &[&["<|begin|>assistant", "<|think|>"]],
+    opens: &["<|think|>"],
+    close: "<|end|>",
+    is_anywhere: true,
+    dropped: &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>", "<|calls|>"],
+    tokens: &["<|begin|>"],
+    closing: Some("<|end|><|begin|>assistant<|content|>"),
+    ..THINK
+};
+
+const FINAL_RESPONSE: Markers = Markers {
+    name: "final-response",
+    signs: &[&["[BEGIN FINAL RESPONSE]"]],
+    opens: &["Here are my reasoning steps:"],
+    close: "[BEGIN FINAL RESPONSE]",
+    dropped: &["[END FINAL RESPONSE]"],
+    closing: Some("\n[BEGIN FINAL RESPONSE]\n"),
+    ..THINK
+};
+
+const ALL_LINE: Markers = Markers {
+    name: "all-line",
+    signs: &[&[">>>all\\n"], &[">>>all\n"]],
+    opens: &[],
+    close: "",
+    lead: Some((">>>", "all\n")),
+    closing: None,
+    ..THINK
+};
+
+/// What headers and ends of turns are written with.
+const TURN_MARKS: [&str; 8] = ["<|", "|>", "<｜", "｜>", "[/", "_of_turn>", "<turn|>", "<seed:"];
+
+impl ReasoningFormat {
+    pub(super) fn marks(self) -> &'static Markers {
+        self.row()
+    }
+
+    /// What ends the reasoning, for a model that is to stop thinking. `None` where the markup has more to it than an end.
+    pub fn closing(self) -> Option<&'static str> {
+        self.row().closing
+    }
+
+    /// Whether the end of a prompt has opened reasoning and not closed it. A turn header behind the opening means that
+    /// the opening is part of an earlier message.
+    pub(super) fn is_open_in(self, prompt_tail: &str) -> bool {
+        let marks = self.marks();
+        let opened = marks.opens.iter().filter_map(|open| Some(prompt_tail.rfind(open)? + open.len())).max();
+        let Some(inside) = opened.and_then(|at| prompt_tail.get(at..)) else { return false };
+        !inside.contains(marks.close) && !TURN_MARKS.iter().any(|mark| inside.contains(mark))
+    }
+}

@@ -1,0 +1,19 @@
+//! `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
+
+use super::{Frame, Notation, objects};
+use crate::template::tool_call::json_text::quoted;
+
+pub const COMMAND_ACTION: Notation = Notation {
+    name: "command-action",
+    signs: &[&["<|START_ACTION|>", "tool_name"]],
+    openers: &["<|START_ACTION|>"],
+    marks: &["<|END_ACTION|>"],
+    end: "<|END_ACTION|>",
+    frame: Frame { open: "[\n    ", separator: Some(",\n    "), close: "\n]<|END_ACTION|>", ..Frame::PLAIN },
+    call: |writer, tool, _| {
+        let between = format!("\", \"tool_name\": {}, \"parameters\": ", quoted(&tool.name));
+        writer.numbered("{\"tool_call_id\": \"", &between, "}", tool)
+    },
+    reader: |_| objects(Some("<|END_ACTION|>")),
+    ..Notation::PLAIN
+};

@@ -1,0 +1,23 @@
+//! `<function=NAME>{...}</function>` (Functionary 3.1)
+
+use super::{Frame, Notation};
+use crate::template::tool_call::named_json::{Marks, NamedJson};
+
+pub const FUNCTION_TAG: Notation = Notation {
+    name: "function-tag",
+    signs: &[&["<function=", "</function>"]],
+    openers: &["<function="],
+    end: "</function>",
+    frame: Frame { close: "</function>", ..Frame::PLAIN },
+    call: |writer, tool, _| writer.json_call(&format!("{}>", tool.name), tool, ""),
+    reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
+    ..Notation::PLAIN
+};
+
+const MARKS: Marks = Marks {
+    begin: "",
+    separator: ">",
+    end: "</function>",
+    section_end: None,
+    name: |head| Some(head.trim()),
+};

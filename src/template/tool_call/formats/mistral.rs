@@ -1,0 +1,14 @@
+//! `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
+
+use super::{Frame, Notation, named_object};
+use crate::template::tool_call::named_json::MistralCalls;
+
+pub const MISTRAL: Notation = Notation {
+    name: "mistral",
+    signs: &[&["[TOOL_CALLS]"]],
+    openers: &["[TOOL_CALLS]"],
+    frame: Frame { open: "[", separator: Some(", "), close: "]", ..Frame::PLAIN },
+    call: named_object,
+    reader: |_| Some(Box::new(MistralCalls::new())),
+    ..Notation::PLAIN
+};

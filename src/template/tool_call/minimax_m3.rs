@@ -1,0 +1,144 @@
+//! MiniMax M3's tags, each behind a token of its own: a parameter's tag is its name, lists are rows of `<item>`, objects hold
+//! tags again. The token stands in no text, so that a tag is one wherever it comes.
+//!
+//! A call is named at its head; its arguments go out when it is complete.
+
+use super::coerce::{Schema, coerced};
+use super::json_text::quoted;
+use super::{Broken, ObjectWriter, Reader, Sink, Step};
+
+/// Stands in front of every tag.
+pub const TOKEN: &str = "]<]minimax[>[";
+const CALL: &str = "]<]minimax[>[<invoke name=\"";
+const CALL_END: &str = "]<]minimax[>[</invoke>";
+const SECTION_END: &str = "]<]minimax[>[</tool_call>";
+const MAX_DEPTH: usize = 50;
+const MAX_NAME: usize = 256;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Between,
+    Name,
+    Body,
+}
+
+/// Reads one section.
+#[derive(Debug)]
+pub struct M3Calls {
+    place: Place,
+    held: String,
+    name: String,
+}
+
+impl M3Calls {
+    pub fn new() -> Self {
+        Self { place: Place::Between, held: String::new(), name: String::new() }
+    }
+
+    fn take_between(&mut self) -> Result<Step, Broken> {
+        let held = self.held.trim_start();
+        if held == SECTION_END {
+            return Ok(Step::Done(String::new()));
+        }
+        if held == CALL {
+            self.held.clear();
+            self.place = Place::Name;
+            return Ok(Step::More);
+        }
+        let is_tag = CALL.starts_with(held) || SECTION_END.starts_with(held);
+        if is_tag { Ok(Step::More) } else { Err(Broken::Malformed) }
+    }
+
+    fn take_name(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        if let Some(name) = self.held.strip_suffix("\">") {
+            self.name = name.trim().to_owned();
+            sink.name(&self.name)?;
+            self.held.clear();
+            self.place = Place::Body;
+        }
+        if self.held.len() > MAX_NAME { Err(Broken::Malformed) } else { Ok(Step::More) }
+    }
+
+    fn take_body(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(Step::More) };
+        let parameters = &sink.tool(&self.name).ok_or(Broken::Malformed)?.parameters;
+        let elements = elements(body).ok_or(Broken::Malformed)?;
+        let schema = Schema::new(parameters);
+        let values = elements.iter().map(|(key, text)| Some((*key, value(text, schema.property(key), 0)?)));
+        let values: Option<Vec<(&str, String)>> = values.collect();
+        let mut writer = ObjectWriter::default();
+        for (key, value) in values.ok_or(Broken::Malformed)? {
+            writer.member(key, &value, sink);
+        }
+        writer.end(sink);
+        self.held.clear();
+        self.place = Place::Between;
+        Ok(Step::More)
+    }
+}
+
+impl Reader for M3Calls {
+    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+        self.held.push(c);
+        match self.place {
+            Place::Between => self.take_between(),
+            Place::Name => self.take_name(sink),
+            Place::Body => self.take_body(sink),
+        }
+    }
+
+    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+        let is_whole = self.place == Place::Between && *sink.num_calls > 0 && !is_cut;
+        if is_whole { Ok(()) } else { Err(Broken::Malformed) }
+    }
+}
+
+/// A row of elements with what is inside of each; `None` where it is none.
+fn elements(text: &str) -> Option<Vec<(&str, &str)>> {
+    let (mut all, mut rest) = (Vec::new(), text.trim());
+    while !rest.is_empty() {
+        let (tag, inside) = rest.strip_prefix(TOKEN)?.strip_prefix('<')?.split_once('>')?;
+        let end = end_of(inside, tag)?;
+        all.push((tag, &inside[..end]));
+        rest = inside[end + TOKEN.len() + "</>".len() + tag.len()..].trim_start();
+    }
+    Some(all)
+}
+
+/// Where an element ends whose tag has been opened: at the close tag that is not of an element of the same name inside.
+fn end_of(inside: &str, tag: &str) -> Option<usize> {
+    let (open, close) = (format!("{TOKEN}<{tag}>"), format!("{TOKEN}</{tag}>"));
+    let mut depth = 0_usize;
+    for (at, _) in inside.match_indices(TOKEN) {
+        if inside[at..].starts_with(&close) {
+            if depth == 0 {
+                return Some(at);
+            }
+            depth -= 1;
+        } else if inside[at..].starts_with(&open) {
+            depth += 1;
+        }
+    }
+    None
+}
+
+/// What is inside of an element, as JSON.
+fn value(text: &str, schema: Schema<'_>, depth: usize) -> Option<String> {
+    if !text.trim_start().starts_with(TOKEN) {
+        return Some(match schema.types() {
+            types if text.trim().is_empty() && types.array && !types.string => "[]".to_owned(),
+            types if text.trim().is_empty() && types.object && !types.string => "{}".to_owned(),
+            _ => coerced(text, schema),
+        });
+    }
+    let inside = elements(text).filter(|_| depth < MAX_DEPTH)?;
+    let types = schema.types();
+    let is_list = types.array || (!types.object && inside.iter().all(|(tag, _)| *tag == "item"));
+    let of = |(tag, text): &(&str, &str)| {
+        let schema = if is_list { schema.items() } else { schema.property(tag) };
+        let value = value(text, schema, depth + 1)?;
+        Some(if is_list { value } else { format!("{}: {value}", quoted(tag)) })
+    };
+    let all: Vec<String> = inside.iter().map(of).collect::<Option<_>>()?;
+    Some(if is_list { format!("[{}]", all.join(", ")) } else { format!("{{{}}}", all.join(", ")) })
+}

@@ -1,0 +1,289 @@
+//! Formats of answers that want more than a call between markers: calls inside reasoning, messages with headers, templates
+//! that are not among the fixtures, and what every published template is taken for.
+
+use std::fmt::Write as _;
+
+use llmctl::template::{
+    ChatTemplate, Dialect, OutputParser, Piece, ReasoningFormat, Shown, SpecialTokens, SystemMessages,
+    ToolCallFormat, ToolChoice, parse_answer,
+};
+use serde_json::{Value, json};
+
+use crate::cli::Place;
+use crate::common::golden::parity_folder;
+use crate::dialects::{dialect, joined, taken, templates, tools, values};
+
+/// Reasoning, content and calls of an answer, the same as a whole and character by character.
+#[track_caller]
+fn parts(dialect: &Dialect, tail: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
+    let answer = parse_answer(dialect, &tools(), tail, text, false);
+    let stream = |chunks: Vec<String>| {
+        let mut parser = OutputParser::new(dialect, &tools(), tail);
+        let mut pieces: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
+        pieces.extend(parser.finish(false));
+        joined(pieces)
+    };
+    let single = text.chars().map(String::from).collect();
+    assert_eq!(stream(vec![text.to_owned()]), stream(single), "{text}");
+    (answer.reasoning.clone(), answer.content.clone(), values(&answer))
+}
+
+fn now() -> Vec<(String, Value)> {
+    vec![("now".to_owned(), json!({}))]
+}
+
+/// A call of `now` in formats whose models were seen to call before they close their reasoning.
+const EARLY: [(ToolCallFormat, &str); 4] = [
+    (ToolCallFormat::Hermes, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"),
+    (ToolCallFormat::QwenXml, "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+    (ToolCallFormat::Glm, "<tool_call>now</tool_call>"),
+    (
+        ToolCallFormat::Kimi,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+];
+
+#[test]
+fn a_call_that_ends_the_reasoning_is_a_call() {
+    for (format, call) in EARLY {
+        let think = dialect(format);
+        let check =
+            |tail: &str, text: String, reasoning: &str, content: &str, calls: Vec<(String, Value)>| {
+                let expected = (reasoning.to_owned(), content.to_owned(), calls);
+                assert_eq!(parts(&think, tail, &text), expected, "{format}: {text}");
+            };
+        check("", format!("<think>\nLook.\n\n{call}"), "Look.", "", now());
+        check("<think>\n", format!("Look.\n{call}\n"), "Look.", "", now());
+        check("<think>\n", format!("{call}\n{call}"), "", "", [now(), now()].concat());
+        check("<think>\n", format!("Look.\n{call}\n</think>\n\n"), "Look.", "", now());
+        // Anything that follows makes it a thought.
+        check(
+            "<think>\n",
+            format!("Is {call} it?\n</think>\n\nYes."),
+            &format!("Is {call} it?"),
+            "Yes.",
+            vec![],
+        );
+        check("<think>\n", format!("{call}\n</think>\n\nYes."), call, "Yes.", vec![]);
+        check("<think>\n", format!("{call}\n</think>\n\n{call}"), call, "", now());
+        check("<think>\n", format!("{call} {call} or so"), &format!("{call} {call} or so"), "", vec![]);
+        // What is broken off, or calls nobody, is a thought too.
+        let half = &call[..call.len() - 4];
+        check("<think>\n", format!("{half}</think>Yes."), half, "Yes.", vec![]);
+        let unknown = call.replace("now", "soon");
+        check("<think>\n", format!("Hm {unknown}"), &format!("Hm {unknown}"), "", vec![]);
+        let cut = parse_answer(&think, &tools(), "<think>\n", call, true);
+        assert_eq!((cut.reasoning.as_str(), cut.calls.len()), (call, 0), "{format}: cut by a limit");
+    }
+}
+
+#[test]
+fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
+    for (format, call) in EARLY {
+        let lark = |choice| {
+            let grammar = dialect(format).tool_grammar(&tools(), &choice, true, "<think>\n", &|_| None);
+            grammar.expect("a grammar")
+        };
+        let text = format!("Look.\n{call}");
+        assert_eq!(taken(&lark(ToolChoice::Auto), &text), (text.len(), true), "{format}");
+        assert!(!taken(&lark(ToolChoice::Auto), "Look.\n").1, "{format}: the reasoning has to end");
+        assert!(!taken(&lark(ToolChoice::Required), &text).1, "{format}: a call that is not enforced");
+    }
+}
+
+#[test]
+fn no_header_of_a_message_is_shown() {
+    let harmony = dialect(ToolCallFormat::Harmony);
+    let check = |text: &str, reasoning: &str, content: &str, calls: &[(&str, Value)]| {
+        let calls = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let expected = (reasoning.to_owned(), content.to_owned(), calls);
+        assert_eq!(parts(&harmony, "<|start|>assistant", text), expected, "{text}");
+    };
+    // A tool that was not given is called all the same, as clients can say that there is none.
+    let unknown = "<|channel|>commentary to=functions.soon <|constrain|>json<|message|>{\"a\": 1}<|call|>";
+    check(unknown, "", "", &[("soon", json!({"a": 1}))]);
+    // Whoever else is spoken to, it is not the user.
+    for to in ["assistant", "browser.search", "python"] {
+        let text = format!(
+            "<|channel|>commentary to={to}<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi."
+        );
+        check(&text, "Hm.", "Hi.", &[]);
+    }
+    let answer = parse_answer(&harmony, &[], "<|start|>assistant", unknown, false);
+    assert_eq!(
+        (answer.reasoning.as_str(), answer.content.as_str(), answer.calls.len()),
+        ("{\"a\": 1}", "", 0)
+    );
+}
+
+#[test]
+fn messages_of_muse_glimmer() {
+    let atem = dialect(ToolCallFormat::MuseGlimmer);
+    let text = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Wait.<|eom|><|start|>assistant to=now<|message|>\
+        <atem:function_calls>\n<atem:invoke name=\"now\">\n</atem:invoke>\n</atem:function_calls><|eot|>";
+    assert_eq!(parts(&atem, "<|start|>assistant", text), ("Hm.".to_owned(), "Wait.".to_owned(), now()));
+    let other = " to=soon<|message|><atem:function_calls>x<|eot|>";
+    assert_eq!(parts(&atem, "<|start|>assistant", other).1, "");
+}
+
+#[test]
+fn text_in_markers_of_its_own() {
+    let check = |format: ToolCallFormat, tail: &str, text: &str, reasoning: &str, content: &str| {
+        let (thought, said, calls) = parts(&dialect(format), tail, text);
+        assert_eq!((thought.as_str(), said.as_str(), calls), (reasoning, content, now()), "{format}");
+        // Without tools too.
+        let plain = parse_answer(&dialect(format), &[], tail, text, false);
+        assert_eq!(plain.reasoning, reasoning, "{format}");
+        assert!(plain.content.starts_with(content), "{format}: {}", plain.content);
+    };
+    let kimi = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Wait.<|close|>response<|sep|><|open|>tools<|sep|>\
+        <|open|>call tool=\"now\" index=\"1\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>";
+    check(ToolCallFormat::KimiK3, "<|open|>think<|sep|>", kimi, "Hm.", "Wait.");
+    let solar = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Wait.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1\
+        <|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>";
+    check(ToolCallFormat::SolarOpen, "<|begin|>assistant", solar, "Hm.", "Wait.");
+    check(ToolCallFormat::Functionary32, ">>>", "all\nWait.>>>now\n{}", "", "Wait.");
+    let called = parts(&dialect(ToolCallFormat::Functionary32), ">>>", "now\n{}>>>all\nWait.");
+    assert_eq!(called, (String::new(), "Wait.".to_owned(), now()));
+}
+
+#[test]
+fn apriel_thinks_until_it_says_so() {
+    let apriel = Dialect {
+        reasoning: Some(ReasoningFormat::FinalResponse),
+        tool_calls: Some(ToolCallFormat::ToolCallsTag),
+    };
+    let tail = "<|begin_assistant|>\nHere are my reasoning steps:\n";
+    let text = "One.\nTwo.\n[BEGIN FINAL RESPONSE]\nYes.";
+    assert_eq!(parts(&apriel, tail, text), ("One.\nTwo.".to_owned(), "Yes.".to_owned(), vec![]));
+    let calls = "One.\n<tool_calls>[{\"name\": \"now\", \"arguments\": {}}]</tool_calls>";
+    assert_eq!(parts(&apriel, tail, calls), ("One.".to_owned(), String::new(), now()));
+}
+
+#[test]
+fn values_of_the_new_notations() {
+    let write = |value: Value| vec![("write_file".to_owned(), value)];
+    // MiniMax M3 writes lists and objects as tags.
+    let m3 = "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<path>a>b]<]minimax[>[</path>\
+        ]<]minimax[>[<tags>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>b]<]minimax[>[</item>]<]minimax[>[</tags>\
+        ]<]minimax[>[<options>]<]minimax[>[<depth>2]<]minimax[>[</depth>]<]minimax[>[</options>\
+        ]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>";
+    let expected = write(json!({"path": "a>b", "tags": ["1", "b"], "options": {"depth": 2}}));
+    assert_eq!(parts(&dialect(ToolCallFormat::MiniMaxM3), "", m3).2, expected);
+    // MiniCPM5 hides markup in CDATA and prints other values as Python does.
+    let cpm = "<function name=\"write_file\"><param name=\"content\"><![CDATA[a</param></function>]]></param>\
+        <param name=\"tags\">['a', 'b']</param><param name=\"mode\">0.5</param></function>";
+    let expected = write(json!({"content": "a</param></function>", "tags": ["a", "b"], "mode": 0.5}));
+    assert_eq!(parts(&dialect(ToolCallFormat::MiniCpm5), "", cpm).2, expected);
+    // DeepSeek says which values are text; several calls share a section.
+    let dsml = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"write_file\">\n<｜DSML｜parameter name=\"path\" string=\"true\">12\
+        </｜DSML｜parameter>\n<｜DSML｜parameter name=\"tags\" string=\"false\">[\"a\"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+        <｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+    let expected = [write(json!({"path": "12", "tags": ["a"]})), now()].concat();
+    assert_eq!(parts(&dialect(ToolCallFormat::DeepSeekV4), "", dsml).2, expected);
+    // Command R has arguments on lines of their own.
+    let command = "Action:\n```json\n[\n    {\n        \"tool_name\": \"now\",\n        \"parameters\": {}\n    }\n]```\n";
+    assert_eq!(parts(&dialect(ToolCallFormat::CommandR), "", command).2, now());
+}
+
+/// Templates in the notation of published ones that are not among the fixtures: how a call is printed, and what stands in
+/// front of the answer.
+const PRINTED: [(ToolCallFormat, &str, &str); 8] = [
+    (
+        ToolCallFormat::MiniMaxM1,
+        "<tool_calls>\n{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n{% endfor %}</tool_calls>",
+        "",
+    ),
+    (
+        ToolCallFormat::MiniMaxM2,
+        "<minimax:tool_call>\n{% for c in m.tool_calls %}<invoke name=\"{{ c.function.name }}\">\n{% for k, v in c.function.arguments.items() %}<parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>",
+        "<think>\n",
+    ),
+    (
+        ToolCallFormat::MiniMaxM3,
+        "{% set n = ']<]minimax[>[' %}{{ n }}<tool_call>\n{% for c in m.tool_calls %}{{ n }}<invoke name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}{{ n }}<{{ k }}>{{ v }}{{ n }}</{{ k }}>{% endfor %}{{ n }}</invoke>\n{% endfor %}{{ n }}</tool_call>",
+        "<mm:think>\n",
+    ),
+    (
+        ToolCallFormat::ToolcallTag,
+        "<TOOLCALL>[{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</TOOLCALL>",
+        "<think>\n\n",
+    ),
+    (
+        ToolCallFormat::MiniCpm5,
+        "{% for c in m.tool_calls %}<function name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}<param name=\"{{ k }}\">{{ v }}</param>{% endfor %}</function>{% endfor %}",
+        "",
+    ),
+    (
+        ToolCallFormat::Hy3,
+        "{% set s = ':opensource' %}{{ '<tool_calls{}>'.format(s) }}\n{% for c in m.tool_calls %}{{ '<tool_call{}>'.format(s) + c.function.name + '<tool_sep{}>'.format(s) }}\n{% for k, v in c.function.arguments.items() %}{{ '<arg_key{}>'.format(s) + k + '</arg_key{}>'.format(s) }}\n{{ '<arg_value{}>'.format(s) ~ v ~ '</arg_value{}>'.format(s) }}\n{% endfor %}{{ '</tool_call{}>'.format(s) }}\n{% endfor %}{{ '</tool_calls{}>'.format(s) }}",
+        "",
+    ),
+    (
+        ToolCallFormat::KimiK3,
+        "<|open|>tools<|sep|>{% for c in m.tool_calls %}<|open|>call tool=\"{{ c.function.name }}\" index=\"{{ loop.index }}\"<|sep|>{% for k, v in c.function.arguments.items() %}<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'number' }}\"<|sep|>{{ v }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|>",
+        "",
+    ),
+    (
+        ToolCallFormat::SolarOpen,
+        "<|tool_calls|>{% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments | tojson }}<|tool_call:end|>{% endfor %}<|calls|>",
+        "",
+    ),
+];
+
+#[test]
+fn templates_in_notations_without_a_fixture_are_known_by_their_calls() {
+    for (format, call, tail) in PRINTED {
+        let source = format!(
+            "{{% for t in tools or [] %}}{{{{ t | tojson }}}}\n{{% endfor %}}{{% for m in messages %}}[{{{{ m.role }}}}]\n{{{{ m.content or '' }}}}\
+             {{% if m.tool_calls %}}{call}{{% endif %}}[end]\n{{% endfor %}}{{% if add_generation_prompt %}}[assistant]\n{tail}{{% endif %}}"
+        );
+        let template = ChatTemplate::new(&source, SpecialTokens::default()).expect("a template");
+        let shown = Shown::of(&template);
+        assert_eq!(shown.dialect.tool_calls, Some(format), "{source}");
+        assert!(shown.calls.is_some_and(|calls| calls.is_printed) && shown.tools, "{format}: {shown:?}");
+    }
+}
+
+/// What each published template is taken for, and on what evidence.
+#[test]
+fn what_published_templates_show() {
+    let Some(templates) = templates() else { return };
+    let mut table = String::new();
+    for (name, source) in &templates {
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a published template");
+        let shown = Shown::of(&template);
+        let format = shown.dialect.tool_calls.map_or("-", |format| format.name());
+        let evidence = match shown.calls.map(|calls| calls.is_printed) {
+            Some(true) => "reads back",
+            Some(false) => "prints none",
+            None => "-",
+        };
+        let generic = if shown.accommodation().spells_tools { "generic" } else { "own" };
+        let system = match shown.system {
+            SystemMessages::Printed => "printed",
+            SystemMessages::Dropped => "dropped",
+            SystemMessages::Refused => "refused",
+        };
+        writeln!(table, "{format:15} {evidence:11} {generic:8} {system:8} {name}")
+            .expect("a string takes everything");
+    }
+    insta::assert_snapshot!(table);
+}
+
+#[test]
+fn a_system_prompt_that_the_template_drops_goes_in_front_of_the_question() {
+    let place = Place::new();
+    let model = parity_folder().join("llama").to_string_lossy().into_owned();
+    let template = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    place.write("drop.jinja", template);
+    let ask =
+        ["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "-s", "Be brief.", "Hi"];
+    let asked = place.run(&ask);
+    asked.check(0, "the chat template drops system prompts: they go in front of the first question");
+    assert!(asked.stdout.contains("Be brief."), "{}", asked.stdout);
+    let without = place.run(&["run", "--model", &model, "--chat-template", "drop.jinja", "--dry-run", "Hi"]);
+    without.check(0, "");
+    assert!(!without.stderr.contains("drops system prompts"), "{}", without.stderr);
+}
