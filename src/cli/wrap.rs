@@ -109,8 +109,10 @@ impl<M: Copy> Wrap<M> {
         }
         let before = self.blanks.iter().fold(self.column, |column, (c, _)| column + width_at(*c, column));
         let fits = before + self.word_text.width() <= columns;
-        if fits || self.is_long || self.column == 0 {
+        if fits || self.is_long {
             self.place_blanks(usize::MAX, write);
+        } else if self.column == 0 {
+            self.blanks.clear(); // the margin makes room for the word
         } else {
             let mark = self.word[0].1;
             self.blanks.clear();
@@ -202,6 +204,8 @@ mod tests {
             ("123456 x", "123456 x"),
             ("  in two", "  in two"),
             ("  indent two", "  indent\ntwo"),
+            ("  indented two", "indented\ntwo"),
+            ("\ta b", "a b"),
             ("a  ", "a  "),
             ("12345678  ", "12345678"),
         ] {
