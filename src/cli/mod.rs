@@ -6,6 +6,7 @@
 pub mod args;
 pub mod batch;
 pub mod bench;
+pub mod capacity;
 pub mod chat;
 pub mod clock;
 pub mod completions;

@@ -32,7 +32,7 @@ use crate::runtime::{
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::ledger::Ledger;
-use crate::serve::observe::TurnRecord;
+use crate::serve::metrics::FinishedTurn;
 
 /// How long an ask whose engine was lost waits for another, and how often it looks.
 const RETRY_WITHIN: Duration = Duration::from_secs(30);
@@ -559,7 +559,7 @@ impl Flight {
 
     fn record(&mut self, index: usize, outcome: &Outcome) {
         let choice = &mut self.choices[index];
-        self.app.observer().turn(&TurnRecord {
+        self.app.observer().turn(&FinishedTurn {
             request_id: self.ask.request_id.clone(),
             session: self.placed.as_ref().map(|placed| placed.id.clone()),
             engine: self.seat.as_ref().map_or(0, |seat| seat.index),
