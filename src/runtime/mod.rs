@@ -34,7 +34,8 @@ pub mod thread;
 pub mod worker;
 
 pub use engine::{
-    Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
+    DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
+    StopHandle,
 };
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
