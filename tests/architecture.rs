@@ -4,6 +4,8 @@
 //!
 //! The tables below are the architecture; a change there is a decision and wants a reason in ARCHITECTURE.md.
 
+mod cycles;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
