@@ -17,12 +17,13 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread", "worker"], // the two kinds of engine behind a handle
     &["handle"],
+    &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
     &["form"],
-    &["spec", "speech"],
+    &["spec", "chat_tokenizer"],
     &["load"],
     &["model", "sample"],
     &["request"],
@@ -32,6 +33,34 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["memory"],
     &["tensor"],
     &["error", "hints", "kernel", "machine", "private_files", "repetition"],
+];
+
+/// Inside cli, as inside runtime.
+const CLI_LAYERS: &[&[&str]] = &[
+    &["guide_facts"], // tests only
+    &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
+    &["batch", "load", "run", "sessions"],
+    &["doctor", "resume"],
+    &["config_cmd", "man", "models", "workers"],
+    &["config"],
+    &["variables", "explain"],
+    &["capacity", "flags", "report", "terminal"],
+    &["args", "origin", "output", "places", "signal"],
+    &["clock", "descriptors", "error", "tty", "wrap"],
+];
+
+/// Inside serve.
+const SERVE_LAYERS: &[&[&str]] = &[
+    &["listen"],
+    &["router"],
+    &["access"], // outside of all handlers, and the envelope around their errors
+    &["api", "guard"],
+    &["ledger", "lifecycle"],
+    &["observe"],
+    &["metrics"],
+    &["engines"],
+    &["connection", "engine", "policy", "preparing", "wire"],
+    &["access_log", "error", "half_open", "owner", "request_id", "uploads"],
 ];
 
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
@@ -49,13 +78,14 @@ const RUNTIME_FACADES: &[&str] = &[
     "model",
     "private_files",
     "request",
-    "session::conversation",
+    "turn::session_chat",
     "session::store",
     "spec",
     "template_check",
     "tensor",
     "text",
     "thread",
+    "turn::session_chat",
     "worker::process",
     "worker::protocol",
     "worker::remote",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::record::{CaseResult, Setting};
+use super::record::{BenchSetting, CaseResult};
 
 /// The names of the settings that differ within a run, so that every result is labelled with them.
 pub struct Labels {
@@ -11,7 +11,7 @@ pub struct Labels {
 
 impl Labels {
     pub fn of(results: &[CaseResult]) -> Self {
-        let names = settings(&Setting::default()).map(|(name, _)| name);
+        let names = settings(&BenchSetting::default()).map(|(name, _)| name);
         let differs = |index: &usize| {
             let values = results.iter().map(|result| settings(&result.setting)[*index].1.clone());
             values.collect::<BTreeSet<_>>().len() > 1
@@ -34,7 +34,7 @@ impl Labels {
     }
 }
 
-fn settings(setting: &Setting) -> [(&'static str, String); 7] {
+fn settings(setting: &BenchSetting) -> [(&'static str, String); 7] {
     [
         ("model", setting.model.clone()),
         ("quantize", setting.quantize.clone().unwrap_or_default()),
