@@ -13,8 +13,8 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
-    &["thread", "worker"], // the two kinds of engine behind a handle
-    &["handle"],
+    &["thread", "worker"], // the two kinds of engine behind a client
+    &["client"],
     &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],

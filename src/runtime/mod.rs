@@ -3,12 +3,13 @@
 //! Everything outside imports from this facade only.
 
 pub mod backend;
+pub mod client;
 pub mod engine;
 pub mod error;
 pub mod form;
 pub mod generation;
 pub mod grammar;
-pub mod handle;
+
 pub mod hints;
 pub mod infill;
 pub mod kernel;
@@ -33,6 +34,7 @@ pub mod text;
 pub mod thread;
 pub mod worker;
 
+pub use client::{EngineClient, EngineTransport, EventStream, NotYet, Sink};
 pub use engine::{
     Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
 };
@@ -40,7 +42,6 @@ pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
-pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,

@@ -24,10 +24,10 @@ use super::protocol::{
     Answer, Call, Code, Detail, ErrorLine, Flush, Fork, Generate, Id, MAX_LINE_BYTES, ModelId, Named, OPS,
     Op, Ready, Received, Refusal, Reply, Restore, Telling, VERSION, Yes, read_line, write_line,
 };
+use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::handle::EngineHandle;
 use crate::runtime::request::{Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
@@ -51,7 +51,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a worker works with.
 pub struct Worker {
-    pub engine: EngineHandle,
+    pub engine: EngineClient,
     pub tokenizer: Arc<Tokenizer>,
     pub model: ModelId,
 }
@@ -320,7 +320,7 @@ impl Lanes {
 
 /// What all threads share.
 struct Desk {
-    engine: EngineHandle,
+    engine: EngineClient,
     tokenizer: Arc<Tokenizer>,
     compiler: GrammarCompiler,
     lines: Sender<Line>,
