@@ -4,6 +4,8 @@
 //!
 //! The tables below are the architecture; a change there is a decision and wants a reason in ARCHITECTURE.md.
 
+mod cycles;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -15,12 +17,13 @@ const LAYERS: [&str; 5] = ["main", "cli", "serve", "runtime", "template"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread", "worker"], // the two kinds of engine behind a client
     &["client"],
+    &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
     &["form"],
-    &["spec", "speech"],
+    &["spec", "chat_tokenizer"],
     &["load"],
     &["model", "sample"],
     &["request"],
@@ -47,13 +50,14 @@ const RUNTIME_FACADES: &[&str] = &[
     "model",
     "private_files",
     "request",
-    "session::conversation",
+    "turn::session_chat",
     "session::store",
     "spec",
     "template_check",
     "tensor",
     "text",
     "thread",
+    "turn::session_chat",
     "worker::process",
     "worker::protocol",
     "worker::remote",

@@ -71,14 +71,14 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
-    texts.speech.set_context_tokens(context_tokens);
-    let ends = texts.speech.texts().end_of_generation.clone();
+    texts.chat_tokenizer.set_context_tokens(context_tokens);
+    let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
     config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
-    let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
+    let (model, vocabulary) = (loaded.model, texts.chat_tokenizer.tokenizer().clone());
     let disk = open_disk(asked, loaded.fingerprint)?;
     let engine = EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
@@ -88,7 +88,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.vocab_size = engine.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
+    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
     Ok(Loaded { texts, engine, compiler })
 }
 

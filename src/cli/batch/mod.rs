@@ -227,8 +227,9 @@ impl<'a> Batch<'a> {
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
-                let reads = |name: &str| self.llm.texts().speech().template_reads(name);
-                let says = |word: &str| self.llm.texts().speech().template_knows_role(word).unwrap_or(false);
+                let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
+                let says =
+                    |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
                 parse(line, number, self.defaults, Template { reads: &reads, says: &says })
             }
             true => {
@@ -399,7 +400,7 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 /// OpenAI's result object, with what it has no place for under `llmctl`.
 fn body(llm: &Loaded, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let bytes: TokenBytes<'_> = &|id| llm.texts().speech().token_bytes(id).into_owned();
+    let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.logprobs.map(|_| match row.form {
         Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
         Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),

@@ -8,7 +8,7 @@ use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
-use crate::runtime::{EngineClient, Error, Frontend, GrammarCompiler, Speech};
+use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
 use crate::template::{Conversation, DateTime, TemplateError};
 
 /// How long the end of a turn waits for KV to be saved.
@@ -32,7 +32,7 @@ pub struct ModelInfo {
 /// A model without its weights.
 pub struct LoadedTexts {
     pub(super) info: ModelInfo,
-    pub(super) speech: Speech,
+    pub(super) chat_tokenizer: ChatTokenizer,
     fingerprint: ModelFingerprint,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
@@ -47,27 +47,27 @@ impl LoadedTexts {
     ) -> Self {
         let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
         let identity = texts.identity.clone();
-        let speech = Speech::new(texts, template);
+        let chat_tokenizer = ChatTokenizer::new(texts, template);
         let info = ModelInfo {
             name: resolved.name.clone(),
             context_tokens,
             defaults,
             defaults_source,
-            has_chat_template: speech.has_template(),
+            has_chat_template: chat_tokenizer.has_template(),
             ..ModelInfo::default()
         };
-        let fingerprint = load::with_template(&identity, speech.template_source());
+        let fingerprint = load::with_template(&identity, chat_tokenizer.template_source());
         let (name, reference) = (resolved.name.clone(), resolved.reference());
         let fingerprint = ModelFingerprint { name, fingerprint, reference };
-        Self { info, speech, fingerprint, now: OnceCell::new() }
+        Self { info, chat_tokenizer, fingerprint, now: OnceCell::new() }
     }
 
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
 
-    pub fn speech(&self) -> &Speech {
-        &self.speech
+    pub fn chat_tokenizer(&self) -> &ChatTokenizer {
+        &self.chat_tokenizer
     }
 
     pub fn fingerprint(&self) -> &ModelFingerprint {
@@ -76,19 +76,19 @@ impl LoadedTexts {
 
     /// The tokens as the engine's explanations read them.
     pub fn vocabulary(&self) -> &dyn Vocabulary {
-        &**self.speech.tokenizer()
+        &**self.chat_tokenizer.tokenizer()
     }
 
     /// Renders the conversation with the model's chat template, up to the header of the answer.
     ///
     /// # Errors
-    /// Those of [`Speech::render`].
+    /// Those of [`ChatTokenizer::render`].
     pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
-        self.speech.render(conversation, *self.now.get_or_init(DateTime::utc_now))
+        self.chat_tokenizer.render(conversation, *self.now.get_or_init(DateTime::utc_now))
     }
 
-    pub fn into_parts(self) -> (ModelInfo, Speech, ModelFingerprint) {
-        (self.info, self.speech, self.fingerprint)
+    pub fn into_parts(self) -> (ModelInfo, ChatTokenizer, ModelFingerprint) {
+        (self.info, self.chat_tokenizer, self.fingerprint)
     }
 }
 
@@ -117,9 +117,9 @@ impl Loaded {
         &self.compiler
     }
 
-    /// Sets the frontend of the conversations; see [`Speech::set_frontend`].
+    /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
     pub fn for_frontend(mut self, frontend: Frontend) -> Self {
-        self.texts.speech.set_frontend(frontend);
+        self.texts.chat_tokenizer.set_frontend(frontend);
         self
     }
 
@@ -158,19 +158,19 @@ mod scripted {
     impl Loaded {
         /// A model whose engine is `script`.
         pub fn scripted(script: &Script) -> Self {
-            let (speech, spec) = (script.speech(), script.spec());
+            let (chat_tokenizer, spec) = (script.chat_tokenizer(), script.spec());
             let info = ModelInfo {
                 name: script.name.clone(),
                 context_tokens: spec.context_length(),
                 vocab_size: spec.vocab_size(),
-                has_chat_template: speech.has_template(),
+                has_chat_template: chat_tokenizer.has_template(),
                 defaults_source: "generation_config.json".to_owned(),
                 ..ModelInfo::default()
             };
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
-            let compiler = spec.grammar_compiler(speech.tokenizer().clone());
-            let texts = LoadedTexts { info, speech, fingerprint, now: OnceCell::new() };
+            let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
+            let texts = LoadedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
             Self { texts, engine: EngineClient::new(script.clone()), compiler }
         }
     }

@@ -23,13 +23,13 @@ pub struct Rendered {
 /// Returns text and tokens of the prompt, followed by `prefill`, the beginning of the answer.
 ///
 /// # Errors
-/// The template's refusal or breakage, or that there is none; those of [`crate::runtime::Speech::encode`].
+/// The template's refusal or breakage, or that there is none; those of [`crate::runtime::ChatTokenizer::encode`].
 pub fn render(texts: &LoadedTexts, ask: &Ask, prefill: &str) -> Result<Rendered, CommandError> {
     let prompt = match ask {
         Ask::Text(text) => text.clone(),
         Ask::Chat(conversation) => texts.render(conversation)?,
     };
     let text = prompt + prefill;
-    let tokens = texts.speech().encode(&text)?;
+    let tokens = texts.chat_tokenizer().encode(&text)?;
     Ok(Rendered { text, tokens })
 }

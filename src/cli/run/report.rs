@@ -319,7 +319,7 @@ fn token_json(llm: &LoadedTexts, token: &Token) -> Value {
 
 /// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
 pub fn piece_json(llm: &LoadedTexts, id: u32, logprob: f32) -> Map<String, Value> {
-    let bytes = llm.speech().token_bytes(id).into_owned();
+    let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
     let mut object = Map::new();
     object.insert("id".to_owned(), id.into());
     object.insert("token".to_owned(), String::from_utf8_lossy(&bytes).into());

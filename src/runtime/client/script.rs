@@ -10,13 +10,13 @@ use std::time::Duration;
 use serde_json::{Map, json};
 
 use super::{EngineTransport, Sink};
+use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use crate::runtime::model::ModelSpec;
 use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
 use crate::runtime::spec::{EngineConfig, EngineSpec};
-use crate::runtime::speech::Speech;
 use crate::runtime::text::{HfSettings, Tokenizer};
 
 pub const TEMPLATE: &str =
@@ -95,7 +95,7 @@ impl Script {
     }
 
     /// The text side that belongs to the script.
-    pub fn speech(&self) -> Speech {
+    pub fn chat_tokenizer(&self) -> ChatTokenizer {
         let texts = ModelTexts {
             identity: "script".to_owned(),
             tokenizer: Arc::new(letters()),
@@ -106,7 +106,7 @@ impl Script {
             end_of_generation: Vec::new(),
             hints: None,
         };
-        Speech::new(texts, None)
+        ChatTokenizer::new(texts, None)
     }
 
     fn answer(&self, request: &Request) -> Vec<Event> {

@@ -5,8 +5,8 @@
 //! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
 //! justify.
 
-mod borrowed;
 pub mod builtin;
+mod candle_models;
 pub mod facts;
 pub mod files;
 pub mod fingerprint;
@@ -209,9 +209,9 @@ pub fn load(
     notices.extend(texts.chat_templates.notice());
     let vocab_size = match &recognised {
         Recognised::Native(description) => description.config.vocab_size,
-        Recognised::Borrowed(plan) => {
-            borrowed::check(&files, plan, options)?;
-            notices.extend(borrowed::notices(plan));
+        Recognised::CandleModel(plan) => {
+            candle_models::check(&files, plan, options)?;
+            notices.extend(candle_models::notices(plan));
             plan.sizes.vocab_size
         }
     };
@@ -222,9 +222,9 @@ pub fn load(
             fingerprint(&files, &description.config, context_length, options)?,
             decoder(&files, description, options, context_length, progress, &mut notices)?,
         ),
-        Recognised::Borrowed(plan) => (
+        Recognised::CandleModel(plan) => (
             fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
-            borrowed::load(&files, plan, options, context_length, progress)?,
+            candle_models::load(&files, plan, options, context_length, progress)?,
         ),
     };
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
@@ -267,8 +267,8 @@ fn context_of(
             let demand = |context| demand(files, description, options, context);
             context(description.config.context_length, demand, options, notices)
         }
-        Recognised::Borrowed(plan) => {
-            context(plan.context_length, |_| Ok(borrowed::demand(files, plan)), options, notices)
+        Recognised::CandleModel(plan) => {
+            context(plan.context_length, |_| Ok(candle_models::demand(files, plan)), options, notices)
         }
     }
 }

@@ -2,7 +2,7 @@
 //! run through candle-transformers.
 
 pub mod arch;
-pub mod borrowed;
+pub mod candle_models;
 pub mod config;
 pub mod decoder;
 pub mod rope;

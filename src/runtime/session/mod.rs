@@ -7,7 +7,6 @@
 //! lasts until the next `prefill` or `reset`. Knows no request, queue or thread; [`SessionTable`] counts, and the engine
 //! decides who is admitted.
 
-pub mod conversation;
 pub mod difference;
 mod expiry;
 pub mod prefill;

@@ -360,7 +360,7 @@ pub async fn explain(
         };
         let Resumes { last, last_miss, .. } = app.conversations().resumes(&engine_name);
         let miss = last_miss.map(|(resume, difference)| {
-            let explained = difference.explain(&**app.model().speech.tokenizer());
+            let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
             let mut miss = resume_json(&resume);
             miss["position"] = explained.position.into();
             miss["before"] = explained.before.into();

@@ -27,7 +27,7 @@ mod smollm3;
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use facts::{Facts, Format};
 
-use super::borrowed;
+use super::candle_models;
 use super::config::{DecoderConfig, Naming};
 use crate::runtime::error::LoadError;
 
@@ -74,16 +74,16 @@ pub enum Recognised {
     /// Our decoder.
     Native(Description),
     /// candle-transformers.
-    Borrowed(borrowed::Plan),
+    CandleModel(candle_models::Plan),
 }
 
 /// Finds the family that `facts` name, and how it is computed.
 ///
 /// # Errors
-/// Those of [`describe`] and [`borrowed::find`].
+/// Those of [`describe`] and [`candle_models::find`].
 pub fn recognise(facts: &Facts) -> Result<Recognised, LoadError> {
-    match borrowed::find(facts)? {
-        Some(plan) => Ok(Recognised::Borrowed(plan)),
+    match candle_models::find(facts)? {
+        Some(plan) => Ok(Recognised::CandleModel(plan)),
         None => describe(facts).map(Recognised::Native),
     }
 }
@@ -100,9 +100,9 @@ pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
         Format::Gguf => family.gguf_names,
     };
     // From GGUF only native families run.
-    let borrowed = borrowed::FAMILIES.iter().filter(|_| !facts.is_gguf());
+    let candle_models = candle_models::FAMILIES.iter().filter(|_| !facts.is_gguf());
     let known =
-        || FAMILIES.iter().flat_map(names).chain(borrowed.clone().flat_map(|family| family.model_types));
+        || FAMILIES.iter().flat_map(names).chain(candle_models.clone().flat_map(|family| family.model_types));
     match FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
         Some(family) => (family.describe)(facts),
         None => {

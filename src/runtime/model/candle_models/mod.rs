@@ -156,7 +156,7 @@ impl Plan {
         device: Device,
         cpu: Option<CpuOptions>,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Borrowed, LoadError> {
+    ) -> Result<CandleModel, LoadError> {
         let num_layers = self.sizes.num_layers;
         let mut report = |done: usize, total: usize| progress(done * num_layers / total.max(1), num_layers);
         // As long as this are the rotary tables.
@@ -174,12 +174,12 @@ impl Plan {
         };
         let threads = cpu.map(Threads::new).transpose()?;
         let source = Source { begin, prefill: self.prefill, device };
-        Ok(Borrowed { spec, source, threads, sequences: HashMap::new() })
+        Ok(CandleModel { spec, source, threads, sequences: HashMap::new() })
     }
 }
 
 /// A model of candle-transformers, and the sequences in it.
-pub struct Borrowed {
+pub struct CandleModel {
     spec: ModelSpec,
     source: Source,
     threads: Option<Threads>,
@@ -210,7 +210,7 @@ impl Threads {
     }
 }
 
-impl Borrowed {
+impl CandleModel {
     /// Row by row: sequences know nothing of each other. `pages` name the sequences.
     fn compute(&mut self, rows: &[Row], pages: &[PageId]) -> Result<Logits> {
         let vocab_size = self.spec.vocab_size;
@@ -248,7 +248,7 @@ fn backend(message: &str) -> Error {
     Error::Backend(message.to_owned())
 }
 
-impl Model for Borrowed {
+impl Model for CandleModel {
     fn spec(&self) -> &ModelSpec {
         &self.spec
     }

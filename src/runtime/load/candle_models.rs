@@ -8,7 +8,7 @@ use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::memory::Demand;
 use crate::runtime::model::Model;
-use crate::runtime::model::borrowed::{Plan, Prefill};
+use crate::runtime::model::candle_models::{Plan, Prefill};
 
 /// Refuses what is asked and cannot be had: weights and KV are f32. KV in f16 is what everybody gets who does not ask.
 pub fn check(files: &ModelFiles, plan: &Plan, options: &LoadOptions) -> Result<(), LoadError> {
