@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use llmctl::runtime::kv::{Keep, PAGE_TOKENS, StateGroup};
-use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Request, Sampling};
+use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Request, Sampling};
 
 use crate::common::golden::{FAMILIES, RECURRENT, exact, golden_prompts, load_model, parity_folder};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
@@ -88,7 +88,7 @@ fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
             for _ in 0..NEW_TOKENS {
                 for (&session, ids) in sessions.iter().zip(&mut decoded) {
                     match engine.decode_one(session, &greedy).expect("room in the context") {
-                        Decoded::Token { id, .. } => ids.push(id),
+                        DecodeOutcome::Token { id, .. } => ids.push(id),
                         other => panic!("{family}: {other:?}"),
                     }
                 }

@@ -11,7 +11,7 @@ use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
 use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
-use llmctl::runtime::{Decoded, Engine, Error, Request, RequestId, Sampling, SessionId};
+use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling, SessionId};
 use tempfile::TempDir;
 
 use crate::common::cpu;
@@ -243,7 +243,7 @@ fn replay(engine: &mut Engine, session: SessionId, keep: usize, truth: &Truth, w
     let ids = truth.ids();
     for &expected in &ids[..ids.len() - 1] {
         match engine.decode_one(session, sampling).expect("room in the context") {
-            Decoded::Token { id, .. } => assert_eq!(id, expected, "{way}"),
+            DecodeOutcome::Token { id, .. } => assert_eq!(id, expected, "{way}"),
             other => panic!("{way}: {other:?}"),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use llmctl::runtime::kv::disk::{DiskConfig, DiskStore, PageKey, PageLabel, Saving, names};
 use llmctl::runtime::session::store::{
-    BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, Turn,
+    BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
 use llmctl::runtime::{Finish, Sampling, Usage};
 use llmctl::template::Message;
@@ -31,8 +31,8 @@ fn tokens(text: u32, pages: usize) -> Vec<u32> {
 }
 
 /// A turn whose answer ends the conversation's tokens with `added`, after the first `kept`.
-fn turn(kept: usize, added: Vec<u32>) -> Turn {
-    Turn {
+fn turn(kept: usize, added: Vec<u32>) -> StoredTurn {
+    StoredTurn {
         messages: vec![Message::user("?"), Message::assistant("!")],
         kept_tokens: kept,
         prompt_tail: added,

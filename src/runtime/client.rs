@@ -46,7 +46,7 @@ pub trait EngineTransport: Send + Sync {
     fn is_alive(&self) -> bool;
 
     /// Returns why the engine ended, if it has and the reason is known.
-    fn last_words(&self) -> Option<String> {
+    fn exit_reason(&self) -> Option<String> {
         None
     }
 
