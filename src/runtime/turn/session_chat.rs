@@ -8,22 +8,14 @@
 //! Knows no engine: the caller submits the prompt and gathers the answer. The date that templates see is that of the
 //! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
 
-<<<<<<< HEAD:src/runtime/session/conversation.rs
-use super::prefill::common_prefix;
-use super::store::{
-    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
-};
-use super::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
-=======
 use crate::runtime::chat_tokenizer::ChatTokenizer;
->>>>>>> main:src/runtime/turn/session_chat.rs
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
 use crate::runtime::session::prefill::common_prefix;
 use crate::runtime::session::store::{
-    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, Turn, now_ms,
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
 };
-use crate::runtime::session::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
+use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
 use crate::template::{Conversation, DateTime, Message};
 
 /// A conversation in progress.
@@ -331,20 +323,12 @@ impl PromptedTurn {
     }
 
     /// The prompt as text, earlier answers as their tokens read.
-<<<<<<< HEAD:src/runtime/session/conversation.rs
-    pub fn text(&self, speech: &Speech) -> String {
+    pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
         let text = |segment: &SplicedSegment| match segment {
             SplicedSegment::Text(text) => text.clone(),
             SplicedSegment::Ids(ids) => {
-                let bytes: Vec<u8> = ids.iter().flat_map(|&id| speech.token_bytes(id).into_owned()).collect();
-=======
-    pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
-        let text = |segment: &Segment| match segment {
-            Segment::Text(text) => text.clone(),
-            Segment::Ids(ids) => {
                 let bytes: Vec<u8> =
                     ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
->>>>>>> main:src/runtime/turn/session_chat.rs
                 String::from_utf8_lossy(&bytes).into_owned()
             }
         };
