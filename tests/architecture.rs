@@ -19,7 +19,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["handle"],
     &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
-    &["session", "generation", "schedule"],
+    &["session"],
     &["step"],
     &["sequence"],
     &["form"],
@@ -76,8 +76,10 @@ const LEAVES: &[&str] = &[
 ];
 
 /// Leaves that may still use plain data.
-const DATA_LEAVES: &[(&str, &[&str])] =
-    &[("runtime::schedule", &["runtime::request"]), ("runtime::session::prefill", &["runtime::request"])];
+const DATA_LEAVES: &[(&str, &[&str])] = &[
+    ("runtime::engine::schedule", &["runtime::request"]),
+    ("runtime::session::prefill", &["runtime::request"]),
+];
 
 /// Below these nothing is printed and no variable, argument or terminal is read.
 const SILENT: [&str; 3] = ["runtime", "template", "serve"];
@@ -581,7 +583,7 @@ fn tree_with(path: &str, text: &str) -> Vec<Source> {
         Source::new("src/runtime/load/mod.rs", "use super::model::Model;"),
         Source::new("src/runtime/load/hub/mod.rs", "use super::super::error::Error;"),
         Source::new("src/runtime/kernel/mod.rs", "mod dtype; use self::dtype::Dtype;"),
-        Source::new("src/runtime/schedule.rs", "use super::request::Request;"),
+        Source::new("src/runtime/engine/schedule.rs", "use crate::runtime::request::Request;"),
         Source::new("src/runtime/request.rs", ""),
         Source::new("src/template/mod.rs", "use self::message::Message;"),
     ];
@@ -613,7 +615,7 @@ fn the_checker_finds_each_bad_edge() {
         ("src/runtime/text/stop.rs", "use super::super::error::Error;"),
         ("src/runtime/text/stop.rs", "use super::Tokenizer;"),
         ("src/runtime/kernel/mod.rs", "use super::error::Error;"),
-        ("src/runtime/schedule.rs", "use super::kv::PageTable;"),
+        ("src/runtime/engine/schedule.rs", "use crate::runtime::kv::PageTable;"),
         ("src/cli/run.rs", "use crate::runtime::kernel::Dtype;"),
         ("src/cli/run.rs", "use crate::{runtime::model::decoder::Decoder as D, template};"),
         ("src/runtime/kv/mod.rs", "mod inner { use super::super::engine::Engine; }"),
