@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::kv::disk::{DiskConfig, DiskStore, PageKey, PageLabel, Saving, names};
+use llmctl::runtime::kv::disk::{DiskConfig, DiskPageKey, DiskStore, PageLabel, Saving, names};
 use llmctl::runtime::session::store::{
     BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
@@ -83,7 +83,7 @@ impl Place {
             let store = store.expect("opened");
             let mut parent = None;
             for (number, (name, tokens)) in names(tokens).zip(tokens.chunks(PAGE)).enumerate() {
-                let key = PageKey { name, group: 0 };
+                let key = DiskPageKey { name, group: 0 };
                 let label = PageLabel { key, parent, tokens: tokens.into(), depth: number as u32 };
                 assert_ne!(store.save(label, vec![7; 16]), Saving::Dropped);
                 parent = Some(name);

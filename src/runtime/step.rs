@@ -11,7 +11,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
-use super::kv::{PagePool, Place};
+use super::kv::{PagePool, PageRef};
 use super::model::{Batch, Logits, Model, Row};
 use super::request::{Logprob, Sampling};
 use super::sample::{Sampler, Turn};
@@ -75,14 +75,14 @@ impl Executor {
     ///
     /// # Errors
     /// [`Error::Backend`], here and below.
-    pub fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
-        guarded(|| self.model.export_page(place, out))
+    pub fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
+        guarded(|| self.model.export_page(page_ref, out))
     }
 
     /// Fills a page of `pool` that nobody else holds.
-    pub fn import_page(&mut self, pool: &PagePool, place: Place, bytes: &[u8]) -> Result<()> {
+    pub fn import_page(&mut self, pool: &PagePool, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
         free_dropped(&mut *self.model, pool);
-        guarded(|| self.model.import_page(place, bytes))
+        guarded(|| self.model.import_page(page_ref, bytes))
     }
 
     /// Runs one step; one result per feed, in order.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use llmctl::runtime::kv::disk::page;
-use llmctl::runtime::kv::disk::{PageKey, PageLabel, PageName};
+use llmctl::runtime::kv::disk::{DiskPageKey, PageLabel, PageName};
 use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
@@ -356,7 +356,7 @@ fn claimed(file: &[u8]) -> (PageLabel, usize) {
     let name = |at: usize| file.get(at..at + 32).and_then(|bytes| bytes.try_into().ok()).map(PageName);
     let tokens = file.get(96..).unwrap_or_default().chunks_exact(4).take(number(16..20) as usize);
     let label = PageLabel {
-        key: PageKey { name: name(32).unwrap_or(PageName([0; 32])), group: number(12..16) as u8 },
+        key: DiskPageKey { name: name(32).unwrap_or(PageName([0; 32])), group: number(12..16) as u8 },
         parent: name(64).filter(|_| number(20..24) == 1),
         tokens: tokens.map(|token| u32::from_le_bytes(token.try_into().expect("four bytes"))).collect(),
         depth: 0,

@@ -23,7 +23,7 @@ use crate::cli::report::bytes;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use crate::runtime::kv::{Keep, PAGE_TOKENS};
+use crate::runtime::kv::{KvKind, PAGE_TOKENS};
 use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
@@ -550,7 +550,7 @@ fn facts(
     spec: &EngineSpec,
 ) -> Result<BenchModel, CommandError> {
     let about = model_facts(&resolved.source)?;
-    let lasting = spec.model.groups.iter().filter(|group| group.keep == Keep::All);
+    let lasting = spec.model.groups.iter().filter(|group| group.kind == KvKind::Full);
     let kv_bytes = lasting.map(|group| group.page_bytes as u64).sum::<u64>() / PAGE_TOKENS as u64;
     let files = ModelFiles::open(&resolved.source)?;
     let converted = options.quantize.or(options.dtype);

@@ -12,8 +12,8 @@ use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
-use crate::runtime::kv::pool::Page;
-use crate::runtime::kv::{PAGE_TOKENS, PageKey, PageName, PagePool, StateGroup, prefix, reachable};
+use crate::runtime::kv::pool::PageHold;
+use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::session::prefill::common_prefix;
 
 /// Bytes copied out in a step while others generate: about a millisecond.
@@ -67,7 +67,7 @@ struct Wanted {
 
 /// Pages in the order of a sequence. Let go of from the end, as a table does: of a chain the beginning is worth most.
 #[derive(Debug, Default)]
-struct HeldPages(Vec<Page>);
+struct HeldPages(Vec<PageHold>);
 
 impl Drop for HeldPages {
     fn drop(&mut self) {
@@ -82,12 +82,12 @@ impl PageAt {
         Some(Self { group, number, name: *names.get(number)?, parent, tokens: page.into() })
     }
 
-    fn key(&self) -> PageKey<'_> {
-        PageKey { parent: self.parent, tokens: &self.tokens }
+    fn key(&self) -> PageContent<'_> {
+        PageContent { parent: self.parent, tokens: &self.tokens }
     }
 
-    fn disk_key(&self) -> disk::PageKey {
-        disk::PageKey { name: self.name, group: self.group as u8 }
+    fn disk_key(&self) -> disk::DiskPageKey {
+        disk::DiskPageKey { name: self.name, group: self.group as u8 }
     }
 
     fn label(&self) -> PageLabel {
@@ -104,7 +104,7 @@ impl PageAt {
 #[derive(Debug, Default)]
 struct Saves {
     order: VecDeque<PageAt>,
-    keys: HashSet<disk::PageKey>,
+    keys: HashSet<disk::DiskPageKey>,
 }
 
 impl Saves {
@@ -279,14 +279,14 @@ impl Engine {
     }
 
     /// Takes the page off the list of one request that waits for it.
-    fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
+    fn take_wanted(&mut self, key: disk::DiskPageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
             Some((restoring.request.generation.id(), restoring.wanted.swap_remove(index)))
         })
     }
 
-    fn page_loaded(&mut self, key: disk::PageKey, bytes: &[u8]) {
+    fn page_loaded(&mut self, key: disk::DiskPageKey, bytes: &[u8]) {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    fn page_missing(&mut self, key: disk::PageKey, reason: &MissingReason) {
+    fn page_missing(&mut self, key: disk::DiskPageKey, reason: &MissingReason) {
         let Some((id, _)) = self.take_wanted(key) else { return };
         if let Some(restoring) = self.restoring_mut(id).filter(|_| *reason != MissingReason::Absent) {
             restoring.lost.get_or_insert_with(|| (0, reason.to_string())).0 += 1;
@@ -308,10 +308,10 @@ impl Engine {
     }
 
     /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
-    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<Page> {
+    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<PageHold> {
         self.make_room(self.page_bytes(wanted.group));
         let page = self.pool.take(wanted.group)?;
-        match self.executor.import_page(&self.pool, page.place(), bytes) {
+        match self.executor.import_page(&self.pool, page.page_ref(), bytes) {
             Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
             Err(error) => {
                 self.note(format!("a KV page from disk is of no use: {error}"));
@@ -375,7 +375,7 @@ impl Engine {
             let page = disk.saves.pop().expect("there is a first");
             let Some(held) = pool.find(page.group, page.name, page.key()) else { continue };
             bytes.clear();
-            match executor.export_page(held.place(), &mut bytes) {
+            match executor.export_page(held.page_ref(), &mut bytes) {
                 Ok(()) => drop(disk.store.save(page.label(), std::mem::take(&mut bytes))),
                 Err(error) => disk.notices.push(format!("a KV page is not saved: {error}")),
             }
@@ -385,8 +385,8 @@ impl Engine {
 }
 
 /// The pages that a sequence of `len` tokens needs to go on, as group and number.
-fn pages_of(groups: &[StateGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
-    let numbers = move |(group, spec): (usize, &StateGroup)| {
+fn pages_of(groups: &[KvGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let numbers = move |(group, spec): (usize, &KvGroup)| {
         spec.pages_needed(len).unwrap_or_default().map(move |number| (group, number))
     };
     groups.iter().enumerate().flat_map(numbers)
