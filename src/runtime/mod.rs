@@ -11,7 +11,6 @@ pub mod grammar;
 pub mod handle;
 pub mod hints;
 pub mod infill;
-pub mod kernel;
 pub mod kv;
 pub mod load;
 pub mod machine;
@@ -42,6 +41,7 @@ pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
+pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
