@@ -38,7 +38,7 @@ use tokio::sync::RwLock;
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineHandle, Speech};
+use crate::runtime::{ChatTokenizer, EngineHandle};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::line::Lines;
@@ -78,7 +78,7 @@ pub struct ServedModel {
     pub id: String,
     /// Seconds since 1970: when it was loaded.
     pub created: u64,
-    pub speech: Speech,
+    pub chat_tokenizer: ChatTokenizer,
     pub fingerprint: ModelFingerprint,
     /// What the model recommends; requests override it.
     pub defaults: GenerationDefaults,
@@ -123,13 +123,13 @@ impl App {
     ) -> Self {
         let mut model = model;
         if let Some(format) = settings.tool_format {
-            model.speech.set_tool_format(format);
+            model.chat_tokenizer.set_tool_format(format);
         }
         let engines: Engines = engines.into();
         if let Ok(engine) = engines.any() {
-            model.speech.set_context_tokens(engine.spec().context_length());
+            model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
         }
-        let shown = model.speech.dialect();
+        let shown = model.chat_tokenizer.dialect();
         let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
@@ -196,7 +196,7 @@ impl App {
 
     /// Compiles grammars for the model; one for all requests.
     fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
-        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+        let compiler = || engine.spec().grammar_compiler(self.model().chat_tokenizer.tokenizer().clone());
         self.shared.grammars.get_or_init(compiler)
     }
 

@@ -4,6 +4,8 @@
 //!
 //! The tables below are the architecture; a change there is a decision and wants a reason in ARCHITECTURE.md.
 
+mod cycles;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -19,12 +21,13 @@ const MEMBERS: [&str; 2] = ["template", "runtime::kernel"];
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["thread", "worker"], // the two kinds of engine behind a handle
     &["handle"],
+    &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
     &["session", "generation", "schedule"],
     &["step"],
     &["sequence"],
     &["form"],
-    &["spec", "speech"],
+    &["spec", "chat_tokenizer"],
     &["load"],
     &["model", "sample"],
     &["request"],
@@ -51,13 +54,14 @@ const RUNTIME_FACADES: &[&str] = &[
     "model",
     "private_files",
     "request",
-    "session::conversation",
+    "turn::session_chat",
     "session::store",
     "spec",
     "template_check",
     "tensor",
     "text",
     "thread",
+    "turn::session_chat",
     "worker::process",
     "worker::protocol",
     "worker::remote",

@@ -35,8 +35,8 @@ use crate::runtime::model::ModelSpec;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, Frontend, LoadError, NotYet,
-    Request, Sampling, Speech,
+    ChatTokenizer, Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, Frontend,
+    LoadError, NotYet, Request, Sampling,
 };
 use crate::template::{Conversation, DateTime, TemplateError};
 
@@ -79,14 +79,14 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
-    texts.speech.set_context_tokens(context_tokens);
-    let ends = texts.speech.texts().end_of_generation.clone();
+    texts.chat_tokenizer.set_context_tokens(context_tokens);
+    let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
     config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
-    let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
+    let (model, vocabulary) = (loaded.model, texts.chat_tokenizer.tokenizer().clone());
     let disk = open_disk(asked, loaded.fingerprint)?;
     let handle = EngineHandle::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
@@ -96,7 +96,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     texts.info.vocab_size = handle.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
+    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
     Ok(LoadedLlm { texts, handle, compiler })
 }
 
@@ -364,7 +364,7 @@ impl LoadBar {
 /// A model without its weights.
 pub struct LoadedTexts {
     info: ModelInfo,
-    speech: Speech,
+    chat_tokenizer: ChatTokenizer,
     fingerprint: ModelFingerprint,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
@@ -374,31 +374,31 @@ impl LoadedTexts {
     fn new(resolved: &Resolved, texts: ModelTexts, template: Option<&str>, context_tokens: usize) -> Self {
         let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
         let identity = texts.identity.clone();
-        let speech = Speech::new(texts, template);
+        let chat_tokenizer = ChatTokenizer::new(texts, template);
         let info = ModelInfo {
             name: resolved.name.clone(),
             context_tokens,
             defaults,
             defaults_source,
-            has_chat_template: speech.has_template(),
+            has_chat_template: chat_tokenizer.has_template(),
             ..ModelInfo::default()
         };
-        let fingerprint = load::with_template(&identity, speech.template_source());
+        let fingerprint = load::with_template(&identity, chat_tokenizer.template_source());
         let (name, reference) = (resolved.name.clone(), resolved.reference());
         let fingerprint = ModelFingerprint { name, fingerprint, reference };
-        Self { info, speech, fingerprint, now: OnceCell::new() }
+        Self { info, chat_tokenizer, fingerprint, now: OnceCell::new() }
     }
 
-    pub fn speech(&self) -> &Speech {
-        &self.speech
+    pub fn chat_tokenizer(&self) -> &ChatTokenizer {
+        &self.chat_tokenizer
     }
 
     pub fn fingerprint(&self) -> &ModelFingerprint {
         &self.fingerprint
     }
 
-    pub fn into_parts(self) -> (ModelInfo, Speech, ModelFingerprint) {
-        (self.info, self.speech, self.fingerprint)
+    pub fn into_parts(self) -> (ModelInfo, ChatTokenizer, ModelFingerprint) {
+        (self.info, self.chat_tokenizer, self.fingerprint)
     }
 }
 
@@ -409,27 +409,27 @@ impl Texts for LoadedTexts {
 
     fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
         let now = *self.now.get_or_init(DateTime::utc_now);
-        Ok(self.speech.render(conversation, now)?)
+        Ok(self.chat_tokenizer.render(conversation, now)?)
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        Ok(self.speech.encode(text)?)
+        Ok(self.chat_tokenizer.encode(text)?)
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.speech.token_bytes(id).into_owned()
+        self.chat_tokenizer.token_bytes(id).into_owned()
     }
 
     fn vocabulary(&self) -> &dyn Vocabulary {
-        &**self.speech.tokenizer()
+        &**self.chat_tokenizer.tokenizer()
     }
 
     fn template_reads(&self, variable: &str) -> bool {
-        self.speech.template_reads(variable)
+        self.chat_tokenizer.template_reads(variable)
     }
 
     fn template_says(&self, word: &str) -> bool {
-        self.speech.template_knows_role(word).unwrap_or(false)
+        self.chat_tokenizer.template_knows_role(word).unwrap_or(false)
     }
 }
 
@@ -461,9 +461,9 @@ impl LoadedLlm {
         &self.texts
     }
 
-    /// Says where the conversations come from; see [`Speech::set_frontend`].
+    /// Says where the conversations come from; see [`ChatTokenizer::set_frontend`].
     pub fn for_frontend(mut self, frontend: Frontend) -> Self {
-        self.texts.speech.set_frontend(frontend);
+        self.texts.chat_tokenizer.set_frontend(frontend);
         self
     }
 

@@ -448,20 +448,20 @@ fn load_app(
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
-    let (info, mut speech, fingerprint) = texts.into_parts();
-    speech.set_frontend(Frontend::Http);
+    let (info, mut chat_tokenizer, fingerprint) = texts.into_parts();
+    chat_tokenizer.set_frontend(Frontend::Http);
     if !info.has_chat_template {
         terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
     }
     if args.answers.tool_format.is_none()
-        && let Some(notice) = speech.notice_of_tools()
+        && let Some(notice) = chat_tokenizer.notice_of_tools()
     {
         terminal.note(notice);
     }
     let model = ServedModel {
         id: args.listen.model_id.clone().unwrap_or(info.name),
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        speech,
+        chat_tokenizer,
         fingerprint,
         defaults: info.defaults,
     };

@@ -3,9 +3,9 @@
 //! Everything outside imports from this facade only.
 
 pub mod backend;
+pub mod chat_tokenizer;
 pub mod engine;
 pub mod error;
-pub mod form;
 pub mod generation;
 pub mod grammar;
 pub mod handle;
@@ -24,20 +24,21 @@ pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod spec;
-pub mod speech;
 pub mod step;
 pub mod template_check;
 pub mod tensor;
 pub mod text;
 pub mod thread;
+pub mod turn;
 pub mod worker;
 
+pub use chat_tokenizer::ChatTokenizer;
 pub use engine::{
-    Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
+    DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
+    StopHandle,
 };
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
-pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
@@ -48,4 +49,4 @@ pub use request::{
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
-pub use speech::Speech;
+pub use turn::constraint::AnswerForm;

@@ -14,7 +14,7 @@ use axum::routing::{delete, get, post};
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{GenerationDefaults, ModelFiles, load_texts};
 use llmctl::runtime::session::store::ModelFingerprint;
-use llmctl::runtime::{EngineHandle, Error, Event, Request, Speech};
+use llmctl::runtime::{ChatTokenizer, EngineHandle, Error, Event, Request};
 use llmctl::serve::access::{AccessLog, RequestId};
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::engine::EngineSlot;
@@ -98,7 +98,7 @@ pub fn app_with(engines: Engines, observer: Observer, settings: Settings) -> App
     let model = ServedModel {
         id: "toy".to_owned(),
         created: 1,
-        speech: Speech::new(load_texts(&files).expect("texts"), None),
+        chat_tokenizer: ChatTokenizer::new(load_texts(&files).expect("texts"), None),
         fingerprint,
         defaults: GenerationDefaults::default(),
     };

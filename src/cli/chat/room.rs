@@ -12,8 +12,8 @@ use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::session::store::SavedTurn;
+use crate::runtime::turn::session_chat::{Answer, PromptedTurn};
 use crate::runtime::{Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
 use crate::template::{Conversation, Message, parse_answer};
 
@@ -43,7 +43,7 @@ enum Choice {
 impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
-        let (used, size) = (self.dialogue.saved().num_tokens(), self.context());
+        let (used, size) = (self.session_chat.saved().num_tokens(), self.context());
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.has_warned {
             self.terminal.warn(&format!(
@@ -94,7 +94,7 @@ impl Chat<'_> {
         if turn::question(&asked.added).is_none() {
             return Ok(0);
         }
-        let system = self.dialogue.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let system = self.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
         let turn = self.prompted(&Asked { added, ..Asked::default() })?;
         Ok(turn.tokens().len() + asked.begun.len())
@@ -109,14 +109,14 @@ impl Chat<'_> {
     /// How many of the first turns have to go, so that a quarter of the context becomes free, or what is missing.
     fn oldest(&self, kept: usize, needed: usize) -> usize {
         let missing = (needed + self.room()).saturating_sub(self.context()).max(self.context() / 4);
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
     /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
-        let turns = &self.dialogue.saved().turns;
+        let turns = &self.session_chat.saved().turns;
         (count..kept).find(|&at| turn::question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
     }
 
@@ -125,12 +125,12 @@ impl Chat<'_> {
         if added.is_empty() || turn::question(added).is_some() {
             return kept;
         }
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         turns.iter().rposition(|saved| turn::question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
     fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
-        let questions: Vec<String> = self.dialogue.saved().turns[..oldest]
+        let questions: Vec<String> = self.session_chat.saved().turns[..oldest]
             .iter()
             .map(|saved| format!("    {}", opening(saved)))
             .collect();
@@ -156,8 +156,8 @@ impl Chat<'_> {
     /// Forgets the first turns of the conversation.
     fn drop_oldest(&mut self, count: usize, asked: &mut Asked) -> Result<(), CommandError> {
         self.leave_copy()?;
-        let system = self.dialogue.saved().system().map(str::to_owned);
-        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        let system = self.session_chat.saved().system().map(str::to_owned);
+        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
         asked.kept = rest.len();
         asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
@@ -170,14 +170,14 @@ impl Chat<'_> {
 
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
-        let kept = self.dialogue.saved().turns.len();
+        let kept = self.session_chat.saved().turns.len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
         }
-        let before = self.dialogue.saved().num_tokens();
+        let before = self.session_chat.saved().num_tokens();
         let mut asked = Asked { kept, ..Asked::default() };
         self.compact_before(&mut asked)?;
-        let after = self.dialogue.saved().num_tokens();
+        let after = self.session_chat.saved().num_tokens();
         self.terminal.report(&format!(
             "the conversation went from {} to {}",
             grouped(before),
@@ -192,8 +192,8 @@ impl Chat<'_> {
         let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
-        let system = self.dialogue.saved().system().map(str::to_owned);
-        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        let system = self.session_chat.saved().system().map(str::to_owned);
+        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
         asked.replaces = None; // the copy has it all
@@ -210,7 +210,7 @@ impl Chat<'_> {
         free: usize,
         summary_tokens: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
         let is_short = match lengths[..] {
             [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
@@ -306,21 +306,21 @@ impl Chat<'_> {
     }
 
     fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
-        let speech = self.llm().texts().speech();
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let tools = self.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
-        let turn = self.dialogue.prompt(speech, conversation)?;
+        let turn = self.session_chat.prompt(chat_tokenizer, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();
-        self.dialogue.finish(turn, Answer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
+        self.session_chat.finish(turn, Answer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
         messages.push(message);
         Ok(())
     }
 
     fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
-        Ok(self.llm().texts().speech().encode_rest(turn::text(message))?)
+        Ok(self.llm().texts().chat_tokenizer().encode_rest(turn::text(message))?)
     }
 
     /// Leaves the whole conversation as another session, before it loses turns.

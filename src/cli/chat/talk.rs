@@ -31,10 +31,10 @@ use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
-use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
+use crate::runtime::turn::session_chat::SessionChat;
 use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarCompiler, GrammarSource, Sampling};
 use crate::template::{Dialect, TemplateError, ToolChoice};
 
@@ -51,7 +51,7 @@ pub struct Chat<'a> {
     pub args: ChatArgs,
     pub input: Input,
     llm: Option<LoadedLlm>,
-    pub dialogue: Dialogue,
+    pub session_chat: SessionChat,
     pub keeping: Keeping,
     /// The system prompt of the first turn to come.
     pub system: Option<String>,
@@ -127,12 +127,12 @@ impl<'a> Chat<'a> {
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
             .for_frontend(Frontend::Chat);
         check_template(&llm)?;
-        note_system(llm.texts().speech(), system.as_deref(), terminal);
+        note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
         let model = llm.texts().fingerprint().clone();
         let grammars = grammars(&llm);
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
-        let dialogue = Dialogue::new(model.clone());
+        let session_chat = SessionChat::new(model.clone());
         let (attached, schema, last, editing, taken, pending) = Default::default();
         let mut chat = Self {
             terminal,
@@ -140,7 +140,7 @@ impl<'a> Chat<'a> {
             args,
             input,
             llm: Some(llm),
-            dialogue,
+            session_chat,
             keeping,
             system,
             settings,
@@ -199,23 +199,23 @@ impl<'a> Chat<'a> {
 
     /// The markup of the next answer: that of the model's template, without calls where a schema says what an answer is.
     pub fn dialect(&self) -> Dialect {
-        let dialect = self.llm().texts().speech().dialect();
+        let dialect = self.llm().texts().chat_tokenizer().dialect();
         if self.schema.is_some() { Dialect { tool_calls: None, ..dialect } } else { dialect }
     }
 
     /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
     pub fn markup(&self) -> Arc<[u32]> {
-        self.llm().texts().speech().markup(&self.dialect())
+        self.llm().texts().chat_tokenizer().markup(&self.dialect())
     }
 
     /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
     pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
-        let speech = self.llm().texts().speech();
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
         if let Some(schema) = &self.schema {
-            let form = AnswerForm { speech, dialect: &self.dialect(), prompt_tail };
+            let form = AnswerForm { chat_tokenizer, dialect: &self.dialect(), prompt_tail };
             return Ok(Some(form.compile(&self.grammars, &schema.source)?));
         }
-        let special = |text: &str| speech.special(text);
+        let special = |text: &str| chat_tokenizer.special(text);
         let tools = self.tool_definitions();
         let lark = self.dialect().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
         lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
@@ -249,7 +249,7 @@ impl<'a> Chat<'a> {
 
     fn prompt(&self) -> String {
         let pending = if self.attached.is_empty() { "" } else { "+file " };
-        format!("{pending}{}/{} > ", grouped(self.dialogue.saved().num_tokens()), grouped(self.context()))
+        format!("{pending}{}/{} > ", grouped(self.session_chat.saved().num_tokens()), grouped(self.context()))
     }
 
     fn catalog(&self) -> Catalog {
@@ -302,7 +302,7 @@ impl<'a> Chat<'a> {
             self.terminal.note("(the message is in the history: the key Up brings it back)");
             return Next::Prompt;
         }
-        self.editing = Some(kept).filter(|kept| *kept < self.dialogue.saved().turns.len());
+        self.editing = Some(kept).filter(|kept| *kept < self.session_chat.saved().turns.len());
         Next::Edit(text)
     }
 
@@ -340,11 +340,11 @@ impl Chat<'_> {
             let _ = self.llm().engine().close_session(self.engine_name()); // there is none before the first turn
         }
         let left = std::mem::replace(&mut self.keeping, Keeping::Planned);
-        let model = self.dialogue.saved().model.clone();
-        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new((*model).clone()));
+        let model = self.session_chat.saved().model.clone();
+        let session_chat = std::mem::replace(&mut self.session_chat, SessionChat::new((*model).clone()));
         if let Keeping::Saved { is_fresh: true, .. } = left {
             // An empty session that stays is listed, and harms nobody.
-            let _ = dialogue.remove_if_empty();
+            let _ = session_chat.remove_if_empty();
         }
         (self.last, self.has_warned, self.taken) = (None, false, None);
     }
@@ -353,10 +353,10 @@ impl Chat<'_> {
     pub fn adopt(&mut self, writer: SessionWriter, is_fresh: bool) -> Result<Option<String>, CommandError> {
         self.leave();
         self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
-        self.dialogue = Dialogue::resume(writer, self.model());
-        self.dialogue.notices().iter().for_each(|notice| self.terminal.note(notice));
-        if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
-            && Some(system.as_str()) != self.dialogue.saved().system()
+        self.session_chat = SessionChat::resume(writer, self.model());
+        self.session_chat.notices().iter().for_each(|notice| self.terminal.note(notice));
+        if let (Some(system), false) = (&self.system, self.session_chat.saved().turns.is_empty())
+            && Some(system.as_str()) != self.session_chat.saved().system()
         {
             let error =
                 CommandError::usage("the session was started with another system prompt, or without one");
@@ -369,13 +369,13 @@ impl Chat<'_> {
     /// Leaves the session and begins one that gets its place with the first message.
     pub fn begin_anew(&mut self, keeping: Keeping) {
         self.leave();
-        self.dialogue = Dialogue::new(self.model());
+        self.session_chat = SessionChat::new(self.model());
         self.keeping = keeping;
     }
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.llm().restore(self.engine_name(), self.dialogue.saved())?)
+        Ok(self.llm().restore(self.engine_name(), self.session_chat.saved())?)
     }
 
     /// A planned session gets its place.
@@ -386,7 +386,7 @@ impl Chat<'_> {
         let base = planned_name();
         let writer = self.create_near(&base)?;
         self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: true, is_fresh: true };
-        self.dialogue = Dialogue::resume(writer, self.model());
+        self.session_chat = SessionChat::resume(writer, self.model());
         Ok(())
     }
 
@@ -428,8 +428,8 @@ impl Chat<'_> {
             }
         };
         let model = self.model();
-        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new(model.clone()));
-        self.dialogue = dialogue.answered_by(model.clone());
+        let session_chat = std::mem::replace(&mut self.session_chat, SessionChat::new(model.clone()));
+        self.session_chat = session_chat.answered_by(model.clone());
         self.grammars = grammars(self.llm());
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
@@ -447,13 +447,13 @@ impl Chat<'_> {
 }
 
 fn grammars(llm: &LoadedLlm) -> GrammarCompiler {
-    let speech = llm.texts().speech();
-    let ends = &speech.texts().end_of_generation;
-    GrammarCompiler::new(speech.tokenizer().clone(), llm.info().vocab_size, ends)
+    let chat_tokenizer = llm.texts().chat_tokenizer();
+    let ends = &chat_tokenizer.texts().end_of_generation;
+    GrammarCompiler::new(chat_tokenizer.tokenizer().clone(), llm.info().vocab_size, ends)
 }
 
 fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {
-    if llm.texts().speech().has_template() {
+    if llm.texts().chat_tokenizer().has_template() {
         return Ok(());
     }
     let hint = "give one with --chat-template FILE; `llmctl run --raw` completes plain text without one";

@@ -25,7 +25,7 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{Error, Finish, Grammar, Outcome, Request, Sampling, Speech, Started};
+use crate::runtime::{ChatTokenizer, Error, Finish, Grammar, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
 use constraint::ConstraintArgs;
@@ -290,19 +290,19 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
-        note_system(texts.speech(), system.as_deref(), terminal);
+        note_system(texts.chat_tokenizer(), system.as_deref(), terminal);
         let rendered = render(&texts, &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
     let llm = load_model(&args, terminal)?;
-    note_system(llm.texts().speech(), system.as_deref(), terminal);
+    note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
     let rendered = render(&llm, &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
     answer(&llm, rendered.tokens, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
-pub fn note_system(speech: &Speech, system: Option<&str>, terminal: &Terminal) {
-    if let Some(notice) = system.and_then(|_| speech.notice_of_system()) {
+pub fn note_system(chat_tokenizer: &ChatTokenizer, system: Option<&str>, terminal: &Terminal) {
+    if let Some(notice) = system.and_then(|_| chat_tokenizer.notice_of_system()) {
         terminal.note(notice);
     }
 }

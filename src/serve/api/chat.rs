@@ -37,7 +37,7 @@ pub async fn post(
         has_functions,
     };
     let head = Head::new(&app, "chatcmpl");
-    let is_generic = ask.tools.is_on() && app.model().speech.spells_tools();
+    let is_generic = ask.tools.is_on() && app.model().chat_tokenizer.spells_tools();
     let running = drive::begin(&app, ask).await?;
     let placed = reply::PlacedHeader(running.placed.clone());
     let mut response = match streaming.is_on {

@@ -24,7 +24,7 @@ use super::patience::{self, Patience};
 use super::prepare::{Prepared, PreparedPrompt, Seat, prepare, seat};
 use super::turn::{Answered, Ask, Delta, Progress, Running, Sent, Session, Totals, Update};
 use super::voice::Voice;
-use crate::runtime::session::conversation::{Answer, PromptedTurn};
+use crate::runtime::turn::session_chat::{Answer, PromptedTurn};
 use crate::runtime::{
     EngineHandle, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started,
     StopHandle, Token,

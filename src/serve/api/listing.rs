@@ -16,7 +16,7 @@ use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
 use super::sessions::known;
 use super::transient::{StrandInfo, Transient};
-use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, Summary};
+use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
 use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -266,7 +266,7 @@ impl Looking<'_> {
         }
     }
 
-    fn stored(&self, key: &SessionKey, summary: &Summary) -> Value {
+    fn stored(&self, key: &SessionKey, summary: &SessionSummary) -> Value {
         let mut session = json!({
             "id": key.name.as_str(),
             "object": "session",
@@ -360,7 +360,7 @@ pub async fn explain(
         };
         let Resumes { last, last_miss, .. } = app.conversations().resumes(&engine_name);
         let miss = last_miss.map(|(resume, difference)| {
-            let explained = difference.explain(&**app.model().speech.tokenizer());
+            let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
             let mut miss = resume_json(&resume);
             miss["position"] = explained.position.into();
             miss["before"] = explained.before.into();

@@ -12,7 +12,7 @@ use super::plain;
 use super::turn::{Ask, InSession, Prompt, RawText, Session, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
-use crate::runtime::session::conversation::{Dialogue, PromptedTurn};
+use crate::runtime::turn::session_chat::{PromptedTurn, SessionChat};
 use crate::runtime::{AnswerForm, EngineHandle, Error, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -72,13 +72,20 @@ pub fn prepare(app: &App, ask: &Ask, turn: Option<Arc<Turn>>) -> Result<Prepared
 }
 
 fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
-    let speech = &app.model().speech;
+    let chat_tokenizer = &app.model().chat_tokenizer;
     let (tokens, text) = match text {
-        RawText::Text(text) => (speech.encode(text)?, text.clone()),
-        RawText::Ids(ids) => (ids.clone(), speech.tokenizer().decode(ids, true)),
+        RawText::Text(text) => (chat_tokenizer.encode(text)?, text.clone()),
+        RawText::Ids(ids) => (ids.clone(), chat_tokenizer.tokenizer().decode(ids, true)),
         RawText::Between { prefix, suffix } => {
             let missing = || ApiError::unsupported("suffix", "suffix: this model has no such tokens");
-            (speech.infill().ok_or_else(missing)?.prompt(speech.tokenizer(), prefix, suffix)?, prefix.clone())
+            (
+                chat_tokenizer.infill().ok_or_else(missing)?.prompt(
+                    chat_tokenizer.tokenizer(),
+                    prefix,
+                    suffix,
+                )?,
+                prefix.clone(),
+            )
         }
     };
     Ok(PreparedPrompt { tokens, text, ear: Ear::plain() })
@@ -93,24 +100,25 @@ fn prepare_chat(
 ) -> Result<Prepared, ApiError> {
     let model = app.model();
     if app.settings().refuses_special_tokens {
-        plain::check(model.speech.tokenizer(), conversation)?;
+        plain::check(model.chat_tokenizer.tokenizer(), conversation)?;
     }
     let session = open(app, ask, conversation, turn)?;
     let fresh;
-    let (dialogue, conversation) = match (&session, &ask.session) {
+    let (session_chat, conversation) = match (&session, &ask.session) {
         (Some(opened), Some(Session::Stored(InSession { appends: true, .. }))) => {
             (&**opened, followed(opened, conversation))
         }
         (Some(opened), _) => (&**opened, conversation.clone()),
         (None, _) => {
-            fresh = Dialogue::new(model.fingerprint.clone());
+            fresh = SessionChat::new(model.fingerprint.clone());
             (&fresh, conversation.clone())
         }
     };
-    let turn = dialogue.prompt(&model.speech, conversation)?;
+    let turn = session_chat.prompt(&model.chat_tokenizer, conversation)?;
     let dialect =
         if ask.tools.is_on() { app.dialect() } else { Dialect { tool_calls: None, ..app.dialect() } };
-    let form = AnswerForm { speech: &model.speech, dialect: &dialect, prompt_tail: turn.tail() };
+    let form =
+        AnswerForm { chat_tokenizer: &model.chat_tokenizer, dialect: &dialect, prompt_tail: turn.tail() };
     let compiler = app.grammars(engine);
     let shaped = shaped(ask.shape.as_ref(), |source| form.compile(compiler, source))?;
     let grammar = match ask.tools.is_on() {
@@ -118,7 +126,7 @@ fn prepare_chat(
         false => shaped,
     };
     // Also that of calls which nobody asked for: then it is text like any other.
-    let markup = model.speech.markup(&app.dialect());
+    let markup = model.chat_tokenizer.markup(&app.dialect());
     let ear = Ear::new(dialect, ask.tools.heard(), turn.tail(), ask.is_streamed);
     let prompt = PreparedPrompt { tokens: turn.tokens().to_vec(), text: String::new(), ear };
     // Several answers are no turn: which of them the conversation goes on with, its next prompt says.
@@ -145,7 +153,7 @@ fn open(
         None => Ok(None),
         Some(Session::Transient(key)) => {
             let strand = app.transients().open(key, model, &conversation.messages);
-            Ok(strand.map(|(held, dialogue)| Opened::transient(held, dialogue)))
+            Ok(strand.map(|(held, session_chat)| Opened::transient(held, session_chat)))
         }
         Some(Session::Stored(InSession { caller, name, appends })) => {
             let next = if *appends { Next::Append } else { Next::Whole(&conversation.messages) };
@@ -156,8 +164,8 @@ fn open(
 }
 
 /// The conversation so far and the new messages.
-fn followed(dialogue: &Dialogue, added: &Conversation) -> Conversation {
-    Conversation { messages: dialogue.followed_by(added.messages.clone()).messages, ..added.clone() }
+fn followed(session_chat: &SessionChat, added: &Conversation) -> Conversation {
+    Conversation { messages: session_chat.followed_by(added.messages.clone()).messages, ..added.clone() }
 }
 
 impl Seat {
@@ -212,8 +220,8 @@ fn called(
     tools: &ToolUse,
     shape: Option<&Shape>,
 ) -> Result<Option<Grammar>, ApiError> {
-    let AnswerForm { speech, dialect, prompt_tail } = form;
-    let special = |text: &str| speech.special(text);
+    let AnswerForm { chat_tokenizer, dialect, prompt_tail } = form;
+    let special = |text: &str| chat_tokenizer.special(text);
     let shape = shape.filter(|_| tools.choice == ToolChoice::Auto);
     let choice = if shape.is_some() { &ToolChoice::Required } else { &tools.choice };
     let otherwise =

@@ -50,7 +50,7 @@ impl Head {
     }
 
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.app.model().speech.token_bytes(id).into_owned()
+        self.app.model().chat_tokenizer.token_bytes(id).into_owned()
     }
 
     pub fn chat_logprobs(&self, tokens: &[Token]) -> Value {
@@ -61,7 +61,7 @@ impl Head {
     pub fn completion_logprobs(&self, told: Option<&Echoed>, tokens: &[Token], offset: &mut usize) -> Value {
         let mut logprobs = CompletionLogprobs::default();
         if let Some(Echoed { ids, scores, .. }) = told {
-            let tokenizer = self.app.model().speech.tokenizer();
+            let tokenizer = self.app.model().chat_tokenizer.tokenizer();
             let special = |id: u32| tokenizer.is_special(id);
             logprobs.add_prompt((ids, scores), &special, &|id| self.token_bytes(id), offset);
         }

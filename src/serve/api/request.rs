@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::session_of;
 use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
-use crate::runtime::{EngineHandle, Error, Limits, Overflow, Sampling, Speech};
+use crate::runtime::{ChatTokenizer, EngineHandle, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -116,12 +116,12 @@ pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
 
 /// And whether its reasoning is to be shown.
 fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, bool) {
-    let speech = &app.model().speech;
-    let says = |word: &str| speech.template_knows_role(word).unwrap_or(false);
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
     let messages = message::messages(fields, &says);
-    let template = Template { reads: &|name| speech.template_reads(name), says: &says };
+    let template = Template { reads: &|name| chat_tokenizer.template_reads(name), says: &says };
     let Switches { kwargs, shows_reasoning } = switches(fields, template, app.settings().enable_thinking);
-    let messages = messages.into_iter().map(|message| known_role(message, speech)).collect();
+    let messages = messages.into_iter().map(|message| known_role(message, chat_tokenizer)).collect();
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
@@ -139,7 +139,7 @@ pub fn completion(
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let prompts = prompts(&mut fields);
-    let prompts = between(&mut fields, prompts, &app.model().speech);
+    let prompts = between(&mut fields, prompts, &app.model().chat_tokenizer);
     let echo = fields.flag("echo").unwrap_or(false);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
@@ -225,8 +225,8 @@ fn common(
 fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let tools::Asked { definitions, choice, parallel } = tools::asked(fields);
     let tools = ToolUse { definitions, choice, parallel, schema_open };
-    let speech = &app.model().speech;
-    if tools.is_on() && !speech.shows_tools() {
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    if tools.is_on() && !chat_tokenizer.shows_tools() {
         let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
         fields.unsupported("tools", why);
     }
@@ -286,8 +286,8 @@ fn streaming(fields: &mut Fields<'_>) -> Streaming {
 }
 
 /// Templates that do not know `developer` print nothing for it; it is OpenAI's newer word for `system`.
-fn known_role(message: Message, speech: &Speech) -> Message {
-    let is_known = speech.template_knows_role(Role::Developer.as_str()).unwrap_or(true);
+fn known_role(message: Message, chat_tokenizer: &ChatTokenizer) -> Message {
+    let is_known = chat_tokenizer.template_knows_role(Role::Developer.as_str()).unwrap_or(true);
     match message.role {
         Role::Developer if !is_known => Message { role: Role::System, ..message },
         _ => message,
@@ -337,9 +337,9 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<RawText> {
 }
 
 /// With `suffix`, what stands between it and each prompt is asked for.
-fn between(fields: &mut Fields<'_>, prompts: Vec<RawText>, speech: &Speech) -> Vec<RawText> {
+fn between(fields: &mut Fields<'_>, prompts: Vec<RawText>, chat_tokenizer: &ChatTokenizer) -> Vec<RawText> {
     let Some(suffix) = fields.text("suffix").filter(|suffix| !suffix.is_empty()) else { return prompts };
-    if speech.infill().is_none() {
+    if chat_tokenizer.infill().is_none() {
         fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
     }
     let texts = prompts.into_iter().map(|prompt| match prompt {

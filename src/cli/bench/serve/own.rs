@@ -75,11 +75,11 @@ pub fn start(
         EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
-    let (info, speech, fingerprint) = texts.into_parts();
+    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
     let model = ServedModel {
         id: info.name,
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        speech,
+        chat_tokenizer,
         fingerprint,
         defaults: info.defaults,
     };

@@ -62,7 +62,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage(format!("/export: unknown format {format:?} (md, json, jsonl)")));
     }
     let path = typed_path(path.trim());
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     let saved_turns = saved.turns.len();
     let text = match format {
         "md" => markdown(saved),
@@ -116,7 +116,7 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
 
 /// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some(answer) = chat.dialogue.messages().filter(|message| message.role == Role::Assistant).last()
+    let Some(answer) = chat.session_chat.messages().filter(|message| message.role == Role::Assistant).last()
     else {
         return Err(CommandError::usage("there is no answer yet"));
     };

@@ -20,7 +20,7 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
         "" => conversation(chat),
         "config" => config(chat),
         "model" => model(chat),
-        "template" => chat.llm().texts().speech().template_source().unwrap_or_default().to_owned(),
+        "template" => chat.llm().texts().chat_tokenizer().template_source().unwrap_or_default().to_owned(),
         "prompt" => prompt(chat)?,
         "thinking" => thinking(chat)?,
         other => {
@@ -36,7 +36,7 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 fn conversation(chat: &Chat<'_>) -> String {
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     if saved.turns.is_empty() {
         let system = chat.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
         return format!("{system}there is no turn yet");
@@ -71,7 +71,7 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
-    let dialect = chat.llm().texts().speech().dialect();
+    let dialect = chat.llm().texts().chat_tokenizer().dialect();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),
@@ -87,23 +87,23 @@ fn model(chat: &Chat<'_>) -> String {
 
 /// The conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let turns = &chat.dialogue.saved().turns;
+    let turns = &chat.session_chat.saved().turns;
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
     let turn = chat.prompted(&Asked { kept: turns.len() - 1, added, ..Asked::default() })?;
-    let text = turn.text(chat.llm().texts().speech());
+    let text = turn.text(chat.llm().texts().chat_tokenizer());
     Ok(format!("{text}\n({})", counted(turn.tokens().len(), "token")))
 }
 
 fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let last = chat.dialogue.saved().turns.last().and_then(|saved| saved.turn.messages.last());
+    let last = chat.session_chat.saved().turns.last().and_then(|saved| saved.turn.messages.last());
     let reasoning = last.and_then(|message| message.reasoning.clone());
     reasoning.ok_or_else(|| CommandError::usage("the last answer has no thinking"))
 }
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("context", argument)?;
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     let (used, size) = (saved.num_tokens(), chat.context());
     let mut rows = Vec::new();
     let mut before = 0;

@@ -6,15 +6,15 @@
 
 use serde_json::{Value, json};
 
-use super::error::{Error, GrammarError, Result};
-use super::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
-use super::speech::Speech;
+use crate::runtime::chat_tokenizer::ChatTokenizer;
+use crate::runtime::error::{Error, GrammarError, Result};
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
 use crate::template::{Dialect, ReasoningFormat};
 
 /// Where an answer with a form is going to stand.
 #[derive(Clone, Copy)]
 pub struct AnswerForm<'a> {
-    pub speech: &'a Speech,
+    pub chat_tokenizer: &'a ChatTokenizer,
     /// The markup in force.
     pub dialect: &'a Dialect,
     /// The end of the rendered prompt: the template may have begun the reasoning there, or ended it.
@@ -52,14 +52,14 @@ impl AnswerForm<'_> {
 
     /// Lark rules for what stands around the answer, which is their rule `answer`; nothing where it is all there is.
     fn frame(&self, is_own: bool) -> Result<Option<String>> {
-        let Self { speech, dialect, prompt_tail } = *self;
+        let Self { chat_tokenizer, dialect, prompt_tail } = *self;
         if dialect.reasoning == Some(ReasoningFormat::Harmony) {
             if is_own {
                 return Err(refusal(
                     "it holds for the whole answer, and this model's answers come in messages",
                 ));
             }
-            let rules = harmony_rules(speech);
+            let rules = harmony_rules(chat_tokenizer);
             return rules
                 .map(Some)
                 .ok_or_else(|| refusal("this model's messages have no tokens of their own"));
@@ -70,14 +70,17 @@ impl AnswerForm<'_> {
                     "it holds for the whole answer, and this prompt has begun with reasoning, which can be switched off",
                 ));
             }
-            return Ok(Some(format!("start: thought SPACE? answer\n{}", thought_rules(speech, close))));
+            return Ok(Some(format!(
+                "start: thought SPACE? answer\n{}",
+                thought_rules(chat_tokenizer, close)
+            )));
         }
         Ok(dialect.may_reason(prompt_tail).map(|(open, close)| {
-            let open = match speech.special(open) {
+            let open = match chat_tokenizer.special(open) {
                 Some(id) => format!("<[{id}]>"),
                 None => json!(open).to_string(),
             };
-            format!("start: ({open} thought SPACE?)? answer\n{}", thought_rules(speech, close))
+            format!("start: ({open} thought SPACE?)? answer\n{}", thought_rules(chat_tokenizer, close))
         }))
     }
 }
@@ -98,8 +101,8 @@ fn body(source: &GrammarSource) -> Result<String> {
 }
 
 /// One message of analysis if the model likes, then the final one.
-fn harmony_rules(speech: &Speech) -> Option<String> {
-    let mark = |text| speech.special(text).map(|id| format!("<[{id}]>"));
+fn harmony_rules(chat_tokenizer: &ChatTokenizer) -> Option<String> {
+    let mark = |text| chat_tokenizer.special(text).map(|id| format!("<[{id}]>"));
     let [channel, message, end, start] =
         [mark("<|channel|>")?, mark("<|message|>")?, mark("<|end|>")?, mark("<|start|>")?];
     Some(format!(
@@ -110,8 +113,8 @@ fn harmony_rules(speech: &Speech) -> Option<String> {
 
 /// Lark rules for the rest of a thought that ends with `close`, and the space that models put behind it. A marker that is a
 /// special token is that token, which no text can contain; any other ends the thought where it first stands.
-fn thought_rules(speech: &Speech, close: &str) -> String {
-    let thought = match speech.special(close) {
+fn thought_rules(chat_tokenizer: &ChatTokenizer, close: &str) -> String {
+    let thought = match chat_tokenizer.special(close) {
         Some(id) => format!("thought: TEXT? <[{id}]>\nTEXT: /(?s:.+)/\n"),
         None => format!("thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n", escaped(close)),
     };

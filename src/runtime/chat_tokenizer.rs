@@ -21,7 +21,7 @@ use crate::template::{
 const GENERIC: ToolCallFormat = ToolCallFormat::Generic;
 
 /// A model without its weights.
-pub struct Speech {
+pub struct ChatTokenizer {
     texts: ModelTexts,
     /// The template in force; `Err` is why the source does not compile, said when it is needed.
     template: std::result::Result<ChatTemplate, TemplateError>,
@@ -45,7 +45,7 @@ pub fn special_tokens(tokenizer: &Tokenizer) -> SpecialTokens {
     SpecialTokens { bos: token(tokenizer.bos()), eos: token(tokenizer.eos()), ..SpecialTokens::default() }
 }
 
-impl Speech {
+impl ChatTokenizer {
     /// `template` is used in place of the model's own.
     pub fn new(texts: ModelTexts, template: Option<&str>) -> Self {
         let specials = special_tokens(&texts.tokenizer);

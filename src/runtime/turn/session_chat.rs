@@ -1,26 +1,26 @@
 //! One conversation in progress, as `run`, `chat` and `serve` share it: its turns, the answers that go back into prompts as
 //! ids, and the file it is saved in, if it is.
 //!
-//! A turn is two calls: [`Dialogue::prompt`] changes nothing and gives the ids to ask the engine with;
-//! [`Dialogue::finish`] takes the answer, and what it reports as done is on disk. Between the two anything may fail, and the
+//! A turn is two calls: [`SessionChat::prompt`] changes nothing and gives the ids to ask the engine with;
+//! [`SessionChat::finish`] takes the answer, and what it reports as done is on disk. Between the two anything may fail, and the
 //! conversation is as before. Only ids of the same model go back; another model gets the text.
 //!
 //! Knows no engine: the caller submits the prompt and gathers the answer. The date that templates see is that of the
 //! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
 
-use super::prefill::common_prefix;
-use super::store::{
-    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, Turn, now_ms,
-};
-use super::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
+use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
-use crate::runtime::speech::Speech;
+use crate::runtime::session::prefill::common_prefix;
+use crate::runtime::session::store::{
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
+};
+use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
 use crate::template::{Conversation, DateTime, Message};
 
 /// A conversation in progress.
 #[derive(Debug)]
-pub struct Dialogue {
+pub struct SessionChat {
     model: ModelFingerprint,
     /// All finished turns; what `writer` says when there is one.
     saved: SavedSession,
@@ -63,7 +63,7 @@ pub enum Finished {
     Empty,
 }
 
-impl Dialogue {
+impl SessionChat {
     /// A new conversation that is not saved.
     pub fn new(model: ModelFingerprint) -> Self {
         Self::with(SavedSession::new(&model, now_ms()), None, model)
@@ -133,13 +133,13 @@ impl Dialogue {
     ///
     /// # Errors
     /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express.
-    pub fn prompt(&self, speech: &Speech, conversation: Conversation) -> Result<PromptedTurn> {
+    pub fn prompt(&self, chat_tokenizer: &ChatTokenizer, conversation: Conversation) -> Result<PromptedTurn> {
         let started_ms = now_ms();
         let date = self.date(started_ms);
-        let prompt = self.transcript.splice(&conversation, |shown| speech.render(shown, date))?;
+        let prompt = self.transcript.splice(&conversation, |shown| chat_tokenizer.render(shown, date))?;
         let tokens = prompt.ids(|text, is_start| match is_start {
-            true => speech.encode(text),
-            false => speech.encode_rest(text),
+            true => chat_tokenizer.encode(text),
+            false => chat_tokenizer.encode_rest(text),
         })?;
         let messages = conversation.messages;
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
@@ -172,7 +172,7 @@ impl Dialogue {
         let after = turn.prompt.splice_after();
         let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens);
         let added = turn.messages[turn.kept_messages..].iter().cloned();
-        let record = Turn {
+        let record = StoredTurn {
             messages: added.chain([message.clone()]).collect(),
             kept_tokens,
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
@@ -197,7 +197,7 @@ impl Dialogue {
         common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
     }
 
-    fn add(&mut self, kept_turns: usize, turn: Turn) -> Result<()> {
+    fn add(&mut self, kept_turns: usize, turn: StoredTurn) -> Result<()> {
         if let Some(writer) = &mut self.writer {
             writer.append_after(kept_turns, &self.model, &turn)?;
             self.saved = writer.saved().clone();
@@ -298,7 +298,7 @@ fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
 
 /// Whether two messages are the same turn of the same conversation, be they spelt differently.
 fn says_the_same(a: &Message, b: &Message) -> bool {
-    a.role == b.role && a.name == b.name && Fingerprint::of(a) == Fingerprint::of(b)
+    a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
 }
 
 impl PromptedTurn {
@@ -323,11 +323,12 @@ impl PromptedTurn {
     }
 
     /// The prompt as text, earlier answers as their tokens read.
-    pub fn text(&self, speech: &Speech) -> String {
-        let text = |segment: &Segment| match segment {
-            Segment::Text(text) => text.clone(),
-            Segment::Ids(ids) => {
-                let bytes: Vec<u8> = ids.iter().flat_map(|&id| speech.token_bytes(id).into_owned()).collect();
+    pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
+        let text = |segment: &SplicedSegment| match segment {
+            SplicedSegment::Text(text) => text.clone(),
+            SplicedSegment::Ids(ids) => {
+                let bytes: Vec<u8> =
+                    ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
         };
