@@ -10,7 +10,6 @@ pub mod grammar;
 pub mod handle;
 pub mod hints;
 pub mod infill;
-pub mod kernel;
 pub mod kv;
 pub mod load;
 pub mod machine;
@@ -41,6 +40,7 @@ pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
+pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
