@@ -8,12 +8,10 @@ pub mod client;
 
 pub mod engine;
 pub mod error;
-pub mod generation;
 pub mod grammar;
 
 pub mod hints;
 pub mod infill;
-pub mod kernel;
 pub mod kv;
 pub mod load;
 pub mod machine;
@@ -23,7 +21,6 @@ pub mod private_files;
 pub mod repetition;
 pub mod request;
 pub mod sample;
-pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod spec;
@@ -45,6 +42,7 @@ pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use hints::Frontend;
+pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
