@@ -19,6 +19,7 @@ pub mod explain;
 pub mod flags;
 #[cfg(test)]
 mod guide_facts;
+pub mod input;
 pub mod load;
 pub mod man;
 pub mod models;

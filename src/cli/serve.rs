@@ -17,14 +17,14 @@ use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Span};
 use super::capacity::CapacityArgs;
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
+use super::input::read_file;
 use super::load::{self, LoadedTexts};
 use super::places::{Kept, Places};
-use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineHandle, Frontend, private_files};
+use crate::runtime::{EngineClient, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
@@ -462,7 +462,7 @@ fn rebuild(
     asked: EngineOptions,
     fingerprint: ModelFingerprint,
     terminal: Terminal,
-) -> Box<dyn FnMut() -> Result<EngineHandle, String> + Send> {
+) -> Box<dyn FnMut() -> Result<EngineClient, String> + Send> {
     Box::new(move || {
         let llm = load::load(&model, asked, &terminal).map_err(|error| error.to_string())?;
         let (texts, engine) = llm.into_parts();
