@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, kernels_name};
 use llmctl::runtime::worker::process::Launch;
-use llmctl::runtime::worker::remote::Patience;
+use llmctl::runtime::worker::remote::Timeouts;
 use llmctl::runtime::{Engine, EngineConfig, EngineHandle, Event, Limits, Request};
 use serde_json::json;
 
@@ -110,8 +110,8 @@ fn there(options: &Options) -> Result<EngineHandle, Failure> {
         secrets: Vec::new(),
         memory: None,
         nice: None,
-        patience: Patience { start: 5 * minute, answer: minute },
-        said: Arc::new(|_| ()),
+        timeouts: Timeouts { start: 5 * minute, answer: minute },
+        on_stderr_line: Arc::new(|_| ()),
     };
     Ok(EngineHandle::new(launch.start()?))
 }

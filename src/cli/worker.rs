@@ -16,8 +16,8 @@ use super::serve;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::Error;
-use crate::runtime::worker::protocol::{Answer, Code, ErrorLine, ModelId, Reply, write_line};
-use crate::runtime::worker::service::{End, Ended, Reception, Worker};
+use crate::runtime::worker::protocol::{ErrorCode, ErrorLine, ModelId, Reply, ReplyBody, write_line};
+use crate::runtime::worker::service::{CallInbox, ShutdownCause, WorkerContext, WorkerExit};
 
 /// Answer requests on standard input, one JSON object a line (for programs)
 ///
@@ -94,7 +94,7 @@ Environment and files:
 
 /// Runs the subcommand.
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
-    let reception = Reception::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
+    let reception = CallInbox::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
         .map_err(|error| failure(error, "reading the input"))?;
     let worker = load_worker(&args, terminal).inspect_err(|error| {
         // Whoever reads the line closes the input, which must not decide the exit code.
@@ -108,11 +108,11 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     conclude(ended, terminal)
 }
 
-fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<Worker, CommandError> {
+fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
     let (texts, engine) = load::load(&args.model, engine_options(args), terminal)?.into_parts();
     let (info, chat_tokenizer, fingerprint) = texts.into_parts();
     let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
-    Ok(Worker { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
+    Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
 }
 
 fn engine_options(args: &WorkerArgs) -> EngineOptions {
@@ -123,21 +123,24 @@ fn engine_options(args: &WorkerArgs) -> EngineOptions {
 /// The parent waits for a line; the exit code says the same to it.
 fn say_why(error: &CommandError) {
     let detail = error.runtime().and_then(|error| serde_json::to_value(error).ok());
-    let code = Some(Code::LoadFailed);
+    let code = Some(ErrorCode::LoadFailed);
     let line = ErrorLine { error: error.to_string(), code, detail, session_id: None };
     // A parent that does not read has the exit code.
-    let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: Answer::Error(line) });
+    let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: ReplyBody::Error(line) });
 }
 
-fn conclude(ended: Ended, terminal: &Terminal) -> Result<Exit, CommandError> {
-    if !ended.is_saved && !matches!(ended.why, End::EngineGone) {
+fn conclude(ended: WorkerExit, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if !ended.is_saved && !matches!(ended.why, ShutdownCause::EngineGone) {
         terminal.warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
     }
     ended.notices.iter().for_each(|notice| terminal.warn(notice));
     match ended.why {
-        End::Input | End::Shutdown(_) | End::Stopped | End::ReaderGone => Ok(Exit::Success),
-        End::OutputFailed(error) => Err(failure(error, "writing to standard output")),
-        End::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
+        ShutdownCause::Input
+        | ShutdownCause::Shutdown(_)
+        | ShutdownCause::Stopped
+        | ShutdownCause::ReaderGone => Ok(Exit::Success),
+        ShutdownCause::OutputFailed(error) => Err(failure(error, "writing to standard output")),
+        ShutdownCause::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::worker::process::{Launch, tells_of_no_memory};
-use crate::runtime::worker::remote::{Patience, StartError};
+use crate::runtime::worker::remote::{StartError, Timeouts};
 use crate::runtime::{EngineHandle, Error};
 use crate::serve::engine::{EngineSlot, Recovery};
 
@@ -228,11 +228,11 @@ fn launches(args: &ServeArgs, count: usize, terminal: &Terminal) -> Result<Vec<L
                 .collect(),
             memory: isolation.worker_memory.map(|size| size.0),
             nice: isolation.worker_nice,
-            patience: Patience {
+            timeouts: Timeouts {
                 start: time(isolation.worker_start_timeout, DEFAULT_START),
                 answer: time(isolation.worker_timeout, DEFAULT_ANSWER),
             },
-            said: Arc::new(move |line| terminal.note(&format!("worker {number}: {line}"))),
+            on_stderr_line: Arc::new(move |line| terminal.note(&format!("worker {number}: {line}"))),
         }
     };
     Ok((0..count).map(launch).collect())

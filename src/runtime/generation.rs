@@ -17,7 +17,7 @@ use super::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings,
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
-use super::step::{Feed, Input, Scores};
+use super::step::{FeedInput, Scores, SequenceFeed};
 use super::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Tokens of a prompt in a step when their log-probabilities are asked for: each takes a row of logits, which are as many as
@@ -29,7 +29,7 @@ const MAX_SCORED_ROWS: usize = 16;
 pub struct RequestId(pub(super) u64);
 
 /// Where the events of all requests go.
-pub type Events = Vec<(RequestId, Event)>;
+pub type EngineEvents = Vec<(RequestId, Event)>;
 
 #[derive(Debug)]
 pub struct Generation {
@@ -45,7 +45,7 @@ pub struct Generation {
     seed: u64,
     num_cached: usize,
     num_generated: usize,
-    turn: u64,
+    last_scheduled: u64,
     /// Where the answer stands in the request's grammar, from its start on.
     grammar: Option<GrammarState>,
     /// The last sampled token and those forced after it, when there are any: delivered, and the last of them to be computed.
@@ -54,13 +54,13 @@ pub struct Generation {
     scores: Vec<Logprob>,
     utf8: Utf8Stream,
     stop: StopMatcher,
-    said: Said,
+    delivered: DeliveredText,
     clock: Clock,
 }
 
 /// Which generated tokens the delivered text stands for, in bytes of text.
 #[derive(Debug, Default)]
-struct Said {
+struct DeliveredText {
     /// Text of all tokens so far.
     num_bytes: usize,
     num_delivered: usize,
@@ -88,13 +88,13 @@ impl Generation {
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
             num_generated: 0,
-            turn: 0,
+            last_scheduled: 0,
             grammar: None,
             forced: Vec::new(),
             scores: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
-            said: Said::default(),
+            delivered: DeliveredText::default(),
             clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
             request,
         }
@@ -139,13 +139,13 @@ impl Generation {
             .is_some_and(|deadline| now.saturating_duration_since(self.clock.submitted) >= deadline)
     }
 
-    /// When it had its last row; see [`super::schedule::Running::turn`].
-    pub fn turn(&self) -> u64 {
-        self.turn
+    /// When it had its last row; see [`super::schedule::RunningRequest::last_scheduled`].
+    pub fn last_scheduled(&self) -> u64 {
+        self.last_scheduled
     }
 
-    pub fn set_turn(&mut self, turn: u64) {
-        self.turn = turn;
+    pub fn set_last_scheduled(&mut self, last_scheduled: u64) {
+        self.last_scheduled = last_scheduled;
     }
 
     /// The most tokens that can become resident.
@@ -167,7 +167,7 @@ impl Generation {
     }
 
     /// Leaves the queue with what is computed already.
-    pub fn start(&mut self, resumed: Resumed, events: &mut Events) {
+    pub fn start(&mut self, resumed: Resumed, events: &mut EngineEvents) {
         let Resumed { sequence, reuse, states_at, difference } = resumed;
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
@@ -209,7 +209,7 @@ impl Generation {
     }
 
     /// What goes into the next step: `rows` tokens of the prompt or of forced ones, or the pending token.
-    pub fn feed(&mut self, rows: usize) -> Feed<'_> {
+    pub fn feed(&mut self, rows: usize) -> SequenceFeed<'_> {
         let left = self.rows_left();
         let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
         let rows = if scored.is_some() { rows.min(MAX_SCORED_ROWS) } else { rows };
@@ -218,18 +218,29 @@ impl Generation {
         let following = &known[(known.len() - left + 1).min(known.len())..];
         let following = &following[..following.len().min(chunk.len())];
         let input = match left {
-            0 => Input::Pending,
-            _ if chunk.len() < left || self.max_tokens == 0 => Input::Chunk(chunk),
-            _ => Input::LastChunk(chunk),
+            0 => FeedInput::Pending,
+            _ if chunk.len() < left || self.max_tokens == 0 => FeedInput::Chunk(chunk),
+            _ => FeedInput::LastChunk(chunk),
         };
         let found = &mut self.scores;
         let scores = scored.map(|num_alternatives| Scores { following, num_alternatives, found });
         let grammar = self.grammar.as_mut();
-        Feed { sequence: &mut self.sequence, input, sampling: &self.request.sampling, grammar, scores }
+        SequenceFeed {
+            sequence: &mut self.sequence,
+            input,
+            sampling: &self.request.sampling,
+            grammar,
+            scores,
+        }
     }
 
     /// Takes note of a step that went well; true when the generation has ended with it.
-    pub fn advance(&mut self, spec: &EngineSpec, vocabulary: &dyn Vocabulary, events: &mut Events) -> bool {
+    pub fn advance(
+        &mut self,
+        spec: &EngineSpec,
+        vocabulary: &dyn Vocabulary,
+        events: &mut EngineEvents,
+    ) -> bool {
         if self.num_generated == 0 {
             let total = self.request.prompt.len();
             self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
@@ -258,7 +269,7 @@ impl Generation {
         token: Token,
         spec: &EngineSpec,
         vocabulary: &dyn Vocabulary,
-        events: &mut Events,
+        events: &mut EngineEvents,
     ) -> Result<Option<Finish>> {
         self.forced.clear();
         self.forced.push(token.id);
@@ -283,7 +294,7 @@ impl Generation {
         token: Token,
         spec: &EngineSpec,
         vocabulary: &dyn Vocabulary,
-        events: &mut Events,
+        events: &mut EngineEvents,
     ) -> Result<Option<Finish>> {
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
@@ -301,8 +312,8 @@ impl Generation {
         self.clock.last_token = Some(now);
         self.num_generated += 1;
         let text = self.text_of(token.id, vocabulary);
-        self.said.num_delivered += text.len();
-        self.said.ends.push(self.said.num_bytes + usize::from(self.utf8.is_pending()));
+        self.delivered.num_delivered += text.len();
+        self.delivered.ends.push(self.delivered.num_bytes + usize::from(self.utf8.is_pending()));
         self.emit(events, Event::Text { text, tokens: vec![token] });
         if let Some(stop) = self.stop.hit() {
             return Ok(Some(Finish::StopString(stop.to_owned())));
@@ -334,12 +345,12 @@ impl Generation {
         }
         let bytes = vocabulary.token_bytes(id).unwrap_or_default();
         let complete = self.utf8.push(&bytes);
-        self.said.num_bytes += complete.len();
+        self.delivered.num_bytes += complete.len();
         self.stop.push(&complete)
     }
 
     /// Ends well. The text held back may prove to hold a stop string after all, which is then why it ended.
-    pub fn finish(&mut self, finish: Finish, events: &mut Events) {
+    pub fn finish(&mut self, finish: Finish, events: &mut EngineEvents) {
         self.flush(events);
         let finish = match self.stop.hit() {
             Some(stop) if finish != Finish::Cancelled => Finish::StopString(stop.to_owned()),
@@ -355,17 +366,17 @@ impl Generation {
     }
 
     /// Ends badly; the text so far is still delivered.
-    pub fn fail(&mut self, error: Error, events: &mut Events) {
+    pub fn fail(&mut self, error: Error, events: &mut EngineEvents) {
         self.flush(events);
         self.emit(events, Event::Failed(error));
     }
 
-    fn flush(&mut self, events: &mut Events) {
+    fn flush(&mut self, events: &mut EngineEvents) {
         let unfinished = self.utf8.finish();
         let mut text = self.stop.push(&unfinished);
         text.push_str(&self.stop.finish());
         if !text.is_empty() {
-            self.said.num_delivered += text.len();
+            self.delivered.num_delivered += text.len();
             self.emit(events, Event::Text { text, tokens: Vec::new() });
         }
     }
@@ -374,7 +385,7 @@ impl Generation {
     pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
         self.sequence.clear_pending();
         if self.stop.hit().is_some() && can_rewind {
-            let num_said = self.said.ends.partition_point(|&end| end <= self.said.num_delivered);
+            let num_said = self.delivered.ends.partition_point(|&end| end <= self.delivered.num_delivered);
             let end = self.request.prompt.len() + num_said;
             // Where the model cannot go on from there, the session keeps what it cannot cut; the next prompt parts from it.
             let _ = self.sequence.truncate(end.min(self.sequence.position()));
@@ -382,7 +393,7 @@ impl Generation {
         self.sequence
     }
 
-    fn emit(&self, events: &mut Events, event: Event) {
+    fn emit(&self, events: &mut EngineEvents, event: Event) {
         events.push((self.id, event));
     }
 }

@@ -44,7 +44,7 @@ pub trait EngineDoor: Send + Sync {
     fn is_alive(&self) -> bool;
 
     /// How it ended, once it is not alive any more, where that can be told.
-    fn last_words(&self) -> Option<String> {
+    fn exit_reason(&self) -> Option<String> {
         None
     }
 

@@ -35,7 +35,8 @@ pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
 pub use engine::{
-    Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
+    DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
+    StopHandle,
 };
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};

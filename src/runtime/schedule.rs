@@ -1,6 +1,6 @@
 //! What the next step computes: a pure decision over plain numbers. Knows no sequence, page or model.
 //!
-//! Admission: in order of arrival, and what does not fit now is passed over, by at most [`MAX_OVERTAKING`] later
+//! Admission: in order of arrival, and what does not fit now is passed over, by at most [`MAX_BYPASSES`] later
 //! requests; then nobody starts until it does. Memory is counted for the longest a request can become, so that one that
 //! has started never has to be thrown out.
 //!
@@ -13,30 +13,30 @@
 ///
 /// Small, because each of them may keep its memory for as long as it generates; not zero, because the memory that a
 /// large request waits for can serve small ones until the rest of it is free.
-pub const MAX_OVERTAKING: usize = 8;
+pub const MAX_BYPASSES: usize = 8;
 
 /// A request that waits for admission.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingRequest {
     /// Prompt tokens to compute.
     pub prompt_left: usize,
     /// Memory it takes at its longest, in the unit of [`Budget::bytes`].
     pub bytes: usize,
     /// Requests that came later and have started before it.
-    pub num_overtaken: usize,
+    pub num_bypassed: usize,
 }
 
 /// A request that has been admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningRequest {
     /// Prompt tokens, or tokens that a grammar forces, still to compute; 0 when it generates one by one.
     pub prompt_left: usize,
     /// When it had its last row, or was admitted: of two sequences the one with the smaller number has gone without
     /// longer. Those that had rows in the same step keep the order that they had before.
-    pub turn: u64,
+    pub last_scheduled: u64,
     /// Another sequence computes its next chunk in this very step: it gets no row now. Means nothing for one that
     /// generates. Whoever computes that chunk is not held, or nobody gets on.
-    pub held: bool,
+    pub deferred: bool,
 }
 
 /// What a step may use.
@@ -59,45 +59,46 @@ pub struct StepPlan {
 }
 
 /// Decides the next step. The same input gives the same plan.
-pub fn plan_step(waiting: &[Waiting], running: &[Running], budget: Budget) -> StepPlan {
+pub fn plan_step(waiting: &[WaitingRequest], running: &[RunningRequest], budget: Budget) -> StepPlan {
     let admitted = choose_admitted(waiting, running.len(), budget);
     let started = admitted.iter().map(|&index| waiting[index].prompt_left);
-    let started = started.map(|prompt_left| Running { prompt_left, turn: u64::MAX, held: false });
-    let running: Vec<Running> = running.iter().copied().chain(started).collect();
+    let started =
+        started.map(|prompt_left| RunningRequest { prompt_left, last_scheduled: u64::MAX, deferred: false });
+    let running: Vec<RunningRequest> = running.iter().copied().chain(started).collect();
     StepPlan { rows: share_rows(&running, budget.tokens), admitted }
 }
 
-fn choose_admitted(waiting: &[Waiting], num_running: usize, budget: Budget) -> Vec<usize> {
+fn choose_admitted(waiting: &[WaitingRequest], num_running: usize, budget: Budget) -> Vec<usize> {
     let places = budget.running.saturating_sub(num_running);
     let mut bytes_left = budget.bytes;
-    let mut overtaking_left = usize::MAX; // nobody has been passed over yet
+    let mut bypasses_left = usize::MAX; // nobody has been passed over yet
     let mut admitted = Vec::new();
     for (index, request) in waiting.iter().enumerate() {
-        if admitted.len() == places || overtaking_left == 0 {
+        if admitted.len() == places || bypasses_left == 0 {
             break;
         }
         match bytes_left.checked_sub(request.bytes) {
             Some(left) => {
                 bytes_left = left;
-                overtaking_left -= 1;
+                bypasses_left -= 1;
                 admitted.push(index);
             }
             None => {
-                overtaking_left = overtaking_left.min(MAX_OVERTAKING.saturating_sub(request.num_overtaken));
+                bypasses_left = bypasses_left.min(MAX_BYPASSES.saturating_sub(request.num_bypassed));
             }
         }
     }
     admitted
 }
 
-fn share_rows(running: &[Running], tokens: usize) -> Vec<usize> {
+fn share_rows(running: &[RunningRequest], tokens: usize) -> Vec<usize> {
     let mut rows = vec![0; running.len()];
-    let may_advance = |&index: &usize| running[index].prompt_left == 0 || !running[index].held;
+    let may_advance = |&index: &usize| running[index].prompt_left == 0 || !running[index].deferred;
     let advancing = (0..running.len()).filter(may_advance);
     let (generating, prompts): (Vec<_>, Vec<_>) =
         advancing.partition(|&index| running[index].prompt_left == 0);
     if generating.len() + usize::from(!prompts.is_empty()) > tokens {
-        serve_in_turn(running, &[generating, prompts].concat(), tokens, &mut rows);
+        serve_least_recent(running, &[generating, prompts].concat(), tokens, &mut rows);
     } else {
         generating.iter().for_each(|&index| rows[index] = 1);
         share_among_prompts(running, &prompts, tokens - generating.len(), &mut rows);
@@ -110,10 +111,10 @@ fn share_rows(running: &[Running], tokens: usize) -> Vec<usize> {
 /// Equal shares for all would have a crowd of long prompts crawl, to end all at once and late; one after the other would
 /// have a short one wait for long ones. This way the oldest takes at most twice as long as if it were alone, and a
 /// short prompt starts at once.
-fn share_among_prompts(running: &[Running], prompts: &[usize], tokens: usize, rows: &mut [usize]) {
+fn share_among_prompts(running: &[RunningRequest], prompts: &[usize], tokens: usize, rows: &mut [usize]) {
     let Some((&oldest, others)) = prompts.split_first() else { return };
     if tokens < 2 {
-        return serve_in_turn(running, prompts, tokens, rows);
+        return serve_least_recent(running, prompts, tokens, rows);
     }
     let first_share = running[oldest].prompt_left.min(tokens.div_ceil(2));
     let left = share_fairly(running, others, tokens - first_share, rows);
@@ -122,9 +123,9 @@ fn share_among_prompts(running: &[Running], prompts: &[usize], tokens: usize, ro
 
 /// Max-min fairness: equal shares, and what a short prompt does not need goes to the longer ones, the remainder of a
 /// division to the earlier. Returns what nobody needs.
-fn share_fairly(running: &[Running], prompts: &[usize], tokens: usize, rows: &mut [usize]) -> usize {
+fn share_fairly(running: &[RunningRequest], prompts: &[usize], tokens: usize, rows: &mut [usize]) -> usize {
     if tokens < prompts.len() {
-        serve_in_turn(running, prompts, tokens, rows);
+        serve_least_recent(running, prompts, tokens, rows);
         return 0;
     }
     let mut order = prompts.to_vec();
@@ -138,9 +139,9 @@ fn share_fairly(running: &[Running], prompts: &[usize], tokens: usize, rows: &mu
 }
 
 /// One row for each of as many as there are tokens, those first that have gone without longest.
-fn serve_in_turn(running: &[Running], sequences: &[usize], tokens: usize, rows: &mut [usize]) {
+fn serve_least_recent(running: &[RunningRequest], sequences: &[usize], tokens: usize, rows: &mut [usize]) {
     let mut order = sequences.to_vec();
-    order.sort_by_key(|&index| (running[index].turn, index));
+    order.sort_by_key(|&index| (running[index].last_scheduled, index));
     order.iter().take(tokens).for_each(|&index| rows[index] = 1);
 }
 
@@ -153,8 +154,8 @@ mod tests {
         Budget { tokens, running, bytes }
     }
 
-    fn prompts(left: &[usize]) -> Vec<Running> {
-        left.iter().map(|&prompt_left| Running { prompt_left, ..Running::default() }).collect()
+    fn prompts(left: &[usize]) -> Vec<RunningRequest> {
+        left.iter().map(|&prompt_left| RunningRequest { prompt_left, ..RunningRequest::default() }).collect()
     }
 
     /// Rows of sequences with so much of their prompt left.
@@ -166,8 +167,9 @@ mod tests {
 
     /// Sequences as (prompt left, turn).
     #[track_caller]
-    fn check_turns(sequences: &[(usize, u64)], tokens: usize, expected: &[usize]) {
-        let running = |&(prompt_left, turn)| Running { prompt_left, turn, held: false };
+    fn check_order(sequences: &[(usize, u64)], tokens: usize, expected: &[usize]) {
+        let running =
+            |&(prompt_left, last_scheduled)| RunningRequest { prompt_left, last_scheduled, deferred: false };
         let running: Vec<_> = sequences.iter().map(running).collect();
         assert_eq!(
             plan_step(&[], &running, budget(tokens, 4, 9)).rows,
@@ -181,7 +183,7 @@ mod tests {
     fn check_admitted(waiting: &[(usize, usize)], num_running: usize, places: usize, expected: &[usize]) {
         let waiting: Vec<_> = waiting
             .iter()
-            .map(|&(bytes, num_overtaken)| Waiting { prompt_left: 4, bytes, num_overtaken })
+            .map(|&(bytes, num_bypassed)| WaitingRequest { prompt_left: 4, bytes, num_bypassed })
             .collect();
         let plan = plan_step(&waiting, &prompts(&vec![0; num_running]), budget(100, places, 9));
         assert_eq!(plan.admitted, expected, "{waiting:?}");
@@ -212,21 +214,21 @@ mod tests {
 
     #[test]
     fn where_rows_are_short_those_who_went_without_longest_come_first() {
-        check_turns(&[(9, 4), (9, 3), (9, 2), (9, 1)], 3, &[2, 0, 0, 1]);
-        check_turns(&[(9, 4), (9, 3), (9, 1), (9, 2)], 5, &[3, 0, 1, 1]);
-        check_turns(&[(9, 2), (9, 1)], 1, &[0, 1]);
-        check_turns(&[(9, 1), (9, 2)], 1, &[1, 0]);
-        check_turns(&[(0, 3), (0, 1), (0, 2), (50, 4)], 3, &[1, 1, 1, 0]);
-        check_turns(&[(0, 2), (0, 3), (0, 4), (50, 1)], 3, &[1, 1, 0, 1]);
-        check_turns(&[(0, 4), (0, 1), (0, 2), (0, 3)], 3, &[0, 1, 1, 1]);
-        check_turns(&[(0, 1), (0, 2), (50, 3)], 3, &[1, 1, 1]);
+        check_order(&[(9, 4), (9, 3), (9, 2), (9, 1)], 3, &[2, 0, 0, 1]);
+        check_order(&[(9, 4), (9, 3), (9, 1), (9, 2)], 5, &[3, 0, 1, 1]);
+        check_order(&[(9, 2), (9, 1)], 1, &[0, 1]);
+        check_order(&[(9, 1), (9, 2)], 1, &[1, 0]);
+        check_order(&[(0, 3), (0, 1), (0, 2), (50, 4)], 3, &[1, 1, 1, 0]);
+        check_order(&[(0, 2), (0, 3), (0, 4), (50, 1)], 3, &[1, 1, 0, 1]);
+        check_order(&[(0, 4), (0, 1), (0, 2), (0, 3)], 3, &[0, 1, 1, 1]);
+        check_order(&[(0, 1), (0, 2), (50, 3)], 3, &[1, 1, 1]);
     }
 
     #[test]
     fn a_held_prompt_gets_nothing_and_others_its_share() {
-        let hold = |held: &[usize]| {
+        let hold = |deferred: &[usize]| {
             let mut running = prompts(&[100, 0, 100, 100]);
-            held.iter().for_each(|&index| running[index].held = true);
+            deferred.iter().for_each(|&index| running[index].deferred = true);
             plan_step(&[], &running, budget(9, 4, 9)).rows
         };
         assert_eq!(hold(&[]), [4, 1, 2, 2]);
@@ -255,19 +257,19 @@ mod tests {
     }
 
     /// What a step with these rows does to the sequences. Turns only need to order them.
-    fn advance<'a>(running: impl Iterator<Item = &'a mut Running>, rows: &[usize]) {
+    fn advance<'a>(running: impl Iterator<Item = &'a mut RunningRequest>, rows: &[usize]) {
         let mut all: Vec<_> = running.zip(rows).collect();
-        all.sort_by_key(|(running, rows)| (**rows > 0, running.turn));
-        for (turn, (running, rows)) in (0..).zip(all) {
+        all.sort_by_key(|(running, rows)| (**rows > 0, running.last_scheduled));
+        for (last_scheduled, (running, rows)) in (0..).zip(all) {
             running.prompt_left = running.prompt_left.saturating_sub(*rows); // a generation has none
-            running.turn = turn;
+            running.last_scheduled = last_scheduled;
         }
     }
 
     /// Runs the plan of each step against a queue, and counts what the engine would. What has no prompt left has ended.
     struct Simulation {
-        waiting: Vec<Waiting>,
-        running: Vec<(Running, usize)>,
+        waiting: Vec<WaitingRequest>,
+        running: Vec<(RunningRequest, usize)>,
         bytes: usize,
     }
 
@@ -276,13 +278,14 @@ mod tests {
             let running: Vec<_> = self.running.iter().map(|(running, _)| *running).collect();
             let plan = plan_step(&self.waiting, &running, budget(tokens, places, self.bytes));
             for (place, request) in self.waiting.iter_mut().enumerate() {
-                request.num_overtaken += plan.admitted.iter().filter(|&&index| index > place).count();
-                assert!(plan.admitted.contains(&place) || request.num_overtaken <= MAX_OVERTAKING);
+                request.num_bypassed += plan.admitted.iter().filter(|&&index| index > place).count();
+                assert!(plan.admitted.contains(&place) || request.num_bypassed <= MAX_BYPASSES);
             }
             for &index in &plan.admitted {
-                let Waiting { prompt_left, bytes, .. } = self.waiting[index];
+                let WaitingRequest { prompt_left, bytes, .. } = self.waiting[index];
                 self.bytes -= bytes;
-                self.running.push((Running { prompt_left, turn: u64::MAX, held: false }, bytes));
+                self.running
+                    .push((RunningRequest { prompt_left, last_scheduled: u64::MAX, deferred: false }, bytes));
             }
             let mut index = 0..;
             self.waiting.retain(|_| index.next().is_none_or(|index| !plan.admitted.contains(&index)));
@@ -301,10 +304,10 @@ mod tests {
             tokens in 1usize..64, places in 1usize..8, bytes in 0usize..64,
         ) {
             let waiting: Vec<_> = waiting.into_iter()
-                .map(|(prompt_left, bytes, num_overtaken)| Waiting { prompt_left, bytes, num_overtaken })
+                .map(|(prompt_left, bytes, num_bypassed)| WaitingRequest { prompt_left, bytes, num_bypassed })
                 .collect();
             let running: Vec<_> = running.into_iter()
-                .map(|(prompt_left, turn, held)| Running { prompt_left, turn, held })
+                .map(|(prompt_left, last_scheduled, deferred)| RunningRequest { prompt_left, last_scheduled, deferred })
                 .collect();
             let plan = plan_step(&waiting, &running, budget(tokens, places, bytes));
             let admitted: Vec<_> = plan.admitted.iter().map(|&index| waiting[index]).collect();
@@ -314,16 +317,16 @@ mod tests {
             prop_assert!(plan.rows.iter().sum::<usize>() <= tokens);
             for (running, &rows) in running.iter().zip(&plan.rows) {
                 prop_assert!(rows <= running.prompt_left.max(1));
-                prop_assert!(rows == 0 || !running.held || running.prompt_left == 0);
+                prop_assert!(rows == 0 || !running.deferred || running.prompt_left == 0);
             }
             let num_generating = running.iter().filter(|running| running.prompt_left == 0).count();
-            let can_advance = running.iter().any(|r| !r.held || r.prompt_left == 0) || !admitted.is_empty();
+            let can_advance = running.iter().any(|r| !r.deferred || r.prompt_left == 0) || !admitted.is_empty();
             prop_assert_eq!(plan.rows.iter().any(|&rows| rows > 0), can_advance);
             if num_generating < tokens {
                 let generating = running.iter().zip(&plan.rows).filter(|(r, _)| r.prompt_left == 0);
                 prop_assert!(generating.map(|(_, rows)| *rows).all(|rows| rows == 1), "never starved by prompts");
             }
-            let wanted: usize = running.iter().filter(|r| !r.held).map(|r| r.prompt_left).sum();
+            let wanted: usize = running.iter().filter(|r| !r.deferred).map(|r| r.prompt_left).sum();
             let wanted = num_generating + wanted + admitted.iter().map(|request| request.prompt_left).sum::<usize>();
             if num_generating < tokens {
                 prop_assert_eq!(plan.rows.iter().sum::<usize>(), wanted.min(tokens), "no row is wasted");
@@ -384,7 +387,7 @@ mod tests {
             requests in prop::collection::vec((1usize..=20, 1usize..30), 1..40),
             tokens in 1usize..20, places in 1usize..6,
         ) {
-            let waiting = |&(bytes, prompt_left)| Waiting { prompt_left, bytes, num_overtaken: 0 };
+            let waiting = |&(bytes, prompt_left)| WaitingRequest { prompt_left, bytes, num_bypassed: 0 };
             let waiting: Vec<_> = requests.iter().map(waiting).collect();
             let mut simulation = Simulation { waiting, running: vec![], bytes: 20 };
             let num_rows: usize = requests.iter().map(|(_, rows)| rows).sum();

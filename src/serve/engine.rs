@@ -111,7 +111,7 @@ impl EngineSlot {
             inbox,
             recovery,
             num_short_lived: 0,
-            last_words: None,
+            exit_reason: None,
         };
         thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
         Ok(Self { watch: Some(sender), ..slot })
@@ -197,7 +197,7 @@ struct Watch {
     /// Engines in a row that did not last.
     num_short_lived: u32,
     /// What the last one that was lost, or could not be built, said.
-    last_words: Option<String>,
+    exit_reason: Option<String>,
 }
 
 impl Watch {
@@ -216,8 +216,8 @@ impl Watch {
             drop(slot);
             let lasted = up_since.elapsed() >= LASTING || answered > num_answered;
             self.num_short_lived = if lasted { 0 } else { self.num_short_lived + 1 };
-            self.last_words = wait_for_end(engine);
-            let why = self.last_words.as_deref().map_or_else(String::new, |words| format!(": {words}"));
+            self.exit_reason = wait_for_end(engine);
+            let why = self.exit_reason.as_deref().map_or_else(String::new, |words| format!(": {words}"));
             tracing::error!("{} has stopped, and is brought back{why}", self.recovery.name);
             if self.num_short_lived > self.recovery.max_attempts {
                 let count = self.num_short_lived;
@@ -262,7 +262,7 @@ impl Watch {
                 }
                 Err(error) => {
                     tracing::error!("{} could not be brought back: {error}", self.recovery.name);
-                    self.last_words = Some(error);
+                    self.exit_reason = Some(error);
                 }
             }
         }
@@ -276,7 +276,7 @@ impl Watch {
             slot.set(State::GivenUp);
         }
         let why =
-            self.last_words.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
+            self.exit_reason.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
         (self.recovery.gave_up)(format!("{} {what}{why}", self.recovery.name));
     }
 
@@ -296,5 +296,5 @@ fn wait_for_end(engine: EngineHandle) -> Option<String> {
     while engine.is_alive() && Instant::now() < give_up_at {
         thread::sleep(Duration::from_millis(5));
     }
-    engine.last_words()
+    engine.exit_reason()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
-use llmctl::runtime::worker::service::{End, Ended, Reception, Stopper, Worker};
+use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
     EngineDoor, EngineHandle, EngineLoad, EngineSpec, Error, Request, SessionDetail, SessionInfo, Sink,
     StopHandle,
@@ -22,7 +22,7 @@ use crate::common::toy::{Rule, Setup, ToyModel, ToyVocabulary, counting};
 /// A worker on a thread.
 struct Desk {
     stopper: Stopper,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<WorkerExit>,
 }
 
 fn start(engine: EngineHandle) -> (Desk, PipeWriter, PipeReader) {
@@ -30,9 +30,9 @@ fn start(engine: EngineHandle) -> (Desk, PipeWriter, PipeReader) {
     let (from_it, output) = std::io::pipe().expect("a pipe");
     let tokenizer = Arc::new(from_folder(&parity_folder().join("qwen3")).expect("a tokenizer"));
     let model = ModelId { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
-    let reception = Reception::open(input, || ()).expect("a thread");
+    let reception = CallInbox::open(input, || ()).expect("a thread");
     let stopper = reception.stopper();
-    let serve = move || reception.serve(Worker { engine, tokenizer, model }, output).expect("threads");
+    let serve = move || reception.serve(WorkerContext { engine, tokenizer, model }, output).expect("threads");
     (Desk { stopper, thread: std::thread::spawn(serve) }, to_it, from_it)
 }
 
@@ -44,7 +44,7 @@ fn start_with_client(engine: EngineHandle) -> (Desk, Client) {
 }
 
 impl Desk {
-    fn end(self) -> Ended {
+    fn end(self) -> WorkerExit {
         self.thread.join().expect("no panic")
     }
 }
@@ -88,7 +88,7 @@ fn a_request_is_cancelled_in_its_prompt() {
     assert_eq!((&done["finish"]["type"], &done["completion_tokens"]), (&json!("cancelled"), &json!(0)));
     assert!(matches!(done["prompt_tokens"].as_u64(), Some(16 | 32)), "{done}");
     client.close_input();
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_reader_that_does_not_read_holds_nobody_up() {
         assert_eq!(answer.done()["completion_tokens"], NUM_TOKENS);
     }
     drop(client);
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
@@ -289,14 +289,14 @@ fn a_flood_of_lines_is_answered_as_fast_as_it_is_read() {
         client.answer().check_error("invalid_request", "not a JSON object");
     }
     drop(flood.join().expect("no panic"));
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
 fn it_ends_although_nobody_reads_its_last_lines() {
     let (desk, input, output) = start_unread();
     desk.stopper.stop();
-    assert!(matches!(desk.end().why, End::Stopped));
+    assert!(matches!(desk.end().why, ShutdownCause::Stopped));
     drop((input, output));
 }
 
@@ -306,12 +306,12 @@ fn a_reader_that_goes_away_ends_it_and_so_does_a_stop() {
     let (desk, mut input, output) = start(engine);
     input.write_all(format!("{}\n", endless(json!(1), 1, 100)).as_bytes()).expect("a pipe");
     drop((output, gate));
-    assert!(matches!(desk.end().why, End::ReaderGone));
+    assert!(matches!(desk.end().why, ShutdownCause::ReaderGone));
 
     let (desk, client) = start_with_client(spawn(Setup::default(), ToyModel::new(64, counting(64))));
     desk.stopper.stop();
     let ended = desk.end();
-    assert!(matches!(ended.why, End::Stopped) && ended.is_saved);
+    assert!(matches!(ended.why, ShutdownCause::Stopped) && ended.is_saved);
     assert_eq!(client.next(), None);
 }
 
@@ -400,7 +400,7 @@ fn an_engine_that_is_gone_is_said_and_ends_the_worker() {
         let (desk, mut client) = start_with_client(EngineHandle::new(Gone(spec.clone())));
         let answer = client.ask(&call);
         answer.check_error("engine_gone", "the engine has stopped");
-        assert!(matches!(desk.end().why, End::EngineGone));
+        assert!(matches!(desk.end().why, ShutdownCause::EngineGone));
         assert_eq!(client.next(), None);
     }
 }

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::plan::Unit;
-use super::record::{CaseResult, Document, ModelFacts, SCHEMA, Setting};
+use super::record::{BenchModel, BenchSetting, CaseResult, Document, SCHEMA};
 use super::serve::show;
 use super::validity::percent;
 use crate::cli::report::{bytes, columns};
@@ -36,7 +36,7 @@ pub struct Labels {
 
 impl Labels {
     pub fn of(results: &[CaseResult]) -> Self {
-        let names = settings(&Setting::default()).map(|(name, _)| name);
+        let names = settings(&BenchSetting::default()).map(|(name, _)| name);
         let differs = |index: &usize| {
             let values = results.iter().map(|result| settings(&result.setting)[*index].1.clone());
             values.collect::<BTreeSet<_>>().len() > 1
@@ -59,7 +59,7 @@ impl Labels {
     }
 }
 
-fn settings(setting: &Setting) -> [(&'static str, String); 7] {
+fn settings(setting: &BenchSetting) -> [(&'static str, String); 7] {
     [
         ("model", setting.model.clone()),
         ("quantize", setting.quantize.clone().unwrap_or_default()),
@@ -143,7 +143,7 @@ fn machine_line(document: &Document) -> String {
     line
 }
 
-fn model_line(model: &ModelFacts) -> String {
+fn model_line(model: &BenchModel) -> String {
     let mut parts = vec![];
     parts.extend(model.architecture.clone());
     parts.extend(model.parameters.map(|count| format!("{} parameters", count_of(count))));
@@ -327,20 +327,20 @@ pub mod sample {
     //! A whole document, measured on mock engines.
 
     use super::super::plan::{self, Sweep};
-    use super::super::record::{Build, Cost, Load, Machine, Probe};
+    use super::super::record::{Build, HostFacts, Load, Probe, TokenCost};
     use super::super::runner::mock::{Counting, Mock};
     use super::super::runner::{self, Rounds};
     use super::*;
 
-    fn model(setting: &Setting) -> ModelFacts {
-        let cost = Cost {
+    fn model(setting: &BenchSetting) -> BenchModel {
+        let cost = TokenCost {
             operations: 1_000_000_000,
             head_operations: 300_000_000,
             weight_bytes: 400_000_000,
             kv_bytes: 1000,
             is_integer: true,
         };
-        ModelFacts {
+        BenchModel {
             setting: setting.clone(),
             architecture: Some("qwen3".to_owned()),
             parameters: Some(596_000_000),
@@ -351,24 +351,24 @@ pub mod sample {
             kernels: Some("avx512-vnni".to_owned()),
             load_s: vec![0.75],
             cost: Some(cost),
-            ..ModelFacts::default()
+            ..BenchModel::default()
         }
     }
 
-    fn machine() -> Machine {
+    fn machine() -> HostFacts {
         let probe = |threads: usize| Probe {
             threads,
             read_gb_s: 20.0 * threads as f64,
             int8_gop_s: Some(1000.0),
             f32_gop_s: None,
         };
-        Machine {
+        HostFacts {
             cpu: Some("A processor".to_owned()),
             processors: Some(2),
             probes: vec![probe(1), probe(2)],
             peak_memory: Some(1 << 30),
             load: Some(Load { others: 0.25, ..Load::default() }),
-            ..Machine::default()
+            ..HostFacts::default()
         }
     }
 

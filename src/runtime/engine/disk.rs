@@ -9,11 +9,11 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::queue::Entry;
+use super::queue::QueuedRequest;
 use crate::runtime::generation::{Generation, RequestId};
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
-use crate::runtime::kv::pool::Page;
-use crate::runtime::kv::{PAGE_TOKENS, PageKey, PageName, PagePool, StateGroup, prefix, reachable};
+use crate::runtime::kv::pool::PageHold;
+use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::session::prefill::common_prefix;
 
 /// Bytes copied out in a step while others generate: about a millisecond.
@@ -25,7 +25,7 @@ const LOAD_PAUSE: Duration = Duration::from_millis(10);
 
 /// KV on disk, as the engine uses it.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct KvDisk {
     store: DiskStore,
     saves: Saves,
     restoring: Vec<Restoring>,
@@ -46,11 +46,11 @@ struct PageAt {
 /// An admitted request that waits for pages.
 #[derive(Debug)]
 struct Restoring {
-    entry: Entry,
+    request: QueuedRequest,
     wanted: Vec<PageAt>,
-    arrived: Held,
+    arrived: HeldPages,
     /// What is in memory already, held so that what arrives does not take its place.
-    _held: Held,
+    _held: HeldPages,
     /// Pages that are on disk but of no use, and what is wrong with the first.
     lost: Option<(usize, String)>,
     /// Leading prompt tokens that memory alone would have given.
@@ -61,15 +61,15 @@ struct Restoring {
 #[derive(Debug, Default)]
 struct Wanted {
     pages: Vec<PageAt>,
-    held: Held,
+    held: HeldPages,
     num_indexed: usize,
 }
 
 /// Pages in the order of a sequence. Let go of from the end, as a table does: of a chain the beginning is worth most.
 #[derive(Debug, Default)]
-struct Held(Vec<Page>);
+struct HeldPages(Vec<PageHold>);
 
-impl Drop for Held {
+impl Drop for HeldPages {
     fn drop(&mut self) {
         while self.0.pop().is_some() {}
     }
@@ -82,12 +82,12 @@ impl PageAt {
         Some(Self { group, number, name: *names.get(number)?, parent, tokens: page.into() })
     }
 
-    fn key(&self) -> PageKey<'_> {
-        PageKey { parent: self.parent, tokens: &self.tokens }
+    fn key(&self) -> PageContent<'_> {
+        PageContent { parent: self.parent, tokens: &self.tokens }
     }
 
-    fn disk_key(&self) -> disk::PageKey {
-        disk::PageKey { name: self.name, group: self.group as u8 }
+    fn disk_key(&self) -> disk::DiskPageKey {
+        disk::DiskPageKey { name: self.name, group: self.group as u8 }
     }
 
     fn label(&self) -> PageLabel {
@@ -104,7 +104,7 @@ impl PageAt {
 #[derive(Debug, Default)]
 struct Saves {
     order: VecDeque<PageAt>,
-    keys: HashSet<disk::PageKey>,
+    keys: HashSet<disk::DiskPageKey>,
 }
 
 impl Saves {
@@ -121,7 +121,7 @@ impl Saves {
     }
 }
 
-impl Disk {
+impl KvDisk {
     pub fn new(store: DiskStore) -> Self {
         Self { store, saves: Saves::default(), restoring: Vec::new(), notices: Vec::new() }
     }
@@ -131,13 +131,13 @@ impl Disk {
     }
 
     pub fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.restoring.iter().map(|restoring| &restoring.entry.generation)
+        self.restoring.iter().map(|restoring| &restoring.request.generation)
     }
 
     /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
-    pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+    pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<QueuedRequest> {
         let index = self.generations().position(is_wanted)?;
-        Some(self.restoring.remove(index).entry)
+        Some(self.restoring.remove(index).request)
     }
 
     fn has(&self, page: &PageAt) -> bool {
@@ -152,7 +152,7 @@ impl Engine {
         let largest = self.spec().model.groups.iter().map(|group| group.page_bytes).max().unwrap_or(0);
         let limit = store.limit_bytes();
         let is_useless = store.is_saving() && limit < largest as u64;
-        self.disk = self.pool.has_index().then(|| Disk::new(store));
+        self.disk = self.pool.has_index().then(|| KvDisk::new(store));
         if is_useless {
             self.note(format!(
                 "no KV is kept on disk: {limit} bytes are less than a page of this model, {largest}"
@@ -162,7 +162,7 @@ impl Engine {
 
     /// What the user should know of the disk, once each.
     pub fn take_notices(&mut self) -> Vec<String> {
-        self.hear_disk();
+        self.poll_disk();
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
     }
 
@@ -190,24 +190,24 @@ impl Engine {
     }
 
     /// What the disk has answered, and what it may be given to do.
-    pub(super) fn work_disk(&mut self) {
+    pub(super) fn advance_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let is_busy = !self.running.is_empty();
         if !is_busy && disk.store.is_loading() {
             disk.store.wait(LOAD_PAUSE);
         }
-        self.hear_disk();
+        self.poll_disk();
         self.start_restored();
         self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
     }
 
     /// Takes in what the disk has answered.
-    fn hear_disk(&mut self) {
+    fn poll_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for event in disk.store.poll() {
             match event {
-                DiskEvent::Loaded { key, bytes } => self.arrive(key, &bytes),
-                DiskEvent::Missing { key, reason } => self.miss(key, &reason),
+                DiskEvent::Loaded { key, bytes } => self.page_loaded(key, &bytes),
+                DiskEvent::Missing { key, reason } => self.page_missing(key, &reason),
                 DiskEvent::Notice(notice) => self.note(notice),
             }
         }
@@ -230,15 +230,15 @@ impl Engine {
 /// Bringing back.
 impl Engine {
     /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
-    pub(super) fn restore(&mut self, entry: Entry) -> Option<Entry> {
-        let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&entry.generation);
-        let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(entry) };
+    pub(super) fn restore(&mut self, request: QueuedRequest) -> Option<QueuedRequest> {
+        let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&request.generation);
+        let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(request) };
         for page in &wanted {
             let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
             disk.store.load(page.label(), num_bytes);
         }
-        let (arrived, lost) = (Held::default(), None);
-        disk.restoring.push(Restoring { entry, wanted, arrived, _held: held, lost, num_indexed });
+        let (arrived, lost) = (HeldPages::default(), None);
+        disk.restoring.push(Restoring { request, wanted, arrived, _held: held, lost, num_indexed });
         None
     }
 
@@ -279,14 +279,14 @@ impl Engine {
     }
 
     /// Takes the page off the list of one request that waits for it.
-    fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
+    fn take_wanted(&mut self, key: disk::DiskPageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
-            Some((restoring.entry.generation.id(), restoring.wanted.swap_remove(index)))
+            Some((restoring.request.generation.id(), restoring.wanted.swap_remove(index)))
         })
     }
 
-    fn arrive(&mut self, key: disk::PageKey, bytes: &[u8]) {
+    fn page_loaded(&mut self, key: disk::DiskPageKey, bytes: &[u8]) {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    fn miss(&mut self, key: disk::PageKey, reason: &MissingReason) {
+    fn page_missing(&mut self, key: disk::DiskPageKey, reason: &MissingReason) {
         let Some((id, _)) = self.take_wanted(key) else { return };
         if let Some(restoring) = self.restoring_mut(id).filter(|_| *reason != MissingReason::Absent) {
             restoring.lost.get_or_insert_with(|| (0, reason.to_string())).0 += 1;
@@ -304,14 +304,14 @@ impl Engine {
 
     fn restoring_mut(&mut self, id: RequestId) -> Option<&mut Restoring> {
         let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
-        restoring.find(|restoring| restoring.entry.generation.id() == id)
+        restoring.find(|restoring| restoring.request.generation.id() == id)
     }
 
     /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
-    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<Page> {
+    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<PageHold> {
         self.make_room(self.page_bytes(wanted.group));
         let page = self.pool.take(wanted.group)?;
-        match self.executor.import_page(&self.pool, page.place(), bytes) {
+        match self.executor.import_page(&self.pool, page.page_ref(), bytes) {
             Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
             Err(error) => {
                 self.note(format!("a KV page from disk is of no use: {error}"));
@@ -326,12 +326,12 @@ impl Engine {
         let Some(disk) = &mut self.disk else { return };
         let is_ready = |restoring: &mut Restoring| restoring.wanted.is_empty();
         let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
-        for Restoring { entry, arrived, _held, lost, num_indexed, .. } in ready {
+        for Restoring { request, arrived, _held, lost, num_indexed, .. } in ready {
             if let Some((count, reason)) = lost {
                 self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
             }
             // The pages are let go of when the sequence holds them.
-            self.begin(entry.generation, (!arrived.0.is_empty()).then_some(num_indexed));
+            self.begin(request.generation, (!arrived.0.is_empty()).then_some(num_indexed));
         }
     }
 }
@@ -375,7 +375,7 @@ impl Engine {
             let page = disk.saves.pop().expect("there is a first");
             let Some(held) = pool.find(page.group, page.name, page.key()) else { continue };
             bytes.clear();
-            match executor.export_page(held.place(), &mut bytes) {
+            match executor.export_page(held.page_ref(), &mut bytes) {
                 Ok(()) => drop(disk.store.save(page.label(), std::mem::take(&mut bytes))),
                 Err(error) => disk.notices.push(format!("a KV page is not saved: {error}")),
             }
@@ -385,8 +385,8 @@ impl Engine {
 }
 
 /// The pages that a sequence of `len` tokens needs to go on, as group and number.
-fn pages_of(groups: &[StateGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
-    let numbers = move |(group, spec): (usize, &StateGroup)| {
+fn pages_of(groups: &[KvGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let numbers = move |(group, spec): (usize, &KvGroup)| {
         spec.pages_needed(len).unwrap_or_default().map(move |number| (group, number))
     };
     groups.iter().enumerate().flat_map(numbers)

@@ -17,21 +17,21 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::error::{Error, Result};
-use crate::runtime::generation::{Events, Generation};
+use crate::runtime::generation::{EngineEvents, Generation};
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
 use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
-use crate::runtime::schedule::{self, Budget, Running, StepPlan};
+use crate::runtime::schedule::{self, Budget, RunningRequest, StepPlan};
 use crate::runtime::sequence::{Resumed, Sequence};
-use crate::runtime::session::{Lent, SessionTable};
+use crate::runtime::session::{CheckedOut, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
-use crate::runtime::step::{Executor, Feed};
+use crate::runtime::step::{Executor, SequenceFeed};
 use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::generation::RequestId;
-pub use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
-use disk::Disk;
-use queue::Queue;
+pub use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
+use disk::KvDisk;
+use queue::RequestQueue;
 pub use sessions::SessionDetail;
 
 /// Runs requests and sessions on one model.
@@ -40,12 +40,12 @@ pub struct Engine {
     vocabulary: Arc<dyn Vocabulary>,
     pool: PagePool,
     sessions: SessionTable,
-    queue: Queue,
+    queue: RequestQueue,
     running: Vec<Generation>,
-    disk: Option<Disk>,
-    events: Events,
+    disk: Option<KvDisk>,
+    events: EngineEvents,
     num_submitted: u64,
-    num_turns: u64,
+    schedule_clock: u64,
 }
 
 /// Requests in flight and KV in use, in bytes.
@@ -75,12 +75,12 @@ impl Engine {
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
-            queue: Queue::default(),
+            queue: RequestQueue::default(),
             running: Vec::new(),
             disk: None,
             events: Vec::new(),
             num_submitted: 0,
-            num_turns: 0,
+            schedule_clock: 0,
         })
     }
 
@@ -161,14 +161,14 @@ impl Engine {
     }
 
     /// Computes one step and returns what happened, in order.
-    pub fn step(&mut self) -> Events {
+    pub fn step(&mut self) -> EngineEvents {
         self.step_at(Instant::now())
     }
 
     /// As `step`, at a time of the caller's choosing: deadlines and idle sessions go by it. It must not go back.
-    pub fn step_at(&mut self, now: Instant) -> Events {
+    pub fn step_at(&mut self, now: Instant) -> EngineEvents {
         self.end_overdue(now);
-        self.work_disk();
+        self.advance_disk();
         self.running.iter_mut().for_each(Generation::catch_up);
         let mut plan = self.plan();
         if !plan.admitted.is_empty() {
@@ -180,7 +180,7 @@ impl Engine {
             "a waiting request could have started"
         );
         self.queue.announce(&mut self.events);
-        self.pass_turns(&plan.rows);
+        self.note_scheduled(&plan.rows);
         let results = self.forward(&plan);
         self.deliver(&plan, results);
         if let Some(ttl) = self.spec().config.session_ttl {
@@ -201,28 +201,28 @@ impl Engine {
         schedule::plan_step(&[], &self.running_rows(), self.budget())
     }
 
-    fn running_rows(&self) -> Vec<Running> {
+    fn running_rows(&self) -> Vec<RunningRequest> {
         let pages: Vec<_> = self.running.iter().map(Generation::next_page).collect();
-        let leaders = self.leaders(&pages);
-        let running = |(index, generation): (usize, &Generation)| Running {
+        let prefill_owners = self.prefill_owners(&pages);
+        let running = |(index, generation): (usize, &Generation)| RunningRequest {
             prompt_left: generation.rows_left(),
-            turn: generation.turn(),
-            held: pages[index].is_some_and(|page| leaders[&page] != index),
+            last_scheduled: generation.last_scheduled(),
+            deferred: pages[index].is_some_and(|page| prefill_owners[&page] != index),
         };
         self.running.iter().enumerate().map(running).collect()
     }
 
     /// Of the prompts that fill the same page next, the one that is furthest: it computes what the others take over.
-    fn leaders(&self, pages: &[Option<PageName>]) -> HashMap<PageName, usize> {
-        let mut leaders: HashMap<PageName, usize> = HashMap::new();
+    fn prefill_owners(&self, pages: &[Option<PageName>]) -> HashMap<PageName, usize> {
+        let mut prefill_owners: HashMap<PageName, usize> = HashMap::new();
         for (index, page) in pages.iter().enumerate() {
             let Some(page) = page else { continue };
-            let leader = leaders.entry(*page).or_insert(index);
-            if self.running[index].sequence().position() > self.running[*leader].sequence().position() {
-                *leader = index;
+            let owner = prefill_owners.entry(*page).or_insert(index);
+            if self.running[index].sequence().position() > self.running[*owner].sequence().position() {
+                *owner = index;
             }
         }
-        leaders
+        prefill_owners
     }
 
     fn budget(&self) -> Budget {
@@ -242,18 +242,18 @@ impl Engine {
             let sequence = Sequence::new(&self.pool);
             return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
         }
-        let lent = match generation.session() {
-            Some(name) => self.sessions.lend(name, &self.pool),
-            None => Lent::nothing(&self.pool),
+        let checked_out = match generation.session() {
+            Some(name) => self.sessions.check_out(name, &self.pool),
+            None => CheckedOut::nothing(&self.pool),
         };
-        lent.resume(&self.pool, self.executor.spec(), generation.prompt(), num_indexed)
+        checked_out.resume(&self.pool, self.executor.spec(), generation.prompt(), num_indexed)
     }
 
     fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
         let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         self.make_room(fed.map(|(generation, &rows)| generation.bytes_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
-        let mut feeds: Vec<Feed<'_>> = fed.map(|(generation, &rows)| generation.feed(rows)).collect();
+        let mut feeds: Vec<SequenceFeed<'_>> = fed.map(|(generation, &rows)| generation.feed(rows)).collect();
         self.executor.step(&mut feeds)
     }
 
@@ -288,7 +288,7 @@ impl Engine {
         if let Some(name) = generation.session().map(str::to_owned) {
             self.save_session(&generation);
             let can_rewind = self.spec().model.can_rewind;
-            self.sessions.give_back(&name, generation.into_sequence(can_rewind));
+            self.sessions.check_in(&name, generation.into_sequence(can_rewind));
         }
     }
 
@@ -298,13 +298,13 @@ impl Engine {
     }
 
     fn running_bytes(&self) -> usize {
-        let restoring = self.disk.iter().flat_map(Disk::generations);
+        let restoring = self.disk.iter().flat_map(KvDisk::generations);
         self.running.iter().chain(restoring).map(|generation| self.bytes(generation)).sum()
     }
 
     /// Requests out of the queue: running, or about to when the disk has answered.
     fn num_admitted(&self) -> usize {
-        self.running.len() + self.disk.as_ref().map_or(0, Disk::num_restoring)
+        self.running.len() + self.disk.as_ref().map_or(0, KvDisk::num_restoring)
     }
 
     /// Bytes promised to a request: it may use all that its limits allow.

@@ -9,28 +9,28 @@ use std::time::Instant;
 
 use super::Engine;
 use crate::runtime::error::{Error, Result};
-use crate::runtime::generation::{Events, Generation};
+use crate::runtime::generation::{EngineEvents, Generation};
 use crate::runtime::request::{Event, Finish};
-use crate::runtime::schedule::Waiting;
+use crate::runtime::schedule::WaitingRequest;
 
 /// The waiting requests in order of arrival.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    entries: VecDeque<Entry>,
+pub(super) struct RequestQueue {
+    entries: VecDeque<QueuedRequest>,
 }
 
 /// A waiting request.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct QueuedRequest {
     pub generation: Generation,
     /// Whether its session was begun for it.
     pub begins_session: bool,
-    num_overtaken: usize,
+    num_bypassed: usize,
     /// The place that was announced last, from 1; 0 before the first.
     announced: usize,
 }
 
-impl Queue {
+impl RequestQueue {
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -44,33 +44,33 @@ impl Queue {
     }
 
     pub fn push(&mut self, generation: Generation, begins_session: bool) {
-        self.entries.push_back(Entry { generation, begins_session, num_overtaken: 0, announced: 0 });
+        self.entries.push_back(QueuedRequest { generation, begins_session, num_bypassed: 0, announced: 0 });
     }
 
-    fn remove_first(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+    fn remove_first(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<QueuedRequest> {
         let index = self.generations().position(is_wanted)?;
         self.entries.remove(index)
     }
 
     /// As the schedule sees them; `bytes` is what a request takes at its longest.
-    pub fn waiting(&self, bytes: impl Fn(&Generation) -> usize) -> Vec<Waiting> {
-        let waiting = |entry: &Entry| Waiting {
+    pub fn waiting(&self, bytes: impl Fn(&Generation) -> usize) -> Vec<WaitingRequest> {
+        let waiting = |entry: &QueuedRequest| WaitingRequest {
             prompt_left: entry.generation.prompt_left(),
             bytes: bytes(&entry.generation),
-            num_overtaken: entry.num_overtaken,
+            num_bypassed: entry.num_bypassed,
         };
         self.entries.iter().map(waiting).collect()
     }
 
     /// Takes out those at the `admitted` indices, which ascend, and notes whom they have overtaken.
-    pub fn take(&mut self, admitted: &[usize]) -> Vec<Entry> {
+    pub fn take(&mut self, admitted: &[usize]) -> Vec<QueuedRequest> {
         let mut taken = Vec::with_capacity(admitted.len());
         let mut staying = VecDeque::with_capacity(self.entries.len());
         for (index, mut entry) in self.entries.drain(..).enumerate() {
             if admitted.get(taken.len()) == Some(&index) {
                 taken.push(entry);
             } else {
-                entry.num_overtaken += admitted.len() - taken.len(); // those still to come are behind it
+                entry.num_bypassed += admitted.len() - taken.len(); // those still to come are behind it
                 staying.push_back(entry);
             }
         }
@@ -79,7 +79,7 @@ impl Queue {
     }
 
     /// Tells each its place, where that is news.
-    pub fn announce(&mut self, events: &mut Events) {
+    pub fn announce(&mut self, events: &mut EngineEvents) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             let position = index + 1;
             if entry.announced != position {
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Leaves its session as if the request had never come.
-    pub(super) fn turn_away(&mut self, entry: &Entry) {
+    pub(super) fn turn_away(&mut self, entry: &QueuedRequest) {
         let Some(name) = entry.generation.session() else { return };
         self.sessions.set_waiting(name, false);
         if entry.begins_session
@@ -148,31 +148,34 @@ impl Engine {
     pub(super) fn begin(&mut self, mut generation: Generation, num_indexed: Option<usize>) {
         let resumed = self.resume(&generation, num_indexed);
         generation.start(resumed, &mut self.events);
-        let turn = self.next_turn();
-        generation.set_turn(turn);
+        let last_scheduled = self.tick();
+        generation.set_last_scheduled(last_scheduled);
         self.running.push(generation);
     }
 
     /// Takes a request that has not started out of wherever it waits.
-    pub(super) fn remove_waiting(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+    pub(super) fn remove_waiting(
+        &mut self,
+        is_wanted: impl Fn(&Generation) -> bool,
+    ) -> Option<QueuedRequest> {
         let entry = self.queue.remove_first(&is_wanted);
         entry.or_else(|| self.disk.as_mut()?.remove(is_wanted))
     }
 
     /// Notes who gets rows in this step: they come after everybody who does not, in the order that they had.
-    pub(super) fn pass_turns(&mut self, rows: &[usize]) {
+    pub(super) fn note_scheduled(&mut self, rows: &[usize]) {
         let with_rows = (0..rows.len()).filter(|&index| rows[index] > 0);
         let mut order: Vec<usize> = with_rows.collect();
-        order.sort_by_key(|&index| self.running[index].turn());
+        order.sort_by_key(|&index| self.running[index].last_scheduled());
         for index in order {
-            let turn = self.next_turn();
-            self.running[index].set_turn(turn);
+            let last_scheduled = self.tick();
+            self.running[index].set_last_scheduled(last_scheduled);
         }
     }
 
-    fn next_turn(&mut self) -> u64 {
-        self.num_turns += 1;
-        self.num_turns
+    fn tick(&mut self) -> u64 {
+        self.schedule_clock += 1;
+        self.schedule_clock
     }
 
     /// The largest amount of memory that a waiting request will ask for.

@@ -9,7 +9,7 @@ use super::Engine;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::Sampling;
 use crate::runtime::sequence::Sequence;
-use crate::runtime::session::{Decoded, SessionId, SessionInfo, SessionState, StopHandle};
+use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 
 /// A named session with its tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +170,7 @@ impl Engine {
 
     /// # Errors
     /// Those of [`crate::runtime::session::Session::decode_one`], and [`Error::SessionNotFound`].
-    pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<Decoded> {
+    pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<DecodeOutcome> {
         let session = self.sessions.get(id)?;
         if session.has_pending() {
             self.make_room(session.table().bytes_needed(1));

@@ -42,7 +42,7 @@ use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
-use super::kv::Keep;
+use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
@@ -346,7 +346,7 @@ fn demand(
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
-        state_groups(config, options.kv_type).into_iter().partition(|group| group.keep == Keep::All);
+        state_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
     let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;

@@ -28,7 +28,7 @@ use super::request::{Difference, Reuse, Sampling, validate_prompt};
 use super::sample::draw_seed;
 use super::sequence::{Resumed, Sequence, TurnStart};
 use super::spec::EngineSpec;
-use super::step::{Executor, Feed, Input};
+use super::step::{Executor, FeedInput, SequenceFeed};
 use super::text::Vocabulary;
 use prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
 
@@ -38,20 +38,20 @@ pub struct SessionId(u64);
 
 /// Asks a generation to stop at the next token boundary; clones share the wish, from any thread.
 #[derive(Clone, Default)]
-pub struct StopHandle(Arc<Stop>);
+pub struct StopHandle(Arc<StopState>);
 
 #[derive(Default)]
-struct Stop {
+struct StopState {
     is_stopped: AtomicBool,
     /// Told of the wish, where the generation runs elsewhere and does not see it.
-    herald: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    callback: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl StopHandle {
     pub fn stop(&self) {
         let is_news = !self.0.is_stopped.swap(true, Ordering::SeqCst);
-        if let Some(herald) = self.0.herald.get().filter(|_| is_news) {
-            herald();
+        if let Some(callback) = self.0.callback.get().filter(|_| is_news) {
+            callback();
         }
     }
 
@@ -59,11 +59,11 @@ impl StopHandle {
         self.0.is_stopped.load(Ordering::SeqCst)
     }
 
-    /// Calls `herald` when it is stopped; at once when it is already. Only the first herald counts, and it may be called twice.
-    pub fn on_stop(&self, herald: impl Fn() + Send + Sync + 'static) {
-        let herald = self.0.herald.get_or_init(|| Box::new(herald));
+    /// Calls `callback` when it is stopped; at once when it is already. Only the first herald counts, and it may be called twice.
+    pub fn on_stop(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let callback = self.0.callback.get_or_init(|| Box::new(callback));
         if self.is_stopped() {
-            herald();
+            callback();
         }
     }
 
@@ -80,7 +80,7 @@ impl fmt::Debug for StopHandle {
 
 /// What one decode step gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decoded {
+pub enum DecodeOutcome {
     /// A token, resident now. `piece` may be part of a character, and is empty for control tokens.
     Token { id: u32, piece: Vec<u8> },
     /// A token that ends the generation: not forwarded, not resident.
@@ -89,21 +89,21 @@ pub enum Decoded {
     Stopped,
 }
 
-impl Decoded {
+impl DecodeOutcome {
     pub fn token(&self) -> Option<u32> {
         match *self {
-            Decoded::Token { id, .. } | Decoded::Eos { id } => Some(id),
-            Decoded::Stopped => None,
+            DecodeOutcome::Token { id, .. } | DecodeOutcome::Eos { id } => Some(id),
+            DecodeOutcome::Stopped => None,
         }
     }
 
     pub fn is_eos(&self) -> bool {
-        matches!(self, Decoded::Eos { .. })
+        matches!(self, DecodeOutcome::Eos { .. })
     }
 
     /// Whether the decode loop ends here: end of generation, or stopped.
     pub fn is_terminal(&self) -> bool {
-        !matches!(self, Decoded::Token { .. })
+        !matches!(self, DecodeOutcome::Token { .. })
     }
 }
 
@@ -145,13 +145,13 @@ pub struct SessionInfo {
 
 /// What a session brings to a request.
 #[derive(Debug)]
-pub struct Lent {
+pub struct CheckedOut {
     sequence: Sequence,
     evicted: Vec<u32>,
     dirty: bool,
 }
 
-impl Lent {
+impl CheckedOut {
     /// For a request without a session.
     pub fn nothing(pool: &PagePool) -> Self {
         Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
@@ -297,7 +297,7 @@ impl Session {
         let mut chunks = tokens.chunks(executor.spec().config.step_tokens).peekable();
         while let Some(chunk) = chunks.next() {
             let is_last = chunks.peek().is_none();
-            let input = if is_last { Input::LastChunk(chunk) } else { Input::Chunk(chunk) };
+            let input = if is_last { FeedInput::LastChunk(chunk) } else { FeedInput::Chunk(chunk) };
             if let Err(error) = self.step(executor, input, sampling) {
                 self.sequence.poison(); // also when an earlier chunk is all that has changed
                 return Err(error);
@@ -333,25 +333,25 @@ impl Session {
         executor: &mut Executor,
         vocabulary: &dyn Vocabulary,
         sampling: &Sampling,
-    ) -> Result<Decoded> {
+    ) -> Result<DecodeOutcome> {
         self.check_healthy()?;
         sampling.validate(executor.spec().vocab_size())?;
         let pending =
             self.sequence.pending().ok_or(Error::InvalidState("no pending token: prefill first"))?;
         let id = pending.id;
         if self.stop.is_stopped() {
-            return Ok(Decoded::Stopped);
+            return Ok(DecodeOutcome::Stopped);
         }
         if executor.spec().ends_generation(id) {
             self.sequence.clear_pending();
-            return Ok(Decoded::Eos { id });
+            return Ok(DecodeOutcome::Eos { id });
         }
         if self.position() >= executor.spec().context_length() {
             return Err(Error::InvalidState("the context is full"));
         }
-        self.step(executor, Input::Pending, sampling)?;
+        self.step(executor, FeedInput::Pending, sampling)?;
         let bytes = if vocabulary.is_special(id) { None } else { vocabulary.token_bytes(id) };
-        Ok(Decoded::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
+        Ok(DecodeOutcome::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
     }
 
     /// Whether a token has been sampled that is not resident yet.
@@ -359,8 +359,9 @@ impl Session {
         self.sequence.pending().is_some()
     }
 
-    fn step(&mut self, executor: &mut Executor, input: Input<'_>, sampling: &Sampling) -> Result<()> {
-        let mut feeds = [Feed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
+    fn step(&mut self, executor: &mut Executor, input: FeedInput<'_>, sampling: &Sampling) -> Result<()> {
+        let mut feeds =
+            [SequenceFeed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
         executor.step(&mut feeds).pop().expect("one result per feed")
     }
 
@@ -504,20 +505,20 @@ impl SessionTable {
     }
 
     /// Hands the session's rows to the request that starts in it.
-    pub fn lend(&mut self, name: &str, pool: &PagePool) -> Lent {
-        let mut lent = Lent::nothing(pool);
+    pub fn check_out(&mut self, name: &str, pool: &PagePool) -> CheckedOut {
+        let mut checked_out = CheckedOut::nothing(pool);
         if let Some(session) = self.named_mut(name) {
             session.state = SessionState::Running;
-            std::mem::swap(&mut lent.sequence, &mut session.sequence);
-            lent.evicted.clone_from(&session.evicted);
-            lent.dirty = std::mem::take(&mut session.dirty);
+            std::mem::swap(&mut checked_out.sequence, &mut session.sequence);
+            checked_out.evicted.clone_from(&session.evicted);
+            checked_out.dirty = std::mem::take(&mut session.dirty);
         }
-        lent
+        checked_out
     }
 
     /// Takes back what the request left. After a failed step that is nothing; a request that was stopped before it had computed
     /// again what had been given to others leaves the session as it was.
-    pub fn give_back(&mut self, name: &str, mut sequence: Sequence) {
+    pub fn check_in(&mut self, name: &str, mut sequence: Sequence) {
         let Ok(id) = self.find(name) else { return };
         self.touch(id);
         if let Some(session) = self.named_mut(name) {

@@ -20,7 +20,7 @@ use crate::template::message::{Content, Conversation, Message, Role, ToolCall};
 
 /// A part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Segment {
+pub enum SplicedSegment {
     Text(String),
     /// An answer as it was generated.
     Ids(Vec<u32>),
@@ -30,23 +30,23 @@ pub enum Segment {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplicedPrompt {
     /// Text at both ends; never two of a kind in a row.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<SplicedSegment>,
 }
 
 impl SplicedPrompt {
     fn text(text: String) -> Self {
-        Self { segments: vec![Segment::Text(text)] }
+        Self { segments: vec![SplicedSegment::Text(text)] }
     }
 
     /// Answers that went in as ids.
     pub fn num_spliced(&self) -> usize {
-        self.segments.iter().filter(|segment| matches!(segment, Segment::Ids(_))).count()
+        self.segments.iter().filter(|segment| matches!(segment, SplicedSegment::Ids(_))).count()
     }
 
     /// What the answer to this prompt will stand behind: pass it to [`Transcript::record`], also from disk.
     pub fn splice_after(&self) -> &str {
         match self.segments.last() {
-            Some(Segment::Text(text)) => tail(text),
+            Some(SplicedSegment::Text(text)) => tail(text),
             _ => "",
         }
     }
@@ -60,9 +60,9 @@ impl SplicedPrompt {
         let mut ids = Vec::new();
         for (at, segment) in self.segments.iter().enumerate() {
             match segment {
-                Segment::Text(text) if text.is_empty() && at > 0 => {}
-                Segment::Text(text) => ids.extend(encode(text, at == 0)?),
-                Segment::Ids(run) => ids.extend_from_slice(run),
+                SplicedSegment::Text(text) if text.is_empty() && at > 0 => {}
+                SplicedSegment::Text(text) => ids.extend(encode(text, at == 0)?),
+                SplicedSegment::Ids(run) => ids.extend_from_slice(run),
             }
         }
         Ok(ids)
@@ -102,9 +102,9 @@ const MAX_ATTEMPTS: usize = 4;
 /// An answer in a form that ignores what clients change: call ids, reasoning, white space and key order of arguments,
 /// whether a text is one part or a list of them. Equal forms are the same answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(String);
+pub struct MessageFingerprint(String);
 
-impl Fingerprint {
+impl MessageFingerprint {
     /// Also for messages of other roles, where it serves the chain.
     pub fn of(message: &Message) -> Self {
         let calls: Vec<Value> = message
@@ -164,7 +164,7 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![0];
     for message in messages {
         let mut hasher = DefaultHasher::new();
-        (chains[chains.len() - 1], message.role.as_str(), &message.name, Fingerprint::of(message))
+        (chains[chains.len() - 1], message.role.as_str(), &message.name, MessageFingerprint::of(message))
             .hash(&mut hasher);
         chains.push(hasher.finish());
     }
@@ -173,8 +173,8 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
 
 /// One answer of this session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
-    fingerprint: Fingerprint,
+struct StoredAnswer {
+    fingerprint: MessageFingerprint,
     ids: Vec<u32>,
     /// The end of the prompt it was generated from.
     after: String,
@@ -184,7 +184,7 @@ struct Answer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transcript {
     /// One per place in the conversation: an answer generated anew replaces the old one.
-    answers: BTreeMap<Chain, Answer>,
+    answers: BTreeMap<Chain, StoredAnswer>,
 }
 
 impl Transcript {
@@ -209,8 +209,9 @@ impl Transcript {
         let here = chains[before.len()];
         self.answers.retain(|chain, _| *chain != here && chains.contains(chain));
         if let Some(ids) = ids.filter(|ids| !ids.is_empty()) {
-            let fingerprint = Fingerprint::of(answer);
-            self.answers.insert(here, Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() });
+            let fingerprint = MessageFingerprint::of(answer);
+            self.answers
+                .insert(here, StoredAnswer { fingerprint, ids: ids.to_vec(), after: after.to_owned() });
         }
     }
 
@@ -222,8 +223,8 @@ impl Transcript {
     ) -> Self {
         let chains = chains(messages);
         let answer = |(index, after, ids): (usize, &str, &[u32])| {
-            let fingerprint = Fingerprint::of(messages.get(index)?);
-            Some((chains[index], Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
+            let fingerprint = MessageFingerprint::of(messages.get(index)?);
+            Some((chains[index], StoredAnswer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
         };
         Self { answers: known.into_iter().filter_map(answer).collect() }
     }
@@ -235,8 +236,8 @@ impl Transcript {
         self.find(chain, message).map(|answer| answer.ids.as_slice())
     }
 
-    fn find(&self, chain: Chain, message: &Message) -> Option<&Answer> {
-        self.answers.get(&chain).filter(|answer| answer.fingerprint == Fingerprint::of(message))
+    fn find(&self, chain: Chain, message: &Message) -> Option<&StoredAnswer> {
+        self.answers.get(&chain).filter(|answer| answer.fingerprint == MessageFingerprint::of(message))
     }
 
     /// The prompt of a conversation, its known answers as ids. `render` gives the text that ends with the generation
@@ -250,34 +251,39 @@ impl Transcript {
         mut render: impl FnMut(&Conversation) -> Result<String, E>,
     ) -> Result<SplicedPrompt, E> {
         let plain = render(conversation)?;
-        let mut places = self.places(&conversation.messages, &plain);
+        let mut targets = self.targets(&conversation.messages, &plain);
         for _ in 0..MAX_ATTEMPTS {
-            if places.is_empty() {
+            if targets.is_empty() {
                 break;
             }
-            let marks = Marks::new(conversation, places.len());
-            let marked = render(&marks.applied(conversation, &places));
+            let marks = SpliceMarks::new(conversation, targets.len());
+            let marked = render(&marks.applied(conversation, &targets));
             let Ok(marked) = marked else {
-                let all: Vec<usize> = places.iter().map(|place| place.index).collect();
-                places = reconsidered(places, &all);
+                let all: Vec<usize> = targets.iter().map(|target| target.index).collect();
+                targets = reconsider(targets, &all);
                 continue;
             };
-            match cut(&marked, &plain, &marks, &places) {
+            match cut(&marked, &plain, &marks, &targets) {
                 Ok(segments) => return Ok(SplicedPrompt { segments }),
-                Err(doubtful) => places = reconsidered(places, &doubtful),
+                Err(doubtful) => targets = reconsider(targets, &doubtful),
             }
         }
         Ok(SplicedPrompt::text(plain))
     }
 
-    fn places(&self, messages: &[Message], plain: &str) -> Vec<Place<'_>> {
+    fn targets(&self, messages: &[Message], plain: &str) -> Vec<SpliceTarget<'_>> {
         let chains = chains(messages);
         let has_markup = CALL_MARKUP.iter().any(|(open, _)| plain.contains(open));
         let answers = messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
         let found = answers.filter_map(|(index, message)| {
             let answer = self.find(chains[index], message)?;
             let is_call = !message.tool_calls.is_empty() && content_form(message.content.as_ref()) == "";
-            Some(Place { index, answer, way: Way::Content, has_second_way: is_call && has_markup })
+            Some(SpliceTarget {
+                index,
+                answer,
+                method: MarkMethod::Content,
+                has_second_way: is_call && has_markup,
+            })
         });
         found.collect()
     }
@@ -285,18 +291,18 @@ impl Transcript {
 
 /// An answer that is to go in as ids.
 #[derive(Debug, Clone)]
-struct Place<'a> {
+struct SpliceTarget<'a> {
     /// Of the message in the conversation.
     index: usize,
-    answer: &'a Answer,
-    way: Way,
+    answer: &'a StoredAnswer,
+    method: MarkMethod,
     /// A tool call without text can also be marked in its arguments.
     has_second_way: bool,
 }
 
 /// How an answer is marked in the conversation that is rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum MarkMethod {
     /// The message becomes a plain answer whose text is the mark.
     Content,
     /// The message stays a tool call whose arguments are the mark; the answer is the whole of the markup around it.
@@ -305,26 +311,26 @@ enum Way {
 
 /// After doubt: the calls up to the last doubtful answer are marked the second way, since one that is marked wrongly makes
 /// those after it look doubtful; when none is left, the doubtful answers are given up.
-fn reconsidered<'a>(places: Vec<Place<'a>>, doubtful: &[usize]) -> Vec<Place<'a>> {
+fn reconsider<'a>(targets: Vec<SpliceTarget<'a>>, doubtful: &[usize]) -> Vec<SpliceTarget<'a>> {
     let last = doubtful.iter().max().copied().unwrap_or(usize::MAX);
-    let is_open = |place: &Place<'_>| place.has_second_way && place.index <= last;
-    if places.iter().any(is_open) {
-        let switch = |place: Place<'a>| match is_open(&place) {
-            true => Place { way: Way::Calls, has_second_way: false, ..place },
-            false => place,
+    let is_open = |target: &SpliceTarget<'_>| target.has_second_way && target.index <= last;
+    if targets.iter().any(is_open) {
+        let switch = |target: SpliceTarget<'a>| match is_open(&target) {
+            true => SpliceTarget { method: MarkMethod::Calls, has_second_way: false, ..target },
+            false => target,
         };
-        return places.into_iter().map(switch).collect();
+        return targets.into_iter().map(switch).collect();
     }
-    places.into_iter().filter(|place| !doubtful.contains(&place.index)).collect()
+    targets.into_iter().filter(|target| !doubtful.contains(&target.index)).collect()
 }
 
 /// Words that nothing in a conversation contains, all of one length.
-struct Marks {
+struct SpliceMarks {
     stem: String,
     count: usize,
 }
 
-impl Marks {
+impl SpliceMarks {
     fn new(conversation: &Conversation, count: usize) -> Self {
         // The debug form holds every text of the conversation, its letters and digits as they are.
         let everything = format!("{conversation:?}");
@@ -335,22 +341,22 @@ impl Marks {
     }
 
     /// Letters and digits only: templates trim, escape and split on much else.
-    fn mark(&self, place: usize, call: usize) -> String {
-        debug_assert!(place < self.count);
-        format!("{}{place:06}c{call:03}Qz", self.stem)
+    fn mark(&self, target: usize, call: usize) -> String {
+        debug_assert!(target < self.count);
+        format!("{}{target:06}c{call:03}Qz", self.stem)
     }
 
-    fn applied(&self, conversation: &Conversation, places: &[Place<'_>]) -> Conversation {
+    fn applied(&self, conversation: &Conversation, targets: &[SpliceTarget<'_>]) -> Conversation {
         let mut marked = conversation.clone();
-        for (at, place) in places.iter().enumerate() {
-            let message = &mut marked.messages[place.index];
+        for (at, target) in targets.iter().enumerate() {
+            let message = &mut marked.messages[target.index];
             message.reasoning = None;
-            match place.way {
-                Way::Content => {
+            match target.method {
+                MarkMethod::Content => {
                     message.content = Some(Content::Text(self.mark(at, 0)));
                     message.tool_calls = Vec::new();
                 }
-                Way::Calls => {
+                MarkMethod::Calls => {
                     let calls = message.tool_calls.iter().enumerate();
                     message.tool_calls = calls
                         .map(|(n, call)| ToolCall {
@@ -366,40 +372,49 @@ impl Marks {
 }
 
 /// Cuts the marked rendering at its marks; `Err` names the messages in doubt.
-fn cut(marked: &str, plain: &str, marks: &Marks, places: &[Place<'_>]) -> Result<Vec<Segment>, Vec<usize>> {
-    let index_of = |place: &Place<'_>| place.index;
+fn cut(
+    marked: &str,
+    plain: &str,
+    marks: &SpliceMarks,
+    targets: &[SpliceTarget<'_>],
+) -> Result<Vec<SplicedSegment>, Vec<usize>> {
+    let index_of = |target: &SpliceTarget<'_>| target.index;
     let spans: Vec<Option<Range<usize>>> =
-        places.iter().enumerate().map(|(at, place)| span(marked, marks, at, place)).collect();
-    let unmarked: Vec<usize> =
-        places.iter().zip(&spans).filter(|(_, span)| span.is_none()).map(|(place, _)| place.index).collect();
+        targets.iter().enumerate().map(|(at, target)| span(marked, marks, at, target)).collect();
+    let unmarked: Vec<usize> = targets
+        .iter()
+        .zip(&spans)
+        .filter(|(_, span)| span.is_none())
+        .map(|(target, _)| target.index)
+        .collect();
     if !unmarked.is_empty() {
         return Err(unmarked);
     }
     let spans: Vec<Range<usize>> = spans.into_iter().flatten().collect();
     if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        return Err(places.iter().map(index_of).collect());
+        return Err(targets.iter().map(index_of).collect());
     }
     let mut segments = Vec::new();
     let mut doubtful = Vec::new();
     let mut plain_at = 0;
     let mut from = 0;
-    for (place, span) in places.iter().zip(&spans) {
-        match fitted(&marked[from..span.start], &place.answer.after, from > 0) {
+    for (target, span) in targets.iter().zip(&spans) {
+        match fitted(&marked[from..span.start], &target.answer.after, from > 0) {
             Some(fitted)
                 if appears(plain, &mut plain_at, &marked[from..span.start][..fitted.common], from == 0) =>
             {
-                segments.push(Segment::Text(fitted.text));
-                segments.push(Segment::Ids(place.answer.ids.clone()));
+                segments.push(SplicedSegment::Text(fitted.text));
+                segments.push(SplicedSegment::Ids(target.answer.ids.clone()));
             }
-            _ => doubtful.push(place.index),
+            _ => doubtful.push(target.index),
         }
         from = span.end;
     }
     let last = &marked[from..];
     if !(plain.ends_with(last) && plain.len() - last.len() >= plain_at) {
-        doubtful.extend(places.last().map(index_of));
+        doubtful.extend(targets.last().map(index_of));
     }
-    segments.push(Segment::Text(last.to_owned()));
+    segments.push(SplicedSegment::Text(last.to_owned()));
     doubtful.dedup();
     if doubtful.is_empty() { Ok(segments) } else { Err(doubtful) }
 }
@@ -417,10 +432,10 @@ fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
 }
 
 /// Where the answer stands in the marked rendering. Each mark must be there exactly once.
-fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>) -> Option<Range<usize>> {
-    match place.way {
-        Way::Content => only(marked, &marks.mark(at, 0)),
-        Way::Calls => {
+fn span(marked: &str, marks: &SpliceMarks, at: usize, target: &SpliceTarget<'_>) -> Option<Range<usize>> {
+    match target.method {
+        MarkMethod::Content => only(marked, &marks.mark(at, 0)),
+        MarkMethod::Calls => {
             let first = only(marked, &marks.mark(at, 0))?;
             let mut last = first.clone();
             let mut call = 1;
@@ -530,15 +545,15 @@ mod tests {
     fn ids_in(transcript: &Transcript, messages: &[Message]) -> Vec<Vec<u32>> {
         let prompt = transcript.splice(&conversation(messages), |c| rendered(c, usual)).expect("renders");
         let ids = prompt.segments.into_iter().filter_map(|segment| match segment {
-            Segment::Ids(ids) => Some(ids),
-            Segment::Text(_) => None,
+            SplicedSegment::Ids(ids) => Some(ids),
+            SplicedSegment::Text(_) => None,
         });
         ids.collect()
     }
 
     #[test]
     fn fingerprints_ignore_what_clients_change() {
-        let of = |arguments: Value| Fingerprint::of(&call("f", arguments));
+        let of = |arguments: Value| MessageFingerprint::of(&call("f", arguments));
         let wanted = of(json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
         assert_eq!(of(json!({"b": {"y": null, "x": [1, 2]}, "a": 1})), wanted);
         assert_eq!(of(json!(" {\"b\" : {\"y\":null,\"x\":[1,2]},\n\"a\":1}")), wanted);
@@ -552,17 +567,17 @@ mod tests {
         assert_ne!(of(json!("f(x")), of(json!({"not json": "f(y"})));
         let mut other = call("f", json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
         (other.reasoning, other.tool_calls[0].id) = (Some("hm".to_owned()), None);
-        assert_eq!(Fingerprint::of(&other), wanted);
+        assert_eq!(MessageFingerprint::of(&other), wanted);
         other.content = Some(Content::Text(String::new()));
-        assert_eq!(Fingerprint::of(&other), wanted);
+        assert_eq!(MessageFingerprint::of(&other), wanted);
         other.content = Some(Content::Text(" ".to_owned()));
-        assert_ne!(Fingerprint::of(&other), wanted);
+        assert_ne!(MessageFingerprint::of(&other), wanted);
         let part = |text| json!({"type": "text", "text": text});
         let parts = Message { content: Some(Content::Parts(vec![part("a"), part("b")])), ..user("") };
-        assert_eq!(Fingerprint::of(&parts), Fingerprint::of(&user("ab")));
+        assert_eq!(MessageFingerprint::of(&parts), MessageFingerprint::of(&user("ab")));
         let image =
             Message { content: Some(Content::Parts(vec![part("ab"), json!({"type": "image"})])), ..user("") };
-        assert_ne!(Fingerprint::of(&image), Fingerprint::of(&user("ab")));
+        assert_ne!(MessageFingerprint::of(&image), MessageFingerprint::of(&user("ab")));
     }
 
     #[test]
@@ -571,9 +586,12 @@ mod tests {
         recorded(&mut transcript, &[user("hi")], &Message::assistant("hello"), &[7, 8]);
         let messages = [user("hi"), Message::assistant("hello"), user("and?")];
         let prompt = transcript.splice(&conversation(&messages), |c| rendered(c, usual)).expect("renders");
-        let text = |text: &str| Segment::Text(text.to_owned());
-        let wanted =
-            [text("[user]hi[/][assistant]"), Segment::Ids(vec![7, 8]), text("[/][user]and?[/][assistant]")];
+        let text = |text: &str| SplicedSegment::Text(text.to_owned());
+        let wanted = [
+            text("[user]hi[/][assistant]"),
+            SplicedSegment::Ids(vec![7, 8]),
+            text("[/][user]and?[/][assistant]"),
+        ];
         assert_eq!(prompt.segments, wanted);
         assert_eq!(transcript.lookup(&messages, 1), Some(&[7, 8][..]));
         assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
@@ -583,7 +601,7 @@ mod tests {
 
     #[test]
     fn marks_are_words_that_nobody_has_said() {
-        let stem = |text: &str| Marks::new(&conversation(&[user(text)]), 1).stem;
+        let stem = |text: &str| SpliceMarks::new(&conversation(&[user(text)]), 1).stem;
         assert_eq!(stem("hi"), "Zq0xSpliced");
         assert_eq!(stem("Zq0xSpliced Zq1xSplicedZq3xSpliced"), "Zq2xSpliced");
         assert_eq!(stem("Zq0 Zq1xSpliced ZqZq0xSpliced Zq99999999999999999999xSpliced"), "Zq2xSpliced");
@@ -678,7 +696,7 @@ mod tests {
             transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
             let plain = rendered(&next, template).expect("renders");
             let prompt = transcript.splice(&next, |c| rendered(c, template)).expect("renders");
-            assert_eq!(prompt.segments, [Segment::Text(plain)], "{what}");
+            assert_eq!(prompt.segments, [SplicedSegment::Text(plain)], "{what}");
         }
         let mut transcript = Transcript::default();
         transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
@@ -689,7 +707,7 @@ mod tests {
 
     #[test]
     fn texts_that_hold_marks_do_not_confuse() {
-        let stem = Marks::new(&conversation(&[]), 1);
+        let stem = SpliceMarks::new(&conversation(&[]), 1);
         let evil = [user(&format!("say {}", stem.mark(0, 0)))];
         let answer = Message::assistant(stem.mark(0, 0));
         let mut transcript = Transcript::default();

@@ -16,9 +16,9 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
 use crate::runtime::session::prefill::common_prefix;
 use crate::runtime::session::store::{
-    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, Turn, now_ms,
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
 };
-use crate::runtime::session::transcript::{Fingerprint, Segment, SplicedPrompt, Transcript};
+use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
 use crate::template::{Conversation, DateTime, Message};
 
 /// A conversation in progress.
@@ -212,7 +212,7 @@ impl SessionChat {
         let after = turn.prompt.splice_after();
         let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens);
         let added = turn.messages[turn.kept_messages..].iter().cloned();
-        let record = Turn {
+        let record = StoredTurn {
             messages: added.chain([message.clone()]).collect(),
             kept_tokens,
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
@@ -237,7 +237,7 @@ impl SessionChat {
         common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
     }
 
-    fn add(&mut self, kept_turns: usize, turn: Turn) -> Result<()> {
+    fn add(&mut self, kept_turns: usize, turn: StoredTurn) -> Result<()> {
         if let Some(writer) = &mut self.writer {
             writer.append_after(kept_turns, &self.model, &turn)?;
             self.saved = writer.saved().clone();
@@ -338,7 +338,7 @@ fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
 
 /// Whether two messages are the same turn of the same conversation, be they spelt differently.
 fn says_the_same(a: &Message, b: &Message) -> bool {
-    a.role == b.role && a.name == b.name && Fingerprint::of(a) == Fingerprint::of(b)
+    a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
 }
 
 impl PromptedTurn {
@@ -364,9 +364,9 @@ impl PromptedTurn {
 
     /// The prompt as text, earlier answers as their tokens read.
     pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
-        let text = |segment: &Segment| match segment {
-            Segment::Text(text) => text.clone(),
-            Segment::Ids(ids) => {
+        let text = |segment: &SplicedSegment| match segment {
+            SplicedSegment::Text(text) => text.clone(),
+            SplicedSegment::Ids(ids) => {
                 let bytes: Vec<u8> =
                     ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
                 String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! The worker protocol as types: [`Call`]s go to a worker, [`Reply`]s come back, each one line of JSON.
+//! The worker protocol as types: [`WorkerCall`]s go to a worker, [`Reply`]s come back, each one line of JSON.
 //!
 //! Invariants: what is written is read back as the same value, so that an engine behind a pipe is asked and answers as one in
 //! this process does (a grammar travels as its source); a call with a field that is not known is refused, so that nothing a
@@ -46,7 +46,7 @@ pub enum Id {
 
 /// A line to the worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Call {
+pub struct WorkerCall {
     /// Without one it is answered before the next one without one is looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<Id>,
@@ -79,7 +79,7 @@ pub struct Generate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_segments: Option<Vec<Segment>>,
+    pub prompt_segments: Option<Vec<PromptSegment>>,
     /// 0 and less: what is left of the context.
     pub max_new_tokens: i64,
     pub overflow: Overflow,
@@ -131,7 +131,7 @@ fn is_false(flag: &bool) -> bool {
 /// A part of a prompt: one of the two; where both are given, the ids count.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Segment {
+pub struct PromptSegment {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,7 +181,7 @@ pub struct Nothing {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub id: Option<Id>,
-    pub code: Code,
+    pub code: ErrorCode,
     pub message: String,
 }
 
@@ -192,15 +192,15 @@ pub struct Reply {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Id>,
     #[serde(flatten)]
-    pub answer: Answer,
+    pub answer: ReplyBody,
 }
 
 /// Which one it is, is told by the field that it begins with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
-pub enum Answer {
+pub enum ReplyBody {
     Token(TextLine),
-    Done(Box<Done>),
+    Done(Box<DoneLine>),
     Error(ErrorLine),
     Queued {
         queued: usize,
@@ -209,7 +209,7 @@ pub enum Answer {
         started: Started,
     },
     Progress {
-        progress: Progress,
+        progress: PrefillProgress,
     },
     Prompt {
         prompt_logprobs: Vec<Logprob>,
@@ -283,7 +283,7 @@ pub struct TextLine {
 /// Prompt tokens computed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Progress {
+pub struct PrefillProgress {
     pub done: usize,
     pub total: usize,
 }
@@ -292,7 +292,7 @@ pub struct Progress {
 /// fields.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Done {
+pub struct DoneLine {
     pub done: Yes,
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
@@ -325,7 +325,7 @@ pub struct Done {
 pub struct ErrorLine {
     pub error: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub code: Option<Code>,
+    pub code: Option<ErrorCode>,
     /// The [`Error`] itself, for calls with an id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
@@ -359,7 +359,7 @@ pub struct ModelId {
 /// What kind of error it is, for programs. The first two are the reference server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Code {
+pub enum ErrorCode {
     /// All named sessions are taken.
     CapacityExhausted,
     /// There are no named sessions here at all.
@@ -387,29 +387,29 @@ pub enum Code {
     Ending,
 }
 
-impl Code {
-    pub fn of(error: &Error) -> Code {
+impl ErrorCode {
+    pub fn of(error: &Error) -> ErrorCode {
         match error {
-            Error::PromptEmpty | Error::InvalidParameter { .. } => Code::InvalidValue,
+            Error::PromptEmpty | Error::InvalidParameter { .. } => ErrorCode::InvalidValue,
             Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. } => {
-                Code::ContextLengthExceeded
+                ErrorCode::ContextLengthExceeded
             }
-            Error::NotSupported(_) => Code::Unsupported,
-            Error::SessionBusy(_) => Code::SessionBusy,
-            Error::SessionsFull { capacity: 0 } => Code::UnsupportedSession,
-            Error::SessionsFull { .. } => Code::CapacityExhausted,
-            Error::QueueFull { .. } => Code::QueueFull,
-            Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
-            Error::SessionNotFound(_) => Code::SessionNotFound,
-            Error::Load(_) => Code::LoadFailed,
-            Error::Grammar(_) => Code::Grammar,
+            Error::NotSupported(_) => ErrorCode::Unsupported,
+            Error::SessionBusy(_) => ErrorCode::SessionBusy,
+            Error::SessionsFull { capacity: 0 } => ErrorCode::UnsupportedSession,
+            Error::SessionsFull { .. } => ErrorCode::CapacityExhausted,
+            Error::QueueFull { .. } => ErrorCode::QueueFull,
+            Error::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
+            Error::SessionNotFound(_) => ErrorCode::SessionNotFound,
+            Error::Load(_) => ErrorCode::LoadFailed,
+            Error::Grammar(_) => ErrorCode::Grammar,
             Error::InvalidState(_)
             | Error::Poisoned
             | Error::Template(_)
             | Error::Store(_)
             | Error::Backend(_)
-            | Error::NotFinite(_) => Code::Backend,
-            Error::EngineGone => Code::EngineGone,
+            | Error::NotFinite(_) => ErrorCode::Backend,
+            Error::EngineGone => ErrorCode::EngineGone,
         }
     }
 }
@@ -449,34 +449,37 @@ impl Op {
     }
 }
 
-impl Call {
+impl WorkerCall {
     /// Reads a line without its end.
     ///
     /// # Errors
     /// A [`Refusal`] with the call's id where that can be read.
-    pub fn parse(line: &[u8]) -> Result<Call, Refusal> {
+    pub fn parse(line: &[u8]) -> Result<WorkerCall, Refusal> {
         let refuse = |id, code, message| Refusal { id, code, message };
         let text = String::from_utf8_lossy(line);
-        let mut fields: Map<String, Value> = serde_json::from_str(&text)
-            .map_err(|error| refuse(None, Code::InvalidRequest, format!("not a JSON object: {error}")))?;
+        let mut fields: Map<String, Value> = serde_json::from_str(&text).map_err(|error| {
+            refuse(None, ErrorCode::InvalidRequest, format!("not a JSON object: {error}"))
+        })?;
         let id = match fields.shift_remove("id") {
             None => None,
-            Some(id) => Some(read_id(id).map_err(|message| refuse(None, Code::InvalidRequest, message))?),
+            Some(id) => {
+                Some(read_id(id).map_err(|message| refuse(None, ErrorCode::InvalidRequest, message))?)
+            }
         };
         let name = match fields.shift_remove("op") {
             None => "generate".to_owned(),
             Some(Value::String(name)) => name,
             Some(other) => {
-                return Err(refuse(id, Code::InvalidRequest, format!("op: {other} is not a string")));
+                return Err(refuse(id, ErrorCode::InvalidRequest, format!("op: {other} is not a string")));
             }
         };
         match read_op(&name, fields) {
-            Ok(Some(op)) => Ok(Call { id, op }),
+            Ok(Some(op)) => Ok(WorkerCall { id, op }),
             Ok(None) => {
                 let known = OPS.join(", ");
-                Err(refuse(id, Code::UnknownOp, format!("unknown op {name:?} (known: {known})")))
+                Err(refuse(id, ErrorCode::UnknownOp, format!("unknown op {name:?} (known: {known})")))
             }
-            Err(message) => Err(refuse(id, Code::InvalidRequest, message)),
+            Err(message) => Err(refuse(id, ErrorCode::InvalidRequest, message)),
         }
     }
 }
@@ -597,7 +600,7 @@ impl From<&Request> for Generate {
         } = request;
         Self {
             prompt: None,
-            prompt_segments: Some(vec![Segment { text: None, ids: Some(prompt.clone()) }]),
+            prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(prompt.clone()) }]),
             max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
             overflow: limits.overflow,
             temperature: sampling.temperature,
@@ -629,7 +632,7 @@ impl From<&Request> for Generate {
 impl Generate {
     /// Whether `into_request` has more to do than to move: text to encode, or a grammar to compile.
     pub fn is_work(&self) -> bool {
-        let has_text = |segment: &Segment| segment.ids.is_none();
+        let has_text = |segment: &PromptSegment| segment.ids.is_none();
         self.grammar.is_some()
             || self.prompt.is_some()
             || self.prompt_segments.as_ref().is_some_and(|segments| segments.iter().any(has_text))
@@ -686,7 +689,7 @@ impl Generate {
 
 fn read_prompt(
     text: Option<String>,
-    segments: Option<Vec<Segment>>,
+    segments: Option<Vec<PromptSegment>>,
     encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
 ) -> Result<Vec<u32>> {
     let refuse = |message: &str| Error::InvalidParameter { name: "prompt", message: message.to_owned() };
@@ -699,10 +702,10 @@ fn read_prompt(
     let mut prompt = Vec::new();
     for segment in segments {
         match segment {
-            Segment { ids: Some(ids), .. } if prompt.is_empty() => prompt = ids,
-            Segment { ids: Some(ids), .. } => prompt.extend(ids),
-            Segment { text: Some(text), .. } => prompt.extend(encode(&text, !prompt.is_empty())?),
-            Segment { .. } => return Err(refuse("a segment has neither text nor ids")),
+            PromptSegment { ids: Some(ids), .. } if prompt.is_empty() => prompt = ids,
+            PromptSegment { ids: Some(ids), .. } => prompt.extend(ids),
+            PromptSegment { text: Some(text), .. } => prompt.extend(encode(&text, !prompt.is_empty())?),
+            PromptSegment { .. } => return Err(refuse("a segment has neither text nor ids")),
         }
     }
     Ok(prompt)
@@ -710,7 +713,7 @@ fn read_prompt(
 
 /// What is told of one generation, from its events.
 #[derive(Debug)]
-pub struct Telling {
+pub struct EventEncoder {
     detail: Detail,
     reason: ReuseReason,
     ids: Vec<u32>,
@@ -737,45 +740,47 @@ impl Detail {
     }
 }
 
-impl Telling {
+impl EventEncoder {
     pub fn new(detail: Detail) -> Self {
         Self { detail, reason: ReuseReason::default(), ids: Vec::new() }
     }
 
     /// The answer to send for an event, if it is one to be told.
-    pub fn tell(&mut self, event: Event) -> Option<Answer> {
+    pub fn encode(&mut self, event: Event) -> Option<ReplyBody> {
         let tells_all = self.detail == Detail::Events;
         match event {
-            Event::Queued { position } => tells_all.then_some(Answer::Queued { queued: position }),
+            Event::Queued { position } => tells_all.then_some(ReplyBody::Queued { queued: position }),
             Event::Started(started) => {
                 let Reuse { reason, .. } = started.reuse;
                 self.reason = reason;
-                tells_all.then_some(Answer::Started { started })
+                tells_all.then_some(ReplyBody::Started { started })
             }
             Event::Prefill { done, total } => {
-                tells_all.then_some(Answer::Progress { progress: Progress { done, total } })
+                tells_all.then_some(ReplyBody::Progress { progress: PrefillProgress { done, total } })
             }
-            Event::Prompt { logprobs } => tells_all.then_some(Answer::Prompt { prompt_logprobs: logprobs }),
+            Event::Prompt { logprobs } => {
+                tells_all.then_some(ReplyBody::Prompt { prompt_logprobs: logprobs })
+            }
             Event::Text { text, tokens } if tells_all => {
-                Some(Answer::Token(TextLine { token: text, tokens: Some(tokens) }))
+                Some(ReplyBody::Token(TextLine { token: text, tokens: Some(tokens) }))
             }
             Event::Text { text, tokens } => {
                 self.ids.extend(tokens.iter().map(|token| token.id));
-                (!text.is_empty()).then_some(Answer::Token(TextLine { token: text, tokens: None }))
+                (!text.is_empty()).then_some(ReplyBody::Token(TextLine { token: text, tokens: None }))
             }
-            Event::Done(outcome) => Some(Answer::Done(Box::new(self.done(outcome)))),
+            Event::Done(outcome) => Some(ReplyBody::Done(Box::new(self.done(outcome)))),
             Event::Failed(error) => {
-                Some(Answer::Error(ErrorLine::new(&error, self.detail != Detail::Reference)))
+                Some(ReplyBody::Error(ErrorLine::new(&error, self.detail != Detail::Reference)))
             }
         }
     }
 
-    fn done(&mut self, outcome: Outcome) -> Done {
+    fn done(&mut self, outcome: Outcome) -> DoneLine {
         let Outcome { finish, usage, timings, seed } = outcome;
         let rate = |rate: Option<f64>| rate.unwrap_or(0.0);
         let tells_ids = self.detail != Detail::Events && !matches!(finish, Finish::StopString(_));
         let tells_reasons = self.detail != Detail::Reference;
-        Done {
+        DoneLine {
             done: Yes,
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
@@ -800,31 +805,33 @@ impl Telling {
     }
 }
 
-impl Answer {
+impl ReplyBody {
     /// The event that it tells, where it is one of a generation that was asked for with `events`; else the answer again.
     ///
     /// # Errors
     /// The answer, when it tells no event, or not all of one.
-    pub fn into_event(self) -> Result<Event, Box<Answer>> {
+    pub fn into_event(self) -> Result<Event, Box<ReplyBody>> {
         match self {
-            Answer::Queued { queued } => Ok(Event::Queued { position: queued }),
-            Answer::Started { started } => Ok(Event::Started(started)),
-            Answer::Progress { progress: Progress { done, total } } => Ok(Event::Prefill { done, total }),
-            Answer::Prompt { prompt_logprobs: logprobs } => Ok(Event::Prompt { logprobs }),
-            Answer::Token(TextLine { token, tokens: Some(tokens) }) => {
+            ReplyBody::Queued { queued } => Ok(Event::Queued { position: queued }),
+            ReplyBody::Started { started } => Ok(Event::Started(started)),
+            ReplyBody::Progress { progress: PrefillProgress { done, total } } => {
+                Ok(Event::Prefill { done, total })
+            }
+            ReplyBody::Prompt { prompt_logprobs: logprobs } => Ok(Event::Prompt { logprobs }),
+            ReplyBody::Token(TextLine { token, tokens: Some(tokens) }) => {
                 Ok(Event::Text { text: token, tokens })
             }
-            Answer::Done(done) => match done.outcome() {
+            ReplyBody::Done(done) => match done.outcome() {
                 Some(outcome) => Ok(Event::Done(outcome)),
-                None => Err(Box::new(Answer::Done(done))),
+                None => Err(Box::new(ReplyBody::Done(done))),
             },
-            Answer::Error(line) => Ok(Event::Failed(line.into_error())),
+            ReplyBody::Error(line) => Ok(Event::Failed(line.into_error())),
             other => Err(Box::new(other)),
         }
     }
 }
 
-impl Done {
+impl DoneLine {
     /// How it ended; nothing where not all of it was told.
     pub fn outcome(&self) -> Option<Outcome> {
         let time_to_first_token = match self.ttft_ms {
@@ -856,7 +863,7 @@ impl ErrorLine {
         let detail = || serde_json::to_value(error).ok();
         Self {
             error: error.to_string(),
-            code: Some(Code::of(error)),
+            code: Some(ErrorCode::of(error)),
             detail: has_detail.then(detail).flatten(),
             session_id: None,
         }
@@ -873,7 +880,7 @@ impl From<Refusal> for Reply {
     fn from(refusal: Refusal) -> Self {
         let Refusal { id, code, message } = refusal;
         let line = ErrorLine { error: message, code: Some(code), detail: None, session_id: None };
-        Reply { id, answer: Answer::Error(line) }
+        Reply { id, answer: ReplyBody::Error(line) }
     }
 }
 
@@ -1004,10 +1011,10 @@ mod tests {
 
     /// What comes out at the other end.
     fn sent(request: &Request) -> Request {
-        let call = Call { id: Some(Id::Number(7)), op: Op::Generate(Box::new(request.into())) };
-        let heard = Call::parse(&line(&call)).expect("a call");
-        assert_eq!(heard, call);
-        let Op::Generate(generate) = heard.op else { panic!("{heard:?}") };
+        let call = WorkerCall { id: Some(Id::Number(7)), op: Op::Generate(Box::new(request.into())) };
+        let read_back = WorkerCall::parse(&line(&call)).expect("a call");
+        assert_eq!(read_back, call);
+        let Op::Generate(generate) = read_back.op else { panic!("{read_back:?}") };
         assert!(!generate.is_work() && generate.events);
         generate.into_request(no_text, no_grammar).expect("a request")
     }
@@ -1062,9 +1069,11 @@ mod tests {
             GrammarSource::Lark("start: \"x\"".to_owned()),
         ] {
             let generate = Generate { grammar: Some(source.clone()), ..Generate::default() };
-            let call = Call { id: None, op: Op::Generate(Box::new(generate)) };
-            assert_eq!(Call::parse(&line(&call)).expect("a call"), call);
-            let Ok(Call { op: Op::Generate(generate), .. }) = Call::parse(&line(&call)) else { panic!() };
+            let call = WorkerCall { id: None, op: Op::Generate(Box::new(generate)) };
+            assert_eq!(WorkerCall::parse(&line(&call)).expect("a call"), call);
+            let Ok(WorkerCall { op: Op::Generate(generate), .. }) = WorkerCall::parse(&line(&call)) else {
+                panic!()
+            };
             assert!(generate.is_work());
             assert_eq!(generate.grammar, Some(source));
         }
@@ -1078,23 +1087,23 @@ mod tests {
             let sampling = Sampling { temperature: number, seed: Some(seed), ..Sampling::default() };
             let limits = Limits { deadline: Some(Duration::from_nanos(nanos)), ..Limits::default() };
             let request = Request { sampling, limits, ..Request::default() };
-            let heard = sent(&request);
-            prop_assert_eq!(heard.sampling.temperature.to_bits(), bits);
-            prop_assert_eq!(heard.limits, request.limits);
-            prop_assert_eq!(heard.sampling.seed, Some(seed));
+            let read_back = sent(&request);
+            prop_assert_eq!(read_back.sampling.temperature.to_bits(), bits);
+            prop_assert_eq!(read_back.limits, request.limits);
+            prop_assert_eq!(read_back.sampling.seed, Some(seed));
             let token = Token { id: 1, logprob: Some(Logprob { logprob: number, top: vec![(2, number)] }) };
-            prop_assert_eq!(told(Event::Text { text: String::new(), tokens: vec![token.clone()] }),
+            prop_assert_eq!(round_trip(Event::Text { text: String::new(), tokens: vec![token.clone()] }),
                 format!("{:?}", Event::Text { text: String::new(), tokens: vec![token] }));
         }
     }
 
     /// An event as it is at the other end.
-    fn told(event: Event) -> String {
-        let answer = Telling::new(Detail::Events).tell(event).expect("all are told");
+    fn round_trip(event: Event) -> String {
+        let answer = EventEncoder::new(Detail::Events).encode(event).expect("all are told");
         let reply = Reply { id: Some(Id::Text("x".to_owned())), answer };
-        let heard = Reply::parse(&line(&reply)).expect("a reply");
-        assert_eq!(heard.id, reply.id);
-        format!("{:?}", heard.answer.into_event().expect("an event"))
+        let read_back = Reply::parse(&line(&reply)).expect("a reply");
+        assert_eq!(read_back.id, reply.id);
+        format!("{:?}", read_back.answer.into_event().expect("an event"))
     }
 
     fn outcome(finish: Finish) -> Outcome {
@@ -1149,7 +1158,7 @@ mod tests {
         let unstarted = Timings { time_to_first_token: None, ..Timings::default() };
         events.push(Event::Done(Outcome { timings: unstarted, ..outcome(Finish::Cancelled) }));
         for event in events {
-            assert_eq!(told(event.clone()), format!("{event:?}"));
+            assert_eq!(round_trip(event.clone()), format!("{event:?}"));
         }
     }
 
@@ -1187,11 +1196,13 @@ mod tests {
             Error::EngineGone,
         ];
         for error in errors {
-            let reply = Reply { id: None, answer: Answer::Error(ErrorLine::new(&error, true)) };
-            let Answer::Error(heard) = Reply::parse(&line(&reply)).expect("a reply").answer else { panic!() };
-            assert_eq!(heard.code, Some(Code::of(&error)));
-            assert_eq!(heard.error, error.to_string());
-            assert_eq!(format!("{:?}", heard.into_error()), format!("{error:?}"));
+            let reply = Reply { id: None, answer: ReplyBody::Error(ErrorLine::new(&error, true)) };
+            let ReplyBody::Error(read_back) = Reply::parse(&line(&reply)).expect("a reply").answer else {
+                panic!()
+            };
+            assert_eq!(read_back.code, Some(ErrorCode::of(&error)));
+            assert_eq!(read_back.error, error.to_string());
+            assert_eq!(format!("{:?}", read_back.into_error()), format!("{error:?}"));
         }
         let foreign = ErrorLine {
             error: "hm".to_owned(),
@@ -1220,19 +1231,19 @@ mod tests {
             kv_allocated: 6,
         };
         let answers = vec![
-            Answer::Opened { opened: Yes, session_id: session_id.clone(), existed: Some(false) },
-            Answer::Closed { closed: Yes, session_id: session_id.clone(), existed: None },
-            Answer::Reset { reset: Yes, session_id: session_id.clone(), existed: Some(true) },
-            Answer::Forked { forked: Yes, session_id: session_id.clone(), to: "t".to_owned() },
-            Answer::Restored { restored: Yes, session_id },
-            Answer::Session { session: SessionDetail { info: info.clone(), tokens: vec![1, 2] } },
-            Answer::Sessions { sessions: vec![info] },
-            Answer::Sessions { sessions: vec![] },
-            Answer::Cancelled { cancelled: 0 },
-            Answer::Pong { pong: Yes, load },
-            Answer::Notices { notices: vec!["n".to_owned()] },
-            Answer::Flushed { flushed: false },
-            Answer::Bye { bye: Yes },
+            ReplyBody::Opened { opened: Yes, session_id: session_id.clone(), existed: Some(false) },
+            ReplyBody::Closed { closed: Yes, session_id: session_id.clone(), existed: None },
+            ReplyBody::Reset { reset: Yes, session_id: session_id.clone(), existed: Some(true) },
+            ReplyBody::Forked { forked: Yes, session_id: session_id.clone(), to: "t".to_owned() },
+            ReplyBody::Restored { restored: Yes, session_id },
+            ReplyBody::Session { session: SessionDetail { info: info.clone(), tokens: vec![1, 2] } },
+            ReplyBody::Sessions { sessions: vec![info] },
+            ReplyBody::Sessions { sessions: vec![] },
+            ReplyBody::Cancelled { cancelled: 0 },
+            ReplyBody::Pong { pong: Yes, load },
+            ReplyBody::Notices { notices: vec!["n".to_owned()] },
+            ReplyBody::Flushed { flushed: false },
+            ReplyBody::Bye { bye: Yes },
         ];
         for answer in answers {
             for id in [None, Some(Id::Number(i64::MIN)), Some(Id::Text(String::new()))] {
@@ -1267,14 +1278,14 @@ mod tests {
         ];
         assert_eq!(ops.iter().map(Op::name).collect::<Vec<_>>(), OPS);
         for op in ops {
-            let call = Call { id: Some(Id::Text("é".to_owned())), op };
-            assert_eq!(Call::parse(&line(&call)), Ok(call));
+            let call = WorkerCall { id: Some(Id::Text("é".to_owned())), op };
+            assert_eq!(WorkerCall::parse(&line(&call)), Ok(call));
         }
     }
 
     #[track_caller]
-    fn check_refused(line: &[u8], code: Code, id: Option<Id>, part: &str) {
-        let refusal = Call::parse(line).expect_err("not a call");
+    fn check_refused(line: &[u8], code: ErrorCode, id: Option<Id>, part: &str) {
+        let refusal = WorkerCall::parse(line).expect_err("not a call");
         assert_eq!((refusal.code, &refusal.id), (code, &id), "{refusal:?}");
         assert!(refusal.message.contains(part), "{part:?} is not in {refusal:?}");
     }
@@ -1293,13 +1304,13 @@ mod tests {
             (b"{\"id\": 1.5}", "neither a string nor a whole number"),
             (b"{\"id\": null}", "neither a string nor a whole number"),
         ] {
-            check_refused(line, Code::InvalidRequest, None, part);
+            check_refused(line, ErrorCode::InvalidRequest, None, part);
         }
         let long = format!("{{\"id\": \"{}\"}}", "x".repeat(MAX_ID_BYTES + 1));
-        check_refused(long.as_bytes(), Code::InvalidRequest, None, "more than 256 bytes");
+        check_refused(long.as_bytes(), ErrorCode::InvalidRequest, None, "more than 256 bytes");
         check_refused(
             br#"{"id":1,"op":"think"}"#,
-            Code::UnknownOp,
+            ErrorCode::UnknownOp,
             id(),
             "unknown op \"think\" (known: generate",
         );
@@ -1318,7 +1329,7 @@ mod tests {
             (br#"{"id":1,"op":"open","session_id":7}"#, "session_id: invalid type"),
             (br#"{"id":1,"op":"ping","x":1}"#, "unknown field `x`"),
         ] {
-            check_refused(line, Code::InvalidRequest, id(), part);
+            check_refused(line, ErrorCode::InvalidRequest, id(), part);
         }
     }
 
@@ -1328,7 +1339,7 @@ mod tests {
             Ok(text.bytes().map(|byte| u32::from(byte) + 1000 * u32::from(is_behind)).collect())
         };
         let check = |line: &str| {
-            let call = Call::parse(line.as_bytes()).expect("a call");
+            let call = WorkerCall::parse(line.as_bytes()).expect("a call");
             let Op::Generate(generate) = call.op else { panic!() };
             generate.into_request(encode, no_grammar).map(|request| request.prompt).map_err(|e| e.to_string())
         };
@@ -1347,7 +1358,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_the_reference_servers() {
-        let Ok(Call { op: Op::Generate(generate), id: None }) = Call::parse(br#"{"prompt":"a"}"#) else {
+        let Ok(WorkerCall { op: Op::Generate(generate), id: None }) = WorkerCall::parse(br#"{"prompt":"a"}"#)
+        else {
             panic!()
         };
         let request = generate.into_request(|_, _| Ok(vec![1]), no_grammar).expect("a request");
@@ -1358,14 +1370,14 @@ mod tests {
 
     #[test]
     fn calls_without_an_id_hear_what_the_reference_server_says() {
-        let mut telling = Telling::new(Detail::Reference);
-        assert!(telling.tell(Event::Queued { position: 1 }).is_none());
-        assert!(telling.tell(Event::Prefill { done: 1, total: 1 }).is_none());
+        let mut encoder = EventEncoder::new(Detail::Reference);
+        assert!(encoder.encode(Event::Queued { position: 1 }).is_none());
+        assert!(encoder.encode(Event::Prefill { done: 1, total: 1 }).is_none());
         let tokens = vec![Token { id: 7, logprob: None }];
-        assert!(telling.tell(Event::Text { text: String::new(), tokens: tokens.clone() }).is_none());
-        let answer = telling.tell(Event::Text { text: "é".to_owned(), tokens }).expect("text");
+        assert!(encoder.encode(Event::Text { text: String::new(), tokens: tokens.clone() }).is_none());
+        let answer = encoder.encode(Event::Text { text: "é".to_owned(), tokens }).expect("text");
         assert_eq!(line(&answer), r#"{"token":"é"}"#.as_bytes());
-        let done = telling.tell(Event::Done(outcome(Finish::Cancelled))).expect("an end");
+        let done = encoder.encode(Event::Done(outcome(Finish::Cancelled))).expect("an end");
         let done: Value = serde_json::from_slice(&line(&done)).expect("JSON");
         let fields: Vec<&String> = done.as_object().expect("an object").keys().collect();
         assert_eq!(
@@ -1389,7 +1401,7 @@ mod tests {
         assert_eq!(done["finish_reason"], "stop");
         assert_eq!(done["generated_token_ids"], json!([7, 7]));
         let stopped = outcome(Finish::StopString("x".to_owned()));
-        let cut = Telling::new(Detail::Reference).tell(Event::Done(stopped)).expect("an end");
+        let cut = EventEncoder::new(Detail::Reference).encode(Event::Done(stopped)).expect("an end");
         assert!(!String::from_utf8(line(&cut)).expect("UTF-8").contains("generated_token_ids"));
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Invariants: an end that breaks the protocol or stops answering is given up at once and for good: it is killed, and
 //! whatever is open loses its engine (sinks are dropped, calls fail with [`Error::EngineGone`]), so that no answer is ever taken
-//! from a stream that was wrong once. No lock is held while a sink is called. Knows no process: [`Peer`] is all of it.
+//! from a stream that was wrong once. No lock is held while a sink is called. Knows no process: [`ProcessHandle`] is all of it.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufReader, Read, Write};
@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::protocol::{
-    Answer, Call, Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply,
-    Restore, VERSION, read_line,
+    Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
+    Restore, VERSION, WorkerCall, read_line,
 };
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
@@ -30,17 +30,17 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// Requests that a worker has not read yet, in bytes; more are refused as if its queue were full.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
-/// One that computes may be silent for so many times [`Patience::answer`].
-const PATIENCE_WITH_WORK: u32 = 10;
+/// One that computes may be silent for so many times [`Timeouts::answer`].
+const BUSY_FACTOR: u32 = 10;
 
 /// How long a worker may take to end when it is asked to: it saves what its sessions have computed.
-const LEAVE_TIME: Duration = Duration::from_secs(45);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Bytes of a wrong line that are shown.
 const SHOWN_BYTES: usize = 120;
 
 /// Who is at the other end.
-pub trait Peer: Send + Sync {
+pub trait ProcessHandle: Send + Sync {
     /// Ends it, in whatever state it is; then both streams end. Any number of times.
     fn kill(&self);
 
@@ -48,12 +48,12 @@ pub trait Peer: Send + Sync {
     fn wait(&self) -> String;
 
     /// Whether it has computed since it was last asked; nothing where that cannot be known.
-    fn has_worked(&self) -> Option<bool>;
+    fn has_computed(&self) -> Option<bool>;
 }
 
 /// How long a worker is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// Until it is ready.
     pub start: Duration,
     /// For an answer, while it does not compute. A worker answers between two steps, so one that computes has ten times as long.
@@ -87,17 +87,17 @@ impl RemoteEngine {
     pub fn connect(
         from: impl Read + Send + 'static,
         to: impl Write + Send + 'static,
-        peer: Arc<dyn Peer>,
-        patience: Patience,
+        process: Arc<dyn ProcessHandle>,
+        timeouts: Timeouts,
     ) -> Result<Self, StartError> {
-        let link = Arc::new(Link::new(peer));
+        let link = Arc::new(Link::new(process));
         let (ready, started) = mpsc::channel();
         let reading = Arc::clone(&link);
         spawn("worker-read", move || reading.read(from, ready), &link)?;
-        let ready = match started.recv_timeout(patience.start) {
+        let ready = match started.recv_timeout(timeouts.start) {
             Ok(ready) => checked(ready?, &link),
             Err(RecvTimeoutError::Timeout) => {
-                link.give_up(format!("it was not ready within {:?}", patience.start));
+                link.give_up(format!("it was not ready within {:?}", timeouts.start));
                 None
             }
             Err(RecvTimeoutError::Disconnected) => None, // it is being given up
@@ -109,7 +109,7 @@ impl RemoteEngine {
         let writing = Arc::clone(&link);
         spawn("worker-write", move || writing.write(to), &link)?;
         let watching = Arc::clone(&link);
-        spawn("worker-watch", move || watching.watch(patience.answer), &link)?;
+        spawn("worker-watch", move || watching.watch(timeouts.answer), &link)?;
         let Ready { model, spec, .. } = ready;
         link.lock().load =
             EngineLoad { kv_free: spec.kv_memory, kv_capacity: spec.kv_memory, ..EngineLoad::default() };
@@ -122,7 +122,7 @@ impl RemoteEngine {
     }
 
     /// An answer that is none to what was asked ends it.
-    fn unexpected<T>(&self, op: &str, answer: &Answer) -> Result<T> {
+    fn unexpected<T>(&self, op: &str, answer: &ReplyBody) -> Result<T> {
         self.link.give_up(format!("it answered {op} with {}", shown(format!("{answer:?}").as_bytes())));
         Err(Error::EngineGone)
     }
@@ -130,8 +130,8 @@ impl RemoteEngine {
     fn of_session(&self, op: Op) -> Result<Option<bool>> {
         let name = op.name();
         match self.link.ask(op)? {
-            Answer::Closed { existed, .. } | Answer::Reset { existed, .. } => Ok(existed),
-            Answer::Forked { .. } | Answer::Restored { .. } => Ok(None),
+            ReplyBody::Closed { existed, .. } | ReplyBody::Reset { existed, .. } => Ok(existed),
+            ReplyBody::Forked { .. } | ReplyBody::Restored { .. } => Ok(None),
             other => self.unexpected(name, &other),
         }
     }
@@ -162,9 +162,9 @@ impl EngineDoor for RemoteEngine {
     fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()> {
         let op = Op::Generate(Box::new(Generate::from(&request)));
         drop(request);
-        let generation = Generation { sink: Some(sink), stop: stop.clone(), is_started: false };
-        let id = self.link.register(Ask::Generation(generation))?;
-        if !self.link.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::WithRoom) {
+        let generation = RemoteGeneration { sink: Some(sink), stop: stop.clone(), is_started: false };
+        let id = self.link.register(PendingCall::Generation(generation))?;
+        if !self.link.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::WithRoom) {
             self.link.refuse(id);
             return Ok(());
         }
@@ -179,7 +179,7 @@ impl EngineDoor for RemoteEngine {
 
     fn load(&self) -> Result<EngineLoad> {
         match self.link.ask(Op::Ping(Nothing {}))? {
-            Answer::Pong { load, .. } => Ok(load),
+            ReplyBody::Pong { load, .. } => Ok(load),
             other => self.unexpected("ping", &other),
         }
     }
@@ -189,12 +189,12 @@ impl EngineDoor for RemoteEngine {
     }
 
     fn is_alive(&self) -> bool {
-        !matches!(self.link.lock().state, State::Ended(_))
+        !matches!(self.link.lock().state, WorkerState::Ended(_))
     }
 
-    fn last_words(&self) -> Option<String> {
+    fn exit_reason(&self) -> Option<String> {
         match &self.link.lock().state {
-            State::Ended(how) => Some(how.clone()),
+            WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
         }
     }
@@ -207,17 +207,17 @@ impl EngineDoor for RemoteEngine {
 
     fn take_notices(&self) -> Result<Vec<String>> {
         match self.link.ask(Op::Notices(Nothing {}))? {
-            Answer::Notices { notices } => Ok(notices),
+            ReplyBody::Notices { notices } => Ok(notices),
             other => self.unexpected("notices", &other),
         }
     }
 
     fn flush_disk(&self, timeout: Duration) -> Result<bool> {
         // It does nothing else meanwhile, and answers no ping.
-        self.link.excuse(timeout);
+        self.link.expect_busy(timeout);
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         match self.link.ask(Op::Flush(Flush { timeout_ms }))? {
-            Answer::Flushed { flushed } => Ok(flushed),
+            ReplyBody::Flushed { flushed } => Ok(flushed),
             other => self.unexpected("flush", &other),
         }
     }
@@ -240,14 +240,14 @@ impl EngineDoor for RemoteEngine {
 
     fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
         match self.link.ask(Op::Inspect(named(name)))? {
-            Answer::Session { session } => Ok(session),
+            ReplyBody::Session { session } => Ok(session),
             other => self.unexpected("inspect", &other),
         }
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
         match self.link.ask(Op::Sessions(Nothing {}))? {
-            Answer::Sessions { sessions } => Ok(sessions),
+            ReplyBody::Sessions { sessions } => Ok(sessions),
             other => self.unexpected("sessions", &other),
         }
     }
@@ -273,28 +273,28 @@ impl Drop for RemoteEngine {
 
 /// What the threads of one engine share.
 struct Link {
-    peer: Arc<dyn Peer>,
+    process: Arc<dyn ProcessHandle>,
     outbox: Outbox,
-    open: Mutex<Open>,
+    open: Mutex<Connection>,
     /// The state has changed.
     changed: Condvar,
 }
 
 /// What is under way.
-struct Open {
-    state: State,
-    num_asked: i64,
-    asks: HashMap<i64, Ask>,
-    /// As of the last answer that told it; who waits and who runs is counted from `asks`.
+struct Connection {
+    state: WorkerState,
+    num_calls: i64,
+    pending: HashMap<i64, PendingCall>,
+    /// As of the last answer that told it; who waits and who runs is counted from `pending`.
     load: EngineLoad,
-    heard_at: Instant,
+    last_line_at: Instant,
     /// It was asked for something that takes so long.
-    excused_until: Instant,
+    busy_until: Instant,
     reader: Option<thread::ThreadId>,
 }
 
 #[derive(Debug, PartialEq)]
-enum State {
+enum WorkerState {
     Up,
     /// It was asked to end.
     Leaving,
@@ -305,30 +305,30 @@ enum State {
 }
 
 /// Who waits for an answer.
-enum Ask {
-    Generation(Generation),
-    Call(Sender<Answer>),
+enum PendingCall {
+    Generation(RemoteGeneration),
+    Call(Sender<ReplyBody>),
     /// A ping, and when it was sent.
     Ping(Instant),
     /// Whatever it is, nobody is interested.
     Cancel,
 }
 
-struct Generation {
+struct RemoteGeneration {
     /// Nothing while it is being called.
     sink: Option<Sink>,
     stop: StopHandle,
     is_started: bool,
 }
 
-impl Open {
+impl Connection {
     fn is_up(&self) -> bool {
-        self.state == State::Up
+        self.state == WorkerState::Up
     }
 
-    fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.asks.values().filter_map(|ask| match ask {
-            Ask::Generation(generation) => Some(generation),
+    fn generations(&self) -> impl Iterator<Item = &RemoteGeneration> {
+        self.pending.values().filter_map(|call| match call {
+            PendingCall::Generation(generation) => Some(generation),
             _ => None,
         })
     }
@@ -348,71 +348,71 @@ impl Open {
     }
 
     fn pinged_at(&self) -> Option<Instant> {
-        self.asks.values().find_map(|ask| match ask {
-            Ask::Ping(at) => Some(*at),
+        self.pending.values().find_map(|call| match call {
+            PendingCall::Ping(at) => Some(*at),
             _ => None,
         })
     }
 
-    fn register(&mut self, ask: Ask) -> Result<i64> {
+    fn register(&mut self, call: PendingCall) -> Result<i64> {
         if !self.is_up() {
             return Err(Error::EngineGone);
         }
-        self.num_asked += 1;
-        self.asks.insert(self.num_asked, ask);
-        Ok(self.num_asked)
+        self.num_calls += 1;
+        self.pending.insert(self.num_calls, call);
+        Ok(self.num_calls)
     }
 }
 
 impl Link {
-    fn new(peer: Arc<dyn Peer>) -> Self {
+    fn new(process: Arc<dyn ProcessHandle>) -> Self {
         let load = EngineLoad::default();
         let now = Instant::now();
-        let open = Open {
-            state: State::Up,
-            num_asked: 0,
-            asks: HashMap::new(),
+        let open = Connection {
+            state: WorkerState::Up,
+            num_calls: 0,
+            pending: HashMap::new(),
             load,
-            heard_at: now,
-            excused_until: now,
+            last_line_at: now,
+            busy_until: now,
             reader: None,
         };
-        Self { peer, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
+        Self { process, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
     }
 
     /// What is behind the lock is whole at every moment.
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, Connection> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, ask: Ask) -> Result<i64> {
-        self.lock().register(ask)
+    fn register(&self, call: PendingCall) -> Result<i64> {
+        self.lock().register(call)
     }
 
     /// Asks, and waits for the answer.
-    fn ask(&self, op: Op) -> Result<Answer> {
+    fn ask(&self, op: Op) -> Result<ReplyBody> {
         let (sender, answer) = mpsc::channel();
-        let id = self.register(Ask::Call(sender))?;
-        self.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::Always);
+        let id = self.register(PendingCall::Call(sender))?;
+        self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
         match answer.recv() {
-            Ok(Answer::Error(line)) => Err(line.into_error()),
+            Ok(ReplyBody::Error(line)) => Err(line.into_error()),
             Ok(answer) => Ok(answer),
             Err(_) => Err(Error::EngineGone),
         }
     }
 
     /// Asks for something whose answer nobody waits for.
-    fn tell(&self, ask: Ask, op: Op) {
-        if let Ok(id) = self.register(ask) {
-            self.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::Always);
+    fn send_call(&self, call: PendingCall, op: Op) {
+        if let Ok(id) = self.register(call) {
+            self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
         }
     }
 
     /// Ends a generation, if it is still under way.
     fn cancel(&self, id: i64) {
-        let is_open = matches!(self.lock().asks.get(&id), Some(Ask::Generation(_)));
+        let is_open = matches!(self.lock().pending.get(&id), Some(PendingCall::Generation(_)));
         if is_open {
-            self.tell(Ask::Cancel, Op::Cancel(Cancel { request: Some(Id::Number(id)) }));
+            self.send_call(PendingCall::Cancel, Op::Cancel(Cancel { request: Some(Id::Number(id)) }));
         }
     }
 
@@ -420,66 +420,66 @@ impl Link {
     fn refuse(&self, id: i64) {
         let mut open = self.lock();
         let waiting = open.generations().count();
-        let ask = open.asks.remove(&id);
+        let call = open.pending.remove(&id);
         drop(open);
-        if let Some(Ask::Generation(Generation { sink: Some(mut sink), .. })) = ask {
+        if let Some(PendingCall::Generation(RemoteGeneration { sink: Some(mut sink), .. })) = call {
             let _ = sink(Event::Failed(Error::QueueFull { waiting })); // it was the last
         }
     }
 
-    fn excuse(&self, time: Duration) {
+    fn expect_busy(&self, time: Duration) {
         let mut open = self.lock();
-        open.excused_until = open.excused_until.max(Instant::now() + time);
+        open.busy_until = open.busy_until.max(Instant::now() + time);
     }
 
     /// Nothing more is expected of it. Only the first reason counts.
     fn give_up(&self, why: String) {
         let mut open = self.lock();
-        if matches!(open.state, State::GivenUp(_) | State::Ended(_)) {
+        if matches!(open.state, WorkerState::GivenUp(_) | WorkerState::Ended(_)) {
             return;
         }
-        open.state = State::GivenUp(why);
-        let asks = std::mem::take(&mut open.asks);
+        open.state = WorkerState::GivenUp(why);
+        let pending = std::mem::take(&mut open.pending);
         drop(open);
         self.changed.notify_all();
         self.outbox.close();
-        self.peer.kill();
-        drop(asks); // their owners learn of it, and may ask what became of the engine
+        self.process.kill();
+        drop(pending); // their owners learn of it, and may ask what became of the engine
     }
 
     /// Asks it to end, and waits for that; what is under way loses its engine.
     fn leave(&self) {
         let mut open = self.lock();
         if open.is_up() {
-            open.state = State::Leaving;
-            open.num_asked += 1;
-            let id = Some(Id::Number(open.num_asked));
-            self.outbox.push(&Call { id, op: Op::Shutdown(Nothing {}) }, Urgency::Always);
+            open.state = WorkerState::Leaving;
+            open.num_calls += 1;
+            let id = Some(Id::Number(open.num_calls));
+            self.outbox.push(&WorkerCall { id, op: Op::Shutdown(Nothing {}) }, Urgency::Always);
         }
-        let asks = std::mem::take(&mut open.asks);
+        let pending = std::mem::take(&mut open.pending);
         let is_reader = open.reader == Some(thread::current().id());
         drop(open);
         self.changed.notify_all();
         self.outbox.close();
-        drop(asks);
+        drop(pending);
         if is_reader {
             return; // the last handle went with a sink: this thread is the one that sees it end
         }
-        let is_leaving = |open: &mut Open| !matches!(open.state, State::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), LEAVE_TIME, is_leaving);
+        let is_leaving = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_leaving);
         let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
         if timed_out {
-            self.give_up(format!("it did not end within {LEAVE_TIME:?}"));
+            self.give_up(format!("it did not end within {SHUTDOWN_TIMEOUT:?}"));
         }
     }
 
     /// Waits until nothing is left of it; says how it came to that.
     fn wait_for_end(&self) -> Option<String> {
-        let is_there = |open: &mut Open| !matches!(open.state, State::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), LEAVE_TIME, is_there);
+        let is_there = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_there);
         let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match &open.state {
-            State::Ended(how) => Some(how.clone()),
+            WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
         }
     }
@@ -501,31 +501,31 @@ impl Link {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let heard = match ready.take() {
+            let handled = match ready.take() {
                 Some(ready) => begin(&line, &ready),
-                None => self.hear(&line),
+                None => self.handle_line(&line),
             };
-            if let Err(why) = heard {
+            if let Err(why) = handled {
                 break why;
             }
         };
         self.give_up(why);
-        let how = self.peer.wait();
+        let how = self.process.wait();
         let mut open = self.lock();
         let how = match &open.state {
-            State::GivenUp(why) => format!("{why}; {how}"),
+            WorkerState::GivenUp(why) => format!("{why}; {how}"),
             _ => how,
         };
-        open.state = State::Ended(how);
+        open.state = WorkerState::Ended(how);
         drop(open);
         drop(ready);
         self.changed.notify_all();
     }
 
     /// Passes an answer on.
-    fn hear(&self, line: &[u8]) -> Result<(), String> {
+    fn handle_line(&self, line: &[u8]) -> Result<(), String> {
         let mut open = self.lock();
-        open.heard_at = Instant::now();
+        open.last_line_at = Instant::now();
         if !open.is_up() {
             return Ok(()); // what it says on its way out is for nobody
         }
@@ -536,16 +536,16 @@ impl Link {
             return Err(format!("it sent an answer to nobody: {}", shown(line)));
         };
         let mut open = self.lock();
-        if let Answer::Pong { load, .. } = &answer {
+        if let ReplyBody::Pong { load, .. } = &answer {
             open.load = *load;
         }
         let is_up = open.is_up();
-        match open.asks.get(&id) {
-            Some(Ask::Generation(_)) => {}
+        match open.pending.get(&id) {
+            Some(PendingCall::Generation(_)) => {}
             Some(_) => {
-                let ask = open.asks.remove(&id);
+                let call = open.pending.remove(&id);
                 drop(open);
-                return self.answer_call(ask, answer);
+                return self.answer_call(call, answer);
             }
             None if !is_up => return Ok(()),
             None => return Err(format!("it answered {id}, which is not open: {}", shown(line))),
@@ -554,8 +554,8 @@ impl Link {
         let event = answer.into_event().map_err(|answer| {
             format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
         })?;
-        let sink = match self.lock().asks.get_mut(&id) {
-            Some(Ask::Generation(generation)) => generation.sink.take(),
+        let sink = match self.lock().pending.get_mut(&id) {
+            Some(PendingCall::Generation(generation)) => generation.sink.take(),
             _ => None, // it was given up meanwhile
         };
         if let Some(sink) = sink {
@@ -564,10 +564,11 @@ impl Link {
         Ok(())
     }
 
-    fn answer_call(&self, ask: Option<Ask>, answer: Answer) -> Result<(), String> {
-        match (ask, answer) {
-            (Some(Ask::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
-            (Some(Ask::Ping(_)), Answer::Pong { .. }) | (Some(Ask::Cancel), Answer::Cancelled { .. }) => {}
+    fn answer_call(&self, call: Option<PendingCall>, answer: ReplyBody) -> Result<(), String> {
+        match (call, answer) {
+            (Some(PendingCall::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
+            (Some(PendingCall::Ping(_)), ReplyBody::Pong { .. })
+            | (Some(PendingCall::Cancel), ReplyBody::Cancelled { .. }) => {}
             (_, answer) => {
                 return Err(format!("it sent a wrong answer: {}", shown(format!("{answer:?}").as_bytes())));
             }
@@ -582,8 +583,8 @@ impl Link {
         {
             let mut open = self.lock();
             if is_last {
-                open.asks.remove(&id); // whoever hears that it has ended finds it gone
-            } else if let Some(Ask::Generation(generation)) = open.asks.get_mut(&id) {
+                open.pending.remove(&id); // whoever hears that it has ended finds it gone
+            } else if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
                 generation.is_started |= matches!(event, Event::Started(_));
                 stop = Some(generation.stop.clone());
             }
@@ -596,7 +597,7 @@ impl Link {
             stop.stop();
         }
         let mut open = self.lock();
-        if let Some(Ask::Generation(generation)) = open.asks.get_mut(&id) {
+        if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
             generation.sink = Some(sink);
             return;
         }
@@ -615,30 +616,31 @@ impl Link {
     }
 
     /// The watching thread: gives up an end that has stopped to move.
-    fn watch(&self, patience: Duration) {
-        let mut worked_at = Instant::now();
+    fn watch(&self, timeout: Duration) {
+        let mut last_busy_at = Instant::now();
         loop {
-            let period = PING_EVERY.min(patience / 4);
+            let period = PING_EVERY.min(timeout / 4);
             let waited = self.changed.wait_timeout_while(self.lock(), period, |open| open.is_up());
             let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if !open.is_up() {
                 return;
             }
-            let (heard_at, pinged_at, excused) = (open.heard_at, open.pinged_at(), open.excused_until);
+            let (last_line_at, pinged_at, busy_until) =
+                (open.last_line_at, open.pinged_at(), open.busy_until);
             drop(open);
-            if self.peer.has_worked() != Some(false) {
-                worked_at = Instant::now();
+            if self.process.has_computed() != Some(false) {
+                last_busy_at = Instant::now();
             }
             let Some(pinged_at) = pinged_at else {
-                self.tell(Ask::Ping(Instant::now()), Op::Ping(Nothing {}));
+                self.send_call(PendingCall::Ping(Instant::now()), Op::Ping(Nothing {}));
                 continue;
             };
             let now = Instant::now();
-            let since = heard_at.max(pinged_at).max(excused);
+            let since = last_line_at.max(pinged_at).max(busy_until);
             let (silent, idle) =
-                (now.saturating_duration_since(since), now.saturating_duration_since(worked_at));
-            if silent > patience && (idle > patience || silent > patience * PATIENCE_WITH_WORK) {
-                let state = if idle > patience { "computes nothing" } else { "does nothing but compute" };
+                (now.saturating_duration_since(since), now.saturating_duration_since(last_busy_at));
+            if silent > timeout && (idle > timeout || silent > timeout * BUSY_FACTOR) {
+                let state = if idle > timeout { "computes nothing" } else { "does nothing but compute" };
                 return self
                     .give_up(format!("it has not answered for {:.1} s and {state}", silent.as_secs_f64()));
             }
@@ -650,11 +652,11 @@ impl Link {
 fn begin(line: &[u8], ready: &Sender<Result<Ready, StartError>>) -> Result<(), String> {
     // Whoever waits may have had enough.
     match Reply::parse(line).map(|reply| reply.answer) {
-        Ok(Answer::Ready(line)) => {
+        Ok(ReplyBody::Ready(line)) => {
             let _ = ready.send(Ok(*line));
             Ok(())
         }
-        Ok(Answer::Error(line)) => {
+        Ok(ReplyBody::Error(line)) => {
             let why = format!("it cannot start: {}", line.error);
             let _ = ready.send(Err(StartError::Refused(line.into_error())));
             Err(why)
@@ -673,12 +675,12 @@ fn shown(line: &[u8]) -> String {
 /// Lines that wait to be written.
 #[derive(Default)]
 struct Outbox {
-    queue: Mutex<Queue>,
+    queue: Mutex<OutboxLines>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct OutboxLines {
     lines: VecDeque<Vec<u8>>,
     num_bytes: usize,
     is_closed: bool,
@@ -695,7 +697,7 @@ enum Urgency {
 
 impl Outbox {
     /// False when there is no room. After the end nothing is kept, and nobody will miss it.
-    fn push(&self, call: &Call, urgency: Urgency) -> bool {
+    fn push(&self, call: &WorkerCall, urgency: Urgency) -> bool {
         let mut line = serde_json::to_vec(call).expect("calls are plain data with text for keys");
         line.push(b'\n');
         let mut queue = self.lock();
@@ -715,7 +717,7 @@ impl Outbox {
 
     /// The next line; waits for it. Nothing after the end.
     fn take(&self) -> Option<Vec<u8>> {
-        let is_idle = |queue: &mut Queue| queue.lines.is_empty() && !queue.is_closed;
+        let is_idle = |queue: &mut OutboxLines| queue.lines.is_empty() && !queue.is_closed;
         let mut queue = self.changed.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
         let line = queue.lines.pop_front()?;
         queue.num_bytes -= line.len();
@@ -728,7 +730,7 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, OutboxLines> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// What a child is held to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Bytes of memory that it may reserve for itself (`RLIMIT_DATA`, Linux): private memory that it can write to, which is KV, packed
     /// weights, buffers and stacks. Files that are mapped to be read do not count.
     pub memory: Option<u64>,
@@ -19,7 +19,7 @@ pub struct Limits {
 
 /// Has the child begin in a process group of its own, where no Ctrl-C of this terminal reaches it, without ears for SIGINT and
 /// SIGTERM, which are its parent's business, held to `limits`, and on Linux with its life tied to the thread that starts it.
-pub fn prepare(command: &mut Command, limits: Limits) {
+pub fn prepare(command: &mut Command, limits: ProcessLimits) {
     command.process_group(0);
     // SAFETY: reads a number.
     let parent = unsafe { libc::getpid() };

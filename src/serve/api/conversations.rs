@@ -17,7 +17,7 @@ use axum::http::StatusCode;
 use super::line::Turn;
 use super::transient::Held;
 use crate::runtime::session::store::{
-    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, Summary, now_ms,
+    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
 use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::runtime::{Difference, Error, Result, Reuse, Started};
@@ -283,17 +283,17 @@ impl Conversations {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::Store`].
-    pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, Summary)> {
+    pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, SessionSummary)> {
         match &self.shared.place {
             Place::Disk(store) => {
                 let store = of_owner(store, &key.owner);
                 let saved = store.read(&key.name)?;
-                let summary = Summary::of(&saved, store.num_bytes(&key.name)?);
+                let summary = SessionSummary::of(&saved, store.num_bytes(&key.name)?);
                 Ok((saved, summary))
             }
             Place::Memory(memory) => {
                 let saved = memory.read(key)?;
-                let summary = Summary::of(&saved, 0);
+                let summary = SessionSummary::of(&saved, 0);
                 Ok((saved, summary))
             }
         }

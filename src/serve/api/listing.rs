@@ -16,7 +16,7 @@ use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
 use super::sessions::known;
 use super::transient::{StrandInfo, Transient};
-use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, Summary};
+use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
 use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -266,7 +266,7 @@ impl Looking<'_> {
         }
     }
 
-    fn stored(&self, key: &SessionKey, summary: &Summary) -> Value {
+    fn stored(&self, key: &SessionKey, summary: &SessionSummary) -> Value {
         let mut session = json!({
             "id": key.name.as_str(),
             "object": "session",

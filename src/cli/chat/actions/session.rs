@@ -12,7 +12,7 @@ use crate::cli::run::llm::Texts;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
 use crate::runtime::session::store::{
-    BranchReason, Forgotten, SavedSession, SessionName, SessionStore, Summary, now_ms,
+    BranchReason, Forgotten, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
 use crate::runtime::turn::session_chat::SessionChat;
 
@@ -304,7 +304,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage("this conversation is not saved, so it has no branches"));
     };
     let all = chat.store()?.list()?;
-    let all: Vec<(&SessionName, &Summary)> =
+    let all: Vec<(&SessionName, &SessionSummary)> =
         all.iter().filter_map(|listed| Some((&listed.name, listed.summary.as_ref().ok()?))).collect();
     let mut rows = Vec::new();
     let mut stack = vec![(root_of(&open, &all), 0)];
@@ -314,7 +314,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
         let age = shared::age(now_ms().saturating_sub(summary.last_used_ms));
         let turns = counted(summary.turns, "turn");
         rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, origin(summary, depth), age]);
-        let is_child = |(child, summary): &&(&SessionName, &Summary)| {
+        let is_child = |(child, summary): &&(&SessionName, &SessionSummary)| {
             **child != name && parent_of(summary, &all).is_some_and(|parent| *parent == name)
         };
         if rows.len() <= all.len() {
@@ -326,7 +326,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 /// Where a session comes from, for its row.
-fn origin(summary: &Summary, depth: usize) -> String {
+fn origin(summary: &SessionSummary, depth: usize) -> String {
     let Some(fork) = summary.fork_of.as_ref().filter(|_| depth > 0) else { return String::new() };
     match fork.branch.as_ref().map(|branch| branch.reason) {
         None => format!("{} from {}", counted(fork.turns, "turn"), fork.name),
@@ -340,9 +340,12 @@ fn origin(summary: &Summary, depth: usize) -> String {
 }
 
 /// The session that another comes from, where it is still there: a branch is found by id, a fork by name.
-fn parent_of<'a>(summary: &Summary, all: &[(&'a SessionName, &Summary)]) -> Option<&'a SessionName> {
+fn parent_of<'a>(
+    summary: &SessionSummary,
+    all: &[(&'a SessionName, &SessionSummary)],
+) -> Option<&'a SessionName> {
     let fork = summary.fork_of.as_ref()?;
-    let is_parent = |(name, above): &&(&'a SessionName, &Summary)| match &fork.branch {
+    let is_parent = |(name, above): &&(&'a SessionName, &SessionSummary)| match &fork.branch {
         Some(branch) => above.id == branch.of,
         None => name.as_str() == fork.name,
     };
@@ -350,7 +353,7 @@ fn parent_of<'a>(summary: &Summary, all: &[(&'a SessionName, &Summary)]) -> Opti
 }
 
 /// The session that this one comes from in the end.
-fn root_of(open: &SessionName, all: &[(&SessionName, &Summary)]) -> SessionName {
+fn root_of(open: &SessionName, all: &[(&SessionName, &SessionSummary)]) -> SessionName {
     let mut name = open;
     // A renamed session may seem to come from itself: no chain is longer than the list.
     for _ in 0..all.len() {

@@ -24,7 +24,7 @@ use super::arch::{Facts, Format};
 use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::runtime::backend::cpu::{BATCH_ROWS, CpuOptions};
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::kv::{Keep, PAGE_TOKENS, PageId, PageTable, Place, StateGroup};
+use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageId, PageRef, PageTable};
 use crate::runtime::tensor::TensorSource;
 use sequence::{CHUNK, LONGEST_BEGINNING, Sequence, Source};
 use weights::{Adaptation, Weights};
@@ -117,10 +117,10 @@ impl Plan {
     }
 
     /// What a sequence keeps.
-    pub fn group(&self) -> StateGroup {
+    pub fn group(&self) -> KvGroup {
         match self.state_bytes {
-            Some(page_bytes) => StateGroup { keep: Keep::State, page_bytes },
-            None => StateGroup { keep: Keep::All, page_bytes: self.kv_bytes_per_token() * PAGE_TOKENS },
+            Some(page_bytes) => KvGroup { kind: KvKind::Recurrent, page_bytes },
+            None => KvGroup { kind: KvKind::Full, page_bytes: self.kv_bytes_per_token() * PAGE_TOKENS },
         }
     }
 
@@ -262,19 +262,19 @@ impl Model for CandleModel {
     }
 
     /// Never asked for: where nothing can be rewound, nothing is shared.
-    fn copy_page(&mut self, _: Place, _: Place) -> Result<()> {
+    fn copy_page(&mut self, _: PageRef, _: PageRef) -> Result<()> {
         Err(Error::NotSupported("copying a sequence"))
     }
 
-    fn free_page(&mut self, place: Place) {
-        self.sequences.remove(&place.page);
+    fn free_page(&mut self, page_ref: PageRef) {
+        self.sequences.remove(&page_ref.page);
     }
 
-    fn export_page(&self, _: Place, _: &mut Vec<u8>) -> Result<()> {
+    fn export_page(&self, _: PageRef, _: &mut Vec<u8>) -> Result<()> {
         Err(Error::NotSupported("keeping KV on disk"))
     }
 
-    fn import_page(&mut self, _: Place, _: &[u8]) -> Result<()> {
+    fn import_page(&mut self, _: PageRef, _: &[u8]) -> Result<()> {
         Err(Error::NotSupported("keeping KV on disk"))
     }
 }

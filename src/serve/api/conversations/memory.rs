@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use super::{SessionKey, locked};
 use crate::runtime::session::store::{
-    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, Summary, now_ms,
+    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, now_ms,
 };
 use crate::runtime::turn::SessionChat;
 use crate::runtime::{Error, Result};
@@ -229,7 +229,7 @@ fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
 }
 
 fn listed((key, kept): (&SessionKey, &Kept)) -> Listed {
-    Listed { name: key.name.clone(), summary: Ok(Summary::of(&kept.saved, 0)) }
+    Listed { name: key.name.clone(), summary: Ok(SessionSummary::of(&kept.saved, 0)) }
 }
 
 fn not_found(key: &SessionKey) -> Error {

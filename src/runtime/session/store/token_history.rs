@@ -9,22 +9,22 @@ use serde::Deserialize;
 use super::record::knows_schema;
 
 #[derive(Deserialize)]
-struct Line {
-    record: Told,
+struct HistoryLine {
+    record: HistoryRecord,
 }
 
 /// What any record may say of tokens.
 #[derive(Deserialize)]
-struct Told {
+struct HistoryRecord {
     r#type: String,
     schema: Option<String>,
     number: Option<usize>,
-    turn: Option<ToldTurn>,
+    turn: Option<HistoryTurn>,
     turns: Option<usize>,
 }
 
 #[derive(Deserialize)]
-struct ToldTurn {
+struct HistoryTurn {
     kept_tokens: usize,
     prompt_tail: Vec<u32>,
     generated: Vec<u32>,
@@ -33,31 +33,31 @@ struct ToldTurn {
 /// Calls `each` with token sequences whose beginnings are all that the session held at any time; true when no line was in
 /// the way of that.
 pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
-    let mut told = Sequence::default();
+    let mut history = TokenHistory::default();
     let mut is_whole = transcript.contains(&b'\n');
     for line in transcript.split_inclusive(|byte| *byte == b'\n') {
         let is_torn = !line.ends_with(b"\n"); // never promised
-        match serde_json::from_slice::<Line>(line) {
-            Ok(Line { record }) => is_whole &= told.take(record, &mut each),
+        match serde_json::from_slice::<HistoryLine>(line) {
+            Ok(HistoryLine { record }) => is_whole &= history.take(record, &mut each),
             Err(_) => is_whole &= is_torn,
         }
     }
-    each(&told.tokens);
+    each(&history.tokens);
     is_whole
 }
 
 /// The conversation so far.
 #[derive(Default)]
-struct Sequence {
+struct TokenHistory {
     tokens: Vec<u32>,
     /// What each turn added, and after how many tokens.
     turns: Vec<(usize, Vec<u32>)>,
 }
 
-impl Sequence {
+impl TokenHistory {
     /// False when the record says what is not understood.
-    fn take(&mut self, told: Told, each: &mut impl FnMut(&[u32])) -> bool {
-        let Told { r#type, schema, number, turn, turns } = told;
+    fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(&[u32])) -> bool {
+        let HistoryRecord { r#type, schema, number, turn, turns } = history;
         match (r#type.as_str(), number, turn, turns) {
             ("header", ..) => schema.is_some_and(|schema| knows_schema(&schema)),
             ("turn", Some(number), Some(turn), _) => self.add(number, turn, each),
@@ -67,7 +67,7 @@ impl Sequence {
         }
     }
 
-    fn add(&mut self, number: usize, turn: ToldTurn, each: &mut impl FnMut(&[u32])) -> bool {
+    fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(&[u32])) -> bool {
         let is_known = number.checked_sub(1).is_some_and(|kept| self.rewind(kept, each));
         if !is_known || turn.kept_tokens > self.tokens.len() {
             return false; // a turn before it is missing
@@ -110,7 +110,7 @@ mod tests {
         )
     }
 
-    fn told(records: &[&str]) -> (Vec<Vec<u32>>, bool) {
+    fn history(records: &[&str]) -> (Vec<Vec<u32>>, bool) {
         let lines = records.iter().map(|record| format!("{{\"crc32\":\"any\",\"record\":{record}}}\n"));
         let mut sequences = Vec::new();
         let is_whole =
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn undone_edited_and_rewritten_turns_are_told_too() {
         let first = turn(1, 0, &[1, 2]);
-        let (sequences, is_whole) = told(&[
+        let (sequences, is_whole) = history(&[
             HEADER,
             &first,
             &turn(2, 2, &[3, 4]),
@@ -137,11 +137,11 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said_and_the_rest_is_told() {
         let (first, second) = (turn(1, 0, &[1, 2]), turn(2, 2, &[3]));
-        assert_eq!(told(&[HEADER, "garbage", &first]), (vec![vec![1, 2]], false));
-        assert_eq!(told(&[HEADER, &second]), (vec![vec![]], false), "a turn is missing");
-        assert_eq!(told(&[HEADER, &first, r#"{"type":"telepathy"}"#]), (vec![vec![1, 2]], false));
+        assert_eq!(history(&[HEADER, "garbage", &first]), (vec![vec![1, 2]], false));
+        assert_eq!(history(&[HEADER, &second]), (vec![vec![]], false), "a turn is missing");
+        assert_eq!(history(&[HEADER, &first, r#"{"type":"telepathy"}"#]), (vec![vec![1, 2]], false));
         let later = HEADER.replace("v1", "v9");
-        assert_eq!(told(&[&later, &first, &second]), (vec![vec![1, 2, 3]], false));
+        assert_eq!(history(&[&later, &first, &second]), (vec![vec![1, 2, 3]], false));
         assert!(!each_sequence(b"", |_| {}) && !each_sequence(b"\0\xff", |_| {}));
         let torn = format!("{{\"record\":{HEADER}}}\n{{\"record\":{}", &first[..20]);
         assert!(each_sequence(torn.as_bytes(), |tokens| assert!(tokens.is_empty())));

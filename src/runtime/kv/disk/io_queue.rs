@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{DiskEvent, DiskStats, MissingReason, PageKey, PageLabel, Saving};
+use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, Saving};
 
 #[derive(Debug)]
-pub struct Queue {
-    state: Mutex<State>,
+pub struct IoQueue {
+    state: Mutex<IoState>,
     /// There is something to do for the I/O thread.
     work: Condvar,
     /// Something was done.
@@ -24,11 +24,11 @@ pub struct Queue {
 
 /// What the I/O thread does next.
 #[derive(Debug)]
-pub enum Job {
-    Read(Read),
-    Write(Arc<Write>),
+pub enum IoJob {
+    Read(ReadJob),
+    Write(Arc<WriteJob>),
     Touch {
-        key: PageKey,
+        key: DiskPageKey,
         depth: u32,
     },
     /// Nothing to do: time to see what lies around.
@@ -37,37 +37,37 @@ pub enum Job {
 }
 
 #[derive(Debug)]
-pub struct Read {
+pub struct ReadJob {
     pub label: PageLabel,
     pub num_bytes: usize,
     /// The page, when it still waits to be written.
-    pub in_memory: Option<Arc<Write>>,
+    pub in_memory: Option<Arc<WriteJob>>,
 }
 
 #[derive(Debug)]
-pub struct Write {
+pub struct WriteJob {
     pub label: PageLabel,
     pub bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IoState {
     /// Pages on disk.
-    index: HashSet<PageKey>,
+    index: HashSet<DiskPageKey>,
     /// Files that could not be read; a page saved anew takes its key out.
-    unreadable: HashSet<PageKey>,
-    reads: VecDeque<Read>,
+    unreadable: HashSet<DiskPageKey>,
+    reads: VecDeque<ReadJob>,
     /// Pages to be written, the one that is being written included.
-    writes: HashMap<PageKey, Arc<Write>>,
-    write_order: VecDeque<PageKey>,
+    writes: HashMap<DiskPageKey, Arc<WriteJob>>,
+    write_order: VecDeque<DiskPageKey>,
     write_bytes: u64,
-    touches: HashMap<PageKey, u32>,
+    touches: HashMap<DiskPageKey, u32>,
     events: VecDeque<DiskEvent>,
     event_bytes: u64,
     /// Pages asked for whose answers have not been polled.
     num_loading: usize,
     /// The page that is being read.
-    reading: Option<PageKey>,
+    reading: Option<DiskPageKey>,
     is_tidy: bool,
     is_saving_off: bool,
     is_worker_gone: bool,
@@ -75,7 +75,7 @@ struct State {
 }
 
 /// For the engine's thread.
-impl Queue {
+impl IoQueue {
     pub fn new(limit_bytes: u64) -> Self {
         Self {
             state: Mutex::default(),
@@ -86,12 +86,12 @@ impl Queue {
         }
     }
 
-    pub fn contains(&self, key: PageKey) -> bool {
+    pub fn contains(&self, key: DiskPageKey) -> bool {
         self.state().contains(key)
     }
 
     /// Notes a use of a page that is there or on its way; false when it is not.
-    pub fn touch(&self, key: PageKey, depth: u32) -> bool {
+    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
         let mut state = self.state();
         let is_known = state.contains(key);
         if is_known {
@@ -114,7 +114,7 @@ impl Queue {
         }
         state.write_bytes += num_bytes;
         state.write_order.push_back(label.key);
-        state.writes.insert(label.key, Arc::new(Write { label, bytes }));
+        state.writes.insert(label.key, Arc::new(WriteJob { label, bytes }));
         self.work.notify_one();
         Saving::Queued
     }
@@ -143,7 +143,7 @@ impl Queue {
         state.num_loading += 1;
         let is_hopeless = state.unreadable.contains(&key) && !state.writes.contains_key(&key);
         if has_worker && !state.is_worker_gone && !is_hopeless {
-            state.reads.push_back(Read { label, num_bytes, in_memory: None });
+            state.reads.push_back(ReadJob { label, num_bytes, in_memory: None });
             self.work.notify_one();
         } else {
             state.answer(key, Err(MissingReason::Absent));
@@ -187,7 +187,7 @@ impl Queue {
         self.work.notify_all();
     }
 
-    fn wait_until(&self, timeout: Duration, is_done: impl Fn(&State) -> bool) -> bool {
+    fn wait_until(&self, timeout: Duration, is_done: impl Fn(&IoState) -> bool) -> bool {
         let end = Instant::now().checked_add(timeout);
         let mut state = self.state();
         while !is_done(&state) {
@@ -204,24 +204,24 @@ impl Queue {
     }
 
     /// No code panics while it holds the lock; if one did, counts might be off, and nothing worse.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IoState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// For the I/O thread.
-impl Queue {
+impl IoQueue {
     /// Set once the thread shall end.
     pub fn stop_flag(&self) -> &AtomicBool {
         &self.stop
     }
 
     /// Waits for something to do.
-    pub fn next_job(&self) -> Job {
+    pub fn next_job(&self) -> IoJob {
         let mut state = self.state();
         loop {
             if self.stop.load(Ordering::Relaxed) {
-                return Job::Stop;
+                return IoJob::Stop;
             }
             if let Some(job) = state.next_job(self.limit_bytes) {
                 return job;
@@ -230,7 +230,7 @@ impl Queue {
         }
     }
 
-    pub fn finish_read(&self, key: PageKey, result: Result<Vec<u8>, MissingReason>) {
+    pub fn finish_read(&self, key: DiskPageKey, result: Result<Vec<u8>, MissingReason>) {
         let mut state = self.state();
         state.reading = None;
         match &result {
@@ -246,11 +246,11 @@ impl Queue {
     }
 
     /// A file that is wrong and cannot be removed.
-    pub fn ignore(&self, key: PageKey) {
+    pub fn ignore(&self, key: DiskPageKey) {
         self.state().unreadable.insert(key);
     }
 
-    pub fn finish_write(&self, key: PageKey, is_saved: bool) {
+    pub fn finish_write(&self, key: DiskPageKey, is_saved: bool) {
         let mut state = self.state();
         let Some(write) = state.writes.remove(&key) else { return };
         let num_bytes = write.bytes.len() as u64;
@@ -266,7 +266,7 @@ impl Queue {
         self.done.notify_all();
     }
 
-    pub fn finish_touch(&self, key: PageKey) {
+    pub fn finish_touch(&self, key: DiskPageKey) {
         self.state().touches.remove(&key);
         self.done.notify_all();
     }
@@ -282,14 +282,14 @@ impl Queue {
         self.done.notify_all();
     }
 
-    pub fn replace_index(&self, keys: impl Iterator<Item = PageKey>) {
+    pub fn replace_index(&self, keys: impl Iterator<Item = DiskPageKey>) {
         let mut state = self.state();
-        let State { index, unreadable, .. } = &mut *state;
+        let IoState { index, unreadable, .. } = &mut *state;
         *index = keys.filter(|key| !unreadable.contains(key)).collect();
     }
 
     /// A page was removed to make room; `key` when it is one of ours.
-    pub fn count_removed(&self, key: Option<PageKey>) {
+    pub fn count_removed(&self, key: Option<DiskPageKey>) {
         let mut state = self.state();
         state.stats.removed_pages += 1;
         key.map(|key| state.index.remove(&key));
@@ -302,7 +302,7 @@ impl Queue {
         state.is_saving_off = true;
         state.drop_writes();
         state.touches.clear();
-        let left: Vec<PageKey> = state.reads.drain(..).map(|read| read.label.key).collect();
+        let left: Vec<DiskPageKey> = state.reads.drain(..).map(|read| read.label.key).collect();
         for key in state.reading.take().into_iter().chain(left) {
             state.answer(key, Err(MissingReason::Io("the thread that reads has ended".to_owned())));
         }
@@ -310,29 +310,29 @@ impl Queue {
     }
 }
 
-impl State {
-    fn contains(&self, key: PageKey) -> bool {
+impl IoState {
+    fn contains(&self, key: DiskPageKey) -> bool {
         self.index.contains(&key) || self.writes.contains_key(&key)
     }
 
-    fn next_job(&mut self, limit_bytes: u64) -> Option<Job> {
+    fn next_job(&mut self, limit_bytes: u64) -> Option<IoJob> {
         if let Some(read) = self.next_read(limit_bytes) {
-            return Some(Job::Read(read));
+            return Some(IoJob::Read(read));
         }
         while let Some(key) = self.write_order.pop_front() {
             if let Some(write) = self.writes.get(&key) {
-                return Some(Job::Write(Arc::clone(write)));
+                return Some(IoJob::Write(Arc::clone(write)));
             }
         }
         if let Some((&key, &depth)) = self.touches.iter().next() {
-            return Some(Job::Touch { key, depth });
+            return Some(IoJob::Touch { key, depth });
         }
         let is_untidy = !std::mem::replace(&mut self.is_tidy, true);
-        is_untidy.then_some(Job::Tidy)
+        is_untidy.then_some(IoJob::Tidy)
     }
 
     /// None while too much waits to be polled.
-    fn next_read(&mut self, limit_bytes: u64) -> Option<Read> {
+    fn next_read(&mut self, limit_bytes: u64) -> Option<ReadJob> {
         let num_bytes = self.reads.front()?.num_bytes as u64;
         if self.event_bytes > 0 && self.event_bytes + num_bytes > limit_bytes {
             return None;
@@ -350,7 +350,7 @@ impl State {
         self.write_bytes = 0;
     }
 
-    fn answer(&mut self, key: PageKey, result: Result<Vec<u8>, MissingReason>) {
+    fn answer(&mut self, key: DiskPageKey, result: Result<Vec<u8>, MissingReason>) {
         self.events.push_back(match result {
             Ok(bytes) => {
                 self.event_bytes += bytes.len() as u64;
@@ -372,28 +372,28 @@ mod tests {
     use super::*;
 
     fn label(n: u8) -> PageLabel {
-        let key = PageKey { name: PageName([n; 32]), group: 0 };
+        let key = DiskPageKey { name: PageName([n; 32]), group: 0 };
         PageLabel { key, parent: None, tokens: [u32::from(n)].into(), depth: u32::from(n) }
     }
 
-    fn save(queue: &Queue, n: u8, num_bytes: usize) -> Saving {
+    fn save(queue: &IoQueue, n: u8, num_bytes: usize) -> Saving {
         queue.save(label(n), vec![n; num_bytes])
     }
 
     /// What the worker is given, as a word and the page's number.
-    fn next(queue: &Queue) -> (&'static str, u8) {
+    fn next(queue: &IoQueue) -> (&'static str, u8) {
         match queue.next_job() {
-            Job::Read(read) => ("read", read.label.key.name.0[0]),
-            Job::Write(write) => ("write", write.label.key.name.0[0]),
-            Job::Touch { key, .. } => ("touch", key.name.0[0]),
-            Job::Tidy => ("tidy", 0),
-            Job::Stop => ("stop", 0),
+            IoJob::Read(read) => ("read", read.label.key.name.0[0]),
+            IoJob::Write(write) => ("write", write.label.key.name.0[0]),
+            IoJob::Touch { key, .. } => ("touch", key.name.0[0]),
+            IoJob::Tidy => ("tidy", 0),
+            IoJob::Stop => ("stop", 0),
         }
     }
 
     #[test]
     fn what_waits_is_bounded_in_bytes_until_it_is_written() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         assert!(queue.takes(100) && queue.is_saving());
         assert_eq!(
             [save(&queue, 1, 60), save(&queue, 2, 41), save(&queue, 3, 40)],
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn reads_come_first_and_tidying_last() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         queue.replace_index([label(9).key].into_iter());
         assert_eq!(save(&queue, 1, 10), Saving::Queued);
         assert_eq!(save(&queue, 9, 10), Saving::Known);
@@ -435,17 +435,17 @@ mod tests {
 
     #[test]
     fn a_page_that_waits_to_be_written_is_read_from_memory() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         save(&queue, 1, 10);
         assert!(queue.contains(label(1).key));
         queue.load(label(1), 10, true);
-        let Job::Read(read) = queue.next_job() else { panic!("reads come first") };
+        let IoJob::Read(read) = queue.next_job() else { panic!("reads come first") };
         assert_eq!(read.in_memory.expect("it waits").bytes, vec![1; 10]);
     }
 
     #[test]
     fn reading_pauses_while_too_much_waits_to_be_polled() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         (1..=3).for_each(|n| queue.load(label(n), 60, true));
         save(&queue, 7, 10);
         assert_eq!(next(&queue), ("read", 1));
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn every_load_is_answered_once_whatever_happens_to_the_worker() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         (1..=3).for_each(|n| queue.load(label(n), 10, true));
         assert_eq!(next(&queue), ("read", 1));
         queue.finish_read(label(1).key, Err(MissingReason::Absent));
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_read_is_not_asked_for_again_until_it_is_saved_anew() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         queue.replace_index([label(1).key].into_iter());
         queue.load(label(1), 10, true);
         assert_eq!(next(&queue), ("read", 1));
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn why_nothing_is_saved_is_said_once() {
-        let queue = Queue::new(100);
+        let queue = IoQueue::new(100);
         save(&queue, 1, 10);
         queue.stop_saving("the disk is full");
         queue.stop_saving("the disk is full");

@@ -7,31 +7,31 @@
 use std::io;
 
 use super::MissingReason;
-use super::folder::{Folder, Found};
+use super::folder::{Folder, FoundPage};
+use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
-use super::queue::{Job, Queue, Read, Write};
 
 /// Works until the queue says to stop.
-pub fn run(queue: &Queue, folder: &Folder, limit_bytes: u64) {
+pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
     let _closed_at_the_end = CloseOnDrop(queue);
-    let mut worker =
-        Worker { queue, folder, space: Space { limit_bytes, ..Space::default() }, is_prepared: false };
+    let mut thread =
+        IoThread { queue, folder, space: Space { limit_bytes, ..Space::default() }, is_prepared: false };
     loop {
         match queue.next_job() {
-            Job::Read(read) => worker.read(&read),
-            Job::Write(write) => worker.write(&write),
-            Job::Touch { key, depth } => {
+            IoJob::Read(read) => thread.read(&read),
+            IoJob::Write(write) => thread.write(&write),
+            IoJob::Touch { key, depth } => {
                 folder.touch(key, depth);
                 queue.finish_touch(key);
             }
-            Job::Tidy => worker.tidy(),
-            Job::Stop => return,
+            IoJob::Tidy => thread.tidy(),
+            IoJob::Stop => return,
         }
     }
 }
 
 /// Whoever waits for an answer gets one, however the thread ends.
-struct CloseOnDrop<'a>(&'a Queue);
+struct CloseOnDrop<'a>(&'a IoQueue);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
@@ -39,8 +39,8 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-struct Worker<'a> {
-    queue: &'a Queue,
+struct IoThread<'a> {
+    queue: &'a IoQueue,
     folder: &'a Folder,
     space: Space,
     /// The folder and its manifest have been made, or were there.
@@ -56,9 +56,9 @@ struct Space {
     new_bytes: u64,
 }
 
-impl Worker<'_> {
-    fn read(&self, read: &Read) {
-        let Read { label, num_bytes, in_memory } = read;
+impl IoThread<'_> {
+    fn read(&self, read: &ReadJob) {
+        let ReadJob { label, num_bytes, in_memory } = read;
         let result = match in_memory {
             Some(write) => from_memory(write, read),
             None => self.folder.read(label, *num_bytes),
@@ -70,7 +70,7 @@ impl Worker<'_> {
         self.queue.finish_read(label.key, result);
     }
 
-    fn write(&mut self, write: &Write) {
+    fn write(&mut self, write: &WriteJob) {
         match self.try_write(write) {
             Ok(is_saved) => self.queue.finish_write(write.label.key, is_saved),
             Err(error) => {
@@ -81,7 +81,7 @@ impl Worker<'_> {
     }
 
     /// False when the thread is to end before there is room.
-    fn try_write(&mut self, write: &Write) -> io::Result<bool> {
+    fn try_write(&mut self, write: &WriteJob) -> io::Result<bool> {
         let len = page::file_len(&write.label, write.bytes.len());
         if !self.make_room(len)? {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Worker<'_> {
 
     /// Counts what is there, and learns of the pages that others have saved or removed. `None` when the thread is to end. What is
     /// known stays where the folders cannot be read.
-    fn walk(&mut self) -> io::Result<Option<Vec<Found>>> {
+    fn walk(&mut self) -> io::Result<Option<Vec<FoundPage>>> {
         let stop = self.queue.stop_flag();
         let found = self.folder.list_all(stop)?;
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -132,7 +132,7 @@ impl Worker<'_> {
     }
 
     /// Removes pages, those last used the longest ago first, until `target` bytes are left.
-    fn remove_oldest(&mut self, mut found: Vec<Found>, target: u64) -> io::Result<()> {
+    fn remove_oldest(&mut self, mut found: Vec<FoundPage>, target: u64) -> io::Result<()> {
         found.sort_unstable_by_key(|page| page.last_use);
         let mut left: u64 = found.iter().map(|page| page.num_bytes).sum();
         for page in found {
@@ -149,8 +149,8 @@ impl Worker<'_> {
 }
 
 /// A page that still waits to be written, under the same checks as one on disk.
-fn from_memory(write: &Write, read: &Read) -> Result<Vec<u8>, MissingReason> {
-    let Write { label, bytes } = write;
+fn from_memory(write: &WriteJob, read: &ReadJob) -> Result<Vec<u8>, MissingReason> {
+    let WriteJob { label, bytes } = write;
     let is_same = label.parent == read.label.parent && label.tokens == read.label.tokens;
     if is_same && bytes.len() == read.num_bytes {
         return Ok(bytes.clone());
