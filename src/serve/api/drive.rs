@@ -25,7 +25,7 @@ use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
 use crate::runtime::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
 use crate::runtime::{
-    EngineHandle, Error, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
+    EngineClient, Error, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -374,7 +374,7 @@ impl InFlight {
 
     fn submit_one(
         &mut self,
-        engine: &EngineHandle,
+        engine: &EngineClient,
         request: Request,
         stream: AnswerStream,
         events: &UnboundedSender<(usize, Event)>,

@@ -8,7 +8,7 @@ use super::generate::{GenerateRequest, InSession, Prompt, Session};
 use super::line::Turn;
 use super::plain;
 use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
-use crate::runtime::{EngineHandle, Error};
+use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, DateTime};
@@ -29,7 +29,7 @@ pub struct Prepared {
 /// The engine that a request is assigned to, which knows its session.
 #[derive(Clone)]
 pub struct Assignment {
-    pub engine: EngineHandle,
+    pub engine: EngineClient,
     /// The engine's number.
     pub index: usize,
     /// The session was with an engine that has been lost.
@@ -57,13 +57,13 @@ pub fn prepare(app: &App, request: &GenerateRequest, turn: Option<Arc<Turn>>) ->
     }
 }
 
-fn planner<'a>(app: &'a App, engine: &EngineHandle) -> Planner<'a> {
+fn planner<'a>(app: &'a App, engine: &EngineClient) -> Planner<'a> {
     Planner { chat_tokenizer: &app.model().chat_tokenizer, grammars: app.grammars(engine) }
 }
 
 fn prepare_chat(
     app: &App,
-    engine: &EngineHandle,
+    engine: &EngineClient,
     request: &GenerateRequest,
     conversation: &Conversation,
     turn: Option<Arc<Turn>>,
@@ -130,7 +130,7 @@ fn followed(session_chat: &SessionChat, added: &Conversation) -> Conversation {
 }
 
 impl Assignment {
-    fn of(app: &App, engine: EngineHandle) -> Self {
+    fn of(app: &App, engine: EngineClient) -> Self {
         Self { index: app.engines().index_of(&engine), engine, is_brought_back: false }
     }
 }
