@@ -483,7 +483,7 @@ struct Fitted {
 /// A text that follows ids may be shorter than the stored suffix: an answer before it was text at that time.
 fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
     if wanted.is_empty() {
-        return None; // `None`: the suffixes differ
+        return None; // the suffix was not stored
     }
     for printed in SCAFFOLDS {
         let Some(bare) = before.strip_suffix(printed) else { continue };
