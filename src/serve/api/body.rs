@@ -8,8 +8,8 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
+use super::generate::{InSession, Session};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
-use super::turn::{InSession, Session};
 use crate::runtime::session::store::SessionName;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
