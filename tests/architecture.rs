@@ -19,8 +19,8 @@ const MEMBERS: [&str; 2] = ["template", "runtime::kernel"];
 
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
-    &["thread", "worker"], // the two kinds of engine behind a handle
-    &["handle"],
+    &["thread", "worker"], // the two kinds of engine behind a client
+    &["client"],
     &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
     &["session"],

@@ -4,10 +4,12 @@
 
 pub mod backend;
 pub mod chat_tokenizer;
+pub mod client;
+
 pub mod engine;
 pub mod error;
 pub mod grammar;
-pub mod handle;
+
 pub mod hints;
 pub mod infill;
 pub mod kv;
@@ -31,6 +33,7 @@ pub mod turn;
 pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
+pub use client::{EngineClient, EngineTransport, EventStream, NotYet, Sink};
 pub use engine::{
     DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
     StopHandle,
@@ -38,7 +41,6 @@ pub use engine::{
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
-pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
 pub use request::{
