@@ -27,7 +27,7 @@ pub enum LimitKind {
 
 /// One limit on this process's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limit {
+pub struct MemoryLimit {
     pub kind: LimitKind,
     /// The file it was read from.
     pub source: PathBuf,
@@ -39,11 +39,11 @@ pub struct Limit {
 
 /// Reads every limit in force under `root` ("/" in production). Empty where the system tells nothing
 /// (not Linux): then nothing is refused beforehand.
-pub fn memory_limits(root: &Path) -> Vec<Limit> {
-    let mut limits: Vec<Limit> = cgroup_dirs(root, "memory").iter().flat_map(cgroup_limits).collect();
+pub fn memory_limits(root: &Path) -> Vec<MemoryLimit> {
+    let mut limits: Vec<MemoryLimit> = cgroup_dirs(root, "memory").iter().flat_map(cgroup_limits).collect();
     let meminfo = root.join("proc/meminfo");
     if let Some((total, available)) = read(&meminfo).as_deref().and_then(parse_meminfo) {
-        limits.push(Limit { kind: LimitKind::System, source: meminfo, total, available });
+        limits.push(MemoryLimit { kind: LimitKind::System, source: meminfo, total, available });
     }
     limits.extend(own_limit(root, LimitKind::AddressSpace, "Max address space", "VmSize:"));
     limits.extend(own_limit(root, LimitKind::Data, "Max data size", "VmData:"));
@@ -51,7 +51,7 @@ pub fn memory_limits(root: &Path) -> Vec<Limit> {
 }
 
 /// The limit that is reached first.
-pub fn tightest(limits: &[Limit]) -> Option<&Limit> {
+pub fn tightest(limits: &[MemoryLimit]) -> Option<&MemoryLimit> {
     limits.iter().min_by_key(|limit| limit.available)
 }
 
@@ -59,11 +59,11 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-fn cgroup_limits(group: &CgroupDirs) -> Vec<Limit> {
+fn cgroup_limits(group: &CgroupDirs) -> Vec<MemoryLimit> {
     group.dirs.iter().filter_map(|dir| cgroup_limit(group.version, dir)).collect()
 }
 
-fn cgroup_limit(version: u8, dir: &Path) -> Option<Limit> {
+fn cgroup_limit(version: u8, dir: &Path) -> Option<MemoryLimit> {
     let bytes = |name: &str| read(&dir.join(name)).as_deref().and_then(parse_bytes);
     let (source, total, used) = if version == 2 {
         // Past memory.high the kernel throttles until the process stands still: as good as a limit.
@@ -76,7 +76,7 @@ fn cgroup_limit(version: u8, dir: &Path) -> Option<Limit> {
     };
     let reclaimable = read(&dir.join("memory.stat")).map_or(0, |stat| parse_reclaimable(&stat));
     let available = total.saturating_sub(used.saturating_sub(reclaimable));
-    Some(Limit { kind: LimitKind::Cgroup, source: dir.join(source), total, available })
+    Some(MemoryLimit { kind: LimitKind::Cgroup, source: dir.join(source), total, available })
 }
 
 /// A byte count; `None` for v2's `max` and for v1's way of saying the same (the largest page-aligned i64).
@@ -109,13 +109,13 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
 
 /// A limit of this process' own, by its name in /proc/self/limits, and what counts against it, by its name in
 /// /proc/self/status; `unlimited` is none.
-fn own_limit(root: &Path, kind: LimitKind, name: &str, taken: &str) -> Option<Limit> {
+fn own_limit(root: &Path, kind: LimitKind, name: &str, taken: &str) -> Option<MemoryLimit> {
     let source = root.join("proc/self/limits");
     let total = first_word_after(&read(&source)?, name).and_then(|word| parse_bytes(&word))?;
     let status = read(&root.join("proc/self/status")).unwrap_or_default();
     let kibibytes = first_word_after(&status, taken).and_then(|word| word.parse::<u64>().ok());
     let taken = kibibytes.unwrap_or(0).saturating_mul(1024);
-    Some(Limit { kind, source, total, available: total.saturating_sub(taken) })
+    Some(MemoryLimit { kind, source, total, available: total.saturating_sub(taken) })
 }
 
 fn first_word_after(text: &str, name: &str) -> Option<String> {
@@ -138,7 +138,7 @@ pub struct Demand {
 
 /// The answer of [`fit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
+pub struct MemoryFit {
     /// Bytes for the context asked.
     pub needed: u64,
     pub available: u64,
@@ -149,7 +149,7 @@ pub struct Fit {
 
 /// Computes whether `demand` with `context` tokens fits into `available` bytes. Saturates instead of overflowing,
 /// so that a file that claims absurd sizes is simply too big.
-pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
+pub fn fit(demand: Demand, context: usize, available: u64) -> MemoryFit {
     let base = demand.weights.saturating_add(demand.fixed).saturating_add(demand.kv_fixed);
     let needed = base.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
     let largest_context = available.checked_sub(base).and_then(|left| {
@@ -157,10 +157,10 @@ pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
         let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(context);
         (tokens > 0).then_some(tokens)
     });
-    Fit { needed, available, context, largest_context }
+    MemoryFit { needed, available, context, largest_context }
 }
 
-impl Fit {
+impl MemoryFit {
     /// Whether the context asked fits.
     pub fn fits(&self) -> bool {
         self.needed <= self.available
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn address_space_counts_what_is_mapped() {
         let root = Root::new();
-        let limits = "Limit Soft Hard Units\nMax address space         1073741824           unlimited            bytes\n";
+        let limits = "MemoryLimit Soft Hard Units\nMax address space         1073741824           unlimited            bytes\n";
         root.write("proc/self/limits", limits).write("proc/self/status", "Name:\tx\nVmSize:\t     1024 kB\n");
         assert_eq!(root.tightest(), (LimitKind::AddressSpace, GIB - (1 << 20), "proc/self/limits".into()));
         let unlimited = "Max address space         unlimited            unlimited            bytes\n";

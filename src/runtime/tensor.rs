@@ -22,7 +22,7 @@ const OWNED_ALIGN: usize = 8;
 
 /// Immutable bytes, in a mapped file or in memory; cloning and slicing share them.
 #[derive(Clone)]
-pub struct Bytes {
+pub struct SharedBytes {
     storage: Storage,
     start: usize,
     len: usize,
@@ -36,7 +36,7 @@ enum Storage {
     Static(&'static [u8]),
 }
 
-impl Bytes {
+impl SharedBytes {
     /// Maps a whole regular file for reading.
     ///
     /// A file that is cut short while it is mapped ends the process with SIGBUS, as with every reader that maps.
@@ -44,40 +44,40 @@ impl Bytes {
     /// # Errors
     /// [`LoadError::NotFound`] when there is no such file, [`LoadError::Io`] when it is no regular file or cannot
     /// be read.
-    pub fn map_file(path: &Path) -> Result<Bytes, LoadError> {
+    pub fn map_file(path: &Path) -> Result<SharedBytes, LoadError> {
         // Asked before opening: opening a pipe would wait for a writer.
         let kind = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if !kind.is_file() {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
         }
         let file = File::open(path).map_err(|error| LoadError::io(path, &error))?;
-        // SAFETY: the map is private to `Bytes`, never written, and outlives every borrow of it. Another process
+        // SAFETY: the map is private to `SharedBytes`, never written, and outlives every borrow of it. Another process
         // may change the file meanwhile; only plain integers and floats are read from it, for which every bit
         // pattern is valid, and text is checked as UTF-8 each time it is borrowed.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::io(path, &error))?;
         let len = map.len();
-        Ok(Bytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
+        Ok(SharedBytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
     }
 
     /// A part of these bytes, sharing the storage. Panics when it does not lie within.
-    pub fn slice(&self, start: usize, len: usize) -> Bytes {
+    pub fn slice(&self, start: usize, len: usize) -> SharedBytes {
         let end = start.checked_add(len).expect("a slice's end fits usize");
         assert!(end <= self.len, "slice {start}..{end} outside {} bytes", self.len);
-        Bytes { storage: self.storage.clone(), start: self.start + start, len }
+        SharedBytes { storage: self.storage.clone(), start: self.start + start, len }
     }
 
     /// The same bytes at an address divisible by `align` (a power of two, at most 8); copied only when they are not.
-    pub fn aligned_to(self, align: usize) -> Bytes {
+    pub fn aligned_to(self, align: usize) -> SharedBytes {
         debug_assert!(align.is_power_of_two() && align <= OWNED_ALIGN);
-        if (self.as_ptr() as usize).is_multiple_of(align) { self } else { Bytes::copied(&self) }
+        if (self.as_ptr() as usize).is_multiple_of(align) { self } else { SharedBytes::copied(&self) }
     }
 
-    fn copied(bytes: &[u8]) -> Bytes {
+    fn copied(bytes: &[u8]) -> SharedBytes {
         let mut buffer = Vec::with_capacity(bytes.len() + OWNED_ALIGN);
         let start = (OWNED_ALIGN - buffer.as_ptr() as usize % OWNED_ALIGN) % OWNED_ALIGN;
         buffer.resize(start, 0);
         buffer.extend_from_slice(bytes); // within the capacity, so the address stays
-        Bytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
+        SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
     }
 
     /// Lets the system take back the memory under a part of a mapped file until it is read again; owned bytes stay. Panics
@@ -103,7 +103,7 @@ impl Bytes {
     }
 }
 
-impl std::ops::Deref for Bytes {
+impl std::ops::Deref for SharedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -116,23 +116,23 @@ impl std::ops::Deref for Bytes {
     }
 }
 
-impl From<&'static [u8]> for Bytes {
+impl From<&'static [u8]> for SharedBytes {
     fn from(bytes: &'static [u8]) -> Self {
-        Bytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }
+        SharedBytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }
     }
 }
 
-impl From<Vec<u8>> for Bytes {
+impl From<Vec<u8>> for SharedBytes {
     /// Takes the buffer over; it is copied only if the allocator did not align it to 8 bytes.
     fn from(buffer: Vec<u8>) -> Self {
         let len = buffer.len();
-        Bytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
+        SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
     }
 }
 
-impl std::fmt::Debug for Bytes {
+impl std::fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Bytes({} {})", self.len, if self.is_mapped() { "mapped" } else { "owned" })
+        write!(f, "SharedBytes({} {})", self.len, if self.is_mapped() { "mapped" } else { "owned" })
     }
 }
 
@@ -142,7 +142,7 @@ impl std::fmt::Debug for Bytes {
 pub struct HostTensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    pub bytes: Bytes,
+    pub bytes: SharedBytes,
 }
 
 impl HostTensor {
@@ -150,7 +150,7 @@ impl HostTensor {
     ///
     /// # Errors
     /// A sentence for [`LoadError::Tensor`]'s message, when a dimension is zero or the sizes disagree.
-    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: Bytes) -> Result<HostTensor, String> {
+    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: SharedBytes) -> Result<HostTensor, String> {
         let wanted = byte_len(dtype, &shape)?;
         if wanted != bytes.len() {
             return Err(format!("{} {shape:?} takes {wanted} bytes, not {}", dtype.name(), bytes.len()));
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn misaligned_bytes_are_copied_to_an_aligned_place_and_aligned_ones_are_shared() {
-        let whole = Bytes::from((0..64u8).collect::<Vec<_>>());
+        let whole = SharedBytes::from((0..64u8).collect::<Vec<_>>());
         for start in 0..16 {
             let part = whole.slice(start, 12);
             let tensor = HostTensor::new(Dtype::F32, vec![3], part.clone()).unwrap();
@@ -249,7 +249,7 @@ mod tests {
         let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n / 7) as u8).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &content).unwrap();
-        for bytes in [Bytes::map_file(file.path()).unwrap(), content.clone().into()] {
+        for bytes in [SharedBytes::map_file(file.path()).unwrap(), content.clone().into()] {
             let part = bytes.slice(5000, 900_000);
             assert_eq!(*part, content[5000..905_000]);
             #[cfg(target_os = "linux")]
@@ -283,7 +283,8 @@ mod tests {
     #[test]
     fn row_slices_share_the_bytes() {
         let matrix =
-            HostTensor::new(Dtype::F16, vec![4, 3], Bytes::from((0..24u8).collect::<Vec<_>>())).unwrap();
+            HostTensor::new(Dtype::F16, vec![4, 3], SharedBytes::from((0..24u8).collect::<Vec<_>>()))
+                .unwrap();
         let rows = matrix.slice_rows(1, 3);
         assert_eq!(rows.shape, [2, 3]);
         assert_eq!(*rows.bytes, (6..18).collect::<Vec<u8>>());
@@ -292,7 +293,7 @@ mod tests {
 
     #[test]
     fn sizes_that_disagree_or_overflow_are_refused() {
-        let bytes = || Bytes::from(vec![0; 36]);
+        let bytes = || SharedBytes::from(vec![0; 36]);
         assert!(HostTensor::new(Dtype::Q4_0, vec![2, 32], bytes()).is_ok());
         for (shape, word) in [
             (vec![2, 33], "whole number"),

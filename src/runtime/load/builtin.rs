@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use crate::runtime::hints::Hints;
-use crate::runtime::tensor::Bytes;
+use crate::runtime::tensor::SharedBytes;
 
 /// A GGUF file that was compiled in.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,8 +49,8 @@ impl BuiltIn {
         Path::new(self.path)
     }
 
-    pub fn bytes(&self) -> Bytes {
-        Bytes::from(&self.file.0)
+    pub fn bytes(&self) -> SharedBytes {
+        SharedBytes::from(&self.file.0)
     }
 
     /// # Panics

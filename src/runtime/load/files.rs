@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::builtin::BuiltIn;
-use super::facts::facts;
 use super::gguf::Gguf;
+use super::gguf_config::gguf_config_reader;
 use super::hf::{self, ChatTemplates, GenerationConfig};
 use super::hub::ModelSource;
 use super::metadata::Metadata;
@@ -15,14 +15,14 @@ use super::safetensors::Safetensors;
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
 use crate::runtime::hints::Hints;
-use crate::runtime::model::arch::Facts;
+use crate::runtime::model::arch::ConfigReader;
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
 
 /// The files of one model. Opening reads headers only.
 pub struct ModelFiles {
     files: Files,
-    facts: Facts,
+    config_reader: ConfigReader,
     built_in: Option<&'static BuiltIn>,
 }
 
@@ -43,11 +43,11 @@ impl ModelFiles {
             }
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
-                let facts = Facts::hugging_face(path.join("config.json"), config.clone());
+                let config_reader = ConfigReader::hugging_face(path.join("config.json"), config.clone());
                 let tensors = Safetensors::open(path)?;
                 Ok(Self {
                     files: Files::Folder { path: path.clone(), config, tensors },
-                    facts,
+                    config_reader,
                     built_in: None,
                 })
             }
@@ -56,12 +56,12 @@ impl ModelFiles {
 
     fn of_gguf(gguf: Gguf) -> Self {
         let gguf = Arc::new(gguf);
-        let facts = facts(&gguf);
-        Self { files: Files::Gguf(gguf), facts, built_in: None }
+        let config_reader = gguf_config_reader(&gguf);
+        Self { files: Files::Gguf(gguf), config_reader, built_in: None }
     }
 
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn config_reader(&self) -> &ConfigReader {
+        &self.config_reader
     }
 
     pub fn tensors(&self) -> &dyn TensorSource {

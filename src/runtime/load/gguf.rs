@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::metadata::{Cursor, Metadata, shortened};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::tensor::{Bytes, HostTensor, TensorSource, byte_len};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource, byte_len};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -27,22 +27,22 @@ const MIN_METADATA_ENTRY: usize = 8 + 4 + 1;
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
-    shards: Vec<Shard>,
-    tensors: Vec<Entry>,
+    shards: Vec<GgufShard>,
+    tensors: Vec<GgufTensor>,
     by_name: HashMap<Box<str>, usize>,
 }
 
 /// One mapped file.
 #[derive(Debug)]
-struct Shard {
+struct GgufShard {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     header_len: usize,
 }
 
 /// A tensor's place, checked except for tensors of types that are not supported.
 #[derive(Debug)]
-struct Entry {
+struct GgufTensor {
     name: Box<str>,
     shape: Vec<usize>,
     kind: u32,
@@ -50,7 +50,7 @@ struct Entry {
     start: usize,
 }
 
-impl Entry {
+impl GgufTensor {
     /// Bytes of the tensor, or `None` for a type that is not supported, whose layout is not known here.
     fn byte_len(&self) -> Result<Option<usize>, String> {
         dtype(self.kind).map(|dtype| byte_len(dtype, &self.shape)).transpose()
@@ -65,7 +65,7 @@ impl Gguf {
     /// or field at fault, [`LoadError::Unsupported`] for other versions and for big-endian files.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, LoadError> {
         let path = path.as_ref();
-        let opened = File::parse(path, Bytes::map_file(path)?)?;
+        let opened = GgufFile::parse(path, SharedBytes::map_file(path)?)?;
         match Split::of(&opened)? {
             Some(split) if split.count > 1 => split.open_all(opened),
             _ => Gguf::assemble(vec![opened]),
@@ -76,8 +76,8 @@ impl Gguf {
     ///
     /// # Errors
     /// As [`Gguf::open`].
-    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Gguf, LoadError> {
-        Gguf::assemble(vec![File::parse(path.as_ref(), bytes.into())?])
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> Result<Gguf, LoadError> {
+        Gguf::assemble(vec![GgufFile::parse(path.as_ref(), bytes.into())?])
     }
 
     /// The key-value section; of a split model that of the first shard.
@@ -95,7 +95,7 @@ impl Gguf {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
-    fn assemble(files: Vec<File>) -> Result<Gguf, LoadError> {
+    fn assemble(files: Vec<GgufFile>) -> Result<Gguf, LoadError> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
         for file in files {
@@ -106,7 +106,7 @@ impl Gguf {
                 }
                 gguf.tensors.push(entry);
             }
-            gguf.shards.push(Shard { path: file.path, bytes: file.bytes, header_len: file.header_len });
+            gguf.shards.push(GgufShard { path: file.path, bytes: file.bytes, header_len: file.header_len });
         }
         Ok(gguf)
     }
@@ -135,16 +135,16 @@ impl TensorSource for Gguf {
 }
 
 /// One file, parsed and checked for itself.
-struct File {
+struct GgufFile {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     metadata: Metadata,
-    tensors: Vec<Entry>,
+    tensors: Vec<GgufTensor>,
     header_len: usize,
 }
 
-impl File {
-    fn parse(path: &Path, bytes: Bytes) -> Result<File, LoadError> {
+impl GgufFile {
+    fn parse(path: &Path, bytes: SharedBytes) -> Result<GgufFile, LoadError> {
         let mut cursor = Cursor::new(&bytes);
         check_version(path, &mut cursor)?;
         let header = |message| LoadError::malformed(path, "header", message);
@@ -160,7 +160,7 @@ impl File {
         let data_start = header_len.next_multiple_of(alignment);
         place_tensors(path, &mut tensors, data_start, bytes.len())?;
         check_layout(path, &tensors, data_start, bytes.len(), alignment)?;
-        Ok(File { path: path.into(), bytes, metadata, tensors, header_len })
+        Ok(GgufFile { path: path.into(), bytes, metadata, tensors, header_len })
     }
 }
 
@@ -196,14 +196,14 @@ fn read_entry(
     cursor: &mut Cursor<'_>,
     (index, count): (usize, usize),
     alignment: usize,
-) -> Result<Entry, LoadError> {
+) -> Result<GgufTensor, LoadError> {
     let name = cursor.name().map_err(|message| {
         LoadError::malformed(path, format!("tensor entry {} of {count}", index + 1), message)
     })?;
     read_entry_body(name, cursor, alignment).map_err(|message| malformed_tensor(path, name, message))
 }
 
-fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<Entry, String> {
+fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<GgufTensor, String> {
     let dims = cursor.u32()?;
     if !(1..=MAX_DIMS).contains(&dims) {
         return Err(format!("has {dims} dimensions; 1 to {MAX_DIMS} are possible"));
@@ -222,13 +222,13 @@ fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Res
     if !start.is_multiple_of(alignment) {
         return Err(format!("offset {offset} is not aligned to {alignment} bytes"));
     }
-    Ok(Entry { name: name.into(), shape, kind, shard: 0, start })
+    Ok(GgufTensor { name: name.into(), shape, kind, shard: 0, start })
 }
 
 /// Turns relative offsets into places in the file, and checks that they lie inside it.
 fn place_tensors(
     path: &Path,
-    tensors: &mut [Entry],
+    tensors: &mut [GgufTensor],
     data_start: usize,
     file_len: usize,
 ) -> Result<(), LoadError> {
@@ -254,12 +254,12 @@ fn place_tensors(
 /// Checks that placed tensors do not overlap, and that nothing but padding follows the last one.
 fn check_layout(
     path: &Path,
-    tensors: &[Entry],
+    tensors: &[GgufTensor],
     data_start: usize,
     file_len: usize,
     alignment: usize,
 ) -> Result<(), LoadError> {
-    let mut order: Vec<&Entry> = tensors.iter().collect();
+    let mut order: Vec<&GgufTensor> = tensors.iter().collect();
     order.sort_unstable_by_key(|entry| entry.start);
     let mut end = data_start;
     let mut before = "";
@@ -345,7 +345,7 @@ struct Split {
 }
 
 impl Split {
-    fn of(file: &File) -> Result<Option<Split>, LoadError> {
+    fn of(file: &GgufFile) -> Result<Option<Split>, LoadError> {
         let metadata = &file.metadata;
         let Some(count) = metadata.get("split.count")? else { return Ok(None) };
         let number = metadata.require("split.no")?;
@@ -357,7 +357,7 @@ impl Split {
     }
 
     /// Opens the other shards beside `opened` and puts all together.
-    fn open_all(&self, opened: File) -> Result<Gguf, LoadError> {
+    fn open_all(&self, opened: GgufFile) -> Result<Gguf, LoadError> {
         let (directory, prefix) = self.stem(&opened.path)?;
         let mut opened = Some(opened);
         let mut files = Vec::new();
@@ -367,7 +367,7 @@ impl Split {
                 continue;
             }
             let path = directory.join(format!("{prefix}{}", shard_suffix(number, self.count)));
-            let file = File::parse(&path, Bytes::map_file(&path)?)?;
+            let file = GgufFile::parse(&path, SharedBytes::map_file(&path)?)?;
             self.check_sibling(&file, number)?;
             files.push(file);
         }
@@ -392,7 +392,7 @@ impl Split {
         }
     }
 
-    fn check_sibling(&self, file: &File, number: usize) -> Result<(), LoadError> {
+    fn check_sibling(&self, file: &GgufFile, number: usize) -> Result<(), LoadError> {
         match Split::of(file)? {
             Some(split) if split.number == number && split.count == self.count => Ok(()),
             _ => {
@@ -403,7 +403,7 @@ impl Split {
         }
     }
 
-    fn check_total(&self, files: &[File]) -> Result<(), LoadError> {
+    fn check_total(&self, files: &[GgufFile]) -> Result<(), LoadError> {
         let found: usize = files.iter().map(|file| file.tensors.len()).sum();
         match self.tensors {
             Some(claimed) if claimed != found => {

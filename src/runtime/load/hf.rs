@@ -118,7 +118,7 @@ pub struct GenerationConfig {
 pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
     let path = folder.join("generation_config.json");
     let Some(value) = optional_json(&path)? else { return Ok(None) };
-    let keys = Keys { path: &path, object: object(&path, &value)? };
+    let keys = ConfigKeys { path: &path, object: object(&path, &value)? };
     let eos_token_ids = keys.ids("eos_token_id")?;
     let greedy = keys.bool("do_sample")? == Some(false);
     let read = GenerationDefaults {
@@ -167,18 +167,18 @@ pub fn config_eos_ids(folder: &Path, config: &Value) -> Result<Vec<u32>, LoadErr
     let mut ids = Vec::new();
     for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object)
     {
-        ids.extend(Keys { path: &path, object }.ids("eos_token_id")?);
+        ids.extend(ConfigKeys { path: &path, object }.ids("eos_token_id")?);
     }
     Ok(ids)
 }
 
 /// Typed access to the keys of an object; `null` counts as absent.
-struct Keys<'a> {
+struct ConfigKeys<'a> {
     path: &'a Path,
     object: &'a Map<String, Value>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigKeys<'a> {
     fn value(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }

@@ -59,11 +59,11 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
     let summary = summary(source);
     Ok(ModelFacts {
         kind: summary.kind,
-        architecture: files.facts().architecture().ok(),
+        architecture: files.config_reader().architecture().ok(),
         parameters: values.values().fold(0, |sum, count| sum.saturating_add(*count)),
         bytes: summary.bytes,
         quantization: summary.quantization.or(most),
-        decoder: recognise(files.facts()).map(|recognised| decoder_facts(&recognised)),
+        decoder: recognise(files.config_reader()).map(|recognised| decoder_facts(&recognised)),
         has_chat_template: files.chat_templates()?.default.is_some(),
     })
 }

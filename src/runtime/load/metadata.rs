@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::runtime::error::LoadError;
-use crate::runtime::tensor::Bytes;
+use crate::runtime::tensor::SharedBytes;
 
 /// Arrays of arrays deeper than this are refused: no writer makes them, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
@@ -28,7 +28,7 @@ const MAX_KEY_BYTES: usize = 65_535;
 #[derive(Debug, Clone)]
 pub struct Metadata {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     values: BTreeMap<Box<str>, Value>,
 }
 
@@ -38,13 +38,13 @@ enum Value {
     Int(i128),
     Float(f64),
     Bool(bool),
-    Text(Place),
+    Text(TextSpan),
     Array(Array),
 }
 
 /// Where a string's bytes lie in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Place {
+struct TextSpan {
     start: usize,
     len: usize,
 }
@@ -53,18 +53,18 @@ struct Place {
 enum Array {
     /// `len` scalars of one fixed-size type, from `start`.
     Scalars {
-        kind: Kind,
+        kind: ValueType,
         start: usize,
         len: usize,
     },
-    Texts(Vec<Place>),
+    Texts(Vec<TextSpan>),
     /// Checked for damage, but of no use to anyone so far.
     Nested,
 }
 
 /// The value types of the format, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -80,21 +80,21 @@ enum Kind {
     F64,
 }
 
-impl Kind {
-    fn from_number(number: u32) -> Result<Kind, String> {
-        use Kind::*;
-        const KINDS: [Kind; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
+impl ValueType {
+    fn from_number(number: u32) -> Result<ValueType, String> {
+        use ValueType::*;
+        const KINDS: [ValueType; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
         KINDS.get(number as usize).copied().ok_or_else(|| format!("unknown value type {number}"))
     }
 
     /// Bytes of one value: exact for scalars, the least possible for text (a length) and arrays (type and count).
     const fn min_bytes(self) -> usize {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => 1,
-            Kind::U16 | Kind::I16 => 2,
-            Kind::U32 | Kind::I32 | Kind::F32 => 4,
-            Kind::U64 | Kind::I64 | Kind::F64 | Kind::Text => 8,
-            Kind::Array => 12,
+            ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
+            ValueType::U16 | ValueType::I16 => 2,
+            ValueType::U32 | ValueType::I32 | ValueType::F32 => 4,
+            ValueType::U64 | ValueType::I64 | ValueType::F64 | ValueType::Text => 8,
+            ValueType::Array => 12,
         }
     }
 }
@@ -157,32 +157,32 @@ impl<'a> Cursor<'a> {
         Ok(start)
     }
 
-    fn place(&mut self) -> Result<Place, String> {
+    fn text_span(&mut self) -> Result<TextSpan, String> {
         let claimed = self.u64()?;
         let len = usize::try_from(claimed).unwrap_or(usize::MAX);
-        Ok(Place { start: self.skip(len)?, len })
+        Ok(TextSpan { start: self.skip(len)?, len })
     }
 
     /// A length-prefixed key or tensor name.
     pub(super) fn name(&mut self) -> Result<&'a str, String> {
-        let place = self.place()?;
-        if place.len > MAX_KEY_BYTES {
-            return Err(format!("a name of {} bytes is too long", place.len));
+        let text_span = self.text_span()?;
+        if text_span.len > MAX_KEY_BYTES {
+            return Err(format!("a name of {} bytes is too long", text_span.len));
         }
-        std::str::from_utf8(&self.bytes[place.start..self.at])
+        std::str::from_utf8(&self.bytes[text_span.start..self.at])
             .map_err(|error| format!("a name is not UTF-8: {error}"))
     }
 
     fn value(&mut self) -> Result<Value, String> {
-        match Kind::from_number(self.u32()?)? {
-            Kind::Text => {
-                let place = self.place()?;
-                match std::str::from_utf8(&self.bytes[place.start..self.at]) {
-                    Ok(_) => Ok(Value::Text(place)),
+        match ValueType::from_number(self.u32()?)? {
+            ValueType::Text => {
+                let text_span = self.text_span()?;
+                match std::str::from_utf8(&self.bytes[text_span.start..self.at]) {
+                    Ok(_) => Ok(Value::Text(text_span)),
                     Err(error) => Err(format!("the text is not UTF-8: {error}")),
                 }
             }
-            Kind::Array => Ok(Value::Array(self.elements(1)?)),
+            ValueType::Array => Ok(Value::Array(self.elements(1)?)),
             kind => {
                 let start = self.skip(kind.min_bytes())?;
                 scalar(kind, &self.bytes[start..self.at])
@@ -194,11 +194,11 @@ impl<'a> Cursor<'a> {
         if depth > MAX_ARRAY_DEPTH {
             return Err(format!("arrays are nested more than {MAX_ARRAY_DEPTH} deep"));
         }
-        let kind = Kind::from_number(self.u32()?)?;
+        let kind = ValueType::from_number(self.u32()?)?;
         let len = self.count(kind.min_bytes())?;
         match kind {
-            Kind::Text => (0..len).map(|_| self.place()).collect::<Result<_, _>>().map(Array::Texts),
-            Kind::Array => {
+            ValueType::Text => (0..len).map(|_| self.text_span()).collect::<Result<_, _>>().map(Array::Texts),
+            ValueType::Array => {
                 (0..len).try_for_each(|_| self.elements(depth + 1).map(drop))?;
                 Ok(Array::Nested)
             }
@@ -208,21 +208,21 @@ impl<'a> Cursor<'a> {
 }
 
 /// One scalar from exactly `kind.min_bytes()` bytes.
-fn scalar(kind: Kind, bytes: &[u8]) -> Result<Value, String> {
+fn scalar(kind: ValueType, bytes: &[u8]) -> Result<Value, String> {
     let mut raw = [0; 8];
     raw[..bytes.len()].copy_from_slice(bytes);
     let bits = u64::from_le_bytes(raw);
     Ok(match kind {
-        Kind::U8 | Kind::U16 | Kind::U32 | Kind::U64 => Value::Int(bits.into()),
-        Kind::I8 => Value::Int((bits as i8).into()),
-        Kind::I16 => Value::Int((bits as i16).into()),
-        Kind::I32 => Value::Int((bits as i32).into()),
-        Kind::I64 => Value::Int((bits as i64).into()),
-        Kind::F32 => Value::Float(f32::from_bits(bits as u32).into()),
-        Kind::F64 => Value::Float(f64::from_bits(bits)),
-        Kind::Bool if bits < 2 => Value::Bool(bits == 1),
-        Kind::Bool => return Err(format!("{bits} is no bool")),
-        Kind::Text | Kind::Array => return Err("not a scalar".into()),
+        ValueType::U8 | ValueType::U16 | ValueType::U32 | ValueType::U64 => Value::Int(bits.into()),
+        ValueType::I8 => Value::Int((bits as i8).into()),
+        ValueType::I16 => Value::Int((bits as i16).into()),
+        ValueType::I32 => Value::Int((bits as i32).into()),
+        ValueType::I64 => Value::Int((bits as i64).into()),
+        ValueType::F32 => Value::Float(f32::from_bits(bits as u32).into()),
+        ValueType::F64 => Value::Float(f64::from_bits(bits)),
+        ValueType::Bool if bits < 2 => Value::Bool(bits == 1),
+        ValueType::Bool => return Err(format!("{bits} is no bool")),
+        ValueType::Text | ValueType::Array => return Err("not a scalar".into()),
     })
 }
 
@@ -233,7 +233,7 @@ impl Metadata {
     /// [`LoadError::Malformed`] naming the key, or the entry's number when the key itself cannot be read.
     pub(super) fn parse(
         path: PathBuf,
-        bytes: &Bytes,
+        bytes: &SharedBytes,
         cursor: &mut Cursor<'_>,
         count: usize,
     ) -> Result<Metadata, LoadError> {
@@ -357,9 +357,9 @@ impl<'a> ValueRef<'a> {
 
     fn texts(self) -> Result<impl ExactSizeIterator<Item = &'a [u8]>, String> {
         match self.value {
-            Value::Array(Array::Texts(places)) => {
-                Ok(places.iter().map(move |place| &self.bytes[place.start..place.start + place.len]))
-            }
+            Value::Array(Array::Texts(places)) => Ok(places
+                .iter()
+                .map(move |text_span| &self.bytes[text_span.start..text_span.start + text_span.len])),
             _ => Err(self.instead_of("an array of text")),
         }
     }
@@ -431,7 +431,7 @@ impl FromValue<'_> for bool {
 impl<'a> FromValue<'a> for &'a str {
     fn from_value(value: ValueRef<'a>) -> Result<Self, String> {
         match *value.value {
-            Value::Text(Place { start, len }) => std::str::from_utf8(&value.bytes[start..start + len])
+            Value::Text(TextSpan { start, len }) => std::str::from_utf8(&value.bytes[start..start + len])
                 .map_err(|error| format!("is not UTF-8: {error}")),
             _ => Err(value.instead_of("text")),
         }

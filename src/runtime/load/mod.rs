@@ -7,10 +7,10 @@
 
 pub mod builtin;
 mod candle_models;
-pub mod facts;
 pub mod files;
 pub mod fingerprint;
 pub mod gguf;
+pub mod gguf_config;
 pub mod hf;
 pub mod hub;
 pub mod inspect;
@@ -46,7 +46,7 @@ use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
-use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
+use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
 use super::request::Sampling;
@@ -203,7 +203,7 @@ pub fn load(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
-    let recognised = recognise(files.facts())?;
+    let recognised = recognise(files.config_reader())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
@@ -253,7 +253,7 @@ pub fn context_length(
     options: &LoadOptions,
     notices: &mut Vec<String>,
 ) -> Result<usize, LoadError> {
-    context_of(files, &recognise(files.facts())?, options, notices)
+    context_of(files, &recognise(files.config_reader())?, options, notices)
 }
 
 fn context_of(
@@ -346,7 +346,7 @@ fn demand(
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
-        state_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
+        kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
     let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;
@@ -417,7 +417,7 @@ fn decoder(
         }
         Ok(converted)
     };
-    let parts = Parts {
+    let parts = DecoderParts {
         config: description.config,
         naming: description.naming,
         source: files.tensors(),

@@ -15,12 +15,12 @@ const MAX_SIX_BITS: f32 = 63.0;
 
 /// How a group is stored: `scale * q - min`, neither negative.
 #[derive(Debug, Clone, Copy, Default)]
-struct Fit {
+struct GroupFit {
     scale: f32,
     min: f32,
 }
 
-impl Fit {
+impl GroupFit {
     /// The nearest number on the grid.
     fn quant(self, value: f32) -> f32 {
         if self.scale > 0.0 { ((value + self.min) / self.scale).round().clamp(0.0, MAX_QUANT) } else { 0.0 }
@@ -37,7 +37,7 @@ pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
 
 fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     let groups = values.as_chunks::<GROUP>().0;
-    let mut fits = [Fit::default(); GROUPS];
+    let mut fits = [GroupFit::default(); GROUPS];
     for (fit, group) in fits.iter_mut().zip(groups) {
         *fit = best_fit(group);
     }
@@ -49,7 +49,8 @@ fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     head[4..].copy_from_slice(&packed(scales, mins));
     let (scale, min) = (scale.to_f32(), min.to_f32());
     for (pair, out) in quants.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-        let fit = |group| Fit { scale: scale * f32::from(scales[group]), min: min * f32::from(mins[group]) };
+        let fit =
+            |group| GroupFit { scale: scale * f32::from(scales[group]), min: min * f32::from(mins[group]) };
         let (low, high) = (2 * pair, 2 * pair + 1);
         for (i, out) in out.iter_mut().enumerate() {
             *out = fit(low).quant(groups[low][i]) as u8 | (fit(high).quant(groups[high][i]) as u8) << 4;
@@ -79,11 +80,11 @@ fn packed(scales: [u8; GROUPS], mins: [u8; GROUPS]) -> [u8; 12] {
     bytes
 }
 
-fn best_fit(values: &[f32; GROUP]) -> Fit {
+fn best_fit(values: &[f32; GROUP]) -> GroupFit {
     let lowest = values.iter().copied().fold(0.0, f32::min);
     let highest = values.iter().copied().fold(lowest, f32::max);
     let range = highest - lowest;
-    let mut best = Fit { scale: range / MAX_QUANT, min: -lowest };
+    let mut best = GroupFit { scale: range / MAX_QUANT, min: -lowest };
     if range < f32::MIN_POSITIVE * MAX_QUANT {
         return best;
     }
@@ -91,7 +92,7 @@ fn best_fit(values: &[f32; GROUP]) -> Fit {
     let mut least = error(values, &weights, best);
     // From one step fewer to one step more than the grid has, in tenths.
     for tenth in -10..=10 {
-        let grid = Fit { scale: range / (MAX_QUANT + tenth as f32 / 10.0), min: -lowest };
+        let grid = GroupFit { scale: range / (MAX_QUANT + tenth as f32 / 10.0), min: -lowest };
         let Some(fit) = least_squares(values, &weights, grid) else { continue };
         let error = error(values, &weights, fit);
         if error < least {
@@ -107,7 +108,7 @@ fn weights(values: &[f32; GROUP]) -> [f32; GROUP] {
     values.map(|value| mean_square.sqrt() + value.abs())
 }
 
-fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: Fit) -> f32 {
+fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: GroupFit) -> f32 {
     let squared = |(value, weight): (&f32, &f32)| {
         let difference = fit.scale * fit.quant(*value) - fit.min - value;
         weight * difference * difference
@@ -116,7 +117,7 @@ fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: Fit) -> f32 {
 }
 
 /// The scale and minimum that fit best when each value keeps the number that `grid` gives it.
-fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: Fit) -> Option<Fit> {
+fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: GroupFit) -> Option<GroupFit> {
     let [mut w, mut wq, mut wqq, mut wx, mut wqx] = [0.0f32; 5];
     for (&x, &weight) in values.iter().zip(weights) {
         let q = grid.quant(x);
@@ -127,8 +128,9 @@ fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: Fit) -> Op
         wqx += weight * q * x;
     }
     let determinant = w * wqq - wq * wq;
-    let both = Fit { scale: (w * wqx - wx * wq) / determinant, min: (wq * wqx - wqq * wx) / determinant };
+    let both =
+        GroupFit { scale: (w * wqx - wx * wq) / determinant, min: (wq * wqx - wqq * wx) / determinant };
     // A minimum cannot be above zero; without one, the line goes through the origin.
-    let fit = if both.min >= 0.0 { both } else { Fit { scale: wqx / wqq, min: 0.0 } };
+    let fit = if both.min >= 0.0 { both } else { GroupFit { scale: wqx / wqq, min: 0.0 } };
     (determinant > 0.0 && fit.scale > 0.0 && fit.scale.is_finite() && fit.min.is_finite()).then_some(fit)
 }

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::q4_k;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
-use crate::runtime::tensor::{Bytes, HostTensor, byte_len};
+use crate::runtime::tensor::{HostTensor, SharedBytes, byte_len};
 
 /// Values converted at a time by one thread: enough to outweigh the bookkeeping, few enough to stay in its cache.
 const CHUNK_VALUES: usize = 1 << 16;
@@ -62,7 +62,7 @@ pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTen
             write_values(dtype, values, out)
         })
         .map_err(error)?;
-    HostTensor::new(dtype, tensor.shape.clone(), Bytes::from(out)).map_err(error)
+    HostTensor::new(dtype, tensor.shape.clone(), SharedBytes::from(out)).map_err(error)
 }
 
 /// Stores values as `dtype`; `out` has exactly the bytes they take.
@@ -153,7 +153,7 @@ mod tests {
             Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
             other => panic!("no writer for {}", other.name()),
         };
-        HostTensor::new(dtype, shape.to_vec(), Bytes::from(bytes)).unwrap()
+        HostTensor::new(dtype, shape.to_vec(), SharedBytes::from(bytes)).unwrap()
     }
 
     fn values(tensor: &HostTensor) -> Vec<f32> {

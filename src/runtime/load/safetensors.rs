@@ -19,7 +19,7 @@ use super::hf;
 use super::metadata::shortened;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::tensor::{Bytes, HostTensor, TensorSource};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -29,22 +29,22 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// An open safetensors model.
 #[derive(Debug)]
 pub struct Safetensors {
-    shards: Vec<Shard>,
-    tensors: Vec<Entry>,
+    shards: Vec<SafetensorsShard>,
+    tensors: Vec<SafeTensor>,
     by_name: HashMap<Box<str>, usize>,
 }
 
 /// One mapped file.
 #[derive(Debug)]
-struct Shard {
+struct SafetensorsShard {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     header_len: usize,
 }
 
 /// A tensor's place in its shard, checked.
 #[derive(Debug)]
-struct Entry {
+struct SafeTensor {
     name: Box<str>,
     dtype: FileDtype,
     shape: Vec<usize>,
@@ -85,7 +85,10 @@ impl Safetensors {
     ///
     /// # Errors
     /// [`LoadError::Malformed`] as for [`Safetensors::open`].
-    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Safetensors, LoadError> {
+    pub fn from_bytes(
+        path: impl AsRef<Path>,
+        bytes: impl Into<SharedBytes>,
+    ) -> Result<Safetensors, LoadError> {
         let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
         model.add_shard(path.as_ref(), bytes.into())?;
         Ok(model)
@@ -102,7 +105,7 @@ impl Safetensors {
     }
 
     fn open_single(path: &Path) -> Result<Safetensors, LoadError> {
-        Safetensors::from_bytes(path, Bytes::map_file(path)?)
+        Safetensors::from_bytes(path, SharedBytes::map_file(path)?)
     }
 
     fn open_sharded(index_path: &Path) -> Result<Safetensors, LoadError> {
@@ -120,19 +123,19 @@ impl Safetensors {
             }
             numbers.insert(file, model.shards.len());
             let path = folder.join(file);
-            model.add_shard(&path, Bytes::map_file(&path)?)?;
+            model.add_shard(&path, SharedBytes::map_file(&path)?)?;
         }
         model.check_against(index_path, &index, &numbers)?;
         Ok(model)
     }
 
-    fn add_shard(&mut self, path: &Path, bytes: Bytes) -> Result<(), LoadError> {
+    fn add_shard(&mut self, path: &Path, bytes: SharedBytes) -> Result<(), LoadError> {
         let (metadata, data_start) = read_header(path, &bytes)?;
         for name in metadata.offset_keys() {
             // `offset_keys` lists the names of the very map that `info` looks into.
             let Some(info) = metadata.info(&name) else { continue };
             let (start, end) = info.data_offsets;
-            let entry = Entry {
+            let entry = SafeTensor {
                 name: name.into(),
                 dtype: info.dtype,
                 shape: info.shape.clone(),
@@ -145,7 +148,7 @@ impl Safetensors {
             }
             self.tensors.push(entry);
         }
-        self.shards.push(Shard { path: path.into(), bytes, header_len: data_start });
+        self.shards.push(SafetensorsShard { path: path.into(), bytes, header_len: data_start });
         Ok(())
     }
 
@@ -179,17 +182,17 @@ const MXFP4_BLOCKS: &str = "_blocks";
 const MXFP4_SCALES: &str = "_scales";
 
 impl Safetensors {
-    fn entry(&self, name: &str) -> Option<&Entry> {
+    fn entry(&self, name: &str) -> Option<&SafeTensor> {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    fn bytes(&self, entry: &Entry) -> Bytes {
+    fn bytes(&self, entry: &SafeTensor) -> SharedBytes {
         self.shards[entry.shard].bytes.slice(entry.start, entry.len)
     }
 
     /// The two tensors that a matrix in MXFP4 is stored as: blocks `[.., blocks, 16]` of two values a byte, and scales
     /// `[.., blocks]`.
-    fn mxfp4(&self, name: &str) -> Option<[&Entry; 2]> {
+    fn mxfp4(&self, name: &str) -> Option<[&SafeTensor; 2]> {
         let [blocks, scales] = [MXFP4_BLOCKS, MXFP4_SCALES].map(|part| self.entry(&format!("{name}{part}")));
         let pair = [blocks?, scales?];
         let [blocks, scales] = pair;
@@ -198,7 +201,7 @@ impl Safetensors {
     }
 
     /// The shape of what [`Self::mxfp4`] is, in values.
-    fn mxfp4_shape(scales: &Entry) -> Option<Vec<usize>> {
+    fn mxfp4_shape(scales: &SafeTensor) -> Option<Vec<usize>> {
         let mut shape = scales.shape.clone();
         let cols = shape.last_mut()?;
         *cols = cols.checked_mul(Dtype::Mxfp4.block_len())?;
@@ -206,7 +209,7 @@ impl Safetensors {
     }
 
     /// In ggml's order: a block's scale, then bytes of which the low nibbles are its first half.
-    fn mxfp4_tensor(&self, [blocks, scales]: [&Entry; 2]) -> Result<HostTensor, String> {
+    fn mxfp4_tensor(&self, [blocks, scales]: [&SafeTensor; 2]) -> Result<HostTensor, String> {
         let shape = Self::mxfp4_shape(scales).ok_or("is larger than any memory")?;
         let (blocks, scales) = (self.bytes(blocks), self.bytes(scales));
         let mut bytes = Vec::with_capacity(blocks.len() + scales.len());
@@ -241,11 +244,11 @@ impl TensorSource for Safetensors {
     }
 
     fn names(&self) -> Vec<Cow<'_, str>> {
-        let shown = |entry: &Entry| -> String {
+        let shown = |entry: &SafeTensor| -> String {
             let whole = entry.name.strip_suffix(MXFP4_BLOCKS).filter(|name| self.mxfp4(name).is_some());
             whole.unwrap_or(&entry.name).to_owned()
         };
-        let is_scales = |entry: &&Entry| {
+        let is_scales = |entry: &&SafeTensor| {
             entry.name.strip_suffix(MXFP4_SCALES).is_some_and(|name| self.mxfp4(name).is_some())
         };
         self.tensors.iter().filter(|entry| !is_scales(entry)).map(|entry| Cow::Owned(shown(entry))).collect()

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::ModelSource;
 use super::quant_tag::{GgufFile, group_shards};
-use super::reference::{Form, ModelRef};
+use super::reference::{ModelRef, ReferenceForm};
 
 /// How deep models lie inside a snapshot: publishers put large quantisations into folders of their own.
 pub(super) const SNAPSHOT_DEPTH: usize = 2;
@@ -42,7 +42,7 @@ pub fn repos(cache: Option<&Path>) -> Vec<Repo> {
         .filter_map(|(name, dir)| {
             let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
             // The folder's name must be what the reference's name would be joined to.
-            let plain = matches!(ModelRef::parse(&format!("hf:{id}")).ok()?.form(), Form::Hub(hub) if hub.repo_id() == id);
+            let plain = matches!(ModelRef::parse(&format!("hf:{id}")).ok()?.form(), ReferenceForm::Hub(hub) if hub.repo_id() == id);
             plain.then_some(Repo { id, dir })
         })
         .collect();

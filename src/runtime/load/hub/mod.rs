@@ -19,7 +19,7 @@ use super::builtin::BuiltIn;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufFile, group_shards};
-use reference::Form;
+use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
 
 /// Names that the configuration gives to model references.
@@ -122,13 +122,13 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     let mut reference = reference.clone();
     let mut notices = Vec::new();
     for _ in 0..MAX_ALIAS_DEPTH {
-        let search = Search { reference: &reference, paths, aliases };
+        let search = ReferenceLookup { reference: &reference, paths, aliases };
         match search.step()? {
-            Step::Found(mut resolved) => {
+            LookupStep::Found(mut resolved) => {
                 resolved.notices.splice(0..0, notices);
                 return Ok(resolved);
             }
-            Step::Alias(target) => {
+            LookupStep::Alias(target) => {
                 notices.push(format!("{} is an alias of {target}", reference.text()));
                 reference = ModelRef::parse(target)?;
             }
@@ -138,48 +138,48 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
-enum Step<'a> {
+enum LookupStep<'a> {
     Found(Resolved),
     Alias(&'a str),
 }
 
 /// One reference, looked up once.
-struct Search<'a> {
+struct ReferenceLookup<'a> {
     reference: &'a ModelRef,
     paths: &'a HubPaths,
     aliases: &'a Aliases,
 }
 
-impl<'a> Search<'a> {
-    fn step(&self) -> Result<Step<'a>, LoadError> {
+impl<'a> ReferenceLookup<'a> {
+    fn step(&self) -> Result<LookupStep<'a>, LoadError> {
         match self.reference.form() {
-            Form::Path(path) => self.local(&self.expand_home(path)).map(Step::Found),
-            Form::Hub(hub) => self.cached(hub).map(Step::Found),
-            Form::Open(hub) => self.open(hub),
+            ReferenceForm::Path(path) => self.local(&self.expand_home(path)).map(LookupStep::Found),
+            ReferenceForm::Hub(hub) => self.cached(hub).map(LookupStep::Found),
+            ReferenceForm::Open(hub) => self.open(hub),
         }
     }
 
     /// `name` or `org/repo`, which may also be a path or an alias.
-    fn open(&self, hub: &Result<HubRef, String>) -> Result<Step<'a>, LoadError> {
+    fn open(&self, hub: &Result<HubRef, String>) -> Result<LookupStep<'a>, LoadError> {
         let path = Path::new(self.reference.text());
         let alias = self.aliases.get(self.reference.text());
         let built_in = BuiltIn::find(self.reference.text());
         if path.exists() {
             // A folder without a model that happens to bear the name does not hide an alias or another model.
             match self.local(path) {
-                Ok(found) => return Ok(Step::Found(found)),
+                Ok(found) => return Ok(LookupStep::Found(found)),
                 Err(LoadError::Unsupported { .. }) if alias.is_some() || built_in.is_some() => {}
                 Err(error @ LoadError::Unsupported { .. }) => {
                     let cached = hub.as_ref().ok().and_then(|hub| self.cached(hub).ok());
-                    return cached.map(Step::Found).ok_or(error);
+                    return cached.map(LookupStep::Found).ok_or(error);
                 }
                 Err(error) => return Err(error),
             }
         }
         match (alias, built_in, hub) {
-            (Some(target), ..) => Ok(Step::Alias(target)),
-            (None, Some(model), _) => Ok(Step::Found(Resolved::built_in(model))),
-            (None, None, Ok(hub)) => self.cached(hub).map(Step::Found),
+            (Some(target), ..) => Ok(LookupStep::Alias(target)),
+            (None, Some(model), _) => Ok(LookupStep::Found(Resolved::built_in(model))),
+            (None, None, Ok(hub)) => self.cached(hub).map(LookupStep::Found),
             (None, None, Err(message)) => Err(LoadError::InvalidReference {
                 reference: self.reference.text().to_owned(),
                 message: message.clone(),

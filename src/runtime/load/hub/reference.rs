@@ -15,12 +15,12 @@ use super::super::super::error::LoadError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRef {
     text: String,
-    form: Form,
+    form: ReferenceForm,
 }
 
 /// What a reference can mean by its form alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ReferenceForm {
     /// Only a path.
     Path(PathBuf),
     /// Only a repository, because it says so (`hf:`).
@@ -66,11 +66,11 @@ impl ModelRef {
             return Err(invalid("it is empty".to_owned()));
         }
         let form = if let Some(rest) = HUB_PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)) {
-            Form::Hub(HubRef::parse(rest).map_err(invalid)?)
+            ReferenceForm::Hub(HubRef::parse(rest).map_err(invalid)?)
         } else if is_path_only(text) {
-            Form::Path(PathBuf::from(text))
+            ReferenceForm::Path(PathBuf::from(text))
         } else {
-            Form::Open(HubRef::parse(text))
+            ReferenceForm::Open(HubRef::parse(text))
         };
         Ok(ModelRef { text: text.to_owned(), form })
     }
@@ -80,7 +80,7 @@ impl ModelRef {
         &self.text
     }
 
-    pub(super) fn form(&self) -> &Form {
+    pub(super) fn form(&self) -> &ReferenceForm {
         &self.form
     }
 }
@@ -180,7 +180,7 @@ mod tests {
 
     fn hub(text: &str) -> Result<String, String> {
         match ModelRef::parse(text).map(|r| r.form) {
-            Ok(Form::Hub(hub) | Form::Open(Ok(hub))) => Ok(format!(
+            Ok(ReferenceForm::Hub(hub) | ReferenceForm::Open(Ok(hub))) => Ok(format!(
                 "{} {} {}",
                 hub.repo_id(),
                 hub.revision.as_deref().unwrap_or("-"),
@@ -190,8 +190,8 @@ mod tests {
                     None => "-".to_owned(),
                 }
             )),
-            Ok(Form::Open(Err(message))) => Err(message),
-            Ok(Form::Path(path)) => Err(format!("path {}", path.display())),
+            Ok(ReferenceForm::Open(Err(message))) => Err(message),
+            Ok(ReferenceForm::Path(path)) => Err(format!("path {}", path.display())),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -258,7 +258,10 @@ mod tests {
     #[test]
     fn what_may_be_a_path_is_not_refused_early() {
         for text in ["my model", "we$ird/name", "ends."] {
-            assert!(matches!(ModelRef::parse(text).map(|r| r.form), Ok(Form::Open(Err(_)))), "{text}");
+            assert!(
+                matches!(ModelRef::parse(text).map(|r| r.form), Ok(ReferenceForm::Open(Err(_)))),
+                "{text}"
+            );
         }
     }
 }

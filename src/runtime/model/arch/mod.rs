@@ -3,9 +3,9 @@
 //! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
 //! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
+mod config_reader;
 mod dense;
 mod experts;
-mod facts;
 pub(super) mod rope;
 
 mod gemma2;
@@ -24,8 +24,8 @@ mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
+pub use config_reader::{ConfigReader, ModelFormat};
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-pub use facts::{Facts, Format};
 
 use super::candle_models;
 use super::config::{DecoderConfig, Naming};
@@ -46,7 +46,7 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF.
     pub gguf_names: &'static [&'static str],
-    pub describe: fn(&Facts) -> Result<Description, LoadError>,
+    pub parse_config: fn(&ConfigReader) -> Result<Description, LoadError>,
 }
 
 /// Every family that runs natively.
@@ -74,37 +74,37 @@ pub enum Recognised {
     /// Our decoder.
     Native(Description),
     /// candle-transformers.
-    CandleModel(candle_models::Plan),
+    CandleModel(candle_models::CandlePlan),
 }
 
-/// Finds the family that `facts` name, and how it is computed.
+/// Finds the family that `reader` name, and how it is computed.
 ///
 /// # Errors
-/// Those of [`describe`] and [`candle_models::find`].
-pub fn recognise(facts: &Facts) -> Result<Recognised, LoadError> {
-    match candle_models::find(facts)? {
+/// Those of [`parse_config`] and [`candle_models::find`].
+pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
+    match candle_models::find(reader)? {
         Some(plan) => Ok(Recognised::CandleModel(plan)),
-        None => describe(facts).map(Recognised::Native),
+        None => parse_config(reader).map(Recognised::Native),
     }
 }
 
-/// Finds the native family that `facts` name and lets it describe them.
+/// Finds the native family that `reader` name and lets it describe them.
 ///
 /// # Errors
 /// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; [`LoadError::Malformed`] naming a key that is
 /// missing or has a value out of range.
-pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let name = facts.architecture()?;
-    let names = |family: &Family| match facts.format() {
-        Format::HuggingFace => family.model_types,
-        Format::Gguf => family.gguf_names,
+pub fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let name = reader.architecture()?;
+    let names = |family: &Family| match reader.format() {
+        ModelFormat::HuggingFace => family.model_types,
+        ModelFormat::Gguf => family.gguf_names,
     };
     // From GGUF only native families run.
-    let candle_models = candle_models::FAMILIES.iter().filter(|_| !facts.is_gguf());
+    let candle_models = candle_models::FAMILIES.iter().filter(|_| !reader.is_gguf());
     let known =
         || FAMILIES.iter().flat_map(names).chain(candle_models.clone().flat_map(|family| family.model_types));
     match FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
-        Some(family) => (family.describe)(facts),
+        Some(family) => (family.parse_config)(reader),
         None => {
             let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
             let nearest = known().max_by_key(similarity).filter(|name| similarity(name) > 700);
@@ -123,7 +123,7 @@ mod tests {
     use serde_json::json;
 
     fn description(config: serde_json::Value) -> Result<Description, LoadError> {
-        describe(&Facts::hugging_face("config.json".into(), config))
+        parse_config(&ConfigReader::hugging_face("config.json".into(), config))
     }
 
     fn small(model_type: &str) -> serde_json::Value {

@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::gguf::Gguf;
 use super::metadata::Metadata;
-use crate::runtime::model::arch::Facts;
+use crate::runtime::model::arch::ConfigReader;
 use crate::runtime::tensor::TensorSource;
 
 /// Lists longer than this are vocabularies, not facts.
 const MAX_LIST: usize = 4096;
 
 /// The facts of a GGUF file. `vocab_size` is the embedding table's, which every file has, whatever its keys say.
-pub fn facts(gguf: &Arc<Gguf>) -> Facts {
+pub fn gguf_config_reader(gguf: &Arc<Gguf>) -> ConfigReader {
     let path = gguf.paths().next().map(Into::into).unwrap_or_default();
     let gguf = gguf.clone();
-    Facts::gguf(path, move |key| match key {
+    ConfigReader::gguf(path, move |key| match key {
         "vocab_size" => {
             gguf.describe("token_embd.weight").and_then(|(shape, _)| shape.first().map(|rows| json!(rows)))
         }
