@@ -38,7 +38,7 @@ use tokio::sync::RwLock;
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{ChatTokenizer, EngineHandle};
+use crate::runtime::{ChatTokenizer, EngineClient};
 use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::line::Lines;
@@ -195,7 +195,7 @@ impl App {
     }
 
     /// Compiles grammars for the model; one for all requests.
-    fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
+    fn grammars(&self, engine: &EngineClient) -> &GrammarCompiler {
         let compiler = || engine.spec().grammar_compiler(self.model().chat_tokenizer.tokenizer().clone());
         self.shared.grammars.get_or_init(compiler)
     }
@@ -221,7 +221,7 @@ impl App {
     ///
     /// # Errors
     /// 503 while all are being brought back.
-    pub fn engine(&self) -> Result<EngineHandle, ApiError> {
+    pub fn engine(&self) -> Result<EngineClient, ApiError> {
         self.engines().any()
     }
 
@@ -229,7 +229,7 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineHandle, ApiError> {
+    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineClient, ApiError> {
         match session {
             Some(name) => self.engines().of(name),
             None => self.engine(),
@@ -237,7 +237,7 @@ impl App {
     }
 
     /// To be told when a request finds that its engine is gone.
-    pub fn engine_lost(&self, engine: &EngineHandle) {
+    pub fn engine_lost(&self, engine: &EngineClient) {
         self.engines().lost(engine);
     }
 }

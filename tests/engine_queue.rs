@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use llmctl::runtime::engine::MAX_BYPASSES;
 use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::schedule::MAX_BYPASSES;
 use llmctl::runtime::{
     Engine, EngineConfig, Error, Event, Finish, Request, RequestId, Reuse, ReuseReason, SessionState,
 };

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use llmctl::runtime::worker::remote::{StartError, Timeouts};
 use llmctl::runtime::{
-    EngineHandle, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
+    EngineClient, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
 };
 
 use crate::common::remote::{Other, PATIENT, Script, behind_pipes, connect, pong, scripted, tokenizer};
 use crate::common::toy::{Setup, counting, hashing, limited, seeded};
 
-fn hashing_engine() -> EngineHandle {
+fn hashing_engine() -> EngineClient {
     let setup = Setup { end_of_generation: vec![], ..Setup::default() };
-    EngineHandle::spawn(move || Ok(setup.engine(hashing(64)))).expect("an engine")
+    EngineClient::spawn(move || Ok(setup.engine(hashing(64)))).expect("an engine")
 }
 
 fn spec() -> EngineSpec {
@@ -39,7 +39,7 @@ fn in_session(prompt: &[u32], name: &str) -> Request {
 fn it_answers_as_one_in_this_process_does() {
     let engines = [hashing_engine(), behind_pipes(hashing_engine(), tokenizer())];
     assert_eq!(engines[0].spec(), engines[1].spec());
-    let check = |ask: &dyn Fn(&EngineHandle) -> String| {
+    let check = |ask: &dyn Fn(&EngineClient) -> String| {
         let [here, there] = [ask(&engines[0]), ask(&engines[1])];
         assert_eq!(here, there);
         here
@@ -60,7 +60,7 @@ fn it_answers_as_one_in_this_process_does() {
     let tokens = engines.each_ref().map(|engine| engine.inspect_session("a").expect("open").tokens);
     assert_eq!(tokens[0], tokens[1]);
     assert!(stream(&in_session(&[&tokens[0][..], &[1, 2]].concat(), "a")).contains("ExactPrefix"));
-    let calls: [&dyn Fn(&EngineHandle) -> String; 15] = [
+    let calls: [&dyn Fn(&EngineClient) -> String; 15] = [
         &|engine| format!("{:?}", engine.fork_session("a", "b")),
         &|engine| format!("{:?}", engine.fork_session("a", "b")),
         &|engine| format!("{:?}", engine.fork_session("none", "c")),

@@ -17,6 +17,7 @@ pub mod error;
 pub mod explain;
 #[cfg(test)]
 mod guide_facts;
+pub mod input;
 pub mod load;
 pub mod man;
 pub mod models;

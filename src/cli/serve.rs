@@ -16,14 +16,14 @@ use clap::builder::RangedU64ValueParser;
 use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
+use super::input::read_file;
 use super::load::{self, LoadedTexts};
 use super::places::{Kept, Places};
-use super::run::prompt::read_file;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineHandle, Frontend, private_files};
+use crate::runtime::{EngineClient, Frontend, private_files};
 use crate::serve::access::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
@@ -508,7 +508,7 @@ fn rebuild(
     asked: EngineOptions,
     fingerprint: ModelFingerprint,
     terminal: Terminal,
-) -> Box<dyn FnMut() -> Result<EngineHandle, String> + Send> {
+) -> Box<dyn FnMut() -> Result<EngineClient, String> + Send> {
     Box::new(move || {
         let llm = load::load(&model, asked, &terminal).map_err(|error| error.to_string())?;
         let (texts, engine) = llm.into_parts();

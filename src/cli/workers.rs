@@ -23,7 +23,7 @@ use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::worker::process::{Launch, tells_of_no_memory};
 use crate::runtime::worker::remote::{StartError, Timeouts};
-use crate::runtime::{EngineHandle, Error};
+use crate::runtime::{EngineClient, Error};
 use crate::serve::engine::{EngineSlot, Recovery};
 
 /// How long a worker may take to load its model, and to answer while it computes nothing.
@@ -127,7 +127,7 @@ pub fn start(
 ) -> Result<Vec<EngineSlot>, CommandError> {
     let begun = Instant::now();
     let launches = launches(args, count, terminal)?;
-    let engines: Vec<Result<EngineHandle, StartError>> = thread::scope(|scope| {
+    let engines: Vec<Result<EngineClient, StartError>> = thread::scope(|scope| {
         let starting: Vec<_> = launches.iter().map(|launch| scope.spawn(|| started(launch, model))).collect();
         let panicked = || StartError::Lost("starting it failed".to_owned());
         starting.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
@@ -180,10 +180,10 @@ fn warn_of_kv(kv_memory: u64, args: &ServeArgs, count: usize, terminal: &Termina
 }
 
 /// A worker that is ready, with the model that this process knows the words of.
-fn started(launch: &Launch, model: &ModelFingerprint) -> Result<EngineHandle, StartError> {
+fn started(launch: &Launch, model: &ModelFingerprint) -> Result<EngineClient, StartError> {
     let engine = launch.start()?;
     match engine.model().fingerprint == model.fingerprint {
-        true => Ok(EngineHandle::new(engine)),
+        true => Ok(EngineClient::new(engine)),
         false => {
             Err(StartError::Lost("the files of the model have changed; start the server anew".to_owned()))
         }

@@ -4,14 +4,14 @@
 
 pub mod backend;
 pub mod chat_tokenizer;
+pub mod client;
+
 pub mod engine;
 pub mod error;
-pub mod generation;
 pub mod grammar;
-pub mod handle;
+
 pub mod hints;
 pub mod infill;
-pub mod kernel;
 pub mod kv;
 pub mod load;
 pub mod machine;
@@ -21,7 +21,6 @@ pub mod private_files;
 pub mod repetition;
 pub mod request;
 pub mod sample;
-pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod spec;
@@ -34,6 +33,7 @@ pub mod turn;
 pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
+pub use client::{EngineClient, EngineTransport, EventStream, NotYet, Sink};
 pub use engine::{
     DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
     StopHandle,
@@ -41,8 +41,8 @@ pub use engine::{
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
-pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
+pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,

@@ -10,7 +10,7 @@ use llmctl::runtime::text::Tokenizer;
 use llmctl::runtime::worker::protocol::{ModelId, OPS, Ready, Reply, ReplyBody, VERSION, Yes};
 use llmctl::runtime::worker::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 use llmctl::runtime::worker::service::{CallInbox, WorkerContext};
-use llmctl::runtime::{EngineHandle, EngineSpec};
+use llmctl::runtime::{EngineClient, EngineSpec};
 use serde_json::Value;
 
 use super::golden::parity_folder;
@@ -80,14 +80,14 @@ pub fn tokenizer() -> Arc<Tokenizer> {
 }
 
 /// The engine, with all that is asked of it and all that it says passed through the worker protocol.
-pub fn behind_pipes(engine: EngineHandle, tokenizer: Arc<Tokenizer>) -> EngineHandle {
+pub fn behind_pipes(engine: EngineClient, tokenizer: Arc<Tokenizer>) -> EngineClient {
     let body = move |input, output| {
         let model = ModelId { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
         let reception = CallInbox::open(input, || {}).expect("a thread");
         reception.serve(WorkerContext { engine, tokenizer, model }, output).expect("threads");
     };
     let remote = connect(Arc::default(), PATIENT, body).expect("it is ready");
-    EngineHandle::new(remote)
+    EngineClient::new(remote)
 }
 
 /// Connects to what `body` does with its two ends of the pipes.
@@ -165,7 +165,7 @@ pub fn scripted(
     other: Other,
     timeouts: Timeouts,
     script: impl FnOnce(&mut Script) + Send + 'static,
-) -> (EngineHandle, Arc<Other>) {
+) -> (EngineClient, Arc<Other>) {
     let other = Arc::new(other);
     let (its, ready) = (Arc::clone(&other), ready(spec));
     let body = move |input, output| {
@@ -174,5 +174,5 @@ pub fn scripted(
         script(&mut worker);
     };
     let remote = connect(Arc::clone(&other), timeouts, body).expect("it is ready");
-    (EngineHandle::new(remote), other)
+    (EngineClient::new(remote), other)
 }

@@ -20,7 +20,7 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
-use llmctl::runtime::{ChatTokenizer, Engine, EngineConfig, EngineHandle, Error};
+use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
 use llmctl::serve::{App, ServedModel, Settings, api};
@@ -356,7 +356,7 @@ impl Build {
             move |model: ToyModel| {
                 let vocabulary = Arc::new(Fragile { tokenizer: tokenizer.clone(), fatal: fatal.clone() });
                 let config = config.clone();
-                let engine = EngineHandle::spawn(move || Engine::new(Box::new(model), vocabulary, config));
+                let engine = EngineClient::spawn(move || Engine::new(Box::new(model), vocabulary, config));
                 match kind {
                     Kind::Thread => engine.expect("an engine"),
                     Kind::Worker => behind_pipes(engine.expect("an engine"), tokenizer.clone()),

@@ -14,7 +14,7 @@ use axum::routing::{delete, get, post};
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{GenerationDefaults, ModelFiles, load_texts};
 use llmctl::runtime::session::store::ModelFingerprint;
-use llmctl::runtime::{ChatTokenizer, EngineHandle, Error, Event, Request};
+use llmctl::runtime::{ChatTokenizer, EngineClient, Error, Event, Request};
 use llmctl::serve::access::{AccessLog, RequestId};
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::engine::EngineSlot;
@@ -105,12 +105,12 @@ pub fn app_with(engines: Engines, observer: Observer, settings: Settings) -> App
     App::new(model, engines, None, observer, settings)
 }
 
-pub fn counting_engine() -> EngineHandle {
-    EngineHandle::spawn(|| Ok(Setup::default().engine(counting(64)))).expect("an engine")
+pub fn counting_engine() -> EngineClient {
+    EngineClient::spawn(|| Ok(Setup::default().engine(counting(64)))).expect("an engine")
 }
 
 /// Counts, a token for each permit; when the gate is dropped all pass.
-pub fn gated_engine() -> (EngineHandle, mpsc::Sender<()>) {
+pub fn gated_engine() -> (EngineClient, mpsc::Sender<()>) {
     let (gate, permits) = mpsc::channel::<()>();
     let permits: Arc<Mutex<Receiver<()>>> = Arc::new(Mutex::new(permits));
     let mut count = counting(64);
@@ -121,7 +121,7 @@ pub fn gated_engine() -> (EngineHandle, mpsc::Sender<()>) {
     let build = move || {
         Ok(Setup::default().engine_with(ToyModel::new(64, Box::new(rule)), ToyVocabulary::numbers(64)).0)
     };
-    (EngineHandle::spawn(build).expect("an engine"), gate)
+    (EngineClient::spawn(build).expect("an engine"), gate)
 }
 
 fn routes() -> Router<App> {

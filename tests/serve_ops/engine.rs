@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::text::Vocabulary;
-use llmctl::runtime::{Engine, EngineHandle, Request, ReuseReason};
+use llmctl::runtime::{Engine, EngineClient, Request, ReuseReason};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::engines::Engines;
 use serde_json::json;
@@ -34,7 +34,7 @@ impl Vocabulary for Fragile {
 }
 
 /// An engine that is lost when it comes to [`FATAL`], and keeps KV below `root`.
-fn fragile_engine(root: &Path) -> EngineHandle {
+fn fragile_engine(root: &Path) -> EngineClient {
     let config = DiskConfig {
         root: root.to_owned(),
         limit_bytes: u64::MAX,
@@ -49,10 +49,10 @@ fn fragile_engine(root: &Path) -> EngineHandle {
         engine.set_disk(DiskStore::open(config)?);
         Ok(engine)
     };
-    EngineHandle::spawn(build).expect("an engine")
+    EngineClient::spawn(build).expect("an engine")
 }
 
-fn recovery(rebuild: impl FnMut() -> Result<EngineHandle, String> + Send + 'static) -> Recovery {
+fn recovery(rebuild: impl FnMut() -> Result<EngineClient, String> + Send + 'static) -> Recovery {
     Recovery {
         name: "the engine".to_owned(),
         rebuild: Box::new(rebuild),
@@ -204,7 +204,7 @@ fn one_of_several_engines_is_enough() {
     };
     let home = |name: &str| app.engines().of(name).expect("up");
     let names: Vec<String> = (0..30).map(|n| format!("s{n}")).collect();
-    let homes: Vec<EngineHandle> = names.iter().map(|name| home(name)).collect();
+    let homes: Vec<EngineClient> = names.iter().map(|name| home(name)).collect();
     assert!(engines.iter().all(|engine| homes.iter().any(|home| home.is_same(engine))), "each has some");
     assert_eq!(states(&get(at, "/ready")), ["up", "up", "up"]);
 

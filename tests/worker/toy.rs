@@ -10,7 +10,7 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
 use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
-    EngineDoor, EngineHandle, EngineLoad, EngineSpec, Error, Request, SessionDetail, SessionInfo, Sink,
+    EngineClient, EngineLoad, EngineSpec, EngineTransport, Error, Request, SessionDetail, SessionInfo, Sink,
     StopHandle,
 };
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ struct Desk {
     thread: JoinHandle<WorkerExit>,
 }
 
-fn start(engine: EngineHandle) -> (Desk, PipeWriter, PipeReader) {
+fn start(engine: EngineClient) -> (Desk, PipeWriter, PipeReader) {
     let (input, to_it) = std::io::pipe().expect("a pipe");
     let (from_it, output) = std::io::pipe().expect("a pipe");
     let tokenizer = Arc::new(from_folder(&parity_folder().join("qwen3")).expect("a tokenizer"));
@@ -36,7 +36,7 @@ fn start(engine: EngineHandle) -> (Desk, PipeWriter, PipeReader) {
     (Desk { stopper, thread: std::thread::spawn(serve) }, to_it, from_it)
 }
 
-fn start_with_client(engine: EngineHandle) -> (Desk, Client) {
+fn start_with_client(engine: EngineClient) -> (Desk, Client) {
     let (desk, input, output) = start(engine);
     let client = Client::new(input, output);
     assert_eq!(client.line()["ready"], true);
@@ -49,13 +49,13 @@ impl Desk {
     }
 }
 
-fn spawn(setup: Setup, model: ToyModel) -> EngineHandle {
+fn spawn(setup: Setup, model: ToyModel) -> EngineClient {
     let build = move || Ok(setup.engine_with(model, ToyVocabulary::numbers(64)).0);
-    EngineHandle::spawn(build).expect("builds")
+    EngineClient::spawn(build).expect("builds")
 }
 
 /// Each forward pass waits for a permit; when the gate is dropped all pass.
-fn gated(setup: Setup) -> (EngineHandle, Sender<()>) {
+fn gated(setup: Setup) -> (EngineClient, Sender<()>) {
     let (gate, permits) = mpsc::channel::<()>();
     let permits = Mutex::new(permits);
     let hook = move || {
@@ -334,7 +334,7 @@ fn a_step_that_fails_fails_its_requests_and_no_others() {
 /// An engine that is gone as soon as it is asked for something.
 struct Gone(EngineSpec);
 
-impl EngineDoor for Gone {
+impl EngineTransport for Gone {
     fn spec(&self) -> &EngineSpec {
         &self.0
     }
@@ -397,7 +397,7 @@ impl EngineDoor for Gone {
 fn an_engine_that_is_gone_is_said_and_ends_the_worker() {
     let spec = Setup::default().engine(counting(64)).spec().clone();
     for call in [endless(json!(1), 1, 5), json!({"op": "ping", "id": 1}), json!({"op": "ping"})] {
-        let (desk, mut client) = start_with_client(EngineHandle::new(Gone(spec.clone())));
+        let (desk, mut client) = start_with_client(EngineClient::new(Gone(spec.clone())));
         let answer = client.ask(&call);
         answer.check_error("engine_gone", "the engine has stopped");
         assert!(matches!(desk.end().why, ShutdownCause::EngineGone));

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::run::llm::Ask;
+use crate::cli::run::ask::Ask;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;

@@ -27,7 +27,7 @@ use crate::runtime::kv::{KvKind, PAGE_TOKENS};
 use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
 };
 
 /// How often signals are looked for while the engine is silent.
@@ -66,7 +66,7 @@ pub struct Around<'a> {
 pub struct EngineSubject<'a> {
     recipe: Recipe,
     around: &'a Around<'a>,
-    handle: EngineHandle,
+    handle: EngineClient,
     facts: BenchModel,
     random: SplitMix64,
     /// What the session at each depth holds, and the token that comes next.
@@ -419,7 +419,7 @@ fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Reques
 
 /// Submits all requests at once and hears each to its end. The first one's events wait until the last one is submitted: a small
 /// model would be done with it before this thread goes on.
-fn converse(handle: &EngineHandle, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
+fn converse(handle: &EngineClient, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
     let (sender, events) = mpsc::channel();
     let submitted = Instant::now();
     let mut stops = StopAll(Vec::new());
@@ -482,7 +482,7 @@ fn start(
     recipe: &Recipe,
     disk: Option<&Path>,
     terminal: &Terminal,
-) -> Result<(EngineHandle, BenchModel), CommandError> {
+) -> Result<(EngineClient, BenchModel), CommandError> {
     let begun = Instant::now();
     let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
@@ -517,7 +517,7 @@ fn start(
     };
     let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer.clone());
     let step_tokens = config.step_tokens;
-    let handle = EngineHandle::spawn(move || {
+    let handle = EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
         store.into_iter().for_each(|store| engine.set_disk(store));
         Ok(engine)

@@ -248,7 +248,7 @@ impl Chat<'_> {
         let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
         let mut quiet = Quiet { terminal: self.terminal, count: 0 };
         let mut heard = Heard::new(&mut quiet);
-        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
+        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
         let said = heard.said;
         self.terminal.status("");
         let outcome = match ending? {

@@ -19,13 +19,12 @@ use super::turn::LastTurn;
 use super::{ChatArgs, command, command::Next, grouped};
 use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load::{self, LoadedLlm};
+use crate::cli::input::read_file;
+use crate::cli::load::{self, Loaded};
 use crate::cli::places::{Kept, Places};
 use crate::cli::report::table;
 use crate::cli::resume;
-use crate::cli::run::llm::Texts;
 use crate::cli::run::note_system;
-use crate::cli::run::prompt::read_file;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
@@ -35,7 +34,7 @@ use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
 use crate::runtime::turn::session_chat::SessionChat;
-use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarCompiler, GrammarSource, Sampling};
+use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarSource, Sampling};
 use crate::template::{Dialect, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
@@ -50,7 +49,7 @@ pub struct Chat<'a> {
     pub places: &'a Places,
     pub args: ChatArgs,
     pub input: Input,
-    llm: Option<LoadedLlm>,
+    llm: Option<Loaded>,
     pub session_chat: SessionChat,
     pub keeping: Keeping,
     /// The system prompt of the first turn to come.
@@ -60,7 +59,6 @@ pub struct Chat<'a> {
     pub toolbox: Option<Toolbox>,
     /// What answers are held to.
     pub schema: Option<super::actions::Schema>,
-    grammars: GrammarCompiler,
     pub attached: Vec<super::actions::Attachment>,
     /// What the engine answered last, for /stats and /why.
     pub last: Option<LastTurn>,
@@ -129,7 +127,6 @@ impl<'a> Chat<'a> {
         check_template(&llm)?;
         note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
         let model = llm.texts().fingerprint().clone();
-        let grammars = grammars(&llm);
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
         let session_chat = SessionChat::new(model.clone());
@@ -153,7 +150,6 @@ impl<'a> Chat<'a> {
             taken,
             pending,
             pace,
-            grammars,
             has_warned: false,
             graceful: Graceful::begin_conversation(),
         };
@@ -180,7 +176,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    pub fn llm(&self) -> &LoadedLlm {
+    pub fn llm(&self) -> &Loaded {
         self.llm.as_ref().expect("there is a model whenever a command or a message is taken")
     }
 
@@ -213,7 +209,7 @@ impl<'a> Chat<'a> {
         let chat_tokenizer = self.llm().texts().chat_tokenizer();
         if let Some(schema) = &self.schema {
             let form = AnswerForm { chat_tokenizer, dialect: &self.dialect(), prompt_tail };
-            return Ok(Some(form.compile(&self.grammars, &schema.source)?));
+            return Ok(Some(form.compile(self.llm().compiler(), &schema.source)?));
         }
         let special = |text: &str| chat_tokenizer.special(text);
         let tools = self.tool_definitions();
@@ -224,7 +220,7 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// What of the source cannot be enforced.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
-        Ok(self.grammars.compile(source)?)
+        Ok(self.llm().compiler().compile(source)?)
     }
 
     pub fn store(&self) -> Result<SessionStore, CommandError> {
@@ -430,7 +426,6 @@ impl Chat<'_> {
         let model = self.model();
         let session_chat = std::mem::replace(&mut self.session_chat, SessionChat::new(model.clone()));
         self.session_chat = session_chat.answered_by(model.clone());
-        self.grammars = grammars(self.llm());
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
         self.tell_engine()?;
@@ -438,7 +433,7 @@ impl Chat<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    fn load(&self) -> Result<LoadedLlm, CommandError> {
+    fn load(&self) -> Result<Loaded, CommandError> {
         let engine = self.args.engine.resolve(self.keeping != Keeping::Nowhere);
         let llm = load::load(&self.args.model, engine, self.terminal)?.for_frontend(Frontend::Chat);
         check_template(&llm)?;
@@ -446,13 +441,7 @@ impl Chat<'_> {
     }
 }
 
-fn grammars(llm: &LoadedLlm) -> GrammarCompiler {
-    let chat_tokenizer = llm.texts().chat_tokenizer();
-    let ends = &chat_tokenizer.texts().end_of_generation;
-    GrammarCompiler::new(chat_tokenizer.tokenizer().clone(), llm.info().vocab_size, ends)
-}
-
-fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {
+fn check_template(llm: &Loaded) -> Result<(), CommandError> {
     if llm.texts().chat_tokenizer().has_template() {
         return Ok(());
     }

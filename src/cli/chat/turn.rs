@@ -15,7 +15,6 @@ use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
-use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::runtime::session::store::BranchReason;
 use crate::runtime::turn::session_chat::{self, Finished, PromptedTurn};
@@ -224,7 +223,7 @@ impl Chat<'_> {
 
     fn listen_once(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
         let mut heard = Heard::new(screen);
-        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
+        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
         (ending, heard.said)
     }
 
@@ -255,7 +254,7 @@ impl Chat<'_> {
         let terminal = self.terminal;
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
-            terminal.detail(&report::reuse(started, self.llm()));
+            terminal.detail(&report::reuse(started, self.llm().texts()));
         }
         self.llm()
             .engine()
@@ -296,7 +295,7 @@ impl Chat<'_> {
 
     /// The text of generated tokens, as the engine gives it: special ones have none, unless they are markup.
     pub fn text_of(&self, ids: &[u32]) -> String {
-        let vocabulary = self.llm().vocabulary();
+        let vocabulary = self.llm().texts().vocabulary();
         let markup = self.markup();
         let ordinary = ids.iter().filter(|id| !vocabulary.is_special(**id) || markup.contains(id));
         let bytes: Vec<u8> =

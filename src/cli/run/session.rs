@@ -3,7 +3,7 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
-use super::llm::{Rendered, Texts};
+use super::ask::Rendered;
 use super::{Finished, RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
@@ -81,7 +81,7 @@ fn with_model(
 fn take_turn(
     name: &SessionName,
     session_chat: &mut SessionChat,
-    llm: &load::LoadedLlm,
+    llm: &load::Loaded,
     args: &RunArgs,
     next: Next,
     terminal: &Terminal,

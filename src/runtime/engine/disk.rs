@@ -9,8 +9,8 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::Engine;
+use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use crate::runtime::generation::{Generation, RequestId};
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
 use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};

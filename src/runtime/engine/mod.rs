@@ -7,7 +7,9 @@
 //! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
 
 mod disk;
+mod generation;
 mod queue;
+mod schedule;
 mod sessions;
 
 use std::collections::HashMap;
@@ -17,21 +19,22 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::error::{Error, Result};
-use crate::runtime::generation::{EngineEvents, Generation};
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::model::Model;
 use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
-use crate::runtime::schedule::{self, Budget, RunningRequest, StepPlan};
 use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::session::{CheckedOut, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::runtime::step::{Executor, SequenceFeed};
 use crate::runtime::text::Vocabulary;
 
-pub use crate::runtime::generation::RequestId;
 pub use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 use disk::KvDisk;
+pub use generation::RequestId;
+use generation::{EngineEvents, Generation};
 use queue::RequestQueue;
+pub use schedule::MAX_BYPASSES;
+use schedule::{Budget, RunningRequest, StepPlan};
 pub use sessions::SessionDetail;
 
 /// Runs requests and sessions on one model.

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::Engine;
+use super::generation::{EngineEvents, Generation};
+use super::schedule::WaitingRequest;
 use crate::runtime::error::{Error, Result};
-use crate::runtime::generation::{EngineEvents, Generation};
 use crate::runtime::request::{Event, Finish};
-use crate::runtime::schedule::WaitingRequest;
 
 /// The waiting requests in order of arrival.
 #[derive(Debug, Default)]

@@ -18,9 +18,9 @@ use super::protocol::{
     Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
     Restore, VERSION, WorkerCall, read_line,
 };
+use crate::runtime::client::{EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::handle::{EngineDoor, Sink};
 use crate::runtime::request::{Event, Request};
 use crate::runtime::spec::EngineSpec;
 
@@ -154,7 +154,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static, link: &Link) -> Resul
     })
 }
 
-impl EngineDoor for RemoteEngine {
+impl EngineTransport for RemoteEngine {
     fn spec(&self) -> &EngineSpec {
         &self.spec
     }

@@ -25,10 +25,10 @@ use super::protocol::{
     OPS, Op, Ready, Received, Refusal, Reply, ReplyBody, Restore, VERSION, WorkerCall, Yes, read_line,
     write_line,
 };
+use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::handle::EngineHandle;
 use crate::runtime::request::{Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
@@ -52,7 +52,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a worker works with.
 pub struct WorkerContext {
-    pub engine: EngineHandle,
+    pub engine: EngineClient,
     pub tokenizer: Arc<Tokenizer>,
     pub model: ModelId,
 }
@@ -330,7 +330,7 @@ impl CallPools {
 
 /// What all threads share.
 struct Dispatcher {
-    engine: EngineHandle,
+    engine: EngineClient,
     tokenizer: Arc<Tokenizer>,
     compiler: GrammarCompiler,
     lines: Sender<OutputLine>,

@@ -26,7 +26,7 @@ use super::turn::{Answered, Ask, Delta, Progress, Running, Sent, Session, Totals
 use super::voice::Voice;
 use crate::runtime::turn::session_chat::{Answer, PromptedTurn};
 use crate::runtime::{
-    EngineHandle, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started,
+    EngineClient, Error, Event, Finish, Grammar, Outcome, Request, ReuseReason, Sampling, Started,
     StopHandle, Token,
 };
 use crate::serve::App;
@@ -394,7 +394,7 @@ impl Flight {
 
     fn submit_one(
         &mut self,
-        engine: &EngineHandle,
+        engine: &EngineClient,
         request: Request,
         voice: Voice,
         events: &UnboundedSender<(usize, Event)>,

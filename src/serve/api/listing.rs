@@ -17,7 +17,7 @@ use super::conversations::{Resume, Resumes, SessionKey};
 use super::sessions::known;
 use super::transient::{StrandInfo, Transient};
 use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
-use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
+use crate::runtime::{EngineClient, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
@@ -135,7 +135,7 @@ fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
     Ok(known)
 }
 
-fn is_with(app: &App, name: &str, engine: &EngineHandle) -> bool {
+fn is_with(app: &App, name: &str, engine: &EngineClient) -> bool {
     app.engines().of(name).is_ok_and(|own| own.is_same(engine))
 }
 
@@ -240,7 +240,7 @@ fn branch_json(listed: &Listed) -> Value {
 /// What sessions are shown with.
 struct Looking<'a> {
     app: &'a App,
-    engine: &'a EngineHandle,
+    engine: &'a EngineClient,
     in_engines: &'a HashMap<String, SessionInfo>,
 }
 

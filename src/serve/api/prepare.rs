@@ -13,7 +13,7 @@ use super::turn::{Ask, InSession, Prompt, RawText, Session, Shape, ToolUse};
 use super::voice::Ear;
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::turn::session_chat::{PromptedTurn, SessionChat};
-use crate::runtime::{AnswerForm, EngineHandle, Error, Result};
+use crate::runtime::{AnswerForm, EngineClient, Error, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, Dialect, ToolChoice};
@@ -37,7 +37,7 @@ pub struct Prepared {
 /// The engine that an ask goes to, which knows its session.
 #[derive(Clone)]
 pub struct Seat {
-    pub engine: EngineHandle,
+    pub engine: EngineClient,
     /// Its number.
     pub index: usize,
     /// The session was with an engine that has been lost.
@@ -93,7 +93,7 @@ fn prepare_text(app: &App, text: &RawText) -> Result<PreparedPrompt, ApiError> {
 
 fn prepare_chat(
     app: &App,
-    engine: &EngineHandle,
+    engine: &EngineClient,
     ask: &Ask,
     conversation: &Conversation,
     turn: Option<Arc<Turn>>,
@@ -169,7 +169,7 @@ fn followed(session_chat: &SessionChat, added: &Conversation) -> Conversation {
 }
 
 impl Seat {
-    fn of(app: &App, engine: EngineHandle) -> Self {
+    fn of(app: &App, engine: EngineClient) -> Self {
         Self { index: app.engines().index_of(&engine), engine, is_brought_back: false }
     }
 }

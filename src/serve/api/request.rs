@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::session_of;
 use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
-use crate::runtime::{ChatTokenizer, EngineHandle, Error, Limits, Overflow, Sampling};
+use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -200,7 +200,7 @@ struct Reading {
 
 fn common(
     app: &App,
-    engine: &EngineHandle,
+    engine: &EngineClient,
     fields: &mut Fields<'_>,
     limits: Limits,
     reading: Reading,
@@ -256,7 +256,7 @@ pub fn model_not_found(model: &str, served: &str) -> ApiError {
 }
 
 /// More than may run and wait could never be admitted together.
-fn most_answers(engine: &EngineHandle) -> usize {
+fn most_answers(engine: &EngineClient) -> usize {
     let config = &engine.spec().config;
     config.max_running.saturating_add(config.max_waiting).min(MAX_CHOICES)
 }

@@ -17,7 +17,7 @@ use super::conversations::SessionKey;
 use super::drive::retriable;
 use super::listing;
 use crate::runtime::session::store::SessionName;
-use crate::runtime::{EngineHandle, Error};
+use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -191,7 +191,7 @@ pub async fn restore(
 
 /// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down
 /// meanwhile takes its sessions with it.
-fn in_each(app: &App, ask: impl Fn(&EngineHandle) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
     app.engine()?;
     let mut refusal = Ok(());
     for engine in app.engines().up() {

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load;
-use crate::cli::run::llm::Texts;
 use crate::cli::terminal::Terminal;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::EngineSlot;

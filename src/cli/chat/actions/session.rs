@@ -8,7 +8,6 @@ use crate::cli::chat::talk::{Chat, Keeping};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::resume;
-use crate::cli::run::llm::Texts;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
 use crate::runtime::session::store::{

@@ -11,8 +11,7 @@ use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::turn::Asked;
 use crate::cli::chat::{counted, grouped, typed_path};
 use crate::cli::error::CommandError;
-use crate::cli::run::llm::Texts;
-use crate::cli::run::prompt::read_file;
+use crate::cli::input::read_file;
 use crate::runtime::GrammarSource;
 use crate::template::Message;
 

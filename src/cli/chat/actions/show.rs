@@ -8,7 +8,6 @@ use crate::cli::chat::turn::{Asked, LastTurn};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
-use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::cli::sessions as shared;
 use crate::runtime::{Explanation, ReuseReason, Started};
@@ -132,7 +131,7 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
-    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm()));
+    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm().texts()));
     Ok(Next::Prompt)
 }
 
@@ -153,7 +152,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
     let meaning = match (reuse.reason, difference) {
         (ReuseReason::PartialPrefix, Some(difference)) => {
-            let Explanation { position, .. } = difference.explain(chat.llm().vocabulary());
+            let Explanation { position, .. } = difference.explain(chat.llm().texts().vocabulary());
             format!("the prompt differs from the session after token {}", grouped(position))
         }
         (reason, _) => meaning(reason).to_owned(),
@@ -166,7 +165,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         reuse.reason.name(),
     );
     if let Some(difference) = difference {
-        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().vocabulary());
+        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().texts().vocabulary());
         let side =
             |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(

@@ -6,7 +6,6 @@ use super::{Chat, Keeping, TRIFLE, planned_name};
 use crate::cli::chat::turn::LastTurn;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
-use crate::cli::run::llm::Texts;
 use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
 
 impl Chat<'_> {

@@ -9,16 +9,16 @@
 
 use std::time::{Duration, Instant};
 
-use super::error::{Error, Result};
-use super::grammar::GrammarState;
-use super::kv::{PageName, PagePool};
-use super::repetition::repeats;
-use super::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
-use super::sample::draw_seed;
-use super::sequence::{Resumed, Sequence, TurnStart};
-use super::spec::EngineSpec;
-use super::step::{FeedInput, Scores, SequenceFeed};
-use super::text::{StopMatcher, Utf8Stream, Vocabulary};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::grammar::GrammarState;
+use crate::runtime::kv::{PageName, PagePool};
+use crate::runtime::repetition::repeats;
+use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::sample::draw_seed;
+use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
+use crate::runtime::spec::EngineSpec;
+use crate::runtime::step::{FeedInput, Scores, SequenceFeed};
+use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Tokens of a prompt in a step when their log-probabilities are asked for: each takes a row of logits, which are as many as
 /// there are tokens in the vocabulary.

@@ -1,9 +1,11 @@
-//! The door to an engine, wherever it runs: a thread of this process ([`super::thread`]) or a worker process
-//! ([`super::worker`]).
+//! The client of an engine, wherever the engine runs: in a thread of this process ([`super::thread`]) or in a worker
+//! process ([`super::worker`]).
 //!
-//! Invariants: what is wrong with a request itself is refused here, the same for every kind of engine, before anything is
-//! asked of it; a stream ends with `Done` or `Failed`, and an engine that goes away fails what it leaves unfinished with
-//! `EngineGone`.
+//! Invariants: the client validates a request, the same for every kind of engine, before the engine sees it; a stream
+//! ends with `Done` or `Failed`; an engine that ends fails its unfinished requests with `EngineGone`.
+
+#[cfg(test)]
+pub mod script;
 
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
@@ -15,59 +17,59 @@ use super::error::{Error, Result};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
 
-/// Takes a request's events on the engine's thread, so it must not block or panic; `Break` ends the generation.
+/// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
-/// What a running engine can be asked. Every call may come from any thread; those that return a result fail with
-/// [`Error::EngineGone`] when there is no engine any more, beside what is said of them.
-pub trait EngineDoor: Send + Sync {
+/// Calls to a running engine, from any thread. Those that return a result fail with [`Error::EngineGone`] when the engine
+/// has ended, beside the errors that they list.
+pub trait EngineTransport: Send + Sync {
     fn spec(&self) -> &EngineSpec;
 
-    /// Starts a request that [`Request::validate`] has passed. What depends on the engine's state (no room) comes as the
-    /// first event. A sink that is dropped without a last event has lost its engine.
+    /// Starts a request that [`Request::validate`] has passed. Errors that depend on the engine's state, such as no
+    /// capacity, arrive as the first event. A sink that is dropped without a last event has lost its engine.
     ///
     /// # Errors
     /// Only [`Error::EngineGone`].
     fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()>;
 
-    /// Requests waiting and running, sessions, and memory in use. Waits for the step that the engine is in.
+    /// Returns requests waiting and running, sessions, and memory in use. Waits for the current step.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
     fn load(&self) -> Result<EngineLoad>;
 
-    /// As `load`, but as of the end of the last step: waits for nothing, also when the engine is gone.
+    /// Returns the load at the end of the last step, without waiting, also when the engine has ended.
     fn last_load(&self) -> EngineLoad;
 
-    /// Whether the engine still runs. False only after it has given everything back, so it may be true for a moment after
-    /// [`Error::EngineGone`].
+    /// Returns whether the engine still runs. False only after it has released its memory, so it may be true for a moment
+    /// after [`Error::EngineGone`].
     fn is_alive(&self) -> bool;
 
-    /// How it ended, once it is not alive any more, where that can be told.
+    /// Returns why the engine ended, if it has and the reason is known.
     fn exit_reason(&self) -> Option<String> {
         None
     }
 
-    /// Ends all requests at the next step, waiting ones too; each goes on to its `Done`.
+    /// Ends all requests at the next step, waiting ones too; each still gets its `Done`.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
     fn cancel_all(&self) -> Result<()>;
 
-    /// What the user should know, one sentence each, since the last call.
+    /// Returns the notices for the user since the last call, one sentence each.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
     fn take_notices(&self) -> Result<Vec<String>>;
 
-    /// Saves the KV of sessions that is still to be saved; false when it takes longer than that. Nothing else is done meanwhile.
-    /// Dropping the last handle does the same, but cannot say how it went.
+    /// Saves the unsaved KV of sessions and returns whether that was done within `timeout`. The engine does nothing else
+    /// meanwhile. Dropping the last client does the same without reporting the result.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
     fn flush_disk(&self, timeout: Duration) -> Result<bool>;
 
-    /// Named sessions; each call, here and below, waits for the engine, at most for the step that it is in.
+    /// Forgets the tokens of a named session. This call and those below wait for the current step.
     ///
     /// # Errors
     /// Those of [`crate::runtime::Engine::reset_session`].
@@ -94,32 +96,32 @@ pub trait EngineDoor: Send + Sync {
     fn list_sessions(&self) -> Result<Vec<SessionInfo>>;
 }
 
-/// A running engine; clones lead to the same one, and the last to go ends it.
+/// A client of a running engine. Clones share the engine; dropping the last one ends it.
 #[derive(Clone)]
-pub struct EngineHandle {
-    door: Arc<dyn EngineDoor>,
+pub struct EngineClient {
+    transport: Arc<dyn EngineTransport>,
 }
 
-impl Deref for EngineHandle {
-    type Target = dyn EngineDoor;
+impl Deref for EngineClient {
+    type Target = dyn EngineTransport;
 
     fn deref(&self) -> &Self::Target {
-        &*self.door
+        &*self.transport
     }
 }
 
-impl EngineHandle {
-    pub fn new(door: impl EngineDoor + 'static) -> Self {
-        Self { door: Arc::new(door) }
+impl EngineClient {
+    pub fn new(transport: impl EngineTransport + 'static) -> Self {
+        Self { transport: Arc::new(transport) }
     }
 
-    /// Whether both lead to the same engine.
+    /// Returns whether both are clients of the same engine.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.door, &other.door)
+        Arc::ptr_eq(&self.transport, &other.transport)
     }
 
-    /// Starts a request. What is wrong with the request itself is refused here, without waiting for the engine; what
-    /// depends on its state (no room) comes as the stream's first event.
+    /// Validates a request, without waiting for the engine, and starts it. Errors that depend on the engine, such as no
+    /// capacity, arrive as the first event.
     ///
     /// # Errors
     /// Those of [`Request::validate`]; [`Error::EngineGone`].
@@ -133,15 +135,15 @@ impl EngineHandle {
         Ok(EventStream { events, stop, ended: false })
     }
 
-    /// As `submit`, with a sink instead of a stream, e.g. the sender of an async channel. The handle cancels. A sink
-    /// that is dropped without a last event has lost its engine.
+    /// As `submit`, with a sink instead of a stream, e.g. the sender of an async channel. The [`StopHandle`] cancels. A
+    /// sink that is dropped without a last event has lost its engine.
     ///
     /// # Errors
     /// Those of [`Request::validate`]; [`Error::EngineGone`].
     pub fn submit_to(&self, request: Request, sink: Sink) -> Result<StopHandle> {
         request.validate(self.spec().vocab_size(), self.spec().context_length())?;
         let stop = StopHandle::default();
-        self.door.start(request, sink, stop.clone())?;
+        self.transport.start(request, sink, stop.clone())?;
         Ok(stop)
     }
 }
