@@ -1,9 +1,8 @@
-//! Tensors as they lie in files: a type, a shape and bytes that are mapped or owned.
+//! Tensors as stored in files: a type, a shape, and bytes that are mapped or owned.
 //!
-//! `TensorSource` is the one seam between file formats and models: `load/` implements it for GGUF and safetensors,
-//! `model/` reads through it.
-//! Invariants: bytes have been checked against shape and type by whoever made the tensor ([`HostTensor::new`]), and
-//! they start at an address that suits the type's scalars, so that a kernel may view them as `f32` or `f16`.
+//! `TensorSource` separates file formats from models: `load/` implements it for GGUF and safetensors, `model/` reads
+//! through it. Invariants: a tensor's constructor ([`HostTensor::new`]) has checked the bytes against shape and type,
+//! and they start at an address aligned for the type's scalars, so that a kernel may view them as `f32` or `f16`.
 //! Knows no file format.
 
 use std::borrow::Cow;
@@ -17,10 +16,10 @@ use memmap2::Mmap;
 use super::error::LoadError;
 use super::kernel::Dtype;
 
-/// Address alignment of every owned buffer: suits any scalar a file can hold.
+/// Alignment of every owned buffer in bytes; suits any scalar in a file.
 const OWNED_ALIGN: usize = 8;
 
-/// Immutable bytes, in a mapped file or in memory; cloning and slicing share them.
+/// Immutable bytes, in a mapped file or in memory. Clones and slices share them.
 #[derive(Clone)]
 pub struct SharedBytes {
     storage: Storage,
@@ -32,20 +31,21 @@ pub struct SharedBytes {
 enum Storage {
     Mapped(Arc<Mmap>),
     Owned(Arc<Vec<u8>>),
-    /// In the program itself, which the system maps as it does other files.
+    /// Part of the executable, which the system maps like other files.
     Static(&'static [u8]),
 }
 
 impl SharedBytes {
     /// Maps a whole regular file for reading.
     ///
-    /// A file that is cut short while it is mapped ends the process with SIGBUS, as with every reader that maps.
+    /// If a file is truncated while mapped, reading it ends the process with SIGBUS, as in every program that maps
+    /// files.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] when there is no such file, [`LoadError::Io`] when it is no regular file or cannot
-    /// be read.
+    /// [`LoadError::NotFound`] if there is no such file, [`LoadError::Io`] if it is not a regular file or cannot be
+    /// read.
     pub fn map_file(path: &Path) -> Result<SharedBytes, LoadError> {
-        // Asked before opening: opening a pipe would wait for a writer.
+        // Checked before opening: opening a pipe would wait for a writer.
         let kind = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if !kind.is_file() {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
@@ -59,14 +59,15 @@ impl SharedBytes {
         Ok(SharedBytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
     }
 
-    /// A part of these bytes, sharing the storage. Panics when it does not lie within.
+    /// Returns a part of these bytes that shares the storage. Panics if it is out of bounds.
     pub fn slice(&self, start: usize, len: usize) -> SharedBytes {
         let end = start.checked_add(len).expect("a slice's end fits usize");
         assert!(end <= self.len, "slice {start}..{end} outside {} bytes", self.len);
         SharedBytes { storage: self.storage.clone(), start: self.start + start, len }
     }
 
-    /// The same bytes at an address divisible by `align` (a power of two, at most 8); copied only when they are not.
+    /// Returns the bytes at an address divisible by `align` (a power of two, at most 8); copies them only if
+    /// necessary.
     pub fn aligned_to(self, align: usize) -> SharedBytes {
         debug_assert!(align.is_power_of_two() && align <= OWNED_ALIGN);
         if (self.as_ptr() as usize).is_multiple_of(align) { self } else { SharedBytes::copied(&self) }
@@ -80,8 +81,8 @@ impl SharedBytes {
         SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
     }
 
-    /// Lets the system take back the memory under a part of a mapped file until it is read again; owned bytes stay. Panics
-    /// when the part does not lie within.
+    /// Lets the system reclaim the memory of a part of a mapped file until it is read again; owned bytes stay. Panics
+    /// if the part is out of bounds.
     pub fn release(&self, part: Range<usize>) {
         let len = self[part.clone()].len();
         #[cfg(unix)]
@@ -90,14 +91,14 @@ impl SharedBytes {
             let released = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start + part.start, len)
             };
-            // A refusal costs memory and nothing else.
+            // If the system refuses, the only cost is memory.
             let _ = released;
         }
         #[cfg(not(unix))]
         let _ = len;
     }
 
-    /// Whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
+    /// Returns whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
     pub fn is_mapped(&self) -> bool {
         matches!(self.storage, Storage::Mapped(_) | Storage::Static(_))
     }
@@ -123,7 +124,7 @@ impl From<&'static [u8]> for SharedBytes {
 }
 
 impl From<Vec<u8>> for SharedBytes {
-    /// Takes the buffer over; it is copied only if the allocator did not align it to 8 bytes.
+    /// Takes ownership of the buffer; copies it only if the allocator did not align it to 8 bytes.
     fn from(buffer: Vec<u8>) -> Self {
         let len = buffer.len();
         SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
@@ -146,10 +147,10 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A tensor whose bytes match its shape and are aligned for its type; misaligned bytes are copied.
+    /// Creates a tensor, copying misaligned bytes.
     ///
     /// # Errors
-    /// A sentence for [`LoadError::Tensor`]'s message, when a dimension is zero or the sizes disagree.
+    /// A sentence for [`LoadError::Tensor`]'s message, if a dimension is zero or the sizes disagree.
     pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: SharedBytes) -> Result<HostTensor, String> {
         let wanted = byte_len(dtype, &shape)?;
         if wanted != bytes.len() {
@@ -158,20 +159,21 @@ impl HostTensor {
         Ok(HostTensor { dtype, shape, bytes: bytes.aligned_to(scalar_align(dtype)) })
     }
 
-    /// Rows and columns of a matrix; a vector is one row.
+    /// Returns the rows and columns of a matrix; a vector counts as one row.
     pub fn rows_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
         (self.shape.iter().rev().skip(1).product(), cols)
     }
 
-    /// Part `index` of the outermost dimension, sharing the bytes. Panics when there is no such part.
+    /// Returns part `index` of the outermost dimension, sharing the bytes. Panics if there is no such part.
     pub fn slice_outer(&self, index: usize) -> HostTensor {
         let shape = self.shape[1..].to_vec();
         let len = self.bytes.len() / self.shape[0];
         HostTensor { dtype: self.dtype, shape, bytes: self.bytes.slice(index * len, len) }
     }
 
-    /// Rows `start..end` of a matrix, sharing the bytes. Panics when out of range or not a matrix.
+    /// Returns rows `start..end` of a matrix, sharing the bytes. Panics if they are out of range or this is not a
+    /// matrix.
     pub fn slice_rows(&self, start: usize, end: usize) -> HostTensor {
         let (rows, cols) = self.rows_cols();
         assert!(self.shape.len() == 2 && start <= end && end <= rows, "slice of rows outside the matrix");
@@ -181,10 +183,10 @@ impl HostTensor {
     }
 }
 
-/// Bytes that a tensor of this type and shape takes.
+/// Returns the bytes of a tensor of this type and shape.
 ///
 /// # Errors
-/// A sentence, when a dimension is zero, a row is no whole number of blocks, or the size overflows.
+/// A sentence if a dimension is zero, a row is not a whole number of blocks, or the size overflows.
 pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
     if shape.contains(&0) {
         return Err(format!("shape {shape:?} has a dimension of zero"));
@@ -204,7 +206,7 @@ pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
         .ok_or_else(|| format!("shape {shape:?} is larger than any memory"))
 }
 
-/// Alignment of the scalars inside a type: block formats begin with, or contain, an `f16` scale.
+/// Alignment of the scalars inside a type: block formats contain an `f16` scale.
 const fn scalar_align(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 => 4,
@@ -212,18 +214,18 @@ const fn scalar_align(dtype: Dtype) -> usize {
     }
 }
 
-/// Named tensors of a model, whatever the file format.
+/// The named tensors of a model, in any file format.
 pub trait TensorSource: Send + Sync {
-    /// The tensor, or `None` when the model has none of that name.
+    /// Returns the tensor, or `None` if the model has none of that name.
     ///
     /// # Errors
-    /// [`LoadError`] naming the tensor when the file's entry is damaged or of a type that is not supported.
+    /// [`LoadError`] naming the tensor if the file's entry is damaged or has an unsupported type.
     fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError>;
 
-    /// Shape and type without touching the bytes; `None` also for a type that is not supported.
+    /// Returns shape and type without touching the bytes; `None` also for an unsupported type.
     fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)>;
 
-    /// All names, in file order.
+    /// Returns all names, in file order.
     fn names(&self) -> Vec<Cow<'_, str>>;
 }
 
@@ -265,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Resident memory of the mapping that holds `bytes`.
+    /// Returns the resident memory of the mapping that holds `bytes`.
     #[cfg(target_os = "linux")]
     fn resident_kib(bytes: &[u8]) -> usize {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
