@@ -1,4 +1,4 @@
-//! Loading what candle-transformers computes: what of the options it honours, what it takes, and what the user is told.
+//! Loads models that candle-transformers computes: checks options, estimates memory, and collects notices.
 
 use candle_core::Device as CandleDevice;
 
@@ -10,7 +10,8 @@ use crate::runtime::memory::Demand;
 use crate::runtime::model::Model;
 use crate::runtime::model::candle_models::{CandlePlan, Prefill};
 
-/// Refuses what is asked and cannot be had: weights and KV are f32. KV in f16 is what everybody gets who does not ask.
+/// Refuses options that candle-transformers cannot honour: weights and KV are f32. KV in f16 is the default, so it is
+/// not refused.
 pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Result<(), LoadError> {
     let asked = match (options.quantize, options.dtype, options.kv_type) {
         (Some(dtype), _, _) => format!("weights in {}", dtype.name()),
@@ -23,7 +24,7 @@ pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Re
     Err(files.config_reader().unsupported(message))
 }
 
-/// What the user should know of a model that is computed elsewhere.
+/// Returns notices about models that candle-transformers computes.
 pub fn notices(plan: &CandlePlan) -> Vec<String> {
     let name = plan.architecture;
     let prompts = match plan.prefill {
@@ -39,7 +40,7 @@ pub fn notices(plan: &CandlePlan) -> Vec<String> {
     [general].into_iter().chain(plan.notices.iter().cloned()).collect()
 }
 
-/// Bytes that a model takes: all weights widened, and one of them still as it was.
+/// Returns the bytes that a model needs: all weights widened to f32, and the largest of them in its original type.
 pub fn demand(files: &ModelFiles, plan: &CandlePlan) -> Demand {
     let tensors = files.tensors();
     let values = tensors.names().into_iter().filter_map(|name| {
@@ -60,7 +61,7 @@ pub fn demand(files: &ModelFiles, plan: &CandlePlan) -> Demand {
 /// Reads the weights onto the device.
 ///
 /// # Errors
-/// Those of [`CandlePlan::load`]; [`LoadError::Device`] when there is no such device.
+/// Errors of [`CandlePlan::load`]; [`LoadError::Device`] if there is no such device.
 pub fn load(
     files: &ModelFiles,
     plan: CandlePlan,

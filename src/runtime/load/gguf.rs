@@ -1,9 +1,9 @@
 //! GGUF files, single or split: a table of metadata and a table of tensors over mapped bytes.
 //!
-//! Invariants: every count, length, offset and extent is checked against the file's actual size before anything is
-//! allocated or sliced by it; tensors are aligned, inside the file and do not overlap. What the values mean
-//! (architectures, tokenizers) is not known here.
-//! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and llama.cpp's gguf-split for shards.
+//! Invariants: every count, length, offset and extent is checked against the file's actual size before it is used to
+//! allocate or slice; tensors are aligned, inside the file and do not overlap. This file does not interpret the
+//! values (architectures, tokenizers). Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and
+//! llama.cpp's gguf-split for shards.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ pub struct Gguf {
     by_name: HashMap<Box<str>, usize>,
 }
 
-/// One mapped file.
+/// One mapped file of a model.
 #[derive(Debug)]
 struct GgufShard {
     path: PathBuf,
@@ -40,7 +40,7 @@ struct GgufShard {
     header_len: usize,
 }
 
-/// A tensor's place, checked except for tensors of types that are not supported.
+/// Location of a tensor, checked unless its type is not supported.
 #[derive(Debug)]
 struct GgufTensor {
     name: Box<str>,
@@ -51,14 +51,14 @@ struct GgufTensor {
 }
 
 impl GgufTensor {
-    /// Bytes of the tensor, or `None` for a type that is not supported, whose layout is not known here.
+    /// Returns the bytes of the tensor, or `None` for an unsupported type, whose layout is unknown.
     fn byte_len(&self) -> Result<Option<usize>, String> {
         dtype(self.kind).map(|dtype| byte_len(dtype, &self.shape)).transpose()
     }
 }
 
 impl Gguf {
-    /// Maps a GGUF file; for a split model, any of its shards brings in all of them.
+    /// Maps a GGUF file. For a split model, any shard opens all of them.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the key, tensor
@@ -72,7 +72,7 @@ impl Gguf {
         }
     }
 
-    /// Reads an unsplit GGUF file from memory; `path` is what errors call it.
+    /// Reads an unsplit GGUF file from memory; errors name it `path`.
     ///
     /// # Errors
     /// As [`Gguf::open`].
@@ -80,17 +80,17 @@ impl Gguf {
         Gguf::assemble(vec![GgufFile::parse(path.as_ref(), bytes.into())?])
     }
 
-    /// The key-value section; of a split model that of the first shard.
+    /// Returns the key-value section, for a split model that of the first shard.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The files that make up the model, in shard order.
+    /// Returns the files of the model, in shard order.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
-    /// The files, their bytes, and how many of these come before the tensors' data.
+    /// Returns the files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
@@ -134,7 +134,7 @@ impl TensorSource for Gguf {
     }
 }
 
-/// One file, parsed and checked for itself.
+/// One file, parsed and checked on its own.
 struct GgufFile {
     path: PathBuf,
     bytes: SharedBytes,
@@ -172,7 +172,7 @@ fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> 
     }
     match cursor.u32().map_err(header)? {
         2 | 3 => Ok(()),
-        // A big-endian file has the same magic, but every number after it is swapped.
+        // A big-endian file has the same magic, but all its numbers are byte-swapped.
         version if matches!(version.swap_bytes(), 1..=3) => {
             unsupported("is a big-endian GGUF file; only little-endian ones can be read".into())
         }
@@ -183,7 +183,7 @@ fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> 
 fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, LoadError> {
     const KEY: &str = "general.alignment";
     let alignment = metadata.get::<u64>(KEY)?.unwrap_or(DEFAULT_ALIGNMENT);
-    // The upper bound keeps the rounding of offsets from overflowing; no page on any machine is larger.
+    // The upper bound keeps the rounding of offsets from overflowing; pages are smaller on every machine.
     if alignment.is_power_of_two() && alignment <= 1 << 30 {
         return Ok(alignment as usize);
     }
@@ -225,7 +225,7 @@ fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Res
     Ok(GgufTensor { name: name.into(), shape, kind, shard: 0, start })
 }
 
-/// Turns relative offsets into places in the file, and checks that they lie inside it.
+/// Converts relative offsets to offsets in the file, and checks that tensors lie inside it.
 fn place_tensors(
     path: &Path,
     tensors: &mut [GgufTensor],
@@ -251,7 +251,7 @@ fn place_tensors(
     Ok(())
 }
 
-/// Checks that placed tensors do not overlap, and that nothing but padding follows the last one.
+/// Checks that tensors do not overlap, and that only padding follows the last one.
 fn check_layout(
     path: &Path,
     tensors: &[GgufTensor],
@@ -285,7 +285,7 @@ fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
     LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
 }
 
-/// The storage type of a ggml type number, if it is one that kernels read.
+/// Returns the storage type of a ggml type number, if the kernels support it.
 fn dtype(kind: u32) -> Option<Dtype> {
     Some(match kind {
         0 => Dtype::F32,
@@ -306,7 +306,7 @@ fn dtype(kind: u32) -> Option<Dtype> {
     })
 }
 
-/// What users know a ggml type number by (ggml.h's `ggml_type`).
+/// Returns the common name of a ggml type number (ggml.h's `ggml_type`).
 fn kind_name(kind: u32) -> String {
     let name = match kind {
         9 => "Q8_1",
@@ -335,12 +335,12 @@ fn kind_name(kind: u32) -> String {
     name.into()
 }
 
-/// What a shard says about the split it belongs to.
+/// A shard's metadata about its split.
 struct Split {
-    /// Zero-based.
+    /// Zero-based number of the shard.
     number: usize,
     count: usize,
-    /// Over all shards.
+    /// Number of tensors in all shards.
     tensors: Option<usize>,
 }
 
@@ -356,7 +356,7 @@ impl Split {
         Ok(Some(Split { number, count, tensors: metadata.get("split.tensors.count")? }))
     }
 
-    /// Opens the other shards beside `opened` and puts all together.
+    /// Opens the other shards beside `opened` and combines them.
     fn open_all(&self, opened: GgufFile) -> Result<Gguf, LoadError> {
         let (directory, prefix) = self.stem(&opened.path)?;
         let mut opened = Some(opened);
@@ -375,7 +375,7 @@ impl Split {
         Gguf::assemble(files)
     }
 
-    /// The folder, and the file name without `-00001-of-0000N.gguf`.
+    /// Returns the folder, and the file name without `-00001-of-0000N.gguf`.
     fn stem(&self, path: &Path) -> Result<(PathBuf, String), LoadError> {
         let suffix = shard_suffix(self.number, self.count);
         let name = path.file_name().and_then(|name| name.to_str());
@@ -415,7 +415,7 @@ impl Split {
     }
 }
 
-/// How llama.cpp's gguf-split ends the name of a zero-based shard.
+/// Returns the name's ending for a zero-based shard, as llama.cpp's gguf-split writes it.
 fn shard_suffix(number: usize, count: usize) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }

@@ -1,9 +1,8 @@
-//! GGUF key-value metadata: parsed once, read by typed getters that name the key when something is off.
+//! GGUF key-value metadata: parsed once, read by typed getters whose errors name the key.
 //!
-//! Text and arrays stay in the mapped file; the parsed form holds places, so that a vocabulary of 250 000 tokens
-//! costs one pass and no allocation per token.
-//! Invariant: a place has been checked against the file's size before it is stored, and nothing is allocated whose
-//! size the file only claims. Knows nothing of tensors, architectures or tokenizers.
+//! Text and arrays stay in the mapped file; the parsed form holds spans, so that a vocabulary of 250 000 tokens costs
+//! one pass and no allocation per token. Invariant: a span is checked against the file's size before it is stored,
+//! and no allocation trusts a size that the file claims. Knows nothing of tensors, architectures or tokenizers.
 //! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, little endian.
 
 use std::collections::BTreeMap;
@@ -12,10 +11,10 @@ use std::path::PathBuf;
 use crate::runtime::error::LoadError;
 use crate::runtime::tensor::SharedBytes;
 
-/// Arrays of arrays deeper than this are refused: no writer makes them, and each level is a stack frame.
+/// Nesting limit of arrays: no writer nests them deeper, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
 
-/// More layers than any model has; a larger count is a lie that would be multiplied into memory.
+/// Limit on the number of layers, above that of any model; a larger count would be multiplied into memory.
 const MAX_LAYERS: usize = 16_384;
 
 /// Longest key that the specification allows, in bytes.
@@ -23,8 +22,8 @@ const MAX_KEY_BYTES: usize = 65_535;
 
 /// The key-value section of a GGUF file.
 ///
-/// Getters return `Ok(None)` for an absent key and an error naming the key for a value of another type, or out of
-/// the asked type's range. Integer widths are interchangeable, because writers disagree about them.
+/// Getters return `Ok(None)` for an absent key, and an error naming the key for a value of another type or out of the
+/// requested type's range. Integer widths are interchangeable, because writers disagree about them.
 #[derive(Debug, Clone)]
 pub struct Metadata {
     path: PathBuf,
@@ -32,7 +31,7 @@ pub struct Metadata {
     values: BTreeMap<Box<str>, Value>,
 }
 
-/// A metadata value; text and arrays are places in the file.
+/// A metadata value; text and arrays are spans of the file.
 #[derive(Debug, Clone, PartialEq)]
 enum Value {
     Int(i128),
@@ -42,7 +41,7 @@ enum Value {
     Array(Array),
 }
 
-/// Where a string's bytes lie in the file.
+/// Span of a string's bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct TextSpan {
     start: usize,
@@ -58,7 +57,7 @@ enum Array {
         len: usize,
     },
     Texts(Vec<TextSpan>),
-    /// Checked for damage, but of no use to anyone so far.
+    /// An array of arrays, checked for damage; no getter reads it.
     Nested,
 }
 
@@ -87,7 +86,8 @@ impl ValueType {
         KINDS.get(number as usize).copied().ok_or_else(|| format!("unknown value type {number}"))
     }
 
-    /// Bytes of one value: exact for scalars, the least possible for text (a length) and arrays (type and count).
+    /// Returns the bytes of one value: exact for scalars, the minimum for text (a length) and arrays (type and
+    /// count).
     const fn min_bytes(self) -> usize {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
@@ -99,7 +99,7 @@ impl ValueType {
     }
 }
 
-/// Reads little-endian values front to back; every read is checked against the end.
+/// Reader of little-endian values from front to back; every read is checked against the end.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at: 0 }
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn position(&self) -> usize {
         self.at
     }
@@ -127,7 +127,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(*self.array()?))
     }
 
-    /// A count of things that take at least `min_bytes` each, refused when the rest of the file cannot hold them.
+    /// Reads a count of items of at least `min_bytes` each; an error if the rest of the file cannot hold them.
     pub(super) fn count(&mut self, min_bytes: usize) -> Result<usize, String> {
         let claimed = self.u64()?;
         let most = self.remaining() / min_bytes;
@@ -163,7 +163,7 @@ impl<'a> Cursor<'a> {
         Ok(TextSpan { start: self.skip(len)?, len })
     }
 
-    /// A length-prefixed key or tensor name.
+    /// Reads a length-prefixed key or tensor name.
     pub(super) fn name(&mut self) -> Result<&'a str, String> {
         let text_span = self.text_span()?;
         if text_span.len > MAX_KEY_BYTES {
@@ -207,7 +207,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// One scalar from exactly `kind.min_bytes()` bytes.
+/// Reads one scalar from exactly `kind.min_bytes()` bytes.
 fn scalar(kind: ValueType, bytes: &[u8]) -> Result<Value, String> {
     let mut raw = [0; 8];
     raw[..bytes.len()].copy_from_slice(bytes);
@@ -227,10 +227,10 @@ fn scalar(kind: ValueType, bytes: &[u8]) -> Result<Value, String> {
 }
 
 impl Metadata {
-    /// Reads `count` entries at the cursor, which runs over `bytes`.
+    /// Parses `count` entries at the cursor, which runs over `bytes`.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, or the entry's number when the key itself cannot be read.
+    /// [`LoadError::Malformed`] naming the key, or the entry's number if the key itself cannot be read.
     pub(super) fn parse(
         path: PathBuf,
         bytes: &SharedBytes,
@@ -254,18 +254,18 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
-    /// All keys, sorted.
+    /// Returns all keys, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(AsRef::as_ref)
     }
 
-    /// The value of a key as `T`, or `None` when the file has no such key.
+    /// Returns the value of a key as `T`, or `None` if the file lacks the key.
     ///
     /// `T` is one of `u32 u64 usize i32 i64 f32 bool &str`, or a `Vec` of one of these or of `&[u8]` (tokens that
     /// need not be UTF-8). Integers are accepted for `f32`.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, when its value is of another type or out of `T`'s range.
+    /// [`LoadError::Malformed`] naming the key, if its value has another type or is out of `T`'s range.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, LoadError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         T::from_value(ValueRef { value, bytes: &self.bytes })
@@ -273,7 +273,7 @@ impl Metadata {
             .map_err(|message| malformed_key(&self.path, key, message))
     }
 
-    /// Like [`Metadata::get`], but an absent key is an error too.
+    /// Returns the value of a required key, like [`Metadata::get`].
     ///
     /// # Errors
     /// [`LoadError::Malformed`] naming the key.
@@ -281,11 +281,11 @@ impl Metadata {
         self.get(key)?.ok_or_else(|| malformed_key(&self.path, key, "the key is missing".into()))
     }
 
-    /// A value per layer: an array of exactly `layers`, or one scalar that holds for all of them.
+    /// Returns a value per layer: an array of exactly `layers`, or one scalar for all of them.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, when the type is wrong, the array has another length, or `layers` is
-    /// larger than any model's.
+    /// [`LoadError::Malformed`] naming the key, if the type is wrong, the array has another length, or `layers`
+    /// exceeds any model's.
     pub fn per_layer<'a, T>(&'a self, key: &str, layers: usize) -> Result<Option<Vec<T>>, LoadError>
     where
         T: FromValue<'a> + Clone,
@@ -314,7 +314,7 @@ fn malformed_key(path: &std::path::Path, key: &str, message: String) -> LoadErro
     LoadError::malformed(path, format!("key {:?}", shortened(key)), message)
 }
 
-/// A name fit for a message, whatever a file calls its keys and tensors.
+/// Shortens and escapes a name from a file for a message.
 pub(super) fn shortened(name: &str) -> String {
     match name.char_indices().nth(100) {
         Some((end, _)) => format!("{}...", &name[..end]),
@@ -322,7 +322,7 @@ pub(super) fn shortened(name: &str) -> String {
     }
 }
 
-/// A value together with the file its places point into; only this module looks inside.
+/// A value together with the file that its spans refer to; private to this module.
 #[derive(Clone, Copy)]
 pub struct ValueRef<'a> {
     value: &'a Value,
@@ -383,7 +383,7 @@ impl<'a> ValueRef<'a> {
 /// Rust types that metadata values convert to; see [`Metadata::get`].
 pub trait FromValue<'a>: Sized {
     /// # Errors
-    /// Why the value is not of this type, to follow the key's name.
+    /// Converts the value; the error says why it cannot, and follows the key's name in a message.
     fn from_value(value: ValueRef<'a>) -> Result<Self, String>;
 }
 

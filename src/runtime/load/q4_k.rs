@@ -1,9 +1,9 @@
-//! Quantisation to Q4_K: 256 values as 8 groups of 32, each `scale * q - min` with `q` in 0 to 15, scales and minimums
-//! in 6 bits under two half-precision factors.
+//! Quantisation to Q4_K: 256 values as 8 groups of 32, each `scale * q - min` with `q` in 0 to 15; scales and
+//! minimums have 6 bits and share two half-precision factors.
 //!
-//! candle has a quantiser for every other type; its own for Q4_K turns constant groups into zeros and searches less.
-//! The search is ggml's idea (`make_qkx2_quants`): try several widths of the grid, fit scale and minimum to each by
-//! weighted least squares, keep the best. Input is finite and within f16's range (checked by `quantize`).
+//! candle has quantisers for all other types; its own for Q4_K turns constant groups into zeros and searches less.
+//! The search follows ggml (`make_qkx2_quants`): try several widths of the grid, fit scale and minimum to each by
+//! weighted least squares, keep the best. Input must be finite and within f16's range (`quantize` checks this).
 
 use half::f16;
 
@@ -13,7 +13,7 @@ const BLOCK_BYTES: usize = 144;
 const MAX_QUANT: f32 = 15.0;
 const MAX_SIX_BITS: f32 = 63.0;
 
-/// How a group is stored: `scale * q - min`, neither negative.
+/// Parameters of a group: `scale * q - min`, neither negative.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupFit {
     scale: f32,
@@ -21,13 +21,13 @@ struct GroupFit {
 }
 
 impl GroupFit {
-    /// The nearest number on the grid.
+    /// Returns the nearest number on the grid.
     fn quant(self, value: f32) -> f32 {
         if self.scale > 0.0 { ((value + self.min) / self.scale).round().clamp(0.0, MAX_QUANT) } else { 0.0 }
     }
 }
 
-/// Writes blocks; `values` is a multiple of 256 values and `out` has 144 bytes for each of these.
+/// Writes blocks; `values` must be a multiple of 256 values, and `out` 144 bytes for each 256.
 pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
     let blocks = values.as_chunks::<{ GROUP * GROUPS }>().0;
     for (values, out) in blocks.iter().zip(out.as_chunks_mut::<BLOCK_BYTES>().0) {
@@ -58,7 +58,7 @@ fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     }
 }
 
-/// One factor for all, and each number as a 6-bit multiple of it.
+/// Encodes numbers as 6-bit multiples of one factor.
 fn six_bits(numbers: [f32; GROUPS]) -> (f16, [u8; GROUPS]) {
     let most = numbers.iter().copied().fold(0.0, f32::max);
     let factor = f16::from_f32(most / MAX_SIX_BITS);
@@ -68,8 +68,8 @@ fn six_bits(numbers: [f32; GROUPS]) -> (f16, [u8; GROUPS]) {
     (factor, numbers.map(steps))
 }
 
-/// ggml's packing of 8 scales and 8 minimums into 12 bytes: the first four of each whole, in the low 6 bits of bytes 0
-/// to 7; the others as nibbles in bytes 8 to 11, their upper 2 bits in the free bits of bytes 0 to 7.
+/// Packs 8 scales and 8 minimums into 12 bytes as ggml does: the first four of each whole, in the low 6 bits of bytes
+/// 0 to 7; the others as nibbles in bytes 8 to 11, with their upper 2 bits in the free bits of bytes 0 to 7.
 fn packed(scales: [u8; GROUPS], mins: [u8; GROUPS]) -> [u8; 12] {
     let mut bytes = [0; 12];
     for i in 0..4 {
@@ -90,7 +90,7 @@ fn best_fit(values: &[f32; GROUP]) -> GroupFit {
     }
     let weights = weights(values);
     let mut least = error(values, &weights, best);
-    // From one step fewer to one step more than the grid has, in tenths.
+    // The search covers one grid step less to one more, in tenths.
     for tenth in -10..=10 {
         let grid = GroupFit { scale: range / (MAX_QUANT + tenth as f32 / 10.0), min: -lowest };
         let Some(fit) = least_squares(values, &weights, grid) else { continue };
@@ -102,7 +102,8 @@ fn best_fit(values: &[f32; GROUP]) -> GroupFit {
     best
 }
 
-/// Large values matter more, because they meet large activations; the mean keeps small ones from being ignored.
+/// Weights the values of a group: large values matter more, because they meet large activations; adding the mean
+/// keeps small ones from being ignored.
 fn weights(values: &[f32; GROUP]) -> [f32; GROUP] {
     let mean_square = values.iter().map(|value| value * value).sum::<f32>() / GROUP as f32;
     values.map(|value| mean_square.sqrt() + value.abs())
@@ -116,7 +117,7 @@ fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: GroupFit) -> f32 {
     values.iter().zip(weights).map(squared).sum()
 }
 
-/// The scale and minimum that fit best when each value keeps the number that `grid` gives it.
+/// Fits scale and minimum by least squares, with the number that `grid` gives to each value.
 fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: GroupFit) -> Option<GroupFit> {
     let [mut w, mut wq, mut wqq, mut wx, mut wqx] = [0.0f32; 5];
     for (&x, &weight) in values.iter().zip(weights) {
@@ -130,7 +131,7 @@ fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: GroupFit) 
     let determinant = w * wqq - wq * wq;
     let both =
         GroupFit { scale: (w * wqx - wx * wq) / determinant, min: (wq * wqx - wqq * wx) / determinant };
-    // A minimum cannot be above zero; without one, the line goes through the origin.
+    // A minimum cannot be negative; without one, the line goes through the origin.
     let fit = if both.min >= 0.0 { both } else { GroupFit { scale: wqx / wqq, min: 0.0 } };
     (determinant > 0.0 && fit.scale > 0.0 && fit.scale.is_finite() && fit.min.is_finite()).then_some(fit)
 }

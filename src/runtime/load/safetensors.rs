@@ -1,11 +1,11 @@
 //! Safetensors files, single or sharded by an index: tensors over mapped bytes.
 //!
 //! The `safetensors` crate checks each header (offsets gapless, sizes equal to shape times type); this file checks
-//! the header against the file's length with its own overflow-safe arithmetic, and the index against the shards.
-//! The format does not promise alignment: a tensor that starts at an odd address is copied when it is asked for (see
-//! [`HostTensor::new`]), all others stay in the map. Knows nothing of architectures or of tensor names.
-//! Weights in MXFP4 (gpt-oss) are two tensors of bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`.
-//! Format: <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
+//! the header against the file's length with overflow-safe arithmetic, and the index against the shards. The format
+//! does not promise alignment: a tensor at an odd address is copied when it is read (see [`HostTensor::new`]), all
+//! others stay mapped. Knows nothing of architectures or tensor names. Weights in MXFP4 (gpt-oss) are two tensors of
+//! bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`. Format:
+//! <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// The format's own limit on its JSON header.
+/// The format's own limit on its JSON header, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// An open safetensors model.
@@ -34,7 +34,7 @@ pub struct Safetensors {
     by_name: HashMap<Box<str>, usize>,
 }
 
-/// One mapped file.
+/// One mapped file of a model.
 #[derive(Debug)]
 struct SafetensorsShard {
     path: PathBuf,
@@ -42,7 +42,7 @@ struct SafetensorsShard {
     header_len: usize,
 }
 
-/// A tensor's place in its shard, checked.
+/// Location of a tensor in its shard, checked.
 #[derive(Debug)]
 struct SafeTensor {
     name: Box<str>,
@@ -81,7 +81,7 @@ impl Safetensors {
         }
     }
 
-    /// Reads one safetensors file from memory; `path` is what errors call it.
+    /// Reads one safetensors file from memory; errors name it `path`.
     ///
     /// # Errors
     /// [`LoadError::Malformed`] as for [`Safetensors::open`].
@@ -94,12 +94,12 @@ impl Safetensors {
         Ok(model)
     }
 
-    /// The weight files, in the order in which they were first named.
+    /// Returns the weight files, in the order in which they were first named.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
-    /// The files, their bytes, and how many of these come before the tensors' data.
+    /// Returns the files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
@@ -132,7 +132,7 @@ impl Safetensors {
     fn add_shard(&mut self, path: &Path, bytes: SharedBytes) -> Result<(), LoadError> {
         let (metadata, data_start) = read_header(path, &bytes)?;
         for name in metadata.offset_keys() {
-            // `offset_keys` lists the names of the very map that `info` looks into.
+            // `offset_keys` lists the keys of the map that `info` reads.
             let Some(info) = metadata.info(&name) else { continue };
             let (start, end) = info.data_offsets;
             let entry = SafeTensor {
@@ -152,7 +152,7 @@ impl Safetensors {
         Ok(())
     }
 
-    /// The index must name exactly the tensors of the shards, each in its shard.
+    /// Checks that the index names exactly the tensors of the shards, each in its shard.
     fn check_against(
         &self,
         path: &Path,
@@ -190,7 +190,7 @@ impl Safetensors {
         self.shards[entry.shard].bytes.slice(entry.start, entry.len)
     }
 
-    /// The two tensors that a matrix in MXFP4 is stored as: blocks `[.., blocks, 16]` of two values a byte, and scales
+    /// Finds the two tensors of a matrix in MXFP4: blocks `[.., blocks, 16]` with two values per byte, and scales
     /// `[.., blocks]`.
     fn mxfp4(&self, name: &str) -> Option<[&SafeTensor; 2]> {
         let [blocks, scales] = [MXFP4_BLOCKS, MXFP4_SCALES].map(|part| self.entry(&format!("{name}{part}")));
@@ -200,7 +200,7 @@ impl Safetensors {
         (fits && pair.iter().all(|entry| entry.dtype == FileDtype::U8)).then_some(pair)
     }
 
-    /// The shape of what [`Self::mxfp4`] is, in values.
+    /// Returns the shape of such a matrix, in values.
     fn mxfp4_shape(scales: &SafeTensor) -> Option<Vec<usize>> {
         let mut shape = scales.shape.clone();
         let cols = shape.last_mut()?;
@@ -208,7 +208,7 @@ impl Safetensors {
         Some(shape)
     }
 
-    /// In ggml's order: a block's scale, then bytes of which the low nibbles are its first half.
+    /// Builds the matrix in ggml's order: a block's scale, then bytes whose low nibbles are the block's first half.
     fn mxfp4_tensor(&self, [blocks, scales]: [&SafeTensor; 2]) -> Result<HostTensor, String> {
         let shape = Self::mxfp4_shape(scales).ok_or("is larger than any memory")?;
         let (blocks, scales) = (self.bytes(blocks), self.bytes(scales));
@@ -255,7 +255,7 @@ impl TensorSource for Safetensors {
     }
 }
 
-/// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns where they begin.
+/// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns their offset.
 fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError> {
     const LENGTH_BYTES: usize = 8;
     let error = |message: String| LoadError::malformed(path, "header", message);
@@ -269,7 +269,8 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError
     let data_start = LENGTH_BYTES + length as usize;
     let metadata: Metadata = serde_json::from_slice(&bytes[LENGTH_BYTES..data_start])
         .map_err(|json_error| error(format!("is damaged: {json_error}")))?;
-    // Offsets are gapless from 0, so the last one bounds them all. Compared by subtraction: a sum could wrap.
+    // Offsets are gapless from 0, so the last one bounds them all. Compared by subtraction, since a sum could
+    // overflow.
     let (described, present) = (metadata.data_len(), bytes.len() - data_start);
     if described == present {
         return Ok((metadata, data_start));
@@ -297,7 +298,7 @@ fn read_index(path: &Path) -> Result<Index, LoadError> {
     Ok(index)
 }
 
-/// Whether a shard's name stays inside the folder it is joined to.
+/// Returns whether a shard's name stays inside the folder it is joined to.
 fn is_plain_name(file: &str) -> bool {
     let mut components = Path::new(file).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file)
