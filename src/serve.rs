@@ -39,7 +39,7 @@ use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{ChatTokenizer, EngineClient};
-use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
+use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::line::Lines;
 use api::transient::Transients;
@@ -61,13 +61,12 @@ struct Shared {
     conversations: Conversations,
     transients: Transients,
     lines: Lines,
-    dialect: Dialect,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
     preparing: Preparing,
     /// Held by every ask until it has come to its end, which may be after its client has gone.
-    flights: Arc<RwLock<()>>,
+    in_flight: Arc<RwLock<()>>,
     /// The time of the drain is over: what is not answered by now will not be.
     is_cut_short: AtomicBool,
 }
@@ -125,12 +124,13 @@ impl App {
         if let Some(format) = settings.tool_format {
             model.chat_tokenizer.set_tool_format(format);
         }
+        if let Some(format) = settings.reasoning_format {
+            model.chat_tokenizer.set_reasoning_format(format);
+        }
         let engines: Engines = engines.into();
         if let Ok(engine) = engines.any() {
             model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
         }
-        let shown = model.chat_tokenizer.dialect();
-        let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
@@ -139,20 +139,19 @@ impl App {
             model,
             engines,
             sessions,
-            dialect,
             grammars: OnceLock::new(),
             observer,
             settings,
             preparing: Preparing::default(),
-            flights: Arc::default(),
+            in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Read-locked by every ask under way; whoever gets it for writing knows that none is left.
-    pub fn flights(&self) -> Arc<RwLock<()>> {
-        Arc::clone(&self.shared.flights)
+    /// Read-locked by every running request, so that a write lock means that none is left.
+    pub fn in_flight(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.shared.in_flight)
     }
 
     /// From now on no request goes to an engine any more. What is with one already is cancelled there.
@@ -187,11 +186,6 @@ impl App {
 
     fn lines(&self) -> &Lines {
         &self.shared.lines
-    }
-
-    /// The markup that the model answers in: its template's, unless the settings know better.
-    pub fn dialect(&self) -> Dialect {
-        self.shared.dialect
     }
 
     /// Compiles grammars for the model; one for all requests.

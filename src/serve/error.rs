@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, StoreError};
 
 /// The code of a request whose engine is not there.
@@ -141,6 +142,16 @@ impl From<Error> for ApiError {
                 tracing::error!("{error}");
                 Self::new(status, code, message)
             }
+        }
+    }
+}
+
+impl From<TurnError> for ApiError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { param, message } => Self::unsupported(param, message),
+            TurnError::Param { param, error } => Self::from(error).param(param),
+            TurnError::Other(error) => error.into(),
         }
     }
 }

@@ -288,7 +288,7 @@ impl Server {
             }
             // What a client left behind by going away is still to be saved.
             if let Some(app) = self.shared.front.app() {
-                let _ = tokio::time::timeout(CANCEL_TIME, app.flights().write_owned()).await;
+                let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
             }
             drained
         })

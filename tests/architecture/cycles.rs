@@ -26,7 +26,7 @@ const CYCLES: &[(&str, &[&str])] = &[
     ("runtime::text::tokenizer", &["bound", "cuts", "pipeline"]),
     ("serve", &["access", "api", "front", "guard", "ledger"]),
     ("serve", &["metrics", "observe"]),
-    ("serve::api", &["body", "drive", "patience", "prepare", "reply", "request", "voice"]),
+    ("serve::api", &["drive", "patience"]),
     ("serve::api", &["listing", "sessions"]),
     ("serve::wire", &["fields", "hints"]),
     ("template", &["dialect", "marked", "output", "probe", "reasoning", "tool_call"]),

@@ -379,7 +379,7 @@ pub fn http_body(data: &[u8]) -> bool {
         params::logprobs(&mut fields, None);
         let template = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
         switches::switches(&mut fields, template, None);
-        tools::asked(&mut fields);
+        tools::tools(&mut fields, false);
         shape::shape(&mut fields, false);
         params::labels(&mut fields);
         fields.end();

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
 use super::drive::internal;
+use super::generate::{InSession, Session};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
-use super::turn::{InSession, Session};
 use crate::runtime::session::store::SessionName;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
