@@ -5,27 +5,32 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
-//! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
-//! ask, `owner` whose sessions they use, `uploads` how slowly bodies come, `front` the stages and the endpoints for operators;
+//! `half_open` the end of one side of it; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
+//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
+//! of a request, `request_id` its id; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was
 //! done; `error` the envelope.
 
 pub mod access;
+pub mod access_log;
 pub mod api;
 pub mod connection;
 pub mod engine;
 pub mod engines;
 pub mod error;
-pub mod front;
 pub mod guard;
 pub mod half_open;
 pub mod ledger;
+pub mod lifecycle;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
 pub mod owner;
+pub mod policy;
 mod preparing;
+pub mod request_id;
+pub mod router;
 pub mod uploads;
 pub mod wire;
 

@@ -59,6 +59,11 @@ impl ApiError {
         error.retry_after(Duration::from_secs(5))
     }
 
+    /// An error that only a bug of the server can cause.
+    pub fn internal(message: &str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
+    }
+
     /// The server ends, and another one may be found at its address soon.
     pub fn shutting_down(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message);

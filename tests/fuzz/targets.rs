@@ -90,6 +90,7 @@ pub fn config_json(data: &[u8]) -> bool {
             let config = &description.config;
             assert!(!config.layers.is_empty() && config.vocab_size > 0 && config.context_length > 0);
         }
+        #[cfg(feature = "candle-families")]
         Ok(Recognised::CandleModel(plan)) => assert!(plan.sizes.num_layers > 0 && plan.sizes.vocab_size > 0),
         Err(error) => {
             assert!(!error.to_string().is_empty());

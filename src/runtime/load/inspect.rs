@@ -77,6 +77,7 @@ fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
             vocab_size: config.vocab_size,
             kv_bytes_per_token: kv_bytes_per_token(config, KvType::default()),
         },
+        #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => DecoderFacts {
             context_length: plan.context_length,
             num_layers: plan.sizes.num_layers,

@@ -5,6 +5,7 @@
 //! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
 
 pub mod builtin;
+#[cfg(feature = "candle-families")]
 mod candle_models;
 pub mod files;
 pub mod fingerprint;
@@ -209,6 +210,7 @@ pub fn load(
     notices.extend(texts.chat_templates.notice());
     let vocab_size = match &recognised {
         Recognised::Native(description) => description.config.vocab_size,
+        #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => {
             candle_models::check(&files, plan, options)?;
             notices.extend(candle_models::notices(plan));
@@ -222,6 +224,7 @@ pub fn load(
             fingerprint(&files, &description.config, context_length, options)?,
             decoder(&files, description, options, context_length, progress, &mut notices)?,
         ),
+        #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
             fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
             candle_models::load(&files, plan, options, context_length, progress)?,
@@ -267,6 +270,7 @@ fn context_of(
             let demand = |context| demand(files, description, options, context);
             context(description.config.context_length, demand, options, notices)
         }
+        #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => {
             context(plan.context_length, |_| Ok(candle_models::demand(files, plan)), options, notices)
         }
