@@ -3,9 +3,9 @@
 //! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
 //! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
+mod config_reader;
 mod dense;
 mod experts;
-mod config_reader;
 pub(super) mod rope;
 
 mod gemma2;
@@ -24,9 +24,9 @@ mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
+pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-pub use config_reader::{ConfigReader, ModelFormat};
 
 #[cfg(feature = "candle-families")]
 use super::candle_models;
