@@ -21,7 +21,6 @@ const CYCLES: &[(&str, &[&str])] = &[
     ),
     ("runtime::session::store", &["record", "saved"]),
     ("runtime::text::tokenizer", &["bound", "cuts", "pipeline"]),
-    ("serve::api", &["drive", "patience"]),
     ("template", &["dialect", "marked", "output", "probe", "reasoning", "tool_call"]),
     ("template::python", &["markup", "methods", "object", "ops", "percent", "text"]),
     ("template::tool_call", &["formats", "grammar", "harmony", "notation"]),
