@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, Span, StoreShape};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::kernel::attention::{self, HeadPage, Part};
-use crate::runtime::kernel::memory::{Arena, Memory};
+use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
+use crate::runtime::kernel::memory::{Arena, ArenaMemory};
 use crate::runtime::kernel::pool::Pool;
 
 /// Number of values below which writing rows on several threads does not pay.
@@ -43,9 +43,9 @@ struct PageRun {
 struct GroupKv {
     page_bytes: usize,
     /// `None` for a page that was never written or is freed.
-    pages: Vec<Option<Memory>>,
+    pages: Vec<Option<ArenaMemory>>,
     /// Address ranges of freed pages, whose memory the system has taken back.
-    spare: Vec<Memory>,
+    spare: Vec<ArenaMemory>,
 }
 
 /// Offset of a store in a page of its group; a layer's values follow its keys.
@@ -172,7 +172,7 @@ impl CpuKv {
         // the page.
         let task = |block: usize| {
             let (part, rows) =
-                if block < num_kv_heads { (Part::Keys, rows[0]) } else { (Part::Values, rows[1]) };
+                if block < num_kv_heads { (KvPart::Keys, rows[0]) } else { (KvPart::Values, rows[1]) };
             let first_column = block % num_kv_heads * head_dim;
             for run in &self.runs {
                 let page = run.page.load(Ordering::Relaxed);
@@ -235,7 +235,7 @@ mod tests {
 
     fn written(kv: &CpuKv, page: PageId, token: usize, head: usize) -> [Vec<f32>; 2] {
         let pages = kv.head_pages(0, head..head + 1, page);
-        [(Part::Keys, pages.keys), (Part::Values, pages.values)].map(|(part, block)| {
+        [(KvPart::Keys, pages.keys), (KvPart::Values, pages.values)].map(|(part, block)| {
             let mut row = vec![0.0; 64];
             attention::read_row(KvType::F32, part, block, token, &mut row);
             row

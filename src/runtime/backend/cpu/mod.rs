@@ -20,8 +20,8 @@ use super::{
     feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::kernel::gemm::{self, Activations, Packed, Source, fixed};
-use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
+use crate::runtime::kernel::matmul::{self, MatmulShape};
 use crate::runtime::kernel::memory::Arena;
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
@@ -75,7 +75,7 @@ struct CpuScratch {
     quantized: Activations,
     /// Result of the first half of a feed-forward network.
     gated: Activations,
-    fixed: fixed::Activations,
+    fixed: fixed::FixedActivations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
     attention: attention::AttentionPlan,
@@ -184,7 +184,7 @@ impl Cpu {
         let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
         let task = |index: usize, out: &mut [f32]| {
             let rows = out.len() / m;
-            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, x.values(), out);
+            weight_block(isa, weight, index * ROWS_PER_TASK, rows, MatmulShape { k, m }, x.values(), out);
         };
         if m == 1 {
             return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
@@ -203,7 +203,7 @@ pub enum CpuWeight {
     /// Quantised, in the kernels' own layout; the file's bytes are not kept.
     Packed(Packed),
     /// F16 or BF16 in the kernels' own layout.
-    Fixed(fixed::Weights),
+    Fixed(fixed::FixedWeights),
 }
 
 impl CpuWeight {
@@ -247,11 +247,13 @@ impl Backend for Cpu {
             });
         }
         let release = |packed| tensor.bytes.release(packed);
-        let source = Source::new(dtype, [rows, cols], bytes).telling(&release);
+        let source = MatrixSource::new(dtype, [rows, cols], bytes).telling(&release);
         let packed = match dtype {
             Dtype::F32 => Ok(None),
-            Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, &source, &self.weights, &self.pool)
-                .map(|weights| weights.map(CpuWeight::Fixed)),
+            Dtype::F16 | Dtype::Bf16 => {
+                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool)
+                    .map(|weights| weights.map(CpuWeight::Fixed))
+            }
             _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
         };
         let packed = packed.map_err(|error| LoadError::Tensor {
@@ -548,7 +550,7 @@ fn weight_block(
     weight: &HostTensor,
     start: usize,
     rows: usize,
-    shape: Shape,
+    shape: MatmulShape,
     x: &[f32],
     out: &mut [f32],
 ) {

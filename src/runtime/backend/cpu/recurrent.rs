@@ -97,7 +97,7 @@ impl HeadInputs<'_> {
             let scale = 1.0 / (key_dim as f64).sqrt();
             normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], scale, &mut query);
             normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], 1.0, &mut key);
-            let token = delta::Token {
+            let token = delta::DeltaToken {
                 key: &key,
                 query: &query,
                 value: &qkv[2 * keys + head * value_dim..][..value_dim],
