@@ -1,6 +1,6 @@
-//! `llmctl template check`: what a model's chat template makes of chat, tools and the cache, without loading the model.
+//! `llmctl template check`: tests a model's chat template without loading the model.
 //!
-//! Finds template and tokenizer and prints what [`template_check`] found; judges nothing itself.
+//! Finds template and tokenizer and prints the result of [`template_check`]; judges nothing itself.
 
 use std::path::{Path, PathBuf};
 
@@ -78,13 +78,13 @@ Exit codes:
   65   the model has no chat template, or its files are damaged
   66   model or file not found";
 
-/// Files that are taken for templates by their names.
+/// File name extensions of templates.
 const TEMPLATE_ENDINGS: [&str; 3] = ["jinja", "jinja2", "j2"];
 
-/// What is to be checked, and where it is from.
+/// Template and tokenizer to check.
 struct FoundTemplate {
     name: String,
-    /// Where the template is from.
+    /// Origin of the template.
     origin: String,
     template: String,
     files: Option<TextFiles>,
@@ -146,7 +146,7 @@ fn find(
     Ok(FoundTemplate { name, origin, template, files: Some(files) })
 }
 
-/// How many tokens the tokenizer has, if there is one.
+/// Returns the number of tokens of the tokenizer; `None` without one.
 fn num_tokens(found: &FoundTemplate) -> Option<usize> {
     Some(found.files.as_ref()?.tokenizer.as_ref()?.vocab_size())
 }
