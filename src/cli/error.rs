@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
 /// Why a command failed; each kind is one exit code of the table in `llmctl help`.
@@ -170,6 +171,16 @@ impl fmt::Display for CommandError {
             said = message;
         }
         Ok(())
+    }
+}
+
+impl From<TurnError> for CommandError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { .. } => Self::usage(error.to_string()),
+            TurnError::Param { param, error } => Self::from(error).context(param),
+            TurnError::Other(error) => error.into(),
+        }
     }
 }
 

@@ -33,5 +33,5 @@ pub use named::UnknownFormat;
 pub use output::{OutputParser, ParsedAnswer, ParsedCall, Piece, parse_answer};
 pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
-pub use reasoning::ReasoningFormat;
+pub use reasoning::{ReasoningFormat, THINKING_SWITCHES};
 pub use tool_call::ToolCallFormat;

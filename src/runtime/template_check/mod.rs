@@ -23,7 +23,7 @@ use super::error::Error;
 use super::text::Tokenizer;
 use crate::template::{
     Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
-    TemplateError, ToolCallFormat,
+    THINKING_SWITCHES, TemplateError, ToolCallFormat,
 };
 
 /// What is checked.
@@ -187,9 +187,6 @@ pub fn check(subject: Result<&Subject, &TemplateError>) -> Vec<Check> {
 
 /// The time that templates see, unless a check is about it.
 const NOW: DateTime = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute: 26, second: 53 };
-
-/// Variables by which templates switch reasoning on and off.
-const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// What a text stands for that begins sequences, and one that ends them, where there is no tokenizer to ask.
 const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];
