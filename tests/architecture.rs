@@ -48,10 +48,22 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
-    &["explain", "input", "variables"],
+    &["explain", "input", "think", "variables"],
     &["capacity", "flags", "report", "terminal"],
     &["args", "origin", "output", "places", "signal"],
     &["clock", "descriptors", "error", "tty", "wrap"],
+];
+
+/// Inside cli::chat.
+const CHAT_LAYERS: &[&[&str]] = &[
+    &["actions"],
+    &["turn"],
+    &["context_limit", "tool_calls"],
+    &["session"],
+    &["ui"],
+    &["input"],
+    &["complete", "model", "renderer", "state"],
+    &["command", "render", "settings", "throughput", "tools"],
 ];
 
 /// Inside serve.

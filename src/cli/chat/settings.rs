@@ -27,7 +27,7 @@ pub const KEYS: &[&str] = &[
 /// The flags in force.
 #[derive(Debug, Clone, Default, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-pub struct Settings {
+pub struct ChatSettings {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
@@ -35,7 +35,7 @@ pub struct Settings {
     pub limits: LimitArgs,
 }
 
-impl Settings {
+impl ChatSettings {
     /// Sets `key`; `default` takes the value back.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Settings {
     }
 
     fn unset(&mut self, key: &str) {
-        let Settings { sampling, limits } = self;
+        let ChatSettings { sampling, limits } = self;
         match key {
             "temperature" => sampling.temperature = None,
             "top-k" => sampling.top_k = None,
@@ -150,8 +150,8 @@ mod tests {
                 "ignore-eos" => "on",
                 _ => "0.5",
             };
-            let mut settings = Settings::default();
-            let table = |settings: &Settings| {
+            let mut settings = ChatSettings::default();
+            let table = |settings: &ChatSettings| {
                 settings.table(&settings.sampling.resolve(&GenerationDefaults::default()).0)
             };
             let before = table(&settings);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_refused_changes_nothing_and_says_why() {
-        let mut settings = Settings::default();
+        let mut settings = ChatSettings::default();
         let mut check = |key: &str, value: &str, message: &str| {
             let error = settings.set(key, value).expect_err(key);
             let said = format!("{error} {}", error.hint_text().unwrap_or_default());
