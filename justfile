@@ -13,13 +13,14 @@ run:
 
 # Unit, integration and documentation tests
 test:
-    cargo test --locked
+    cargo test --workspace --locked
 
 fmt:
     cargo fmt --check
 
 lint:
-    cargo clippy --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-targets --locked --no-default-features -- -D warnings
 
 # Licences, advisories and sources of dependencies (needs cargo-deny)
 deny:

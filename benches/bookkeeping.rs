@@ -6,7 +6,7 @@
 use divan::{Bencher, black_box};
 use llmctl::runtime::kv::pool::PagePool;
 use llmctl::runtime::kv::table::PageTable;
-use llmctl::runtime::kv::{Keep, StateGroup};
+use llmctl::runtime::kv::{KvGroup, KvKind};
 use llmctl::runtime::request::Sampling;
 use llmctl::runtime::sample::{Sampler, Turn};
 
@@ -70,7 +70,7 @@ fn logprobs(bencher: Bencher<'_, '_>, alternatives: usize) {
 
 /// More room than any of these calls takes, so that none evicts.
 fn pool() -> PagePool {
-    PagePool::new(&[StateGroup { keep: Keep::All, page_bytes: 1 }], 3 * SEQUENCE)
+    PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], 3 * SEQUENCE)
 }
 
 /// A sequence whose pages are in the index.

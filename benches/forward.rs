@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageTable, Place};
+use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions};
 use llmctl::runtime::model::{Batch, Model, Row};
@@ -77,7 +77,7 @@ fn filled(model: &mut dyn Model, pool: &PagePool, depth: usize) -> PageTable {
             (0..facts.page_bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
         let pages: Vec<_> = table.page_ids(group).filter(|page| *page != NO_PAGE).collect();
         for page in pages {
-            model.import_page(Place { group, page }, &bytes).expect("import");
+            model.import_page(PageRef { group, page }, &bytes).expect("import");
         }
     }
     table

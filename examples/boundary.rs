@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, kernels_name};
 use llmctl::runtime::worker::process::Launch;
-use llmctl::runtime::worker::remote::Patience;
-use llmctl::runtime::{Engine, EngineConfig, EngineHandle, Event, Limits, Request};
+use llmctl::runtime::worker::remote::Timeouts;
+use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Request};
 use serde_json::json;
 
 type Failure = Box<dyn std::error::Error>;
@@ -73,7 +73,7 @@ fn options() -> Result<Options, Failure> {
     Ok(options)
 }
 
-fn here(options: &Options) -> Result<EngineHandle, Failure> {
+fn here(options: &Options) -> Result<EngineClient, Failure> {
     let path = options.model.clone();
     let source = if path.is_dir() { ModelSource::Folder(path) } else { ModelSource::Gguf(path) };
     let resolved = Resolved::new(options.model.display().to_string(), source);
@@ -95,10 +95,10 @@ fn here(options: &Options) -> Result<EngineHandle, Failure> {
         ..alone
     };
     let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer);
-    Ok(EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?)
+    Ok(EngineClient::spawn(move || Engine::new(model, vocabulary, config))?)
 }
 
-fn there(options: &Options) -> Result<EngineHandle, Failure> {
+fn there(options: &Options) -> Result<EngineClient, Failure> {
     let (threads, context) = (options.threads.to_string(), options.context.to_string());
     let parallel = options.num_streams.to_string();
     let flags = ["--threads", &threads, "--ctx", &context, "--parallel", &parallel, "--kv-disk", "0", "-q"];
@@ -110,14 +110,14 @@ fn there(options: &Options) -> Result<EngineHandle, Failure> {
         secrets: Vec::new(),
         memory: None,
         nice: None,
-        patience: Patience { start: 5 * minute, answer: minute },
-        said: Arc::new(|_| ()),
+        timeouts: Timeouts { start: 5 * minute, answer: minute },
+        on_stderr_line: Arc::new(|_| ()),
     };
-    Ok(EngineHandle::new(launch.start()?))
+    Ok(EngineClient::new(launch.start()?))
 }
 
 /// Microseconds per token.
-fn measure(engine: &EngineHandle, options: &Options, round: usize) -> Result<f64, Failure> {
+fn measure(engine: &EngineClient, options: &Options, round: usize) -> Result<f64, Failure> {
     let (sender, events) = mpsc::channel();
     for stream in 0..options.num_streams {
         let sender = sender.clone();
@@ -151,7 +151,7 @@ fn measure(engine: &EngineHandle, options: &Options, round: usize) -> Result<f64
 }
 
 /// Another prompt for each, so that none finds the rows of one before it; the same in both engines.
-fn request(engine: &EngineHandle, options: &Options, round: usize, stream: usize) -> Request {
+fn request(engine: &EngineClient, options: &Options, round: usize, stream: usize) -> Request {
     let num_known = engine.spec().vocab_size() as u64;
     let mut random = (round * options.num_streams + stream + 1) as u64;
     let mut next = || {

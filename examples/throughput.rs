@@ -28,7 +28,7 @@ use std::time::Instant;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, kernels_name};
-use llmctl::runtime::{Engine, EngineConfig, EngineHandle, Event, Limits, Outcome, Request};
+use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Outcome, Request};
 use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
@@ -69,7 +69,7 @@ fn options() -> Result<Options, Failure> {
 
 /// A loaded model and what is known of it between commands.
 struct Bench {
-    engine: EngineHandle,
+    engine: EngineClient,
     random: u64,
     /// Tokens so far of the sequence at each depth.
     depths: HashMap<usize, Vec<u32>>,
@@ -95,7 +95,7 @@ impl Bench {
         config.max_running = MAX_SEQUENCES;
         config.max_sessions = MAX_SEQUENCES;
         let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer);
-        let engine = EngineHandle::spawn(move || Engine::new(model, vocabulary, config))?;
+        let engine = EngineClient::spawn(move || Engine::new(model, vocabulary, config))?;
         Ok(Bench { engine, random: 0x9e37_79b9, depths: HashMap::new() })
     }
 

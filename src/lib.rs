@@ -2,7 +2,7 @@
 //! one engine.
 //!
 //! - [`cli`]: flags, configuration and the terminal; the only place that reads the environment
-//! - [`template`]: conversation <-> text; imports nothing from the crate
+//! - [`template`]: conversation <-> text; a crate of its own, `llmctl-template`
 //! - [`serve`]: the OpenAI-compatible server
 //! - [`runtime`]: loading, the decoder, sessions, sampling, the engine and its thread
 //!
@@ -11,4 +11,5 @@
 pub mod cli;
 pub mod runtime;
 pub mod serve;
-pub mod template;
+
+pub use llmctl_template as template;

@@ -5,27 +5,32 @@
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
 //! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
-//! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
-//! ask, `owner` whose sessions they use, `uploads` how slowly bodies come, `front` the stages and the endpoints for operators;
+//! `half_open` the end of one side of it; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
+//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
+//! of a request, `request_id` its id; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was
 //! done; `error` the envelope.
 
 pub mod access;
+pub mod access_log;
 pub mod api;
 pub mod connection;
 pub mod engine;
 pub mod engines;
 pub mod error;
-pub mod front;
 pub mod guard;
 pub mod half_open;
 pub mod ledger;
+pub mod lifecycle;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
 pub mod owner;
+pub mod policy;
 mod preparing;
+pub mod request_id;
+pub mod router;
 pub mod uploads;
 pub mod wire;
 
@@ -38,8 +43,8 @@ use tokio::sync::RwLock;
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineHandle, Speech};
-use crate::template::{Dialect, ReasoningFormat, ToolCallFormat};
+use crate::runtime::{ChatTokenizer, EngineClient};
+use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::line::Lines;
 use api::transient::Transients;
@@ -61,13 +66,12 @@ struct Shared {
     conversations: Conversations,
     transients: Transients,
     lines: Lines,
-    dialect: Dialect,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
     settings: Settings,
     preparing: Preparing,
     /// Held by every ask until it has come to its end, which may be after its client has gone.
-    flights: Arc<RwLock<()>>,
+    in_flight: Arc<RwLock<()>>,
     /// The time of the drain is over: what is not answered by now will not be.
     is_cut_short: AtomicBool,
 }
@@ -78,7 +82,7 @@ pub struct ServedModel {
     pub id: String,
     /// Seconds since 1970: when it was loaded.
     pub created: u64,
-    pub speech: Speech,
+    pub chat_tokenizer: ChatTokenizer,
     pub fingerprint: ModelFingerprint,
     /// What the model recommends; requests override it.
     pub defaults: GenerationDefaults,
@@ -123,14 +127,15 @@ impl App {
     ) -> Self {
         let mut model = model;
         if let Some(format) = settings.tool_format {
-            model.speech.set_tool_format(format);
+            model.chat_tokenizer.set_tool_format(format);
+        }
+        if let Some(format) = settings.reasoning_format {
+            model.chat_tokenizer.set_reasoning_format(format);
         }
         let engines: Engines = engines.into();
         if let Ok(engine) = engines.any() {
-            model.speech.set_context_tokens(engine.spec().context_length());
+            model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
         }
-        let shown = model.speech.dialect();
-        let dialect = Dialect { reasoning: settings.reasoning_format.or(shown.reasoning), ..shown };
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let shared = Shared {
             conversations: Conversations::new(sessions.clone()),
@@ -139,20 +144,19 @@ impl App {
             model,
             engines,
             sessions,
-            dialect,
             grammars: OnceLock::new(),
             observer,
             settings,
             preparing: Preparing::default(),
-            flights: Arc::default(),
+            in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Read-locked by every ask under way; whoever gets it for writing knows that none is left.
-    pub fn flights(&self) -> Arc<RwLock<()>> {
-        Arc::clone(&self.shared.flights)
+    /// Read-locked by every running request, so that a write lock means that none is left.
+    pub fn in_flight(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.shared.in_flight)
     }
 
     /// From now on no request goes to an engine any more. What is with one already is cancelled there.
@@ -189,14 +193,9 @@ impl App {
         &self.shared.lines
     }
 
-    /// The markup that the model answers in: its template's, unless the settings know better.
-    pub fn dialect(&self) -> Dialect {
-        self.shared.dialect
-    }
-
     /// Compiles grammars for the model; one for all requests.
-    fn grammars(&self, engine: &EngineHandle) -> &GrammarCompiler {
-        let compiler = || engine.spec().grammar_compiler(self.model().speech.tokenizer().clone());
+    fn grammars(&self, engine: &EngineClient) -> &GrammarCompiler {
+        let compiler = || engine.spec().grammar_compiler(self.model().chat_tokenizer.tokenizer().clone());
         self.shared.grammars.get_or_init(compiler)
     }
 
@@ -221,7 +220,7 @@ impl App {
     ///
     /// # Errors
     /// 503 while all are being brought back.
-    pub fn engine(&self) -> Result<EngineHandle, ApiError> {
+    pub fn engine(&self) -> Result<EngineClient, ApiError> {
         self.engines().any()
     }
 
@@ -229,7 +228,7 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineHandle, ApiError> {
+    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineClient, ApiError> {
         match session {
             Some(name) => self.engines().of(name),
             None => self.engine(),
@@ -237,7 +236,7 @@ impl App {
     }
 
     /// To be told when a request finds that its engine is gone.
-    pub fn engine_lost(&self, engine: &EngineHandle) {
+    pub fn engine_lost(&self, engine: &EngineClient) {
         self.engines().lost(engine);
     }
 }

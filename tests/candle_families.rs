@@ -10,7 +10,7 @@ use std::path::Path;
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PagePool, PageTable, Place};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
 use llmctl::runtime::model::{Batch, Model, Row};
@@ -63,7 +63,7 @@ fn every_family_loads_and_says_what_it_means() {
         }
         let spec = loaded.model.spec();
         assert!(!spec.can_rewind && spec.groups.len() == 1, "{family}");
-        assert_eq!(spec.groups[0].keep == Keep::State, RECURRENT.contains(&family), "{family}");
+        assert_eq!(spec.groups[0].kind == KvKind::Recurrent, RECURRENT.contains(&family), "{family}");
         let facts = model_facts(&ModelSource::Folder(folder.path().into())).expect("read");
         let decoder = facts.decoder.expect("it runs");
         assert_eq!((decoder.num_layers, decoder.vocab_size), (LAYERS, VOCAB), "{family}");
@@ -187,7 +187,7 @@ fn a_sequence_in_used_pages_begins_anew_and_a_lost_state_is_an_error() {
     table.extend(31).expect("room");
     let lost = model.forward(&Batch { rows: &rows(&[1], 30, 0, 31), tables: &[&table] });
     assert!(matches!(lost, Err(Error::Backend(_))), "{lost:?}");
-    model.free_page(Place { group: 0, page: 0 });
+    model.free_page(PageRef { group: 0, page: 0 });
     let lost = model.forward(&Batch { rows: &rows(&[1], 20, 0, 21), tables: &[&table] });
     assert!(matches!(lost, Err(Error::Backend(_))), "{lost:?}");
 }
@@ -305,7 +305,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
     assert_eq!(engine.position(session).expect("open"), 40, "a refused call changes nothing");
     engine.decode_one(session, &Sampling::default()).expect("and it goes on");
     let mut model = watched.model();
-    let place = Place { group: 0, page: 0 };
+    let place = PageRef { group: 0, page: 0 };
     assert!(matches!(model.export_page(place, &mut Vec::new()), Err(Error::NotSupported(_))));
     assert!(matches!(model.import_page(place, &[]), Err(Error::NotSupported(_))));
     assert!(matches!(model.copy_page(place, place), Err(Error::NotSupported(_))));

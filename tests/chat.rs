@@ -986,7 +986,7 @@ fn history_is_private_and_found_again() {
 fn long_entries_stay_out_of_the_history_file_and_a_link_is_not_followed() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
-    let long = "word ".repeat(8_000);
+    let long = "x".repeat(40_000);
     term.send(&format!("\x1b[200~{long}\x1b[201~"));
     term.send("\r");
     term.expect("in the history of this chat, not in the history file)");
@@ -996,7 +996,7 @@ fn long_entries_stay_out_of_the_history_file_and_a_link_is_not_followed() {
     term.leave();
     let path = place.path(".local/state/llmctl/history");
     let text = std::fs::read_to_string(&path).expect("a history");
-    assert!(text.contains("short") && !text.contains("word word"), "{} bytes", text.len());
+    assert!(text.contains("short") && !text.contains("xxxx"), "{} bytes", text.len());
 
     std::fs::remove_file(&path).expect("removed");
     place.write("elsewhere", "");
@@ -1049,8 +1049,7 @@ fn a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line() {
 fn a_conversation_far_beyond_a_smaller_context_can_drop_turns() {
     let place = Place::new();
     let line = format!("{}\n", "how do I save a conversation ".repeat(88));
-    let script = line.repeat(6);
-    finish(command(&place, &["--session", "f", "-n", "1"]), &script).check(0, "");
+    finish(command(&place, &["--session", "f", "-n", "1"]), &line.repeat(6)).check(0, "");
     assert_eq!(questions(&place, "f").len(), 6);
     let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "64"]), 100);
     term.expect("/64 > ");
@@ -1084,6 +1083,7 @@ fn a_resize_draws_the_typed_line_from_where_it_began() {
     term.session.get_process().set_size(60, 30);
     // 10 of the prompt and 150 typed: two lines of 100 columns, three of 60, so it began one line higher than before.
     term.expect("\x1b[1A\r\x1b[J");
+    term.prompt(); // drawn again; what is typed behind an interrupt that is not seen yet would be lost
     term.send("\x03");
     term.prompt();
     term.leave();

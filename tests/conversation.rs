@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use llmctl::runtime::load::tokenizer::{from_folder, hf_settings};
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
-use llmctl::runtime::session::conversation::{Answer, Dialogue, Finished, PromptedTurn};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
 use llmctl::runtime::text::{HfSettings, Tokenizer};
+use llmctl::runtime::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
 use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, ReuseReason, Sampling, Speech, Started,
-    Timings, Usage,
+    ChatTokenizer, Engine, EngineConfig, Error, Event, Finish, Outcome, Request, ReuseReason, Sampling,
+    Started, Timings, Usage,
 };
 use llmctl::template::{Content, Conversation, Message, ToolCall};
 use serde_json::Value as Json;
@@ -25,7 +25,7 @@ use crate::session_transcript::{GEMMA3, GEMMA4, LLAMA31, QWEN3, bfcl_call, resul
 
 const SESSION: &str = "s";
 
-fn speech(tokenizer: Tokenizer, template: &str) -> Speech {
+fn chat_tokenizer(tokenizer: Tokenizer, template: &str) -> ChatTokenizer {
     let texts = ModelTexts {
         identity: String::new(),
         tokenizer: Arc::new(tokenizer),
@@ -36,7 +36,7 @@ fn speech(tokenizer: Tokenizer, template: &str) -> Speech {
         end_of_generation: Vec::new(),
         hints: None,
     };
-    Speech::new(texts, Some(template))
+    ChatTokenizer::new(texts, Some(template))
 }
 
 /// The tokenizer that goes with a template, or one of the same kind where the fixtures lack it.
@@ -64,10 +64,10 @@ fn model(fingerprint: &str) -> ModelFingerprint {
 /// A conversation on an engine whose model says what the test wants, letter by letter: other tokens than the tokenizer
 /// would make of the same text.
 struct Chat {
-    speech: Speech,
+    chat_tokenizer: ChatTokenizer,
     engine: Engine,
     lines: Arc<Mutex<VecDeque<u32>>>,
-    dialogue: Dialogue,
+    session_chat: SessionChat,
     /// What the client holds; its spelling is its own.
     client: Conversation,
 }
@@ -85,12 +85,12 @@ fn chat(template: &str) -> Option<Chat> {
     let source = std::fs::read_to_string(&path)
         .inspect_err(|_| eprintln!("skipped: no template at {}", path.display()))
         .ok()?;
-    Some(Chat::new(speech(tokenizer(template)?, &source)))
+    Some(Chat::new(chat_tokenizer(tokenizer(template)?, &source)))
 }
 
 impl Chat {
-    fn new(speech: Speech) -> Self {
-        let vocab_size = speech.tokenizer().vocab_size() + 1;
+    fn new(chat_tokenizer: ChatTokenizer) -> Self {
+        let vocab_size = chat_tokenizer.tokenizer().vocab_size() + 1;
         let end = vocab_size as u32 - 1; // of no text
         let lines = Arc::new(Mutex::new(VecDeque::new()));
         let said = lines.clone();
@@ -100,26 +100,33 @@ impl Chat {
         });
         let config = EngineConfig { step_tokens: 512, ..EngineConfig::new(16_384, vec![end]) };
         let model_of_lines = Box::new(ToyModel::new(vocab_size, rule));
-        let engine = Engine::new(model_of_lines, speech.tokenizer().clone(), config).expect("an engine");
-        Self { speech, engine, lines, dialogue: Dialogue::new(model("1")), client: Conversation::default() }
+        let engine =
+            Engine::new(model_of_lines, chat_tokenizer.tokenizer().clone(), config).expect("an engine");
+        Self {
+            chat_tokenizer,
+            engine,
+            lines,
+            session_chat: SessionChat::new(model("1")),
+            client: Conversation::default(),
+        }
     }
 
     fn letters(&self, text: &str) -> Vec<u32> {
-        let letter = |c: char| self.speech.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
+        let letter = |c: char| self.chat_tokenizer.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
         text.chars().flat_map(letter).collect()
     }
 
     /// A whole turn. The client gets `answer`, and sends `returned` back from then on.
     fn turn(&mut self, added: Vec<Message>, text: &str, answer: Message, returned: Message) -> Counted {
         self.client.messages.extend(added);
-        let turn = self.dialogue.prompt(&self.speech, self.client.clone()).expect("a prompt");
+        let turn = self.session_chat.prompt(&self.chat_tokenizer, self.client.clone()).expect("a prompt");
         self.lines.lock().expect("free").extend(self.letters(text));
         let (events, resident) = self.ask(&turn);
         let (started, outcome, generated, heard) = sorted(events);
         assert_eq!(heard, text);
         let usage = outcome.usage.clone();
-        let answer = Answer { message: answer, generated, outcome, sampling: Sampling::default() };
-        assert_eq!(self.dialogue.finish(turn, answer).expect("kept"), Finished::Kept);
+        let answer = RecordedAnswer { message: answer, generated, outcome, sampling: Sampling::default() };
+        assert_eq!(self.session_chat.record(turn, answer).expect("kept"), Finished::Kept);
         self.client.messages.push(returned);
         Counted { started, usage, resident }
     }
@@ -146,7 +153,8 @@ impl Chat {
     ) -> Counted {
         let counted = self.turn(added, text, answer, returned);
         let Started { reuse, difference, .. } = &counted.started;
-        let explained = difference.as_ref().map(|difference| difference.explain(&**self.speech.tokenizer()));
+        let explained =
+            difference.as_ref().map(|difference| difference.explain(&**self.chat_tokenizer.tokenizer()));
         assert_eq!(reuse.cached_tokens, counted.resident, "{what}: {explained:?}");
         let reason = if counted.resident == 0 { ReuseReason::New } else { ReuseReason::ExactPrefix };
         assert_eq!((reuse.reason, explained), (reason, None), "{what}");
@@ -202,7 +210,8 @@ fn every_turn_of_a_plain_conversation_computes_only_what_is_new() {
             held = usage.prompt_tokens + usage.completion_tokens;
         }
         assert_eq!(computed, held, "{template}: every token is computed once");
-        let next = chat.dialogue.prompt(&chat.speech, chat.dialogue.followed_by(vec![user("more")]));
+        let next =
+            chat.session_chat.prompt(&chat.chat_tokenizer, chat.session_chat.followed_by(vec![user("more")]));
         assert_eq!(next.expect("a prompt").num_spliced(), 4, "{template}");
     }
 }
@@ -262,12 +271,12 @@ fn an_edited_answer_is_explained_where_it_differs() {
     let difference = counted.started.difference.expect("they differ");
     assert_eq!(Some(difference.position), counted.started.reuse.first_difference);
     assert_eq!(difference.position, counted.started.reuse.cached_tokens);
-    let explained = difference.explain(&**chat.speech.tokenizer());
+    let explained = difference.explain(&**chat.chat_tokenizer.tokenizer());
     assert!(explained.session.starts_with("Bergen"), "{explained:?}");
     assert!(explained.prompt.starts_with("Trondheim"), "{explained:?}");
     assert!(explained.before.contains("<|im_start|>assistant\\n"), "{explained:?}");
     // The edit is what counts from then on.
-    let texts = chat.dialogue.messages().filter_map(|message| match &message.content {
+    let texts = chat.session_chat.messages().filter_map(|message| match &message.content {
         Some(Content::Text(text)) => Some(text.as_str()),
         _ => None,
     });
@@ -280,26 +289,26 @@ fn an_edited_answer_is_explained_where_it_differs() {
 const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-fn plain() -> Speech {
-    speech(parity_tokenizer("llama"), PLAIN)
+fn plain() -> ChatTokenizer {
+    chat_tokenizer(parity_tokenizer("llama"), PLAIN)
 }
 
-fn answer(text: &str, finish: Finish, speech: &Speech) -> Answer {
-    let letter = |c: char| speech.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
+fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> RecordedAnswer {
+    let letter = |c: char| chat_tokenizer.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
     let generated: Vec<u32> = text.chars().flat_map(letter).collect();
     let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: generated.len() };
     let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 7 };
     let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
-    Answer { message: Message::assistant(text), generated, outcome, sampling }
+    RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling }
 }
 
-fn prompt(dialogue: &Dialogue, speech: &Speech, question: &str) -> PromptedTurn {
-    dialogue.prompt(speech, dialogue.followed_by(vec![user(question)])).expect("a prompt")
+fn prompt(session_chat: &SessionChat, chat_tokenizer: &ChatTokenizer, question: &str) -> PromptedTurn {
+    session_chat.prompt(chat_tokenizer, session_chat.followed_by(vec![user(question)])).expect("a prompt")
 }
 
-fn take_turn(dialogue: &mut Dialogue, speech: &Speech, question: &str, text: &str) {
-    let turn = prompt(dialogue, speech, question);
-    let finished = dialogue.finish(turn, answer(text, Finish::Eos(1), speech)).expect("kept");
+fn take_turn(session_chat: &mut SessionChat, chat_tokenizer: &ChatTokenizer, question: &str, text: &str) {
+    let turn = prompt(session_chat, chat_tokenizer, question);
+    let finished = session_chat.record(turn, answer(text, Finish::Eos(1), chat_tokenizer)).expect("kept");
     assert_eq!(finished, Finished::Kept);
 }
 
@@ -309,8 +318,8 @@ fn store() -> (tempfile::TempDir, SessionStore, SessionName) {
     (folder, store, SessionName::new("a").expect("a name"))
 }
 
-fn dialogue_of(store: &SessionStore, name: &SessionName, model: ModelFingerprint) -> Dialogue {
-    Dialogue::resume(store.open_or_create(name, &model).expect("opened"), model)
+fn dialogue_of(store: &SessionStore, name: &SessionName, model: ModelFingerprint) -> SessionChat {
+    SessionChat::resume(store.open_or_create(name, &model).expect("opened"), model)
 }
 
 fn lines(folder: &Path) -> usize {
@@ -321,119 +330,127 @@ fn lines(folder: &Path) -> usize {
 #[test]
 fn a_conversation_from_disk_prompts_as_the_one_that_was_never_closed() {
     let (folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    take_turn(&mut dialogue, &speech, "one?", "uno dos");
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno dos");
     assert_eq!(lines(folder.path()), 2, "on disk when finish returns");
-    take_turn(&mut dialogue, &speech, "two?", "tres \u{20ac}");
-    let expected = prompt(&dialogue, &speech, "three?").tokens().to_vec();
-    drop(dialogue);
-    let dialogue = dialogue_of(&store, &name, model("1"));
-    let turn = prompt(&dialogue, &speech, "three?");
+    take_turn(&mut session_chat, &chat_tokenizer, "two?", "tres \u{20ac}");
+    let expected = prompt(&session_chat, &chat_tokenizer, "three?").tokens().to_vec();
+    drop(session_chat);
+    let session_chat = dialogue_of(&store, &name, model("1"));
+    let turn = prompt(&session_chat, &chat_tokenizer, "three?");
     assert_eq!((turn.tokens(), turn.num_spliced(), turn.num_kept_turns()), (&expected[..], 2, 2));
-    let text = turn.text(&speech);
+    let text = turn.text(&chat_tokenizer);
     assert!(text.contains("assistant\ntres \u{20ac}<|im_end|>"), "{text}");
-    let known = dialogue.saved().tokens();
+    let known = session_chat.saved().tokens();
     assert_eq!(expected[..known.len()], known, "what was resident is the prompt's beginning");
-    let sampling = &dialogue.saved().turns[0].turn.sampling;
+    let sampling = &session_chat.saved().turns[0].turn.sampling;
     assert_eq!((sampling.seed, sampling.temperature), (Some(7), 0.5), "with the seed in force");
-    assert!(dialogue.notices().is_empty());
+    assert!(session_chat.notices().is_empty());
 }
 
 #[test]
 fn a_turn_that_fails_or_is_cancelled_at_once_leaves_the_conversation_as_before() {
     let (folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    take_turn(&mut dialogue, &speech, "one?", "uno");
-    let before = dialogue.saved().clone();
-    drop(prompt(&dialogue, &speech, "fails"));
-    let turn = prompt(&dialogue, &speech, "cancelled");
-    let finished = dialogue.finish(turn, answer("", Finish::Cancelled, &speech)).expect("nothing to do");
-    assert_eq!((finished, dialogue.saved(), lines(folder.path())), (Finished::Empty, &before, 2));
-    assert_eq!(prompt(&dialogue, &speech, "two?").num_spliced(), 1);
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
+    let before = session_chat.saved().clone();
+    drop(prompt(&session_chat, &chat_tokenizer, "fails"));
+    let turn = prompt(&session_chat, &chat_tokenizer, "cancelled");
+    let finished =
+        session_chat.record(turn, answer("", Finish::Cancelled, &chat_tokenizer)).expect("nothing to do");
+    assert_eq!((finished, session_chat.saved(), lines(folder.path())), (Finished::Empty, &before, 2));
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "two?").num_spliced(), 1);
 }
 
 #[test]
 fn a_cancelled_turn_is_kept_as_such_and_goes_back_as_it_was() {
     let (_folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    let turn = prompt(&dialogue, &speech, "count");
-    dialogue.finish(turn, answer("one, tw", Finish::Cancelled, &speech)).expect("kept");
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    let turn = prompt(&session_chat, &chat_tokenizer, "count");
+    session_chat.record(turn, answer("one, tw", Finish::Cancelled, &chat_tokenizer)).expect("kept");
     let saved = store.read(&name).expect("readable");
     assert_eq!(saved.turns[0].turn.finish, Finish::Cancelled);
-    assert_eq!(prompt(&dialogue, &speech, "go on").num_spliced(), 1);
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "go on").num_spliced(), 1);
 }
 
 #[test]
 fn an_answer_that_a_stop_string_cut_goes_back_as_text() {
     let (_folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    let turn = prompt(&dialogue, &speech, "list");
-    let mut cut = answer("a, b END", Finish::StopString("END".to_owned()), &speech);
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    let turn = prompt(&session_chat, &chat_tokenizer, "list");
+    let mut cut = answer("a, b END", Finish::StopString("END".to_owned()), &chat_tokenizer);
     cut.message = Message::assistant("a, b ");
-    dialogue.finish(turn, cut).expect("kept");
-    let check = |dialogue: &Dialogue| {
-        let turn = prompt(dialogue, &speech, "more");
+    session_chat.record(turn, cut).expect("kept");
+    let check = |session_chat: &SessionChat| {
+        let turn = prompt(session_chat, &chat_tokenizer, "more");
         assert_eq!(turn.num_spliced(), 0);
-        assert!(turn.text(&speech).contains("assistant\na, b <|im_end|>"), "{}", turn.text(&speech));
+        assert!(
+            turn.text(&chat_tokenizer).contains("assistant\na, b <|im_end|>"),
+            "{}",
+            turn.text(&chat_tokenizer)
+        );
     };
-    check(&dialogue);
-    drop(dialogue);
+    check(&session_chat);
+    drop(session_chat);
     check(&dialogue_of(&store, &name, model("1")));
 }
 
 #[test]
 fn another_model_gets_the_text_and_not_the_ids() {
     let (_folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    take_turn(&mut dialogue, &speech, "one?", "uno");
-    drop(dialogue);
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
+    drop(session_chat);
     let renamed = ModelFingerprint { name: "an alias of it".to_owned(), ..model("1") };
-    let dialogue = dialogue_of(&store, &name, renamed);
-    assert_eq!((dialogue.notices().len(), prompt(&dialogue, &speech, "x").num_spliced()), (0, 1));
-    drop(dialogue);
+    let session_chat = dialogue_of(&store, &name, renamed);
+    assert_eq!(
+        (session_chat.notices().len(), prompt(&session_chat, &chat_tokenizer, "x").num_spliced()),
+        (0, 1)
+    );
+    drop(session_chat);
 
-    let mut dialogue = dialogue_of(&store, &name, model("2"));
-    let [notice] = &dialogue.notices()[..] else { panic!("{:?}", dialogue.notices()) };
+    let mut session_chat = dialogue_of(&store, &name, model("2"));
+    let [notice] = &session_chat.notices()[..] else { panic!("{:?}", session_chat.notices()) };
     assert!(notice.contains("this session was started with toy when it had other weights"), "{notice}");
-    let turn = prompt(&dialogue, &speech, "two?");
+    let turn = prompt(&session_chat, &chat_tokenizer, "two?");
     assert_eq!(turn.num_spliced(), 0);
-    assert!(turn.text(&speech).contains("uno"), "the messages stay");
+    assert!(turn.text(&chat_tokenizer).contains("uno"), "the messages stay");
     let tokens = turn.tokens().len();
-    dialogue.finish(turn, answer("dos", Finish::Eos(1), &speech)).expect("kept");
-    let second = dialogue.saved().turns[1].clone();
+    session_chat.record(turn, answer("dos", Finish::Eos(1), &chat_tokenizer)).expect("kept");
+    let second = session_chat.saved().turns[1].clone();
     assert_eq!((second.turn.kept_tokens, second.turn.prompt_tail.len()), (0, tokens));
-    assert_eq!(dialogue.saved().num_tokens(), tokens + 3, "of the second model alone");
-    assert_eq!(prompt(&dialogue, &speech, "three?").num_spliced(), 1, "its own answer");
-    drop(dialogue);
-    let dialogue = dialogue_of(&store, &name, model("2"));
-    assert_eq!(prompt(&dialogue, &speech, "three?").num_spliced(), 1, "also from disk");
+    assert_eq!(session_chat.saved().num_tokens(), tokens + 3, "of the second model alone");
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "three?").num_spliced(), 1, "its own answer");
+    drop(session_chat);
+    let session_chat = dialogue_of(&store, &name, model("2"));
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "three?").num_spliced(), 1, "also from disk");
 }
 
 #[test]
 fn turns_that_a_client_edits_are_replaced_when_the_new_one_is_finished() {
     let (folder, store, name) = store();
-    let speech = plain();
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
+    let chat_tokenizer = plain();
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
     for (question, text) in [("one?", "uno"), ("two?", "dos"), ("three?", "tres")] {
-        take_turn(&mut dialogue, &speech, question, text);
+        take_turn(&mut session_chat, &chat_tokenizer, question, text);
     }
     let kept = [user("one?"), Message::assistant("uno"), user("deux?")];
     let edited = Conversation { messages: kept.to_vec(), ..Conversation::default() };
-    let turn = dialogue.prompt(&speech, edited).expect("a prompt");
+    let turn = session_chat.prompt(&chat_tokenizer, edited).expect("a prompt");
     assert_eq!(turn.num_kept_turns(), 1);
     assert_eq!(
         store.read(&name).expect("readable").turns.len(),
         3,
         "nothing is given up before there is a new one"
     );
-    dialogue.finish(turn, answer("deux", Finish::Eos(1), &speech)).expect("kept");
+    session_chat.record(turn, answer("deux", Finish::Eos(1), &chat_tokenizer)).expect("kept");
     let saved = store.read(&name).expect("readable");
-    assert_eq!(&saved, dialogue.saved());
+    assert_eq!(&saved, session_chat.saved());
     // One line did it: a crash in the middle of it would have left the old turns.
     let path = folder.path().join("sessions/a/transcript.jsonl");
     let whole = std::fs::read(&path).expect("a transcript");
@@ -446,41 +463,45 @@ fn turns_that_a_client_edits_are_replaced_when_the_new_one_is_finished() {
     std::fs::write(&path, &whole).expect("restored");
     let messages: Vec<Message> = saved.messages().cloned().collect();
     assert_eq!(messages, [&kept[..], &[Message::assistant("deux")]].concat());
-    assert_eq!(prompt(&dialogue, &speech, "next").num_spliced(), 2);
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "next").num_spliced(), 2);
 
-    dialogue.rewind(1).expect("undone");
+    session_chat.rewind(1).expect("undone");
     assert_eq!(store.read(&name).expect("readable").turns.len(), 1);
-    assert_eq!(prompt(&dialogue, &speech, "next").num_spliced(), 1);
-    assert!(matches!(dialogue.rewind(2), Err(Error::InvalidParameter { name: "turns", .. })));
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "next").num_spliced(), 1);
+    assert!(matches!(session_chat.rewind(2), Err(Error::InvalidParameter { name: "turns", .. })));
 }
 
 #[test]
 fn an_unsaved_conversation_is_one_all_the_same() {
-    let speech = plain();
-    let mut dialogue = Dialogue::new(model("1"));
-    take_turn(&mut dialogue, &speech, "one?", "uno");
-    take_turn(&mut dialogue, &speech, "two?", "dos");
-    let turn = prompt(&dialogue, &speech, "three?");
+    let chat_tokenizer = plain();
+    let mut session_chat = SessionChat::new(model("1"));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
+    take_turn(&mut session_chat, &chat_tokenizer, "two?", "dos");
+    let turn = prompt(&session_chat, &chat_tokenizer, "three?");
     assert_eq!((turn.num_spliced(), turn.num_kept_turns()), (2, 2));
-    let known = dialogue.saved().tokens();
+    let known = session_chat.saved().tokens();
     assert_eq!(turn.tokens()[..known.len()], known);
-    dialogue.rewind(0).expect("undone");
-    assert_eq!((dialogue.messages().count(), prompt(&dialogue, &speech, "x").num_spliced()), (0, 0));
+    session_chat.rewind(0).expect("undone");
+    assert_eq!(
+        (session_chat.messages().count(), prompt(&session_chat, &chat_tokenizer, "x").num_spliced()),
+        (0, 0)
+    );
 }
 
 #[test]
 fn a_template_that_prints_the_date_prints_that_of_the_first_turn() {
     let (_folder, store, name) = store();
-    let speech = speech(parity_tokenizer("llama"), &format!("{{{{ strftime_now('%F %T') }}}}{PLAIN}"));
-    let mut dialogue = dialogue_of(&store, &name, model("1"));
-    take_turn(&mut dialogue, &speech, "one?", "uno");
-    let text = prompt(&dialogue, &speech, "two?").text(&speech);
-    drop(dialogue);
+    let chat_tokenizer =
+        chat_tokenizer(parity_tokenizer("llama"), &format!("{{{{ strftime_now('%F %T') }}}}{PLAIN}"));
+    let mut session_chat = dialogue_of(&store, &name, model("1"));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
+    let text = prompt(&session_chat, &chat_tokenizer, "two?").text(&chat_tokenizer);
+    drop(session_chat);
     std::thread::sleep(std::time::Duration::from_millis(1100)); // the clock moves on to another second
-    let dialogue = dialogue_of(&store, &name, model("1"));
-    assert_eq!(prompt(&dialogue, &speech, "two?").text(&speech), text);
-    let known = dialogue.saved().tokens();
-    assert_eq!(prompt(&dialogue, &speech, "two?").tokens()[..known.len()], known);
+    let session_chat = dialogue_of(&store, &name, model("1"));
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "two?").text(&chat_tokenizer), text);
+    let known = session_chat.saved().tokens();
+    assert_eq!(prompt(&session_chat, &chat_tokenizer, "two?").tokens()[..known.len()], known);
 }
 
 // ---- text behind ids

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS, StateGroup};
-use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Request, Sampling};
+use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS};
+use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Request, Sampling};
 
 use crate::common::golden::{FAMILIES, RECURRENT, exact, golden_prompts, load_model, parity_folder};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
@@ -88,7 +88,7 @@ fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
             for _ in 0..NEW_TOKENS {
                 for (&session, ids) in sessions.iter().zip(&mut decoded) {
                     match engine.decode_one(session, &greedy).expect("room in the context") {
-                        Decoded::Token { id, .. } => ids.push(id),
+                        DecodeOutcome::Token { id, .. } => ids.push(id),
                         other => panic!("{family}: {other:?}"),
                     }
                 }
@@ -142,7 +142,7 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
             let strangers = (from..).zip(lens).map(|(n, len)| limited(&vec![n; len], 20)).collect();
             run_all(&mut engine, strangers);
             // Windowed layers take less of the memory than four full contexts would: more strangers fit beside a session.
-            let is_plain = matches!(engine.spec().model.groups[..], [StateGroup { keep: Keep::All, .. }]);
+            let is_plain = matches!(engine.spec().model.groups[..], [KvGroup { kind: KvKind::Full, .. }]);
             let is_evicted = engine.list_sessions().iter().all(|info| info.num_resident == 0);
             assert!(is_evicted || !is_plain, "{family}");
             let back = turn(all, &[11, 12], Some(5));

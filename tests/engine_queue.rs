@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use llmctl::runtime::engine::MAX_BYPASSES;
 use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::schedule::MAX_OVERTAKING;
 use llmctl::runtime::{
     Engine, EngineConfig, Error, Event, Finish, Request, RequestId, Reuse, ReuseReason, SessionState,
 };
@@ -162,7 +162,7 @@ fn a_large_request_is_overtaken_only_so_often() {
     let large = engine.submit(of_pages(3)).expect("valid");
     let mut later = Vec::new();
     // There are always small ones that would fit, and they never all end at once.
-    for _ in 0..(MAX_OVERTAKING + 4) * 2 * PAGE_TOKENS {
+    for _ in 0..(MAX_BYPASSES + 4) * 2 * PAGE_TOKENS {
         if engine.load().num_waiting < 3 {
             later.push(engine.submit(of_pages(1)).expect("valid"));
         }
@@ -172,7 +172,7 @@ fn a_large_request_is_overtaken_only_so_often() {
     }
     assert!(has_started(&answers, large), "it would wait for ever");
     let overtaking = later.iter().filter(|&&id| has_started(&answers, id)).count();
-    assert_eq!(overtaking, MAX_OVERTAKING);
+    assert_eq!(overtaking, MAX_BYPASSES);
     drain(&mut engine, &mut answers);
     assert!(answers.values().all(Answer::has_ended));
 }

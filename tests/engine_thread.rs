@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use llmctl::runtime::{
-    Engine, EngineConfig, EngineHandle, Error, Event, EventStream, Finish, NotYet, Request, Sampling,
+    Engine, EngineClient, EngineConfig, Error, Event, EventStream, Finish, NotYet, Request, Sampling,
 };
 
 use crate::common::toy::{
@@ -16,14 +16,14 @@ use crate::common::toy::{
     request, run_one, seeded,
 };
 
-fn spawn(setup: Setup, rule: Rule) -> (EngineHandle, Log) {
+fn spawn(setup: Setup, rule: Rule) -> (EngineClient, Log) {
     spawn_model(setup, ToyModel::new(64, rule))
 }
 
-fn spawn_model(setup: Setup, model: ToyModel) -> (EngineHandle, Log) {
+fn spawn_model(setup: Setup, model: ToyModel) -> (EngineClient, Log) {
     let log = model.log();
     let build = move || Ok(setup.engine_with(model, ToyVocabulary::numbers(64)).0);
-    (EngineHandle::spawn(build).expect("builds"), log)
+    (EngineClient::spawn(build).expect("builds"), log)
 }
 
 /// Counts, but each sampling waits for a permit; when the gate is dropped all pass.
@@ -55,7 +55,7 @@ fn is_text(event: &Event) -> bool {
 fn the_handle_may_be_shared() {
     fn check<T: Send + Sync + Clone + 'static>() {}
     fn check_stream<T: Send + 'static>() {}
-    check::<EngineHandle>();
+    check::<EngineClient>();
     check_stream::<EventStream>();
 }
 
@@ -101,7 +101,7 @@ fn a_refusal_that_depends_on_the_engines_state_is_the_first_event() {
         engine.create_session()?; // holds all pages
         Ok(engine)
     };
-    let handle = EngineHandle::spawn(build).expect("builds");
+    let handle = EngineClient::spawn(build).expect("builds");
     let answer = read(handle.submit(request(&[1])).expect("valid in itself"));
     assert!(matches!(answer.events[..], [Event::Failed(Error::SessionsFull { capacity: 1 })]));
 }
@@ -141,7 +141,7 @@ fn a_dropped_stream_stops_its_prompt_between_chunks() {
         let model = Box::new(held(model, permits));
         Engine::new(model, ToyVocabulary::numbers(64), setup.config())
     };
-    let handle = EngineHandle::spawn(build).expect("builds");
+    let handle = EngineClient::spawn(build).expect("builds");
     let mut stream = handle.submit(limited(&[9; 100], 10)).expect("valid");
     gate.send(()).expect("the engine lives");
     wait_for(&mut stream, |event| matches!(event, Event::Prefill { done: 4, total: 100 }));
@@ -269,9 +269,9 @@ fn dropping_the_last_handle_ends_the_thread_and_what_runs() {
 
 #[test]
 fn an_engine_that_cannot_be_built_is_an_error() {
-    let refused = EngineHandle::spawn(|| Err(Error::Backend("no device".to_owned())));
+    let refused = EngineClient::spawn(|| Err(Error::Backend("no device".to_owned())));
     assert!(matches!(refused, Err(Error::Backend(message)) if message == "no device"));
-    let panicked = EngineHandle::spawn(|| panic!("while building"));
+    let panicked = EngineClient::spawn(|| panic!("while building"));
     assert!(matches!(panicked, Err(Error::EngineGone)));
 }
 
@@ -342,7 +342,7 @@ fn drawn_seeds_differ_between_requests() {
 // ---- the queue
 
 /// One request runs, and stands at its gate; whatever else is submitted waits.
-fn crowded(max_waiting: usize, ttl: Option<Duration>) -> (EngineHandle, Log, Sender<()>) {
+fn crowded(max_waiting: usize, ttl: Option<Duration>) -> (EngineClient, Log, Sender<()>) {
     let (rule, gate) = gated();
     let model = ToyModel::new(64, rule);
     let log = model.log();
@@ -351,7 +351,7 @@ fn crowded(max_waiting: usize, ttl: Option<Duration>) -> (EngineHandle, Log, Sen
         let config = EngineConfig { max_waiting, session_ttl: ttl, ..one };
         Engine::new(Box::new(model), ToyVocabulary::numbers(64), config)
     };
-    (EngineHandle::spawn(build).expect("builds"), log, gate)
+    (EngineClient::spawn(build).expect("builds"), log, gate)
 }
 
 #[test]

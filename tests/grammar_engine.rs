@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::text::{TokenKind, Tokenizer, VocabSpec};
 use llmctl::runtime::{
     Engine, Error, Event, Finish, Grammar, GrammarCompiler, GrammarError, GrammarSource, Overflow, Request,
@@ -207,7 +207,7 @@ fn a_session_goes_on_from_the_exact_ids() {
 
 #[test]
 fn recurrent_states_are_left_at_page_ends_though_forced_tokens_come_in_chunks() {
-    let model = || ToyModel::new(VOCABULARY, hashing(VOCABULARY)).with_groups(&[Keep::State]);
+    let model = || ToyModel::new(VOCABULARY, hashing(VOCABULARY)).with_groups(&[KvKind::Recurrent]);
     let config = Setup { step_tokens: 3 * PAGE_TOKENS, ..setup() };
     let mut toy = Toy::over(&config, model());
     let asked =

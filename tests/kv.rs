@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PagePool, PageTable, Place, StateGroup};
+use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -40,11 +40,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 
 /// Tables with the tokens they should hold, and a memory that holds what was written.
 struct World {
-    keeps: &'static [Keep],
+    kinds: &'static [KvKind],
     pool: PagePool,
     tables: Vec<(PageTable, Vec<u32>)>,
-    rows: HashMap<(Place, usize), u32>,
-    states: HashMap<Place, Vec<u32>>,
+    rows: HashMap<(PageRef, usize), u32>,
+    states: HashMap<PageRef, Vec<u32>>,
 }
 
 impl World {
@@ -105,10 +105,10 @@ impl World {
                 self.states.insert(copy.to, state);
             }
         }
-        for (group, keep) in self.keeps.iter().enumerate() {
-            if *keep == Keep::State {
+        for (group, kind) in self.kinds.iter().enumerate() {
+            if *kind == KvKind::Recurrent {
                 let Some(page) = table.state(group) else { continue };
-                let state = self.states.entry(Place { group, page }).or_default();
+                let state = self.states.entry(PageRef { group, page }).or_default();
                 if expected.is_empty() {
                     state.clear();
                 }
@@ -117,7 +117,7 @@ impl World {
             }
             for (index, &token) in tokens.iter().enumerate() {
                 let (page, offset) = table.slot(group, expected.len() + index);
-                self.rows.insert((Place { group, page }, offset), token);
+                self.rows.insert((PageRef { group, page }, offset), token);
             }
         }
         expected.extend(tokens);
@@ -136,19 +136,19 @@ impl World {
     /// The next token can see what it should.
     fn check_table(&self, table: &PageTable, tokens: &[u32], what: &str) {
         assert_eq!(table.len(), tokens.len());
-        for (group, keep) in self.keeps.iter().enumerate() {
-            let from = match *keep {
-                Keep::All => 0,
-                Keep::Window(window) => (tokens.len() + 1).saturating_sub(window),
-                Keep::State => {
-                    let state = table.state(group).map(|page| &self.states[&Place { group, page }]);
+        for (group, kind) in self.kinds.iter().enumerate() {
+            let from = match *kind {
+                KvKind::Full => 0,
+                KvKind::SlidingWindow(window) => (tokens.len() + 1).saturating_sub(window),
+                KvKind::Recurrent => {
+                    let state = table.state(group).map(|page| &self.states[&PageRef { group, page }]);
                     assert_eq!(state.map_or(&[][..], |state| state), tokens, "{what}");
                     continue;
                 }
             };
             let token = |position| {
                 let (page, offset) = table.slot(group, position);
-                self.rows[&(Place { group, page }, offset)]
+                self.rows[&(PageRef { group, page }, offset)]
             };
             let visible = from..tokens.len();
             assert_eq!(visible.clone().map(token).collect::<Vec<_>>(), tokens[visible], "{what}");
@@ -156,12 +156,12 @@ impl World {
     }
 }
 
-const KINDS: [&[Keep]; 5] = [
-    &[Keep::All],
-    &[Keep::All, Keep::Window(20)],
-    &[Keep::State, Keep::All],
-    &[Keep::Window(1), Keep::Window(40), Keep::State],
-    &[Keep::State],
+const KINDS: [&[KvKind]; 5] = [
+    &[KvKind::Full],
+    &[KvKind::Full, KvKind::SlidingWindow(20)],
+    &[KvKind::Recurrent, KvKind::Full],
+    &[KvKind::SlidingWindow(1), KvKind::SlidingWindow(40), KvKind::Recurrent],
+    &[KvKind::Recurrent],
 ];
 
 proptest! {
@@ -171,11 +171,11 @@ proptest! {
     fn tables_read_their_own_tokens_whatever_is_shared(
         actions in actions(), capacity in 1usize..20, kind in 0..KINDS.len(),
     ) {
-        let keeps = KINDS[kind];
-        let group = |(index, &keep)| StateGroup { keep, page_bytes: 2 + index };
-        let groups: Vec<_> = keeps.iter().enumerate().map(group).collect();
+        let kinds = KINDS[kind];
+        let group = |(index, &kind)| KvGroup { kind, page_bytes: 2 + index };
+        let groups: Vec<_> = kinds.iter().enumerate().map(group).collect();
         let (pool, tables, capacity) = (PagePool::new(&groups, 2 * capacity), Vec::new(), 2 * capacity);
-        let mut world = World { keeps, pool, tables, rows: HashMap::new(), states: HashMap::new() };
+        let mut world = World { kinds, pool, tables, rows: HashMap::new(), states: HashMap::new() };
         for action in actions {
             world.run(action);
             world.check();

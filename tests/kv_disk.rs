@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use llmctl::runtime::Error;
 use llmctl::runtime::kv::disk::{
-    DiskConfig, DiskEvent, DiskStore, MissingReason, PageKey, PageLabel, PageName, Saving,
+    DiskConfig, DiskEvent, DiskPageKey, DiskStore, MissingReason, PageLabel, PageName, Saving,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ fn name(n: u32) -> PageName {
 /// The `n`th page of a sequence.
 fn label(n: u32) -> PageLabel {
     PageLabel {
-        key: PageKey { name: name(n), group: (n % 3) as u8 },
+        key: DiskPageKey { name: name(n), group: (n % 3) as u8 },
         parent: n.checked_sub(1).map(name),
         tokens: (0..32).map(|t| 32 * n + t).collect(),
         depth: n,
@@ -100,7 +100,7 @@ fn answers(
     store: &DiskStore,
     labels: impl IntoIterator<Item = PageLabel>,
     num_bytes: usize,
-) -> BTreeMap<PageKey, Answer> {
+) -> BTreeMap<DiskPageKey, Answer> {
     let mut asked = 0;
     for label in labels {
         store.load(label, num_bytes);
@@ -160,7 +160,7 @@ fn page_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn page_file(root: &Path, n: u32) -> PathBuf {
-    let PageKey { name, group } = label(n).key;
+    let DiskPageKey { name, group } = label(n).key;
     let name = name.to_string();
     root.join("f00d").join(&name[..2]).join(format!("{name}-{group}.kv"))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::{Engine, Error, Event, Finish, Request, Reuse, ReuseReason};
 use serde_json::json;
 
@@ -14,11 +14,11 @@ use crate::common::toy::{
     Answer, Setup, ToyModel, ToyVocabulary, hashing, limited, run_all, run_one, seeded,
 };
 
-const KINDS: [&[Keep]; 4] = [
-    &[Keep::All],
-    &[Keep::All, Keep::Window(40)],
-    &[Keep::State, Keep::All],
-    &[Keep::Window(40), Keep::State],
+const KINDS: [&[KvKind]; 4] = [
+    &[KvKind::Full],
+    &[KvKind::Full, KvKind::SlidingWindow(40)],
+    &[KvKind::Recurrent, KvKind::Full],
+    &[KvKind::SlidingWindow(40), KvKind::Recurrent],
 ];
 
 const PLENTY: Duration = Duration::from_secs(60);
@@ -34,15 +34,15 @@ fn store(root: &Path, fingerprint: &str, limit_bytes: u64) -> DiskStore {
     .expect("a store")
 }
 
-fn engine(keeps: &[Keep]) -> Engine {
+fn engine(kinds: &[KvKind]) -> Engine {
     let setup =
         Setup { step_tokens: 50, context_length: 512, end_of_generation: Vec::new(), ..Setup::default() };
-    setup.engine_with(ToyModel::new(64, hashing(64)).with_groups(keeps), ToyVocabulary::numbers(64)).0
+    setup.engine_with(ToyModel::new(64, hashing(64)).with_groups(kinds), ToyVocabulary::numbers(64)).0
 }
 
 /// An engine as another process has it: only what is below `root` is known.
-fn engine_on(root: &Path, keeps: &[Keep]) -> Engine {
-    let mut engine = engine(keeps);
+fn engine_on(root: &Path, kinds: &[KvKind]) -> Engine {
+    let mut engine = engine(kinds);
     engine.set_disk(store(root, "toy", u64::MAX));
     engine
 }
@@ -56,20 +56,20 @@ fn prompt(len: usize) -> Vec<u32> {
 }
 
 /// The first turn, and what its session holds when the process ends.
-fn first_turn(root: &Path, keeps: &[Keep]) -> Vec<u32> {
-    let mut engine = engine_on(root, keeps);
+fn first_turn(root: &Path, kinds: &[KvKind]) -> Vec<u32> {
+    let mut engine = engine_on(root, kinds);
     run_one(&mut engine, within("a", &prompt(150), 60));
     assert!(engine.flush_disk(PLENTY));
     engine.inspect_session("a").expect("open").tokens
 }
 
 /// The second turn in another process; its answer is that of an engine that computes everything.
-fn second_turn(root: &Path, keeps: &[Keep], tokens: &[u32]) -> (Reuse, Vec<String>) {
-    let mut engine = engine_on(root, keeps);
+fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<String>) {
+    let mut engine = engine_on(root, kinds);
     engine.restore_session("a", tokens.to_vec()).expect("a new engine");
     let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);
     let answer = run_one(&mut engine, request.clone());
-    let cold = run_one(&mut self::engine(keeps), Request { session: None, ..request });
+    let cold = run_one(&mut self::engine(kinds), Request { session: None, ..request });
     assert_eq!(answer.tokens(), cold.tokens());
     assert!(answer.outcome().usage.cached_tokens >= answer.reuse().cached_tokens);
     assert!(engine.flush_disk(PLENTY));
@@ -95,18 +95,18 @@ fn page_files(root: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_session_is_warm_in_another_process() {
-    for keeps in KINDS {
+    for kinds in KINDS {
         let root = tempfile::tempdir().expect("tempdir");
-        let tokens = first_turn(root.path(), keeps);
+        let tokens = first_turn(root.path(), kinds);
         assert_eq!(tokens.len(), 209);
-        let (reuse, notices) = second_turn(root.path(), keeps, &tokens);
+        let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
         let whole = tokens.len() / PAGE_TOKENS * PAGE_TOKENS;
-        assert_eq!((reuse.cached_tokens, reuse.restored_tokens), (whole, whole), "{keeps:?}");
+        assert_eq!((reuse.cached_tokens, reuse.restored_tokens), (whole, whole), "{kinds:?}");
         assert_eq!((reuse.reason, reuse.first_difference), (ReuseReason::Restored, None));
         assert!(notices.is_empty(), "{notices:?}");
         // The second turn was saved too, and adds to the first.
         let saved = page_files(root.path()).len();
-        let (again, _) = second_turn(root.path(), keeps, &tokens);
+        let (again, _) = second_turn(root.path(), kinds, &tokens);
         assert_eq!((again.cached_tokens, page_files(root.path()).len()), (whole, saved));
     }
 }
@@ -140,23 +140,23 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             fs::write(path, bytes).expect("writable");
         }),
     ];
-    for keeps in KINDS {
+    for kinds in KINDS {
         let root = tempfile::tempdir().expect("tempdir");
-        let tokens = first_turn(root.path(), keeps);
+        let tokens = first_turn(root.path(), kinds);
         let files = page_files(root.path());
         for (index, file) in files.iter().enumerate() {
             let (what, damage) = damage[index % damage.len()];
             let intact = fs::read(file).expect("readable");
             damage(file);
-            let (reuse, notices) = second_turn(root.path(), keeps, &tokens);
-            assert!(reuse.cached_tokens < 209, "{keeps:?}: {what}: {reuse:?}");
+            let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
+            assert!(reuse.cached_tokens < 209, "{kinds:?}: {what}: {reuse:?}");
             let is_said = notices.iter().any(|notice| notice.contains("computed again"));
             assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
             // conversation needs is not computed for its own sake.
             let again = fs::read(file).ok();
-            assert!(keeps.len() > 1 || again.as_ref() == Some(&intact), "{keeps:?}: {what}");
+            assert!(kinds.len() > 1 || again.as_ref() == Some(&intact), "{kinds:?}: {what}");
             fs::write(file, intact).expect("writable");
         }
     }
@@ -165,9 +165,9 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
 #[test]
 fn a_page_of_the_wrong_size_is_not_believed() {
     let root = tempfile::tempdir().expect("tempdir");
-    let tokens = first_turn(root.path(), &[Keep::All]);
+    let tokens = first_turn(root.path(), &[KvKind::Full]);
     // As if two builds of different page sizes had the same fingerprint.
-    let (reuse, _) = second_turn(root.path(), &[Keep::All, Keep::All], &tokens);
+    let (reuse, _) = second_turn(root.path(), &[KvKind::Full, KvKind::Full], &tokens);
     assert!(reuse.cached_tokens < 209);
 }
 

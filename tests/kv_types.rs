@@ -2,7 +2,7 @@
 //! every type chunks, company, copied pages and pages that were exported and imported change no bit.
 
 use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageTable, Place};
+use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::LoadOptions;
 use llmctl::runtime::model::{Batch, Model, Row};
 
@@ -92,11 +92,11 @@ fn moved(from: &dyn Model, to: &mut dyn Model, table: &PageTable, pool: &PagePoo
         let pairs: Vec<_> = table.page_ids(group).zip(moved.page_ids(group)).collect();
         for (source, target) in pairs.into_iter().filter(|pair| pair.0 != NO_PAGE) {
             let mut bytes = Vec::new();
-            from.export_page(Place { group, page: source }, &mut bytes).expect("export");
+            from.export_page(PageRef { group, page: source }, &mut bytes).expect("export");
             assert_eq!(bytes.len(), from.spec().groups[group].page_bytes);
-            to.import_page(Place { group, page: target }, &bytes).expect("import");
+            to.import_page(PageRef { group, page: target }, &bytes).expect("import");
             bytes.push(0);
-            assert!(to.import_page(Place { group, page: target }, &bytes).is_err(), "one byte too many");
+            assert!(to.import_page(PageRef { group, page: target }, &bytes).is_err(), "one byte too many");
         }
     }
     moved

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use llmctl::runtime::Speech;
+use llmctl::runtime::ChatTokenizer;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{ModelFiles, ModelTexts, load_texts, model_facts};
 use llmctl::template::{
@@ -152,13 +152,13 @@ impl Model {
         self.place.path("model")
     }
 
-    fn speech(&self) -> Speech {
+    fn chat_tokenizer(&self) -> ChatTokenizer {
         let files = ModelFiles::open(&ModelSource::Folder(self.folder())).expect("a model");
-        Speech::new(load_texts(&files).expect("texts"), None)
+        ChatTokenizer::new(load_texts(&files).expect("texts"), None)
     }
 
     fn id(&self, text: &str) -> u32 {
-        self.speech().tokenizer().token_to_id(text).expect("a token")
+        self.chat_tokenizer().tokenizer().token_to_id(text).expect("a token")
     }
 
     /// Starts a server whose home, and with it sessions and KV on disk, is `home`.
@@ -460,11 +460,12 @@ const KNOBS: [(&str, &str, &str); 12] = [
 
 /// A knob's value in a model's own files; nothing for what is built in.
 fn value(model: &Model, knob: &str) -> String {
-    let speech = model.speech();
-    let tokenizer = speech.tokenizer();
-    let dialect = Dialect::detect(speech.template_source().expect("a template"));
-    let prompt =
-        |conversation: &Conversation| speech.render(conversation, DateTime::default()).expect("a prompt");
+    let chat_tokenizer = model.chat_tokenizer();
+    let tokenizer = chat_tokenizer.tokenizer();
+    let dialect = Dialect::detect(chat_tokenizer.template_source().expect("a template"));
+    let prompt = |conversation: &Conversation| {
+        chat_tokenizer.render(conversation, DateTime::default()).expect("a prompt")
+    };
     let behind = |text: String, mark: &str| text.rsplit(mark).next().unwrap_or_default().to_owned();
     let asked = |kwargs: Value| {
         let kwargs = kwargs.as_object().expect("an object").clone();
@@ -478,7 +479,7 @@ fn value(model: &Model, knob: &str) -> String {
         |text: &&'static str| tokenizer.token_to_id(text).is_some_and(|id| tokenizer.is_special(id));
     match knob {
         "beginning of sequence" => {
-            let ids = speech.encode(&prompt(&Conversation {
+            let ids = chat_tokenizer.encode(&prompt(&Conversation {
                 messages: vec![Message::user("Question")],
                 ..Conversation::default()
             }));
@@ -492,7 +493,7 @@ fn value(model: &Model, knob: &str) -> String {
         }
         "end of generation" => {
             let name = |&id: &u32| format!("{} ({id})", tokenizer.id_to_token(id).expect("a token"));
-            speech.texts().end_of_generation.iter().map(name).collect::<Vec<_>>().join(", ")
+            chat_tokenizer.texts().end_of_generation.iter().map(name).collect::<Vec<_>>().join(", ")
         }
         "prompt after a tool result" => {
             let id = Some("call00001".to_owned());

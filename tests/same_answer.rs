@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
-use llmctl::runtime::{Decoded, Engine, Error, Request, RequestId, Sampling, SessionId};
+use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling, SessionId};
 use tempfile::TempDir;
 
 use crate::common::cpu;
@@ -208,7 +208,7 @@ fn in_company(subject: &Subject, model: &Watched, turns: &Conversation) {
 /// another in between.
 fn rewound(name: &str, model: &Watched, turns: &Conversation) {
     let truth = &turns.first;
-    let forgets = model.spec().groups.iter().any(|group| group.keep != Keep::All);
+    let forgets = model.spec().groups.iter().any(|group| group.kind != KvKind::Full);
     for warm_resume in [true, false] {
         let mut engine = model.engine(|config| config.warm_resume = warm_resume);
         let session = engine.create_session().expect("room");
@@ -243,7 +243,7 @@ fn replay(engine: &mut Engine, session: SessionId, keep: usize, truth: &Truth, w
     let ids = truth.ids();
     for &expected in &ids[..ids.len() - 1] {
         match engine.decode_one(session, sampling).expect("room in the context") {
-            Decoded::Token { id, .. } => assert_eq!(id, expected, "{way}"),
+            DecodeOutcome::Token { id, .. } => assert_eq!(id, expected, "{way}"),
             other => panic!("{way}: {other:?}"),
         }
     }
@@ -251,7 +251,7 @@ fn replay(engine: &mut Engine, session: SessionId, keep: usize, truth: &Truth, w
 
 /// An engine with memory for one full context, and for one state to come back to: who takes all of it evicts everybody.
 fn small_engine(model: &Watched) -> Engine {
-    let states = model.spec().groups.iter().filter(|group| group.keep == Keep::State);
+    let states = model.spec().groups.iter().filter(|group| group.kind == KvKind::Recurrent);
     let spare: usize = states.map(|group| group.page_bytes).sum();
     model.engine(|config| config.kv_memory = Some(model.context_bytes(config) + spare))
 }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use llmctl::runtime::session::conversation::{Answer, Dialogue};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
+use llmctl::runtime::turn::session_chat::{RecordedAnswer, SessionChat};
 use llmctl::runtime::{Finish, Outcome, Sampling, Timings, Usage};
 use llmctl::serve::Settings;
 use llmctl::template::{Content, Message};
 use serde_json::{Value, json};
 
 use crate::common::server::{
-    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, model_fingerprint, pieces, request, speech,
-    whole,
+    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, chat_tokenizer, model_fingerprint, pieces,
+    request, whole,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -150,18 +150,19 @@ async fn without_a_session_nothing_is_kept() {
 }
 
 fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str) {
-    let speech = speech(Some(CHATML));
+    let chat_tokenizer = chat_tokenizer(Some(CHATML));
     let model = model_fingerprint();
     let writer = store.open_or_create(&name(session), &model).expect("opened");
-    let mut dialogue = Dialogue::resume(writer, model);
-    let turn =
-        dialogue.prompt(&speech, dialogue.followed_by(vec![Message::user(question)])).expect("a prompt");
-    let generated = speech.encode_rest(text).expect("encodes");
+    let mut session_chat = SessionChat::resume(writer, model);
+    let turn = session_chat
+        .prompt(&chat_tokenizer, session_chat.followed_by(vec![Message::user(question)]))
+        .expect("a prompt");
+    let generated = chat_tokenizer.encode_rest(text).expect("encodes");
     let usage = Usage { completion_tokens: generated.len(), ..Usage::default() };
     let outcome = Outcome { finish: Finish::Eos(1), usage, timings: Timings::default(), seed: 1 };
     let sampling = Sampling::default();
-    dialogue
-        .finish(turn, Answer { message: Message::assistant(text), generated, outcome, sampling })
+    session_chat
+        .record(turn, RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling })
         .expect("kept");
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::{Decoded, Engine, EngineConfig, Error, Result, Sampling, SessionId};
+use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Result, Sampling, SessionId};
 use proptest::prelude::*;
 
 use crate::common::toy::{
@@ -33,8 +33,8 @@ fn decode(engine: &mut Engine, id: SessionId, sampling: &Sampling, count: usize)
     let mut ids = Vec::new();
     for _ in 0..count {
         match engine.decode_one(id, sampling).expect("a pending token") {
-            Decoded::Token { id, .. } => ids.push(id),
-            Decoded::Eos { .. } | Decoded::Stopped => break,
+            DecodeOutcome::Token { id, .. } => ids.push(id),
+            DecodeOutcome::Eos { .. } | DecodeOutcome::Stopped => break,
         }
     }
     ids
@@ -46,7 +46,7 @@ fn decode_returns_the_pending_token_and_advances_by_one() {
     engine.prefill_tokens(id, &[5, 6], &greedy()).expect("valid");
     assert_eq!((engine.position(id).expect("open"), num_forwards(&log)), (2, 1));
     let step = engine.decode_one(id, &greedy()).expect("pending");
-    assert_eq!(step, Decoded::Token { id: 7, piece: b"7 ".to_vec() });
+    assert_eq!(step, DecodeOutcome::Token { id: 7, piece: b"7 ".to_vec() });
     assert!(!step.is_terminal() && !step.is_eos());
     assert_eq!(engine.session_tokens(id).expect("open"), [5, 6, 7]);
     assert_eq!(decode(&mut engine, id, &greedy(), 2), [8, 9]);
@@ -97,7 +97,7 @@ fn an_end_of_generation_is_returned_once_and_never_resident() {
         engine.prefill_tokens(id, &[prompt], &greedy()).expect("valid");
         decode(&mut engine, id, &greedy(), (62 - prompt) as usize);
         let step = engine.decode_one(id, &greedy()).expect("pending");
-        assert_eq!((step.clone(), step.token()), (Decoded::Eos { id: 63 }, Some(63)));
+        assert_eq!((step.clone(), step.token()), (DecodeOutcome::Eos { id: 63 }, Some(63)));
         assert!(step.is_eos() && step.is_terminal());
         assert_eq!(
             (engine.session_tokens(id).expect("open"), fed_tokens(&log)),
@@ -130,7 +130,10 @@ fn an_end_of_generation_is_seen_at_a_full_context() {
     let (mut engine, _, id) = open(&setup, counting(64));
     engine.prefill_tokens(id, &[1; 7], &greedy()).expect("leaves one place");
     assert_eq!(decode(&mut engine, id, &greedy(), 1), [2]);
-    assert_eq!(engine.decode_one(id, &greedy()).expect("before the capacity check"), Decoded::Eos { id: 3 });
+    assert_eq!(
+        engine.decode_one(id, &greedy()).expect("before the capacity check"),
+        DecodeOutcome::Eos { id: 3 }
+    );
     assert_eq!(engine.position(id).expect("open"), 8);
 }
 
@@ -143,7 +146,7 @@ fn stop_is_a_step_without_a_token_until_the_next_prefill_or_reset() {
     let before = state(&engine, &log, id);
     for _ in 0..2 {
         let step = engine.decode_one(id, &greedy()).expect("a step, not an error");
-        assert_eq!((step.clone(), step.token()), (Decoded::Stopped, None));
+        assert_eq!((step.clone(), step.token()), (DecodeOutcome::Stopped, None));
         assert!(step.is_terminal() && !step.is_eos());
         assert_eq!(state(&engine, &log, id), before);
     }
@@ -163,7 +166,7 @@ fn a_stop_comes_before_an_end_of_generation() {
     let (mut engine, _, id) = open(&Setup::default(), counting(64));
     engine.prefill_tokens(id, &[62], &greedy()).expect("valid");
     engine.stop_handle(id).expect("open").stop();
-    assert_eq!(engine.decode_one(id, &greedy()).expect("pending"), Decoded::Stopped);
+    assert_eq!(engine.decode_one(id, &greedy()).expect("pending"), DecodeOutcome::Stopped);
 }
 
 #[test]
@@ -261,7 +264,7 @@ fn pieces_are_bytes_and_control_tokens_have_none() {
     let id = engine.create_session().expect("room");
     engine.prefill_tokens(id, &[0], &greedy()).expect("valid");
     let mut piece = || match engine.decode_one(id, &greedy()).expect("pending") {
-        Decoded::Token { piece, .. } => piece,
+        DecodeOutcome::Token { piece, .. } => piece,
         other => panic!("{other:?}"),
     };
     assert_eq!([piece(), piece(), piece()], [llama[..2].to_vec(), llama[2..].to_vec(), Vec::new()]);
@@ -409,7 +412,7 @@ fn sessions_interleaved_token_by_token_equal_themselves_alone() {
     for _ in 0..60 {
         for (id, decoded) in ids.iter().zip(&mut decoded) {
             match engine.decode_one(*id, &greedy()) {
-                Ok(Decoded::Token { id, .. }) => decoded.push(id),
+                Ok(DecodeOutcome::Token { id, .. }) => decoded.push(id),
                 Ok(_) | Err(Error::InvalidState(_)) => {} // its generation is over
                 Err(error) => panic!("{error}"),
             }
@@ -458,7 +461,7 @@ proptest! {
                 }
                 Call::Decode(s, count) => {
                     for _ in 0..count {
-                        let Ok(Decoded::Token { id, .. }) = engine.decode_one(ids[s], &seeded(s as u64)) else { break };
+                        let Ok(DecodeOutcome::Token { id, .. }) = engine.decode_one(ids[s], &seeded(s as u64)) else { break };
                         expected[s].push(id);
                     }
                 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use llmctl::runtime::session::store::{
-    BranchReason, ModelFingerprint, SessionName, SessionStore, SessionWriter, Turn,
+    BranchReason, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
 use llmctl::runtime::{Error, Finish, Sampling, StoreError, Usage};
 use llmctl::template::Message;
@@ -29,8 +29,8 @@ fn model_v1() -> ModelFingerprint {
     ModelFingerprint { reference: None, ..model() }
 }
 
-fn turn(text: &str) -> Turn {
-    Turn {
+fn turn(text: &str) -> StoredTurn {
+    StoredTurn {
         messages: vec![Message::user(text), Message::assistant("yes")],
         kept_tokens: 0,
         prompt_tail: vec![1, 2],
@@ -118,8 +118,8 @@ impl Place {
     }
 }
 
-fn texts(turns: &[Turn]) -> Vec<String> {
-    let text = |turn: &Turn| match &turn.messages[0].content {
+fn texts(turns: &[StoredTurn]) -> Vec<String> {
+    let text = |turn: &StoredTurn| match &turn.messages[0].content {
         Some(llmctl::template::Content::Text(text)) => text.clone(),
         other => panic!("no text: {other:?}"),
     };

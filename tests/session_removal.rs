@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::kv::disk::{DiskConfig, DiskStore, PageKey, PageLabel, Saving, names};
+use llmctl::runtime::kv::disk::{DiskConfig, DiskPageKey, DiskStore, PageLabel, Saving, names};
 use llmctl::runtime::session::store::{
-    BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, Turn,
+    BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
 use llmctl::runtime::{Finish, Sampling, Usage};
 use llmctl::template::Message;
@@ -31,8 +31,8 @@ fn tokens(text: u32, pages: usize) -> Vec<u32> {
 }
 
 /// A turn whose answer ends the conversation's tokens with `added`, after the first `kept`.
-fn turn(kept: usize, added: Vec<u32>) -> Turn {
-    Turn {
+fn turn(kept: usize, added: Vec<u32>) -> StoredTurn {
+    StoredTurn {
         messages: vec![Message::user("?"), Message::assistant("!")],
         kept_tokens: kept,
         prompt_tail: added,
@@ -83,7 +83,7 @@ impl Place {
             let store = store.expect("opened");
             let mut parent = None;
             for (number, (name, tokens)) in names(tokens).zip(tokens.chunks(PAGE)).enumerate() {
-                let key = PageKey { name, group: 0 };
+                let key = DiskPageKey { name, group: 0 };
                 let label = PageLabel { key, parent, tokens: tokens.into(), depth: number as u32 };
                 assert_ne!(store.save(label, vec![7; 16]), Saving::Dropped);
                 parent = Some(name);

@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, Turn};
-use llmctl::runtime::session::transcript::{Segment, Transcript};
+use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
+use llmctl::runtime::session::transcript::{SplicedSegment, Transcript};
 use llmctl::runtime::{Error, Finish, Sampling, StoreError, Usage};
 use llmctl::template::{Conversation, Message};
 use tempfile::TempDir;
@@ -24,9 +24,9 @@ fn model(name: &str) -> ModelFingerprint {
 }
 
 /// The `n`th turn (from 1) of a conversation; each keeps all before it, 6 tokens per turn.
-fn turn(n: usize) -> Turn {
+fn turn(n: usize) -> StoredTurn {
     let id = n as u32;
-    Turn {
+    StoredTurn {
         messages: vec![
             Message::user(format!("question {n} \u{20ac}")),
             Message::assistant(format!("answer {n}\n")),
@@ -59,12 +59,12 @@ fn transcript_path(folder: &TempDir, session: &str) -> PathBuf {
     folder.path().join("state/sessions").join(session).join("transcript.jsonl")
 }
 
-fn turns_of(store: &SessionStore, session: &str) -> Vec<Turn> {
+fn turns_of(store: &SessionStore, session: &str) -> Vec<StoredTurn> {
     let saved = store.read(&name(session)).expect("readable");
     saved.turns.iter().map(|saved| saved.turn.clone()).collect()
 }
 
-fn first_turns(count: usize) -> Vec<Turn> {
+fn first_turns(count: usize) -> Vec<StoredTurn> {
     (1..=count).map(turn).collect()
 }
 
@@ -131,10 +131,10 @@ fn undo_edit_and_compaction_keep_what_counts() {
     writer.truncate(2).expect("nothing to do");
     let refused = writer.truncate(3).expect_err("gone");
     assert!(matches!(refused, Error::InvalidParameter { .. }), "{refused}");
-    let edited = Turn { kept_tokens: 9, prompt_tail: vec![90, 91, 92], ..turn(3) };
+    let edited = StoredTurn { kept_tokens: 9, prompt_tail: vec![90, 91, 92], ..turn(3) };
     writer.append(&model("m"), &edited).expect("saved");
     let gap = writer
-        .append(&model("m"), &Turn { kept_tokens: 99, ..turn(4) })
+        .append(&model("m"), &StoredTurn { kept_tokens: 99, ..turn(4) })
         .expect_err("keeps what is not there");
     assert!(matches!(gap, Error::InvalidParameter { .. }), "{gap}");
     let wanted = [turn(1), turn(2), edited];
@@ -145,7 +145,7 @@ fn undo_edit_and_compaction_keep_what_counts() {
     let long = fs::metadata(transcript_path(&folder, "a")).expect("there").len();
     writer.compact().expect("compacted");
     assert!(fs::metadata(transcript_path(&folder, "a")).expect("there").len() < long);
-    writer.append(&model("m2"), &Turn { kept_tokens: 14, ..turn(4) }).expect("saved after compaction");
+    writer.append(&model("m2"), &StoredTurn { kept_tokens: 14, ..turn(4) }).expect("saved after compaction");
     writer.compact().expect("compacted");
     drop(writer);
     assert_eq!(turns_of(&store, "a")[..3], wanted);
@@ -453,7 +453,7 @@ fn answers_from_disk_go_back_into_prompts_of_the_same_model_only() {
         messages.push(turn(n).messages[0].clone());
         let conversation = Conversation { messages: messages.clone(), ..Conversation::default() };
         let prompt = live.splice(&conversation, render).expect("renders");
-        let turn = Turn { splice_after: Some(prompt.splice_after().to_owned()), ..turn(n) };
+        let turn = StoredTurn { splice_after: Some(prompt.splice_after().to_owned()), ..turn(n) };
         live.record(&messages, &turn.messages[1], prompt.splice_after(), Some(&turn.generated));
         writer.append(&model("m"), &turn).expect("saved");
         messages.push(turn.messages[1].clone());
@@ -465,7 +465,7 @@ fn answers_from_disk_go_back_into_prompts_of_the_same_model_only() {
     let conversation = Conversation { messages, ..Conversation::default() };
     let prompt = session.transcript(&model("m")).splice(&conversation, render).expect("renders");
     assert_eq!(prompt.num_spliced(), 3);
-    assert!(prompt.segments.contains(&Segment::Ids(vec![103, 203])));
+    assert!(prompt.segments.contains(&SplicedSegment::Ids(vec![103, 203])));
 }
 
 /// Where the child below finds its store; set only by the test that starts it.

@@ -1,14 +1,14 @@
 //! Promise: what only a window sees is kept only so long, and recurrent layers resume and rewind warm from the states that
 //! turns leave behind; the answers are those of an engine that computes everything.
 
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::{Engine, Request, Reuse, ReuseReason};
 
 use crate::common::toy::{Answer, Setup, TOY_PAGE_BYTES, ToyModel, ToyVocabulary, hashing, limited, run_one};
 
-const RECURRENT: &[Keep] = &[Keep::State, Keep::All];
+const RECURRENT: &[KvKind] = &[KvKind::Recurrent, KvKind::Full];
 
-fn engine(keeps: &[Keep]) -> Engine {
+fn engine(kinds: &[KvKind]) -> Engine {
     let (context_length, end_of_generation) = (512, Vec::new());
     let setup = Setup {
         step_tokens: 50,
@@ -18,7 +18,7 @@ fn engine(keeps: &[Keep]) -> Engine {
         end_of_generation,
         ..Setup::default()
     };
-    setup.engine_with(ToyModel::new(64, hashing(64)).with_groups(keeps), ToyVocabulary::numbers(64)).0
+    setup.engine_with(ToyModel::new(64, hashing(64)).with_groups(kinds), ToyVocabulary::numbers(64)).0
 }
 
 fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
@@ -26,9 +26,9 @@ fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
 }
 
 /// Runs a request on the engine at hand and on one that knows nothing; they must agree.
-fn run(engine: &mut Engine, keeps: &[Keep], request: Request) -> (Answer, Reuse) {
+fn run(engine: &mut Engine, kinds: &[KvKind], request: Request) -> (Answer, Reuse) {
     let answer = run_one(engine, request.clone());
-    let cold = run_one(&mut self::engine(keeps), Request { session: None, ..request });
+    let cold = run_one(&mut self::engine(kinds), Request { session: None, ..request });
     assert_eq!(answer.ids(), cold.ids());
     let reuse = answer.reuse();
     (answer, reuse)
@@ -44,17 +44,17 @@ fn held_pages(engine: &Engine) -> usize {
 
 #[test]
 fn a_windowed_layer_keeps_what_it_sees_and_no_more() {
-    let keeps = &[Keep::All, Keep::Window(40)];
-    let mut engine = engine(keeps);
+    let kinds = &[KvKind::Full, KvKind::SlidingWindow(40)];
+    let mut engine = engine(kinds);
     let prompt = numbers(300);
-    let (answer, _) = run(&mut engine, keeps, within("a", &prompt, 20));
+    let (answer, _) = run(&mut engine, kinds, within("a", &prompt, 20));
     // 320 tokens, the last not resident: 10 pages for all; tokens 280 to 318 on 2 pages.
     assert_eq!(held_pages(&engine), 10 + 2);
     let next = [&prompt[..], &answer.ids(), &[1, 2, 3]].concat();
-    let (_, reuse) = run(&mut engine, keeps, within("a", &next, 5));
+    let (_, reuse) = run(&mut engine, kinds, within("a", &next, 5));
     assert_eq!((reuse.cached_tokens, reuse.reason), (319, ReuseReason::ExactPrefix));
     let edited = [&prompt[..200], &[9, 9, 9]].concat();
-    let (_, reuse) = run(&mut engine, keeps, within("a", &edited, 5));
+    let (_, reuse) = run(&mut engine, kinds, within("a", &edited, 5));
     assert_eq!(
         (reuse.cached_tokens, reuse.reason),
         (200, ReuseReason::PartialPrefix),
@@ -66,17 +66,17 @@ fn a_windowed_layer_keeps_what_it_sees_and_no_more() {
 
 #[test]
 fn a_rewind_beyond_what_the_window_left_computes_again() {
-    let keeps = &[Keep::All, Keep::Window(40)];
-    let mut engine = engine(keeps);
+    let kinds = &[KvKind::Full, KvKind::SlidingWindow(40)];
+    let mut engine = engine(kinds);
     let prompt = numbers(300);
-    run(&mut engine, keeps, within("a", &prompt, 4));
+    run(&mut engine, kinds, within("a", &prompt, 4));
     // Others use all memory that the session does not hold.
     for seed in 0..4 {
         let other: Vec<u32> = (0..480).map(|n| (n * 11 + seed * 13 + 5) % 60).collect();
-        run(&mut engine, keeps, limited(&other, 4));
+        run(&mut engine, kinds, limited(&other, 4));
     }
     let edited = [&prompt[..150], &[9, 9, 9]].concat();
-    let (_, reuse) = run(&mut engine, keeps, within("a", &edited, 5));
+    let (_, reuse) = run(&mut engine, kinds, within("a", &edited, 5));
     assert!(reuse.cached_tokens < 150, "{reuse:?}");
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::{Engine, EngineConfig, Error, Finish, Request, ReuseReason, Sampling, SessionState};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -471,11 +471,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 }
 
 /// Plain, windowed, hybrid and recurrent models.
-const KINDS: [&[Keep]; 4] = [
-    &[Keep::All],
-    &[Keep::All, Keep::Window(20)],
-    &[Keep::State, Keep::All],
-    &[Keep::Window(30), Keep::State],
+const KINDS: [&[KvKind]; 4] = [
+    &[KvKind::Full],
+    &[KvKind::Full, KvKind::SlidingWindow(20)],
+    &[KvKind::Recurrent, KvKind::Full],
+    &[KvKind::SlidingWindow(30), KvKind::Recurrent],
 ];
 
 const NAMES: [&str; 3] = ["a", "b", "c"];

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use llmctl::runtime::worker::remote::{Patience, StartError};
+use llmctl::runtime::worker::remote::{StartError, Timeouts};
 use llmctl::runtime::{
-    EngineHandle, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
+    EngineClient, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
 };
 
 use crate::common::remote::{Other, PATIENT, Script, behind_pipes, connect, pong, scripted, tokenizer};
 use crate::common::toy::{Setup, counting, hashing, limited, seeded};
 
-fn hashing_engine() -> EngineHandle {
+fn hashing_engine() -> EngineClient {
     let setup = Setup { end_of_generation: vec![], ..Setup::default() };
-    EngineHandle::spawn(move || Ok(setup.engine(hashing(64)))).expect("an engine")
+    EngineClient::spawn(move || Ok(setup.engine(hashing(64)))).expect("an engine")
 }
 
 fn spec() -> EngineSpec {
@@ -39,7 +39,7 @@ fn in_session(prompt: &[u32], name: &str) -> Request {
 fn it_answers_as_one_in_this_process_does() {
     let engines = [hashing_engine(), behind_pipes(hashing_engine(), tokenizer())];
     assert_eq!(engines[0].spec(), engines[1].spec());
-    let check = |ask: &dyn Fn(&EngineHandle) -> String| {
+    let check = |ask: &dyn Fn(&EngineClient) -> String| {
         let [here, there] = [ask(&engines[0]), ask(&engines[1])];
         assert_eq!(here, there);
         here
@@ -60,7 +60,7 @@ fn it_answers_as_one_in_this_process_does() {
     let tokens = engines.each_ref().map(|engine| engine.inspect_session("a").expect("open").tokens);
     assert_eq!(tokens[0], tokens[1]);
     assert!(stream(&in_session(&[&tokens[0][..], &[1, 2]].concat(), "a")).contains("ExactPrefix"));
-    let calls: [&dyn Fn(&EngineHandle) -> String; 15] = [
+    let calls: [&dyn Fn(&EngineClient) -> String; 15] = [
         &|engine| format!("{:?}", engine.fork_session("a", "b")),
         &|engine| format!("{:?}", engine.fork_session("a", "b")),
         &|engine| format!("{:?}", engine.fork_session("none", "c")),
@@ -129,8 +129,8 @@ fn a_stream_that_is_dropped_is_cancelled_and_one_that_has_ended_is_not() {
 }
 
 /// Asks a scripted worker, and what it says of its end.
-fn lost(other: Other, patience: Patience, script: impl FnOnce(&mut Script) + Send + 'static) -> String {
-    let (engine, other) = scripted(&spec(), other, patience, script);
+fn lost(other: Other, timeouts: Timeouts, script: impl FnOnce(&mut Script) + Send + 'static) -> String {
+    let (engine, other) = scripted(&spec(), other, timeouts, script);
     let events = told(engine.submit(in_session(&[1, 2], "a")).expect("valid"));
     assert_eq!(events.last().map(String::as_str), Some("Failed(EngineGone)"), "{events:?}");
     assert!(matches!(engine.load(), Err(Error::EngineGone)));
@@ -139,7 +139,7 @@ fn lost(other: Other, patience: Patience, script: impl FnOnce(&mut Script) + Sen
     for _ in 0..6000 {
         if !engine.is_alive() {
             assert!(other.is_killed());
-            return engine.last_words().expect("it has ended");
+            return engine.exit_reason().expect("it has ended");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -200,7 +200,7 @@ fn an_end_within_a_line_or_an_answer_is_a_loss() {
     assert!(words.starts_with("it has ended"), "{words}");
 }
 
-const SHORT: Patience = Patience { start: Duration::from_secs(60), answer: Duration::from_millis(400) };
+const SHORT: Timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_millis(400) };
 
 #[test]
 fn one_that_does_not_answer_is_given_up() {
@@ -212,8 +212,8 @@ fn one_that_does_not_answer_is_given_up() {
 
 #[test]
 fn one_that_computes_is_waited_for() {
-    let patience = Patience { answer: Duration::from_secs(1), ..SHORT };
-    let (engine, other) = scripted(&spec(), Other::default().working(true), patience, |worker| {
+    let timeouts = Timeouts { answer: Duration::from_secs(1), ..SHORT };
+    let (engine, other) = scripted(&spec(), Other::default().working(true), timeouts, |worker| {
         let id = worker.hear().expect("a request")["id"].clone();
         std::thread::sleep(Duration::from_millis(2500)); // a long step
         worker.say(&format!(r#"{{"id":{id},{STARTED}}}"#));
@@ -286,7 +286,7 @@ fn what_is_not_ready_is_no_engine() {
         start(&*Box::leak(format!("{load_failed}\n").into_boxed_str())),
         StartError::Refused(Error::PromptEmpty)
     ));
-    let slow = Patience { start: Duration::from_millis(300), ..PATIENT };
+    let slow = Timeouts { start: Duration::from_millis(300), ..PATIENT };
     let other = Arc::new(Other::default());
     let its = Arc::clone(&other);
     let never = connect(Arc::clone(&other), slow, move |_input, _output| its.hang());

@@ -1,9 +1,10 @@
 //! From the model flags to a model that answers: the one way for every subcommand.
 //!
 //! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins text side and
-//! engine into the [`Llm`] that the commands speak to.
+//! engine client into the [`Loaded`] model that the commands use.
 
-use std::cell::OnceCell;
+mod loaded;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,14 +15,12 @@ use super::args::{
     self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
 };
 use super::error::{CommandError, Kind};
+use super::input::read_file;
 use super::models;
 use super::output::visible;
 use super::places::Places;
 use super::report::bytes;
-use super::run::llm::{Events, Llm, ModelInfo, Texts};
-use super::run::prompt::read_file;
 use super::terminal::Terminal;
-use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
@@ -32,16 +31,9 @@ use crate::runtime::load::{
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::ModelSpec;
-use crate::runtime::session::store::{ModelFingerprint, SavedSession};
-use crate::runtime::text::Vocabulary;
-use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, EventStream, Frontend, LoadError, NotYet,
-    Request, Sampling, Speech,
-};
-use crate::template::{Conversation, DateTime, TemplateError};
-
-/// How long the end of a turn waits for KV to be saved.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, LoadError, Sampling};
+use crate::template::TemplateError;
+pub use loaded::{Loaded, LoadedTexts, ModelInfo};
 
 /// Bytes of KV kept on disk unless asked otherwise.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
@@ -60,7 +52,7 @@ const NO_MODEL: &str =
 ///
 /// # Errors
 /// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
-pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
+pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -79,25 +71,25 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let context_tokens = loaded.model.spec().context_length;
     let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
-    texts.speech.set_context_tokens(context_tokens);
-    let ends = texts.speech.texts().end_of_generation.clone();
+    texts.chat_tokenizer.set_context_tokens(context_tokens);
+    let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
     config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
-    let (model, vocabulary) = (loaded.model, texts.speech.tokenizer().clone());
+    let (model, vocabulary) = (loaded.model, texts.chat_tokenizer.tokenizer().clone());
     let disk = open_disk(asked, loaded.fingerprint)?;
-    let handle = EngineHandle::spawn(move || {
+    let engine = EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
         disk.into_iter().for_each(|store| engine.set_disk(store));
         Ok(engine)
     })?;
-    texts.info.vocab_size = handle.spec().vocab_size();
+    texts.info.vocab_size = engine.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    let compiler = handle.spec().grammar_compiler(Arc::clone(texts.speech.tokenizer()));
-    Ok(LoadedLlm { texts, handle, compiler })
+    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
+    Ok(Loaded { texts, engine, compiler })
 }
 
 fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
@@ -361,78 +353,6 @@ impl LoadBar {
     }
 }
 
-/// A model without its weights.
-pub struct LoadedTexts {
-    info: ModelInfo,
-    speech: Speech,
-    fingerprint: ModelFingerprint,
-    /// One clock per run, so that every row of a batch sees the same date.
-    now: OnceCell<DateTime>,
-}
-
-impl LoadedTexts {
-    fn new(resolved: &Resolved, texts: ModelTexts, template: Option<&str>, context_tokens: usize) -> Self {
-        let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
-        let identity = texts.identity.clone();
-        let speech = Speech::new(texts, template);
-        let info = ModelInfo {
-            name: resolved.name.clone(),
-            context_tokens,
-            defaults,
-            defaults_source,
-            has_chat_template: speech.has_template(),
-            ..ModelInfo::default()
-        };
-        let fingerprint = load::with_template(&identity, speech.template_source());
-        let (name, reference) = (resolved.name.clone(), resolved.reference());
-        let fingerprint = ModelFingerprint { name, fingerprint, reference };
-        Self { info, speech, fingerprint, now: OnceCell::new() }
-    }
-
-    pub fn speech(&self) -> &Speech {
-        &self.speech
-    }
-
-    pub fn fingerprint(&self) -> &ModelFingerprint {
-        &self.fingerprint
-    }
-
-    pub fn into_parts(self) -> (ModelInfo, Speech, ModelFingerprint) {
-        (self.info, self.speech, self.fingerprint)
-    }
-}
-
-impl Texts for LoadedTexts {
-    fn info(&self) -> &ModelInfo {
-        &self.info
-    }
-
-    fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        let now = *self.now.get_or_init(DateTime::utc_now);
-        Ok(self.speech.render(conversation, now)?)
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        Ok(self.speech.encode(text)?)
-    }
-
-    fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.speech.token_bytes(id).into_owned()
-    }
-
-    fn vocabulary(&self) -> &dyn Vocabulary {
-        &**self.speech.tokenizer()
-    }
-
-    fn template_reads(&self, variable: &str) -> bool {
-        self.speech.template_reads(variable)
-    }
-
-    fn template_says(&self, word: &str) -> bool {
-        self.speech.template_knows_role(word).unwrap_or(false)
-    }
-}
-
 impl From<TemplateError> for CommandError {
     fn from(error: TemplateError) -> Self {
         let hint = match &error {
@@ -449,112 +369,9 @@ impl From<TemplateError> for CommandError {
     }
 }
 
-/// A loaded model and its engine.
-pub struct LoadedLlm {
-    texts: LoadedTexts,
-    handle: EngineHandle,
-    compiler: GrammarCompiler,
-}
-
-impl LoadedLlm {
-    pub fn texts(&self) -> &LoadedTexts {
-        &self.texts
-    }
-
-    /// Says where the conversations come from; see [`Speech::set_frontend`].
-    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
-        self.texts.speech.set_frontend(frontend);
-        self
-    }
-
-    pub fn into_parts(self) -> (LoadedTexts, EngineHandle) {
-        (self.texts, self.handle)
-    }
-
-    /// The engine's thread.
-    pub fn engine(&self) -> &EngineHandle {
-        &self.handle
-    }
-
-    /// Tells the engine what the last turn of a saved session held, so that it can say what of it is reused, and why not more.
-    ///
-    /// # Errors
-    /// [`Error::EngineGone`].
-    pub fn restore(&self, name: &str, saved: &SavedSession) -> Result<(), Error> {
-        match saved.tokens_of(&self.texts.fingerprint) {
-            Some(tokens) => self.handle.restore_session(name, tokens),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits until the KV of this turn is on disk, and says what went wrong there.
-    pub fn settle(&self, terminal: &Terminal) {
-        if let Ok(false) = self.handle.flush_disk(FLUSH_TIMEOUT) {
-            terminal
-                .warn("the disk is slow: not all KV was saved, and the next turn computes the rest again");
-        }
-        self.handle.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
-    }
-}
-
-impl Texts for LoadedLlm {
-    fn info(&self) -> &ModelInfo {
-        &self.texts.info
-    }
-
-    fn render(&self, conversation: &Conversation) -> Result<String, CommandError> {
-        self.texts.render(conversation)
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CommandError> {
-        self.texts.encode(text)
-    }
-
-    fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.texts.token_bytes(id)
-    }
-
-    fn vocabulary(&self) -> &dyn Vocabulary {
-        self.texts.vocabulary()
-    }
-
-    fn template_reads(&self, variable: &str) -> bool {
-        self.texts.template_reads(variable)
-    }
-
-    fn template_says(&self, word: &str) -> bool {
-        self.texts.template_says(word)
-    }
-}
-
-impl Llm for LoadedLlm {
-    fn submit(&self, request: Request) -> Result<Box<dyn Events + '_>, Error> {
-        Ok(Box::new(self.handle.submit(request)?))
-    }
-
-    fn compile(&self, source: &GrammarSource) -> Result<Grammar, Error> {
-        self.compiler.compile(source)
-    }
-}
-
-impl Events for EventStream {
-    fn next(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
-        match self.next_timeout(timeout) {
-            Ok(Some(event)) => Ok(Some(event)),
-            Ok(None) => Err(Error::EngineGone),
-            Err(NotYet) => Ok(None),
-        }
-    }
-
-    fn cancel(&mut self) {
-        EventStream::cancel(self);
-    }
-}
-
 impl SamplingArgs {
     /// The sampling in force for this model; with `-v`, says what was taken from the model's own defaults.
-    pub fn resolve_for(&self, llm: &dyn Llm, terminal: &Terminal) -> Sampling {
-        let info = llm.info();
+    pub fn resolve_for(&self, info: &ModelInfo, terminal: &Terminal) -> Sampling {
         let (sampling, taken) = self.resolve(&info.defaults);
         if !taken.is_empty() {
             let (taken, source) = (taken.join(", "), &info.defaults_source);

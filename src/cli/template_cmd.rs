@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::config::Config;
 use super::error::{CommandError, Exit, Kind};
+use super::input::read_file;
 use super::models;
 use super::places::Places;
 use super::report::{ReportFormat, columns, counted, print, print_json};
-use super::run::prompt::read_file;
 use super::terminal::Terminal;
 use crate::runtime::load::TextFiles;
 use crate::runtime::load::hub::ModelSource;

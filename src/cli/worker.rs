@@ -7,17 +7,16 @@ use std::io;
 use std::process;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 
-use super::args::{EngineArgs, EngineOptions, ModelArgs, Span};
+use super::args::{EngineArgs, ModelArgs};
+use super::capacity::WorkerCapacityArgs;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
-use super::serve;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::Error;
-use crate::runtime::worker::protocol::{Answer, Code, ErrorLine, ModelId, Reply, write_line};
-use crate::runtime::worker::service::{End, Ended, Reception, Worker};
+use crate::runtime::worker::protocol::{ErrorCode, ErrorLine, ModelId, Reply, ReplyBody, write_line};
+use crate::runtime::worker::service::{CallInbox, ShutdownCause, WorkerContext, WorkerExit};
 
 /// Answer requests on standard input, one JSON object a line (for programs)
 ///
@@ -30,36 +29,10 @@ pub struct WorkerArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
-    pub capacity: CapacityArgs,
+    pub capacity: WorkerCapacityArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
-}
-
-/// How much at once.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Capacity")]
-pub struct CapacityArgs {
-    /// Requests that are computed at the same time (default: 4)
-    ///
-    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
-    /// as memory allows.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
-    pub parallel: Option<usize>,
-
-    /// Requests that wait for their turn; more are refused (default: 64)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_waiting: Option<usize>,
-
-    /// Named sessions kept at the same time, a new one in place of the one idle longest; 0: none (default: 256)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_sessions: Option<usize>,
-
-    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
-    ///
-    /// Its KV stays on disk.
-    #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<Span>,
 }
 
 const LONG_HELP: &str = "\
@@ -94,7 +67,7 @@ Environment and files:
 
 /// Runs the subcommand.
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
-    let reception = Reception::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
+    let reception = CallInbox::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
         .map_err(|error| failure(error, "reading the input"))?;
     let worker = load_worker(&args, terminal).inspect_err(|error| {
         // Whoever reads the line closes the input, which must not decide the exit code.
@@ -108,36 +81,35 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     conclude(ended, terminal)
 }
 
-fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<Worker, CommandError> {
-    let (texts, engine) = load::load(&args.model, engine_options(args), terminal)?.into_parts();
-    let (info, speech, fingerprint) = texts.into_parts();
+fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
+    let options = args.capacity.options(&args.engine);
+    let (texts, engine) = load::load(&args.model, options, terminal)?.into_parts();
+    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
     let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
-    Ok(Worker { engine, tokenizer: speech.tokenizer().clone(), model })
-}
-
-fn engine_options(args: &WorkerArgs) -> EngineOptions {
-    let CapacityArgs { parallel, max_waiting, max_sessions, session_ttl } = args.capacity;
-    serve::CapacityArgs { parallel, max_waiting, max_sessions, session_ttl }.options(&args.engine)
+    Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
 }
 
 /// The parent waits for a line; the exit code says the same to it.
 fn say_why(error: &CommandError) {
     let detail = error.runtime().and_then(|error| serde_json::to_value(error).ok());
-    let code = Some(Code::LoadFailed);
+    let code = Some(ErrorCode::LoadFailed);
     let line = ErrorLine { error: error.to_string(), code, detail, session_id: None };
     // A parent that does not read has the exit code.
-    let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: Answer::Error(line) });
+    let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: ReplyBody::Error(line) });
 }
 
-fn conclude(ended: Ended, terminal: &Terminal) -> Result<Exit, CommandError> {
-    if !ended.is_saved && !matches!(ended.why, End::EngineGone) {
+fn conclude(ended: WorkerExit, terminal: &Terminal) -> Result<Exit, CommandError> {
+    if !ended.is_saved && !matches!(ended.why, ShutdownCause::EngineGone) {
         terminal.warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
     }
     ended.notices.iter().for_each(|notice| terminal.warn(notice));
     match ended.why {
-        End::Input | End::Shutdown(_) | End::Stopped | End::ReaderGone => Ok(Exit::Success),
-        End::OutputFailed(error) => Err(failure(error, "writing to standard output")),
-        End::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
+        ShutdownCause::Input
+        | ShutdownCause::Shutdown(_)
+        | ShutdownCause::Stopped
+        | ShutdownCause::ReaderGone => Ok(Exit::Success),
+        ShutdownCause::OutputFailed(error) => Err(failure(error, "writing to standard output")),
+        ShutdownCause::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
     }
 }
 

@@ -94,7 +94,7 @@ impl Hints {
         if !conversation.tools.is_empty() {
             return annotated;
         }
-        let mut asked = Asked::new(self, frontend);
+        let mut asked = HintHistory::new(self, frontend);
         for message in annotated.messages.iter_mut().filter(|message| message.role == Role::User) {
             let Some(Content::Text(text)) = &mut message.content else {
                 asked.before = None;
@@ -128,9 +128,9 @@ impl Hints {
         self.words.split('\n').nth(label).unwrap_or_default()
     }
 
-    /// The labels within reach of the best; those `told` before are worth less, and of facts that answer the same the
+    /// The labels within reach of the best; those `given` before are worth less, and of facts that answer the same the
     /// frontend's comes first.
-    fn ranked(&self, text: &str, after: &str, frontend: Frontend, told: &BTreeSet<usize>) -> Ranked {
+    fn ranked(&self, text: &str, after: &str, frontend: Frontend, given: &BTreeSet<usize>) -> Ranked {
         let found: Vec<usize> =
             features(text, after).iter().filter_map(|feature| self.position(feature)).collect();
         if found.is_empty() {
@@ -143,7 +143,7 @@ impl Hints {
                 *score += i32::from(above);
             }
         }
-        told.iter().for_each(|&label| scores[label] -= TOLD);
+        given.iter().for_each(|&label| scores[label] -= TOLD);
         let mut labels: Vec<usize> = (0..scores.len()).collect();
         labels.sort_by_key(|&label| Reverse(scores[label]));
         let best = labels.first().map_or(0, |&label| scores[label]);
@@ -187,7 +187,7 @@ impl Hints {
 }
 
 /// The user's messages of one conversation, in their order.
-struct Asked<'a> {
+struct HintHistory<'a> {
     hints: &'a Hints,
     frontend: Frontend,
     /// The message before.
@@ -195,12 +195,12 @@ struct Asked<'a> {
     /// A question that comes again gets the same hints.
     seen: HashMap<String, Ranked>,
     /// The facts that the messages so far were about.
-    told: BTreeSet<usize>,
+    given: BTreeSet<usize>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> HintHistory<'a> {
     fn new(hints: &'a Hints, frontend: Frontend) -> Self {
-        Self { hints, frontend, before: None, seen: HashMap::new(), told: BTreeSet::new() }
+        Self { hints, frontend, before: None, seen: HashMap::new(), given: BTreeSet::new() }
     }
 
     fn rank(&mut self, text: &str) -> Ranked {
@@ -213,9 +213,9 @@ impl<'a> Asked<'a> {
             let ranked = hints.ranked(&text, "", frontend, &BTreeSet::new());
             ranked.labels.first().map(|&label| hints.word(label))
         });
-        let ranked = hints.ranked(text, after.unwrap_or_default(), frontend, &self.told);
+        let ranked = hints.ranked(text, after.unwrap_or_default(), frontend, &self.given);
         if !hints.facts(&ranked).is_empty() {
-            self.told.extend(ranked.labels.first());
+            self.given.extend(ranked.labels.first());
         }
         self.seen.insert(text.to_owned(), ranked.clone());
         ranked
@@ -274,7 +274,7 @@ mod tests {
             let row: Value = serde_json::from_str(line).expect("JSON");
             let frontend = frontends[row["place"].as_u64().expect("a number") as usize];
             let hints = hints();
-            let mut asked = Asked::new(&hints, frontend);
+            let mut asked = HintHistory::new(&hints, frontend);
             let turns = row["turns"].as_array().expect("turns").iter().filter_map(Value::as_str);
             let found: Vec<_> = turns
                 .map(|turn| {

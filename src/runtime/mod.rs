@@ -3,15 +3,15 @@
 //! Everything outside imports from this facade only.
 
 pub mod backend;
+pub mod chat_tokenizer;
+pub mod client;
+
 pub mod engine;
 pub mod error;
-pub mod form;
-pub mod generation;
 pub mod grammar;
-pub mod handle;
+
 pub mod hints;
 pub mod infill;
-pub mod kernel;
 pub mod kv;
 pub mod load;
 pub mod machine;
@@ -21,31 +21,32 @@ pub mod private_files;
 pub mod repetition;
 pub mod request;
 pub mod sample;
-pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod spec;
-pub mod speech;
 pub mod step;
 pub mod template_check;
 pub mod tensor;
 pub mod text;
 pub mod thread;
+pub mod turn;
 pub mod worker;
 
+pub use chat_tokenizer::ChatTokenizer;
+pub use client::{EngineClient, EngineTransport, EventStream, NotYet, Sink};
 pub use engine::{
-    Decoded, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState, StopHandle,
+    DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
+    StopHandle,
 };
 pub(crate) use error::panic_text;
 pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
-pub use form::AnswerForm;
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
-pub use handle::{EngineDoor, EngineHandle, EventStream, NotYet, Sink};
 pub use hints::Frontend;
+pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
     Sampling, Started, Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
-pub use speech::Speech;
+pub use turn::constraint::AnswerForm;

@@ -265,7 +265,7 @@ fn null_is_impossible<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32,
 pub enum Event {
     /// Still in the queue, and how many there are up to it: 1 is next. Comes when it is not admitted in the first step
     /// after its submission, and whenever the position changes, which is always downwards. A smaller request may
-    /// start first, but only so often ([`crate::runtime::schedule::MAX_OVERTAKING`]).
+    /// start first, but only so often ([`crate::runtime::engine::MAX_BYPASSES`]).
     Queued {
         position: usize,
     },

@@ -231,11 +231,11 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{Keep, StateGroup};
+    use crate::runtime::kv::{KvGroup, KvKind};
 
     /// Pages of one byte.
     fn pool(capacity: usize) -> PagePool {
-        PagePool::new(&[StateGroup { keep: Keep::All, page_bytes: 1 }], capacity)
+        PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], capacity)
     }
 
     #[test]

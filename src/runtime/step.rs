@@ -11,7 +11,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
-use super::kv::{PagePool, Place};
+use super::kv::{PagePool, PageRef};
 use super::model::{Batch, Logits, Model, Row};
 use super::request::{Logprob, Sampling};
 use super::sample::{Sampler, Turn};
@@ -23,9 +23,9 @@ const MASKS_WORTH_THREADS: usize = 8;
 
 /// What one sequence adds to a step. After the step its pending token is what was sampled, if anything.
 #[derive(Debug)]
-pub struct Feed<'a> {
+pub struct SequenceFeed<'a> {
     pub sequence: &'a mut Sequence,
-    pub input: Input<'a>,
+    pub input: FeedInput<'a>,
     pub sampling: &'a Sampling,
     /// What the token that is sampled must keep to. None is sampled where the grammar is complete.
     pub grammar: Option<&'a mut GrammarState>,
@@ -44,7 +44,7 @@ pub struct Scores<'a> {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Input<'a> {
+pub enum FeedInput<'a> {
     /// Part of a prompt or of forced tokens, with more to come: nothing is sampled.
     Chunk(&'a [u32]),
     /// Their end: a token is sampled after it.
@@ -75,14 +75,14 @@ impl Executor {
     ///
     /// # Errors
     /// [`Error::Backend`], here and below.
-    pub fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
-        guarded(|| self.model.export_page(place, out))
+    pub fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
+        guarded(|| self.model.export_page(page_ref, out))
     }
 
     /// Fills a page of `pool` that nobody else holds.
-    pub fn import_page(&mut self, pool: &PagePool, place: Place, bytes: &[u8]) -> Result<()> {
+    pub fn import_page(&mut self, pool: &PagePool, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
         free_dropped(&mut *self.model, pool);
-        guarded(|| self.model.import_page(place, bytes))
+        guarded(|| self.model.import_page(page_ref, bytes))
     }
 
     /// Runs one step; one result per feed, in order.
@@ -90,7 +90,7 @@ impl Executor {
     /// # Errors
     /// Per feed [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence untouched
     /// when it has no pending token to feed; [`Error::Grammar`] with the sequence fed and nothing sampled.
-    pub fn step(&mut self, feeds: &mut [Feed<'_>]) -> Vec<Result<()>> {
+    pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<()>> {
         self.rows.clear();
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
@@ -111,7 +111,7 @@ impl Executor {
         results
     }
 
-    fn forward(&mut self, feeds: &[Feed<'_>], results: &[Result<()>]) -> Result<Logits> {
+    fn forward(&mut self, feeds: &[SequenceFeed<'_>], results: &[Result<()>]) -> Result<Logits> {
         let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
         let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
         let batch = Batch { rows: &self.rows, tables: &tables };
@@ -126,7 +126,7 @@ impl Executor {
         Ok(logits)
     }
 
-    fn sample(&mut self, feeds: &mut [Feed<'_>], results: &mut [Result<()>], logits: &Logits) {
+    fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<()>], logits: &Logits) {
         let mut next_row = 0;
         let mut masks = masks(feeds, results).into_iter();
         for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
@@ -134,10 +134,10 @@ impl Executor {
             next_row += num_scored(feed);
             if let Err(error) = self.score(feed, logits, first_row) {
                 *result = Err(error);
-                next_row += usize::from(!matches!(feed.input, Input::Chunk(_)));
+                next_row += usize::from(!matches!(feed.input, FeedInput::Chunk(_)));
                 continue;
             }
-            if matches!(feed.input, Input::Chunk(_)) {
+            if matches!(feed.input, FeedInput::Chunk(_)) {
                 feed.sequence.settle(None);
                 continue;
             }
@@ -168,7 +168,7 @@ impl Executor {
     }
 
     /// Takes down how likely the rows from `first_row` on find what comes after them, one row after the other.
-    fn score(&mut self, feed: &mut Feed<'_>, logits: &Logits, first_row: usize) -> Result<()> {
+    fn score(&mut self, feed: &mut SequenceFeed<'_>, logits: &Logits, first_row: usize) -> Result<()> {
         let Some(Scores { following, num_alternatives, found }) = &mut feed.scores else { return Ok(()) };
         for (index, &id) in following.iter().enumerate() {
             found.push(self.sampler.score(logits.row(first_row + index), id, *num_alternatives)?);
@@ -177,7 +177,7 @@ impl Executor {
     }
 }
 
-fn num_scored(feed: &Feed<'_>) -> usize {
+fn num_scored(feed: &SequenceFeed<'_>) -> usize {
     feed.scores.as_ref().map_or(0, |scores| scores.following.len())
 }
 
@@ -185,9 +185,12 @@ fn num_scored(feed: &Feed<'_>) -> usize {
 ///
 /// On the engine's thread and not beside the forward pass, because a mask takes a hundredth of a step: in a vocabulary of
 /// 150 000, a microsecond where the lexer has been before, tens on average.
-fn masks(feeds: &mut [Feed<'_>], results: &[Result<()>]) -> Vec<Result<Option<TokenMask>, GrammarError>> {
+fn masks(
+    feeds: &mut [SequenceFeed<'_>],
+    results: &[Result<()>],
+) -> Vec<Result<Option<TokenMask>, GrammarError>> {
     let sampled = feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok());
-    let sampled = sampled.filter(|(feed, _)| !matches!(feed.input, Input::Chunk(_)));
+    let sampled = sampled.filter(|(feed, _)| !matches!(feed.input, FeedInput::Chunk(_)));
     let states: Vec<_> = sampled.filter_map(|(feed, _)| feed.grammar.as_deref_mut()).collect();
     if states.len() < MASKS_WORTH_THREADS {
         states.into_iter().map(GrammarState::mask).collect()
@@ -202,14 +205,14 @@ fn masks(feeds: &mut [Feed<'_>], results: &[Result<()>]) -> Vec<Result<Option<To
 /// Copies are made at once: a page let go of in this step may be given to the next sequence of it.
 fn append_rows(
     model: &mut dyn Model,
-    feed: &mut Feed<'_>,
+    feed: &mut SequenceFeed<'_>,
     sequence: usize,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     let pending;
     let tokens = match feed.input {
-        Input::Chunk(tokens) | Input::LastChunk(tokens) => tokens,
-        Input::Pending => {
+        FeedInput::Chunk(tokens) | FeedInput::LastChunk(tokens) => tokens,
+        FeedInput::Pending => {
             pending = [feed.sequence.pending().ok_or(Error::InvalidState("no pending token"))?.id];
             &pending
         }
@@ -221,7 +224,7 @@ fn append_rows(
     for copy in copies {
         guarded(|| model.copy_page(copy.from, copy.to))?;
     }
-    let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, Input::Chunk(_)));
+    let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, FeedInput::Chunk(_)));
     let num_scored = num_scored(feed);
     let row = |(index, &token)| {
         let wants_logits = Some(index) == last || index < num_scored;

@@ -1,4 +1,4 @@
-//! The engine's thread: the only place where a request crosses threads. [`EngineHandle::spawn`] makes one.
+//! The engine's thread: the only place where a request crosses threads. [`EngineClient::spawn`] makes one.
 //!
 //! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
 //! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::client::{EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
-use super::handle::{EngineDoor, EngineHandle, Sink};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
 
@@ -70,7 +70,7 @@ impl LastLoad {
     }
 }
 
-impl EngineHandle {
+impl EngineClient {
     /// Starts a thread, builds the engine in it and waits until it stands.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl EngineHandle {
     }
 }
 
-impl EngineDoor for EngineThread {
+impl EngineTransport for EngineThread {
     fn spec(&self) -> &EngineSpec {
         &self.spec
     }

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::error::ApiError;
-use crate::runtime::EngineHandle;
+use crate::runtime::EngineClient;
 
 /// How often the watching thread looks after the engine, and passes its notices on.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub struct Recovery {
     /// What it is called in the log: `the engine`, `worker 2`.
     pub name: String,
     /// Makes a new engine of the same model, or says why it cannot.
-    pub rebuild: Box<dyn FnMut() -> Result<EngineHandle, String> + Send>,
+    pub rebuild: Box<dyn FnMut() -> Result<EngineClient, String> + Send>,
     /// How long that takes, as far as is known.
     pub build_time: Duration,
     /// The first attempt is made at once; this is the pause before the second, and each is twice the one before.
@@ -81,9 +81,9 @@ struct Shared {
 
 #[derive(Clone)]
 enum State {
-    Up(EngineHandle),
+    Up(EngineClient),
     /// Somebody says that it is gone; to be asked.
-    Doubted(EngineHandle),
+    Doubted(EngineClient),
     Down {
         back_at: Instant,
     },
@@ -92,7 +92,7 @@ enum State {
 
 impl EngineSlot {
     /// Without recovery: an engine that is lost stays lost.
-    pub fn new(engine: EngineHandle) -> Self {
+    pub fn new(engine: EngineClient) -> Self {
         let shared = Shared {
             state: RwLock::new(State::Up(engine)),
             num_restarts: AtomicU64::new(0),
@@ -103,7 +103,7 @@ impl EngineSlot {
 
     /// # Errors
     /// The system's, when it has no thread to give.
-    pub fn with_recovery(engine: EngineHandle, recovery: Recovery) -> std::io::Result<Self> {
+    pub fn with_recovery(engine: EngineClient, recovery: Recovery) -> std::io::Result<Self> {
         let slot = Self::new(engine);
         let (sender, inbox) = mpsc::channel();
         let watch = Watch {
@@ -111,7 +111,7 @@ impl EngineSlot {
             inbox,
             recovery,
             num_short_lived: 0,
-            last_words: None,
+            exit_reason: None,
         };
         thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
         Ok(Self { watch: Some(sender), ..slot })
@@ -119,7 +119,7 @@ impl EngineSlot {
 
     /// # Errors
     /// 503 while there is none.
-    pub fn get(&self) -> Result<EngineHandle, ApiError> {
+    pub fn get(&self) -> Result<EngineClient, ApiError> {
         match self.shared.state() {
             State::Up(engine) if engine.is_alive() => Ok(engine),
             State::Up(_) => {
@@ -162,7 +162,7 @@ impl EngineSlot {
     }
 
     /// Whether this is the engine in use.
-    pub fn holds(&self, engine: &EngineHandle) -> bool {
+    pub fn holds(&self, engine: &EngineClient) -> bool {
         match self.shared.state() {
             State::Up(own) | State::Doubted(own) => own.is_same(engine),
             State::Down { .. } | State::GivenUp => false,
@@ -197,7 +197,7 @@ struct Watch {
     /// Engines in a row that did not last.
     num_short_lived: u32,
     /// What the last one that was lost, or could not be built, said.
-    last_words: Option<String>,
+    exit_reason: Option<String>,
 }
 
 impl Watch {
@@ -216,8 +216,8 @@ impl Watch {
             drop(slot);
             let lasted = up_since.elapsed() >= LASTING || answered > num_answered;
             self.num_short_lived = if lasted { 0 } else { self.num_short_lived + 1 };
-            self.last_words = wait_for_end(engine);
-            let why = self.last_words.as_deref().map_or_else(String::new, |words| format!(": {words}"));
+            self.exit_reason = wait_for_end(engine);
+            let why = self.exit_reason.as_deref().map_or_else(String::new, |words| format!(": {words}"));
             tracing::error!("{} has stopped, and is brought back{why}", self.recovery.name);
             if self.num_short_lived > self.recovery.max_attempts {
                 let count = self.num_short_lived;
@@ -262,7 +262,7 @@ impl Watch {
                 }
                 Err(error) => {
                     tracing::error!("{} could not be brought back: {error}", self.recovery.name);
-                    self.last_words = Some(error);
+                    self.exit_reason = Some(error);
                 }
             }
         }
@@ -276,7 +276,7 @@ impl Watch {
             slot.set(State::GivenUp);
         }
         let why =
-            self.last_words.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
+            self.exit_reason.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
         (self.recovery.gave_up)(format!("{} {what}{why}", self.recovery.name));
     }
 
@@ -291,10 +291,10 @@ impl Watch {
 }
 
 /// Its memory is needed for the next one. Returns how it ended, where that is known.
-fn wait_for_end(engine: EngineHandle) -> Option<String> {
+fn wait_for_end(engine: EngineClient) -> Option<String> {
     let give_up_at = Instant::now() + UNWIND_TIME;
     while engine.is_alive() && Instant::now() < give_up_at {
         thread::sleep(Duration::from_millis(5));
     }
-    engine.last_words()
+    engine.exit_reason()
 }

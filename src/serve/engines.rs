@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{EngineSlot, Standing};
 use super::error::ApiError;
-use crate::runtime::{EngineHandle, EngineLoad};
+use crate::runtime::{EngineClient, EngineLoad};
 
 /// All engines, each in its place.
 pub struct Engines {
@@ -62,7 +62,7 @@ impl Engines {
     ///
     /// # Errors
     /// 503 while there is none; with the time until the first is back.
-    pub fn any(&self) -> Result<EngineHandle, ApiError> {
+    pub fn any(&self) -> Result<EngineClient, ApiError> {
         let (mut best, mut soonest) = (None, None);
         for slot in &self.slots {
             match slot.get() {
@@ -83,7 +83,7 @@ impl Engines {
     ///
     /// # Errors
     /// As [`Self::any`].
-    pub fn of(&self, session: &str) -> Result<EngineHandle, ApiError> {
+    pub fn of(&self, session: &str) -> Result<EngineClient, ApiError> {
         if let [only] = &*self.slots {
             return only.get();
         }
@@ -118,12 +118,12 @@ impl Engines {
     }
 
     /// The number of an engine; 0 for one that has been replaced.
-    pub fn index_of(&self, engine: &EngineHandle) -> usize {
+    pub fn index_of(&self, engine: &EngineClient) -> usize {
         self.slots.iter().position(|slot| slot.holds(engine)).unwrap_or(0)
     }
 
     /// Which engine it is, of all that there ever were.
-    pub fn instance(&self, engine: &EngineHandle) -> (usize, u64) {
+    pub fn instance(&self, engine: &EngineClient) -> (usize, u64) {
         let index = self.index_of(engine);
         (index, self.slots[index].num_restarts())
     }
@@ -135,7 +135,7 @@ impl Engines {
     }
 
     /// All that are up.
-    pub fn up(&self) -> Vec<EngineHandle> {
+    pub fn up(&self) -> Vec<EngineClient> {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()
     }
 
@@ -149,12 +149,12 @@ impl Engines {
     }
 
     /// Somebody found that this one is gone. Late news of one that has been replaced is none.
-    pub fn lost(&self, engine: &EngineHandle) {
+    pub fn lost(&self, engine: &EngineClient) {
         self.slots.iter().filter(|slot| slot.holds(engine)).for_each(EngineSlot::lost);
     }
 
     /// A request of this one has come to its end.
-    pub fn answered(&self, engine: &EngineHandle) {
+    pub fn answered(&self, engine: &EngineClient) {
         self.slots.iter().filter(|slot| slot.holds(engine)).for_each(EngineSlot::answered);
     }
 

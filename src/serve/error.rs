@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, StoreError};
 
 /// The code of a request whose engine is not there.
@@ -56,6 +57,11 @@ impl ApiError {
         let message = "the engine has stopped and is being brought back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(ENGINE_DOWN), message);
         error.retry_after(Duration::from_secs(5))
+    }
+
+    /// An error that only a bug of the server can cause.
+    pub fn internal(message: &str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
     }
 
     /// The server ends, and another one may be found at its address soon.
@@ -141,6 +147,16 @@ impl From<Error> for ApiError {
                 tracing::error!("{error}");
                 Self::new(status, code, message)
             }
+        }
+    }
+}
+
+impl From<TurnError> for ApiError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { param, message } => Self::unsupported(param, message),
+            TurnError::Param { param, error } => Self::from(error).param(param),
+            TurnError::Other(error) => error.into(),
         }
     }
 }

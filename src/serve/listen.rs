@@ -33,9 +33,10 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
 use super::error::ApiError;
-use super::front::{self, Front};
 use super::half_open::HalfOpen;
+use super::lifecycle::Lifecycle;
 use super::observe::Observer;
+use super::router;
 use super::{App, api};
 
 /// Threads of the runtime. The work is in the engine's thread; these parse and frame.
@@ -205,7 +206,7 @@ pub struct Server {
 }
 
 struct Shared {
-    front: Front,
+    lifecycle: Lifecycle,
     /// What requests are answered by now.
     router: RwLock<Router>,
     crowd: Arc<Crowd>,
@@ -224,14 +225,14 @@ impl Server {
     ///
     /// # Errors
     /// The system's.
-    pub fn start(listener: Listener, front: Front, limits: ConnectionLimits) -> io::Result<Self> {
+    pub fn start(listener: Listener, lifecycle: Lifecycle, limits: ConnectionLimits) -> io::Result<Self> {
         let address = listener.address()?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(WORKERS).thread_name("http").enable_all().build()?;
         let (phase, phases) = watch::channel(Phase::Open);
         let shared = Arc::new(Shared {
-            router: RwLock::new(front::router(&front, Router::new())),
-            front,
+            router: RwLock::new(router::router(&lifecycle, Router::new())),
+            lifecycle,
             crowd: Crowd::new(limits),
             refusals: Arc::new(Semaphore::new(REFUSALS_AT_ONCE)),
         });
@@ -251,22 +252,22 @@ impl Server {
     /// As `open`, with these endpoints in place of the model's own.
     pub fn open_with(&self, app: App, api: Router<App>) {
         let api = api.with_state(app.clone());
-        let router = front::router(&self.shared.front, api);
+        let router = router::router(&self.shared.lifecycle, api);
         *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
-        self.shared.front.open(app);
+        self.shared.lifecycle.open(app);
     }
 
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    pub fn front(&self) -> &Front {
-        &self.shared.front
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.shared.lifecycle
     }
 
     /// Takes nothing new and waits for what is under way, at most so long; then `cancel` is to end it, and the rest is cut.
     pub fn drain(mut self, timeout: Duration, cancel: impl FnOnce()) -> Drained {
-        self.shared.front.drain();
+        self.shared.lifecycle.drain();
         self.phase.send_replace(Phase::Draining);
         let Some(runtime) = &self.runtime else { return Drained { num_cancelled: 0 } };
         let accepting = self.accepting.take();
@@ -278,7 +279,7 @@ impl Server {
             let mut drained = Drained { num_cancelled: 0 };
             if tokio::time::timeout(timeout, crowd.emptied()).await.is_err() {
                 drained.num_cancelled = crowd.num_busy();
-                if let Some(app) = self.shared.front.app() {
+                if let Some(app) = self.shared.lifecycle.app() {
                     app.cut_short(); // before the engines are told, so that nothing comes to them afterwards
                 }
                 cancel();
@@ -287,8 +288,8 @@ impl Server {
                 let _ = tokio::time::timeout(LAST_WORD_TIME, crowd.emptied()).await;
             }
             // What a client left behind by going away is still to be saved.
-            if let Some(app) = self.shared.front.app() {
-                let _ = tokio::time::timeout(CANCEL_TIME, app.flights().write_owned()).await;
+            if let Some(app) = self.shared.lifecycle.app() {
+                let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
             }
             drained
         })
@@ -375,7 +376,7 @@ impl Shared {
     where
         S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
-        let http = &self.front.observer().metrics().http;
+        let http = &self.lifecycle.observer().metrics().http;
         match self.crowd.enter(peer) {
             Ok((place, makes_room)) => {
                 if makes_room {
@@ -394,7 +395,7 @@ impl Shared {
         let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         let message = "as many connections are in use as may";
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("too_many_connections"), message);
-        let word = last_word(error.retry_after(self.front.retry_after()));
+        let word = last_word(error.retry_after(self.lifecycle.retry_after()));
         tokio::spawn(async move {
             say(stream, &word).await;
             drop(permit);
@@ -409,7 +410,7 @@ impl Shared {
         if *phases.borrow_and_update() != Phase::Open {
             return;
         }
-        let _open = Counted::new(&self.front);
+        let _open = Counted::new(&self.lifecycle);
         let info = place.info().clone();
         let service = {
             let (shared, info) = (Arc::clone(&self), info.clone());
@@ -445,7 +446,7 @@ impl Shared {
             Pin::new(&mut connection).graceful_shutdown();
         };
         if let Some(overdue) = overdue {
-            self.front.observer().metrics().http.closed(overdue.reason());
+            self.lifecycle.observer().metrics().http.closed(overdue.reason());
             if overdue == Overdue::Header {
                 let message = "the head of the request did not arrive in time";
                 let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message);
@@ -532,8 +533,8 @@ async fn say<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, word: &[u8]) {
 struct Counted(Observer);
 
 impl Counted {
-    fn new(front: &Front) -> Self {
-        let observer = front.observer().clone();
+    fn new(lifecycle: &Lifecycle) -> Self {
+        let observer = lifecycle.observer().clone();
         observer.metrics().http.connections.inc();
         Self(observer)
     }

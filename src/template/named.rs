@@ -24,7 +24,7 @@ macro_rules! formats {
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// What is known of it.
-            pub(in crate::template) fn row(self) -> &'static $record {
+            pub(crate) fn row(self) -> &'static $record {
                 match self { $(Self::$variant => &$row),* }
             }
 
@@ -35,11 +35,11 @@ macro_rules! formats {
         }
 
         impl std::str::FromStr for $type {
-            type Err = $crate::template::named::UnknownFormat;
+            type Err = $crate::named::UnknownFormat;
 
             fn from_str(name: &str) -> Result<Self, Self::Err> {
                 Self::ALL.iter().copied().find(|format| format.name() == name).ok_or_else(|| {
-                    $crate::template::named::UnknownFormat {
+                    $crate::named::UnknownFormat {
                         what: $what,
                         name: name.to_owned(),
                         known: &[$($row.name),*],

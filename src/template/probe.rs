@@ -228,7 +228,7 @@ impl Sign {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::SpecialTokens;
+    use crate::SpecialTokens;
 
     fn shown(source: &str) -> Shown {
         Shown::of(&ChatTemplate::new(source, SpecialTokens::default()).expect("a template"))

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::text::Tokenizer;
-use llmctl::runtime::worker::protocol::{Answer, ModelId, OPS, Ready, Reply, VERSION, Yes};
-use llmctl::runtime::worker::remote::{Patience, Peer, RemoteEngine, StartError};
-use llmctl::runtime::worker::service::{Reception, Worker};
-use llmctl::runtime::{EngineHandle, EngineSpec};
+use llmctl::runtime::worker::protocol::{ModelId, OPS, Ready, Reply, ReplyBody, VERSION, Yes};
+use llmctl::runtime::worker::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
+use llmctl::runtime::worker::service::{CallInbox, WorkerContext};
+use llmctl::runtime::{EngineClient, EngineSpec};
 use serde_json::Value;
 
 use super::golden::parity_folder;
 
 /// No working machine takes so long.
-pub const PATIENT: Patience = Patience { start: Duration::from_secs(60), answer: Duration::from_secs(60) };
+pub const PATIENT: Timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_secs(60) };
 
 /// Who is at the other end, and what became of it.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Other {
     }
 }
 
-impl Peer for Other {
+impl ProcessHandle for Other {
     fn kill(&self) {
         self.state.lock().expect("free").is_killed = true;
         self.changed.notify_all();
@@ -70,7 +70,7 @@ impl Peer for Other {
         if state.is_killed { "it was killed".to_owned() } else { "it left".to_owned() }
     }
 
-    fn has_worked(&self) -> Option<bool> {
+    fn has_computed(&self) -> Option<bool> {
         Some(self.state.lock().expect("free").works)
     }
 }
@@ -80,20 +80,20 @@ pub fn tokenizer() -> Arc<Tokenizer> {
 }
 
 /// The engine, with all that is asked of it and all that it says passed through the worker protocol.
-pub fn behind_pipes(engine: EngineHandle, tokenizer: Arc<Tokenizer>) -> EngineHandle {
+pub fn behind_pipes(engine: EngineClient, tokenizer: Arc<Tokenizer>) -> EngineClient {
     let body = move |input, output| {
         let model = ModelId { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
-        let reception = Reception::open(input, || {}).expect("a thread");
-        reception.serve(Worker { engine, tokenizer, model }, output).expect("threads");
+        let reception = CallInbox::open(input, || {}).expect("a thread");
+        reception.serve(WorkerContext { engine, tokenizer, model }, output).expect("threads");
     };
     let remote = connect(Arc::default(), PATIENT, body).expect("it is ready");
-    EngineHandle::new(remote)
+    EngineClient::new(remote)
 }
 
 /// Connects to what `body` does with its two ends of the pipes.
 pub fn connect(
     other: Arc<Other>,
-    patience: Patience,
+    timeouts: Timeouts,
     body: impl FnOnce(PipeReader, PipeWriter) + Send + 'static,
 ) -> Result<RemoteEngine, StartError> {
     let (input, to) = std::io::pipe().expect("a pipe");
@@ -103,12 +103,12 @@ pub fn connect(
         body(input, output);
         other.end();
     });
-    RemoteEngine::connect(from, to, peer, patience)
+    RemoteEngine::connect(from, to, peer, timeouts)
 }
 
 /// The line of an engine that is ready.
 pub fn ready(spec: &EngineSpec) -> String {
-    let answer = Answer::Ready(Box::new(Ready {
+    let answer = ReplyBody::Ready(Box::new(Ready {
         ready: Yes,
         protocol: VERSION,
         max_sessions: 5,
@@ -163,9 +163,9 @@ pub fn pong(id: &Value) -> String {
 pub fn scripted(
     spec: &EngineSpec,
     other: Other,
-    patience: Patience,
+    timeouts: Timeouts,
     script: impl FnOnce(&mut Script) + Send + 'static,
-) -> (EngineHandle, Arc<Other>) {
+) -> (EngineClient, Arc<Other>) {
     let other = Arc::new(other);
     let (its, ready) = (Arc::clone(&other), ready(spec));
     let body = move |input, output| {
@@ -173,6 +173,6 @@ pub fn scripted(
         worker.say(&ready);
         script(&mut worker);
     };
-    let remote = connect(Arc::clone(&other), patience, body).expect("it is ready");
-    (EngineHandle::new(remote), other)
+    let remote = connect(Arc::clone(&other), timeouts, body).expect("it is ready");
+    (EngineClient::new(remote), other)
 }

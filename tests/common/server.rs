@@ -20,7 +20,7 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
-use llmctl::runtime::{Engine, EngineConfig, EngineHandle, Error, Speech};
+use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
 use llmctl::serve::{App, ServedModel, Settings, api};
@@ -307,7 +307,7 @@ pub fn model_fingerprint() -> ModelFingerprint {
     ModelFingerprint { name: MODEL.to_owned(), fingerprint: "0123456789abcdef".to_owned(), reference: None }
 }
 
-pub fn speech(template: Option<&str>) -> Speech {
+pub fn chat_tokenizer(template: Option<&str>) -> ChatTokenizer {
     let tokenizer = from_folder(&parity_folder().join("llama")).expect("a tokenizer");
     let texts = ModelTexts {
         identity: String::new(),
@@ -319,7 +319,7 @@ pub fn speech(template: Option<&str>) -> Speech {
         end_of_generation: Vec::new(),
         hints: None,
     };
-    Speech::new(texts, template)
+    ChatTokenizer::new(texts, template)
 }
 
 impl Build {
@@ -329,8 +329,8 @@ impl Build {
     }
 
     pub fn start(self) -> Server {
-        let speech = speech(self.template.as_deref());
-        let tokenizer = speech.tokenizer().clone();
+        let chat_tokenizer = chat_tokenizer(self.template.as_deref());
+        let tokenizer = chat_tokenizer.tokenizer().clone();
         let answers = self.answers.iter().map(|(question, answer)| ((*question).to_owned(), answer.clone()));
         let script = Script { tokenizer: tokenizer.clone(), answers: answers.collect() };
         let (end, vocab_size) = (script.end(), tokenizer.vocab_size() + 1);
@@ -356,7 +356,7 @@ impl Build {
             move |model: ToyModel| {
                 let vocabulary = Arc::new(Fragile { tokenizer: tokenizer.clone(), fatal: fatal.clone() });
                 let config = config.clone();
-                let engine = EngineHandle::spawn(move || Engine::new(Box::new(model), vocabulary, config));
+                let engine = EngineClient::spawn(move || Engine::new(Box::new(model), vocabulary, config));
                 match kind {
                     Kind::Thread => engine.expect("an engine"),
                     Kind::Worker => behind_pipes(engine.expect("an engine"), tokenizer.clone()),
@@ -385,7 +385,7 @@ impl Build {
         let model = ServedModel {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
-            speech,
+            chat_tokenizer,
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
         };

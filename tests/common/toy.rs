@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::{Keep, PAGE_TOKENS, PageTable, Place, StateGroup};
+use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef, PageTable};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
@@ -23,9 +23,9 @@ pub type Log = Arc<Mutex<Vec<Vec<Row>>>>;
 /// tell the same history.
 pub struct ToyModel {
     spec: ModelSpec,
-    rows: HashMap<(Place, usize), (usize, u32)>,
+    rows: HashMap<(PageRef, usize), (usize, u32)>,
     /// Tokens that a recurrent state stands for.
-    states: HashMap<Place, Vec<u32>>,
+    states: HashMap<PageRef, Vec<u32>>,
     rule: Rule,
     log: Log,
     before_forward: Hook,
@@ -48,7 +48,7 @@ impl ToyModel {
             architecture: "toy".to_owned(),
             vocab_size,
             context_length: 1 << 20,
-            groups: vec![StateGroup { keep: Keep::All, page_bytes: TOY_PAGE_BYTES }],
+            groups: vec![KvGroup { kind: KvKind::Full, page_bytes: TOY_PAGE_BYTES }],
             can_rewind: true,
         };
         let before_forward: Hook = Box::new(|| Ok(()));
@@ -61,9 +61,9 @@ impl ToyModel {
     }
 
     /// Each group's pages are of [`TOY_PAGE_BYTES`]; all tokens must be told by one of them.
-    pub fn with_groups(mut self, keeps: &[Keep]) -> Self {
-        let group = |&keep| StateGroup { keep, page_bytes: TOY_PAGE_BYTES };
-        self.spec.groups = keeps.iter().map(group).collect();
+    pub fn with_groups(mut self, kinds: &[KvKind]) -> Self {
+        let group = |&kind| KvGroup { kind, page_bytes: TOY_PAGE_BYTES };
+        self.spec.groups = kinds.iter().map(group).collect();
         self
     }
 
@@ -79,8 +79,8 @@ impl ToyModel {
     fn write(&mut self, batch: &Batch<'_>, row: &Row) {
         let table = batch.tables[row.sequence];
         for (group, spec) in self.spec.groups.iter().enumerate() {
-            if spec.keep == Keep::State {
-                let place = Place { group, page: table.state(group).expect("a state's page") };
+            if spec.kind == KvKind::Recurrent {
+                let place = PageRef { group, page: table.state(group).expect("a state's page") };
                 let state = self.states.entry(place).or_default();
                 if row.position == 0 {
                     state.clear();
@@ -89,7 +89,7 @@ impl ToyModel {
                 state.push(row.token);
             } else {
                 let (page, offset) = table.slot(group, row.position);
-                self.rows.insert((Place { group, page }, offset), (row.position, row.token));
+                self.rows.insert((PageRef { group, page }, offset), (row.position, row.token));
             }
         }
     }
@@ -97,13 +97,13 @@ impl ToyModel {
     /// What the row's token can look back on, the same whichever group tells it.
     fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
         let table = batch.tables[row.sequence];
-        let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.keep {
-            Keep::State => {
-                let place = Place { group, page: table.state(group).expect("a state's page") };
+        let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.kind {
+            KvKind::Recurrent => {
+                let place = PageRef { group, page: table.state(group).expect("a state's page") };
                 self.states[&place][..=row.position].to_vec()
             }
-            Keep::All => self.read(table, group, 0, row.position),
-            Keep::Window(window) => {
+            KvKind::Full => self.read(table, group, 0, row.position),
+            KvKind::SlidingWindow(window) => {
                 self.read(table, group, (row.position + 1).saturating_sub(window), row.position)
             }
         });
@@ -116,7 +116,7 @@ impl ToyModel {
     fn read(&self, table: &PageTable, group: usize, from: usize, to: usize) -> Vec<u32> {
         let token_at = |position| {
             let (page, offset) = table.slot(group, position);
-            let (written_at, token) = self.rows[&(Place { group, page }, offset)];
+            let (written_at, token) = self.rows[&(PageRef { group, page }, offset)];
             assert_eq!(written_at, position, "a slot holds another position's row");
             token
         };
@@ -153,7 +153,7 @@ impl Model for ToyModel {
         Ok(logits)
     }
 
-    fn copy_page(&mut self, from: Place, to: Place) -> Result<(), Error> {
+    fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<(), Error> {
         assert_eq!(from.group, to.group);
         for offset in 0..PAGE_TOKENS {
             match self.rows.get(&(from, offset)).copied() {
@@ -167,13 +167,13 @@ impl Model for ToyModel {
         Ok(())
     }
 
-    fn free_page(&mut self, place: Place) {
+    fn free_page(&mut self, place: PageRef) {
         self.rows.retain(|(at, _), _| *at != place);
         self.states.remove(&place);
     }
 
     /// A state of up to 255 tokens, all below 256: their number and a byte each.
-    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<(), Error> {
+    fn export_page(&self, place: PageRef, out: &mut Vec<u8>) -> Result<(), Error> {
         let end = out.len() + TOY_PAGE_BYTES;
         if let Some(state) = self.states.get(&place) {
             out.push(u8::try_from(state.len()).expect("a short history"));
@@ -187,9 +187,9 @@ impl Model for ToyModel {
         Ok(())
     }
 
-    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<(), Error> {
+    fn import_page(&mut self, place: PageRef, bytes: &[u8]) -> Result<(), Error> {
         self.free_page(place);
-        if self.spec.groups[place.group].keep == Keep::State {
+        if self.spec.groups[place.group].kind == KvKind::Recurrent {
             let state = bytes[1..][..bytes[0].into()].iter().map(|&token| token.into());
             self.states.insert(place, state.collect());
             return Ok(());

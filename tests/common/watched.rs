@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use llmctl::runtime::kv::Place;
+use llmctl::runtime::kv::PageRef;
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::load::{LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
@@ -61,19 +61,19 @@ impl Model for Watch {
         self.inner().model.reuse(logits);
     }
 
-    fn copy_page(&mut self, from: Place, to: Place) -> Result<()> {
+    fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
         self.inner().model.copy_page(from, to)
     }
 
-    fn free_page(&mut self, place: Place) {
+    fn free_page(&mut self, place: PageRef) {
         self.inner().model.free_page(place);
     }
 
-    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
+    fn export_page(&self, place: PageRef, out: &mut Vec<u8>) -> Result<()> {
         self.inner().model.export_page(place, out)
     }
 
-    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
+    fn import_page(&mut self, place: PageRef, bytes: &[u8]) -> Result<()> {
         self.inner().model.import_page(place, bytes)
     }
 }

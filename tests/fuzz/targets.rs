@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use llmctl::runtime::kv::disk::page;
-use llmctl::runtime::kv::disk::{PageKey, PageLabel, PageName};
+use llmctl::runtime::kv::disk::{DiskPageKey, PageLabel, PageName};
 use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
@@ -15,7 +15,7 @@ use llmctl::runtime::model::arch::{Facts, Recognised, recognise};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
-use llmctl::runtime::worker::protocol::{Call, Op, Reply};
+use llmctl::runtime::worker::protocol::{Op, Reply, WorkerCall};
 use llmctl::runtime::{Error, Limits, Sampling, StoreError};
 use llmctl::serve::wire::switches::Template;
 use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
@@ -90,7 +90,8 @@ pub fn config_json(data: &[u8]) -> bool {
             let config = &description.config;
             assert!(!config.layers.is_empty() && config.vocab_size > 0 && config.context_length > 0);
         }
-        Ok(Recognised::Borrowed(plan)) => assert!(plan.sizes.num_layers > 0 && plan.sizes.vocab_size > 0),
+        #[cfg(feature = "candle-families")]
+        Ok(Recognised::CandleModel(plan)) => assert!(plan.sizes.num_layers > 0 && plan.sizes.vocab_size > 0),
         Err(error) => {
             assert!(!error.to_string().is_empty());
             return false;
@@ -356,7 +357,7 @@ fn claimed(file: &[u8]) -> (PageLabel, usize) {
     let name = |at: usize| file.get(at..at + 32).and_then(|bytes| bytes.try_into().ok()).map(PageName);
     let tokens = file.get(96..).unwrap_or_default().chunks_exact(4).take(number(16..20) as usize);
     let label = PageLabel {
-        key: PageKey { name: name(32).unwrap_or(PageName([0; 32])), group: number(12..16) as u8 },
+        key: DiskPageKey { name: name(32).unwrap_or(PageName([0; 32])), group: number(12..16) as u8 },
         parent: name(64).filter(|_| number(20..24) == 1),
         tokens: tokens.map(|token| u32::from_le_bytes(token.try_into().expect("four bytes"))).collect(),
         depth: 0,
@@ -379,7 +380,7 @@ pub fn http_body(data: &[u8]) -> bool {
         params::logprobs(&mut fields, None);
         let template = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
         switches::switches(&mut fields, template, None);
-        tools::asked(&mut fields);
+        tools::tools(&mut fields, false);
         shape::shape(&mut fields, false);
         params::labels(&mut fields);
         fields.end();
@@ -407,11 +408,11 @@ fn come_back(messages: &[Message]) {
 
 /// A line of the worker protocol, either way: what is understood is written so that it is understood as the same.
 pub fn worker_line(data: &[u8]) -> bool {
-    let (call, reply) = (Call::parse(data), Reply::parse(data));
+    let (call, reply) = (WorkerCall::parse(data), Reply::parse(data));
     let is_understood = call.is_ok() || reply.is_ok();
     if let Ok(call) = call {
         let line = serde_json::to_vec(&call).expect("a call is JSON");
-        assert_eq!(Call::parse(&line).ok().as_ref(), Some(&call), "{}", String::from_utf8_lossy(&line));
+        assert_eq!(WorkerCall::parse(&line).ok().as_ref(), Some(&call), "{}", String::from_utf8_lossy(&line));
         if let Op::Generate(generate) = call.op {
             let encode = |text: &str, _: bool| Ok(text.bytes().map(u32::from).collect());
             let no_grammar = |_: &_| Err(Error::PromptEmpty);

@@ -52,7 +52,7 @@ pub struct Client {
 
 /// All that answers one call.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ReplyBody {
     pub lines: Vec<Value>,
 }
 
@@ -111,16 +111,16 @@ impl Client {
 
     /// The lines of one call, when no other is under way.
     #[track_caller]
-    pub fn answer(&self) -> Answer {
+    pub fn answer(&self) -> ReplyBody {
         let mut lines = vec![self.line()];
         while !is_last(&lines[lines.len() - 1]) {
             lines.push(self.line());
         }
-        Answer { lines }
+        ReplyBody { lines }
     }
 
     #[track_caller]
-    pub fn ask(&mut self, line: &Value) -> Answer {
+    pub fn ask(&mut self, line: &Value) -> ReplyBody {
         self.send(line);
         let answer = self.answer();
         assert!(answer.lines.iter().all(|answer| answer.get("id") == line.get("id")), "{answer:?}");
@@ -137,9 +137,9 @@ impl Client {
 
     /// The answers to these ids, however their lines come.
     #[track_caller]
-    pub fn answers(&self, ids: &[Value]) -> Vec<Answer> {
-        let mut answers = vec![Answer { lines: Vec::new() }; ids.len()];
-        let is_over = |answer: &Answer| answer.lines.last().is_some_and(is_last);
+    pub fn answers(&self, ids: &[Value]) -> Vec<ReplyBody> {
+        let mut answers = vec![ReplyBody { lines: Vec::new() }; ids.len()];
+        let is_over = |answer: &ReplyBody| answer.lines.last().is_some_and(is_last);
         while !answers.iter().all(is_over) {
             let line = self.line();
             let at =
@@ -156,7 +156,7 @@ pub fn is_last(line: &Value) -> bool {
     !["token", "queued", "started", "progress"].iter().any(|name| line.get(name).is_some())
 }
 
-impl Answer {
+impl ReplyBody {
     pub fn text(&self) -> String {
         self.lines.iter().filter_map(|line| line["token"].as_str()).collect()
     }

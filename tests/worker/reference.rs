@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::client::{Answer, Process, check, some_ids, validator};
+use super::client::{Process, ReplyBody, check, some_ids, validator};
 
 /// Fails on any line that the reference server's worker would not write.
 struct Strict {
@@ -16,7 +16,7 @@ impl Strict {
     }
 
     #[track_caller]
-    fn ask(&mut self, line: &Value) -> Answer {
+    fn ask(&mut self, line: &Value) -> ReplyBody {
         let answer = self.process.client.ask(line);
         answer.lines.iter().for_each(|line| check(&self.reply, line));
         answer
@@ -31,7 +31,7 @@ impl Strict {
 
     /// A turn of twelve tokens, which ends with its length.
     #[track_caller]
-    fn turn(&mut self, session: &str, segments: &Value) -> Answer {
+    fn turn(&mut self, session: &str, segments: &Value) -> ReplyBody {
         let mut line =
             json!({"prompt_segments": segments, "max_new_tokens": 12, "temperature": 0.0, "stop": []});
         if !session.is_empty() {
@@ -50,11 +50,11 @@ impl Strict {
     }
 }
 
-fn count(answer: &Answer, name: &str) -> u64 {
+fn count(answer: &ReplyBody, name: &str) -> u64 {
     answer.done()[name].as_u64().expect("a number")
 }
 
-fn reason(answer: &Answer) -> &str {
+fn reason(answer: &ReplyBody) -> &str {
     answer.done()["session_reset_reason"].as_str().expect("a word")
 }
 
@@ -129,7 +129,7 @@ fn lines_sent_ahead_are_answered_in_their_order() {
     client.send(&json!({"op": "open", "session_id": "s"}));
     client.send_raw(b"\n   \r\n{\"prompt\"\n");
     client.send(&json!({"prompt": "two", "max_new_tokens": 3, "session_id": "s"}));
-    let answers: Vec<Answer> = (0..4).map(|_| client.answer()).collect();
+    let answers: Vec<ReplyBody> = (0..4).map(|_| client.answer()).collect();
     answers.iter().flat_map(|answer| &answer.lines).for_each(|line| check(&strict.reply, line));
     assert!(answers[0].done()["completion_tokens"].as_u64() > Some(3));
     assert_eq!(answers[1].lines[0]["opened"], true);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::client::{Answer, Process, model};
+use super::client::{Process, ReplyBody, model};
 use crate::cli::llmctl;
 
 const PROMPT: &str = "Once upon a time";
@@ -60,7 +60,7 @@ fn tokens_of_run(events: &[Value]) -> Vec<(u64, Option<f32>, Vec<u64>)> {
         .collect()
 }
 
-fn tokens_of_worker(answer: &Answer) -> Vec<(u64, Option<f32>, Vec<u64>)> {
+fn tokens_of_worker(answer: &ReplyBody) -> Vec<(u64, Option<f32>, Vec<u64>)> {
     let tokens = answer.lines.iter().filter_map(|line| line.get("tokens")?.as_array()).flatten();
     let told = |token: &Value| {
         let logprob = &token["logprob"];

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
-use llmctl::runtime::worker::service::{End, Ended, Reception, Stopper, Worker};
+use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
-    EngineDoor, EngineHandle, EngineLoad, EngineSpec, Error, Request, SessionDetail, SessionInfo, Sink,
+    EngineClient, EngineLoad, EngineSpec, EngineTransport, Error, Request, SessionDetail, SessionInfo, Sink,
     StopHandle,
 };
 use serde_json::{Value, json};
@@ -22,21 +22,21 @@ use crate::common::toy::{Rule, Setup, ToyModel, ToyVocabulary, counting};
 /// A worker on a thread.
 struct Desk {
     stopper: Stopper,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<WorkerExit>,
 }
 
-fn start(engine: EngineHandle) -> (Desk, PipeWriter, PipeReader) {
+fn start(engine: EngineClient) -> (Desk, PipeWriter, PipeReader) {
     let (input, to_it) = std::io::pipe().expect("a pipe");
     let (from_it, output) = std::io::pipe().expect("a pipe");
     let tokenizer = Arc::new(from_folder(&parity_folder().join("qwen3")).expect("a tokenizer"));
     let model = ModelId { name: "toy".to_owned(), fingerprint: "toy".to_owned() };
-    let reception = Reception::open(input, || ()).expect("a thread");
+    let reception = CallInbox::open(input, || ()).expect("a thread");
     let stopper = reception.stopper();
-    let serve = move || reception.serve(Worker { engine, tokenizer, model }, output).expect("threads");
+    let serve = move || reception.serve(WorkerContext { engine, tokenizer, model }, output).expect("threads");
     (Desk { stopper, thread: std::thread::spawn(serve) }, to_it, from_it)
 }
 
-fn start_with_client(engine: EngineHandle) -> (Desk, Client) {
+fn start_with_client(engine: EngineClient) -> (Desk, Client) {
     let (desk, input, output) = start(engine);
     let client = Client::new(input, output);
     assert_eq!(client.line()["ready"], true);
@@ -44,18 +44,18 @@ fn start_with_client(engine: EngineHandle) -> (Desk, Client) {
 }
 
 impl Desk {
-    fn end(self) -> Ended {
+    fn end(self) -> WorkerExit {
         self.thread.join().expect("no panic")
     }
 }
 
-fn spawn(setup: Setup, model: ToyModel) -> EngineHandle {
+fn spawn(setup: Setup, model: ToyModel) -> EngineClient {
     let build = move || Ok(setup.engine_with(model, ToyVocabulary::numbers(64)).0);
-    EngineHandle::spawn(build).expect("builds")
+    EngineClient::spawn(build).expect("builds")
 }
 
 /// Each forward pass waits for a permit; when the gate is dropped all pass.
-fn gated(setup: Setup) -> (EngineHandle, Sender<()>) {
+fn gated(setup: Setup) -> (EngineClient, Sender<()>) {
     let (gate, permits) = mpsc::channel::<()>();
     let permits = Mutex::new(permits);
     let hook = move || {
@@ -88,7 +88,7 @@ fn a_request_is_cancelled_in_its_prompt() {
     assert_eq!((&done["finish"]["type"], &done["completion_tokens"]), (&json!("cancelled"), &json!(0)));
     assert!(matches!(done["prompt_tokens"].as_u64(), Some(16 | 32)), "{done}");
     client.close_input();
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_reader_that_does_not_read_holds_nobody_up() {
         assert_eq!(answer.done()["completion_tokens"], NUM_TOKENS);
     }
     drop(client);
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
@@ -289,14 +289,14 @@ fn a_flood_of_lines_is_answered_as_fast_as_it_is_read() {
         client.answer().check_error("invalid_request", "not a JSON object");
     }
     drop(flood.join().expect("no panic"));
-    assert!(matches!(desk.end().why, End::Input));
+    assert!(matches!(desk.end().why, ShutdownCause::Input));
 }
 
 #[test]
 fn it_ends_although_nobody_reads_its_last_lines() {
     let (desk, input, output) = start_unread();
     desk.stopper.stop();
-    assert!(matches!(desk.end().why, End::Stopped));
+    assert!(matches!(desk.end().why, ShutdownCause::Stopped));
     drop((input, output));
 }
 
@@ -306,12 +306,12 @@ fn a_reader_that_goes_away_ends_it_and_so_does_a_stop() {
     let (desk, mut input, output) = start(engine);
     input.write_all(format!("{}\n", endless(json!(1), 1, 100)).as_bytes()).expect("a pipe");
     drop((output, gate));
-    assert!(matches!(desk.end().why, End::ReaderGone));
+    assert!(matches!(desk.end().why, ShutdownCause::ReaderGone));
 
     let (desk, client) = start_with_client(spawn(Setup::default(), ToyModel::new(64, counting(64))));
     desk.stopper.stop();
     let ended = desk.end();
-    assert!(matches!(ended.why, End::Stopped) && ended.is_saved);
+    assert!(matches!(ended.why, ShutdownCause::Stopped) && ended.is_saved);
     assert_eq!(client.next(), None);
 }
 
@@ -334,7 +334,7 @@ fn a_step_that_fails_fails_its_requests_and_no_others() {
 /// An engine that is gone as soon as it is asked for something.
 struct Gone(EngineSpec);
 
-impl EngineDoor for Gone {
+impl EngineTransport for Gone {
     fn spec(&self) -> &EngineSpec {
         &self.0
     }
@@ -397,10 +397,10 @@ impl EngineDoor for Gone {
 fn an_engine_that_is_gone_is_said_and_ends_the_worker() {
     let spec = Setup::default().engine(counting(64)).spec().clone();
     for call in [endless(json!(1), 1, 5), json!({"op": "ping", "id": 1}), json!({"op": "ping"})] {
-        let (desk, mut client) = start_with_client(EngineHandle::new(Gone(spec.clone())));
+        let (desk, mut client) = start_with_client(EngineClient::new(Gone(spec.clone())));
         let answer = client.ask(&call);
         answer.check_error("engine_gone", "the engine has stopped");
-        assert!(matches!(desk.end().why, End::EngineGone));
+        assert!(matches!(desk.end().why, ShutdownCause::EngineGone));
         assert_eq!(client.next(), None);
     }
 }

@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 
 use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
-use super::load;
+use super::load::{self, Loaded};
 use super::output::OutputError;
 use super::report::counted;
 use super::run::answer::{Ending, Sink, generate};
-use super::run::llm::{Ask, Llm, render};
+use super::run::ask::{Ask, render};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
@@ -62,7 +62,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let system = system_prompt(&args.prompt)?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
     let defaults = Defaults {
-        sampling: args.sampling.resolve_for(&llm, terminal),
+        sampling: args.sampling.resolve_for(llm.info(), terminal),
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
         system,
@@ -106,7 +106,7 @@ fn stats(counts: &Counts, time: Duration) -> String {
 }
 
 /// What a row may call the loaded model: its own name, or the reference that the user gave.
-fn known_names(llm: &dyn Llm, args: &RunArgs) -> Vec<String> {
+fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
 
@@ -156,7 +156,7 @@ impl Counts {
 
 /// A batch under way.
 struct Batch<'a> {
-    llm: &'a dyn Llm,
+    llm: &'a Loaded,
     defaults: &'a Defaults,
     results: Results,
     earlier: Earlier,
@@ -170,7 +170,7 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn new(llm: &'a dyn Llm, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
+    fn new(llm: &'a Loaded, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
         let (seen, counts, without_system, has_said_plain) = Default::default();
         Self { llm, defaults, results, earlier, seen, counts, without_system, has_said_plain }
     }
@@ -227,8 +227,9 @@ impl<'a> Batch<'a> {
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
-                let reads = |name: &str| self.llm.template_reads(name);
-                let says = |word: &str| self.llm.template_says(word);
+                let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
+                let says =
+                    |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
                 parse(line, number, self.defaults, Template { reads: &reads, says: &says })
             }
             true => {
@@ -250,11 +251,12 @@ impl<'a> Batch<'a> {
     }
 
     fn answer(&self, row: &Row, graceful: &Graceful) -> Answered {
-        let rendered = match render(self.llm, &row.ask, "") {
+        let rendered = match render(self.llm.texts(), &row.ask, "") {
             Ok(rendered) => rendered,
             Err(error) => return Answered::Failed(error),
         };
-        let grammar = match row.grammar.as_ref().map(|source| self.llm.compile(source)).transpose() {
+        let grammar = match row.grammar.as_ref().map(|source| self.llm.compiler().compile(source)).transpose()
+        {
             Ok(grammar) => grammar,
             Err(error) => return Answered::Failed(error.into()),
         };
@@ -267,7 +269,7 @@ impl<'a> Batch<'a> {
             ..Request::default()
         };
         let mut collected = Collected::default();
-        match generate(self.llm, request, graceful, &mut collected) {
+        match generate(self.llm.engine(), request, graceful, &mut collected) {
             Err(error) => Answered::Failed(error),
             // A row that ended by itself while the signal came is a finished row.
             Ok(Ending::Done { outcome, signal }) => {
@@ -396,9 +398,9 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 }
 
 /// OpenAI's result object, with what it has no place for under `llmctl`.
-fn body(llm: &dyn Llm, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
+fn body(llm: &Loaded, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let bytes: TokenBytes<'_> = &|id| llm.token_bytes(id);
+    let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.logprobs.map(|_| match row.form {
         Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
         Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),
@@ -438,9 +440,9 @@ fn warnings(row: &Row) -> Vec<String> {
 mod tests {
     use std::io;
 
-    use super::super::run::llm::script::{Script, saying};
     use super::*;
     use crate::cli::args::ColorWhen;
+    use crate::runtime::client::script::{Script, saying};
     use crate::runtime::{Error, Event, Sampling};
 
     /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
@@ -452,7 +454,8 @@ mod tests {
         let out = folder.join("out.jsonl");
         let (results, earlier) = Results::open(&out, true).expect("a file of results");
         let defaults = Defaults { models: Some(vec!["script".to_owned()]), ..Defaults::default() };
-        let mut batch = Batch::new(script, &defaults, results, earlier);
+        let llm = Loaded::scripted(script);
+        let mut batch = Batch::new(&llm, &defaults, results, earlier);
         let rows = Box::new(io::Cursor::new(input.to_owned().into_bytes()));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
@@ -524,24 +527,19 @@ not json
         let input =
             "{\"custom_id\":\"a\",\"prompt\":\"say one\"}\n{\"custom_id\":\"b\",\"prompt\":\"say two\"}\n";
         let folder = tempfile::tempdir().expect("a folder");
-        let script = Script::default();
-        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::Backend("nan".into()))]);
+        let script = Script::default().answering(vec![Event::Failed(Error::Backend("nan".into()))]);
         let (_, counts, rows) = batch(&script, input, folder.path());
         assert_eq!((counts.answered, counts.failed, ids(&rows)), (1, 1, vec!["a", "b"]));
         let (_, counts, rows) = batch(&script, input, folder.path());
         assert_eq!((counts.answered, counts.failed, counts.skipped), (1, 0, 1));
         assert_eq!(ids(&rows), ["b", "a"], "one result for each row");
         assert!(rows.iter().all(|row| row["error"].is_null()), "{rows:?}");
-        assert_eq!(script.asked.borrow().len(), 3);
+        assert_eq!(script.requests().len(), 3);
     }
 
     #[test]
     fn one_message_without_a_template_is_plain_text() {
-        let script = Script::default();
-        let script = Script {
-            info: super::super::run::llm::ModelInfo { has_chat_template: false, ..script.info.clone() },
-            ..script
-        };
+        let script = Script::default().with_template(None);
         let folder = tempfile::tempdir().expect("a folder");
         let input = concat!(
             "{\"prompt\":\"once upon\"}\n",
@@ -550,8 +548,7 @@ not json
         let (_, counts, _) = batch(&script, input, folder.path());
         assert_eq!((counts.answered, counts.failed), (2, 0));
         let asked: Vec<String> = script
-            .asked
-            .borrow()
+            .requests()
             .iter()
             .map(|request| request.prompt.iter().map(|id| *id as u8 as char).collect())
             .collect();
@@ -561,10 +558,10 @@ not json
     #[cfg(target_os = "linux")]
     #[test]
     fn what_could_not_be_written_is_not_counted() {
-        let script = Script::default();
+        let llm = Loaded::scripted(&Script::default());
         let defaults = Defaults::default();
         let (results, earlier) = Results::open(Path::new("/dev/full"), false).expect("a device");
-        let mut batch = Batch::new(&script, &defaults, results, earlier);
+        let mut batch = Batch::new(&llm, &defaults, results, earlier);
         let rows = Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n".to_vec()));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
@@ -576,14 +573,13 @@ not json
     fn a_failed_forward_pass_costs_one_row_and_a_dead_engine_the_batch() {
         let input = "{\"prompt\":\"x one\"}\n{\"prompt\":\"x two\"}\n";
         let folder = tempfile::tempdir().expect("a folder");
-        let script = Script::default();
-        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::Backend("nan".into()))]);
+        let script = Script::default().answering(vec![Event::Failed(Error::Backend("nan".into()))]);
         let (stopped, counts, rows) = batch(&script, input, folder.path());
         assert_eq!((stopped.expect("goes on"), counts.answered, counts.failed), (Stopped::End, 1, 1));
         assert_eq!(rows[0]["response"]["status_code"], 500);
 
         let folder = tempfile::tempdir().expect("a folder");
-        script.answers.borrow_mut().push_back(vec![Event::Failed(Error::EngineGone)]);
+        let script = script.answering(vec![Event::Failed(Error::EngineGone)]);
         let (stopped, _, rows) = batch(&script, input, folder.path());
         assert_eq!((stopped.unwrap_err().kind, rows.len()), (Kind::Bug, 0));
     }
@@ -599,10 +595,8 @@ not json
 
     #[test]
     fn results_have_openais_shape() {
-        let script = Script::default();
-        for _ in 0..2 {
-            script.answers.borrow_mut().push_back(saying("hi", 4, Finish::Eos(0)));
-        }
+        let hi = || saying("hi", 4, Finish::Eos(0));
+        let llm = Loaded::scripted(&Script::default().answering(hi()).answering(hi()));
         let row = |form, text| {
             let ask = Ask::Text(String::from(text));
             Row {
@@ -616,7 +610,7 @@ not json
             }
         };
         let defaults = Defaults::default();
-        let batch = Batch::new(&script, &defaults, Results::stdout(), Earlier::default());
+        let batch = Batch::new(&llm, &defaults, Results::stdout(), Earlier::default());
         let both = [row(Form::Chat, "q"), row(Form::Completion, "q")].map(|row| {
             let Answered::Body(mut body, _) = batch.answer(&row, &Graceful::begin()) else {
                 panic!("an answer")

@@ -4,7 +4,7 @@
 //! and all small work is not, so that the limits here are a little above the true ones.
 
 use super::plan::{Case, Work};
-use super::record::{Cost, Limit, Probe};
+use super::record::{Probe, RateLimit, TokenCost};
 use crate::runtime::load::Dtype;
 use crate::runtime::tensor::{TensorSource, byte_len};
 
@@ -28,7 +28,7 @@ pub fn tensors(source: &dyn TensorSource) -> Vec<Tensor> {
 /// What a token costs; nothing for a mixture of experts, where it depends on which of them are chosen.
 ///
 /// `quantize` is the type that matrices are converted to while loading, `kv_bytes` what is kept of a token.
-pub fn cost(tensors: &[Tensor], quantize: Option<Dtype>, kv_bytes: u64) -> Option<Cost> {
+pub fn cost(tensors: &[Tensor], quantize: Option<Dtype>, kv_bytes: u64) -> Option<TokenCost> {
     let is_expert = |tensor: &&Tensor| tensor.name.contains("_exps.") || tensor.name.contains(".experts.");
     let decoder = || tensors.iter().filter(|tensor| !is_vision(&tensor.name));
     if decoder().any(|tensor| is_expert(&tensor)) {
@@ -36,7 +36,7 @@ pub fn cost(tensors: &[Tensor], quantize: Option<Dtype>, kv_bytes: u64) -> Optio
     }
     let head =
         decoder().find(|tensor| is_head(&tensor.name)).or_else(|| decoder().find(|t| is_table(&t.name)));
-    let mut cost = Cost { kv_bytes, ..Cost::default() };
+    let mut cost = TokenCost { kv_bytes, ..TokenCost::default() };
     for tensor in decoder().filter(|tensor| !is_head(&tensor.name) && !is_table(&tensor.name)) {
         cost.weight_bytes += bytes(tensor, quantize);
         if tensor.shape.len() == 2 {
@@ -106,18 +106,18 @@ impl Step {
     }
 
     /// Operations of the step.
-    pub fn operations(&self, cost: &Cost) -> u64 {
+    pub fn operations(&self, cost: &TokenCost) -> u64 {
         self.rows * cost.operations + self.sampled * cost.head_operations
     }
 
     /// Bytes it reads: rows of one prompt share what they look back at.
-    pub fn bytes(&self, cost: &Cost) -> u64 {
+    pub fn bytes(&self, cost: &TokenCost) -> u64 {
         cost.weight_bytes + self.sampled.max(1) * self.behind * cost.kv_bytes
     }
 }
 
 /// The highest rate in tokens per second that the limits allow, and the median as a share of it.
-pub fn limit(step: &Step, cost: &Cost, probe: &Probe, median: f64) -> Option<Limit> {
+pub fn limit(step: &Step, cost: &TokenCost, probe: &Probe, median: f64) -> Option<RateLimit> {
     let peak = if cost.is_integer { probe.int8_gop_s } else { probe.f32_gop_s };
     let arithmetic = peak.map(|peak| step.operations(cost) as f64 / (peak * 1e9));
     let memory = step.bytes(cost) as f64 / (probe.read_gb_s * 1e9);
@@ -128,7 +128,7 @@ pub fn limit(step: &Step, cost: &Cost, probe: &Probe, median: f64) -> Option<Lim
         _ => ("memory", memory),
     };
     let rate = step.rows as f64 / seconds;
-    rate.is_finite().then(|| Limit { by: by.to_owned(), rate, share: median / rate })
+    rate.is_finite().then(|| RateLimit { by: by.to_owned(), rate, share: median / rate })
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_tied_table_is_read_once_and_a_norm_is_no_product() {
         let found = cost(&model(), None, 8).expect("a cost");
-        let expected = Cost {
+        let expected = TokenCost {
             operations: 2 * 64 * 32,
             head_operations: 2 * 100 * 32,
             weight_bytes: 64 * 34 + 32 * 4 + 100 * 32 * 4,
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn prompts_meet_arithmetic_and_single_tokens_memory() {
-        let cost = Cost {
+        let cost = TokenCost {
             operations: 1_000_000,
             head_operations: 500_000,
             weight_bytes: 1_000_000,

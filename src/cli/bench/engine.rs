@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::cost;
 use super::plan::{Case, Work};
-use super::record::{ModelFacts, Sample, Setting};
-use super::runner::{Halt, Subject};
+use super::record::{BenchModel, BenchSetting, Sample};
+use super::runner::{BenchSubject, Halt};
 use super::stats::{self, SplitMix64};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
@@ -23,11 +23,11 @@ use crate::cli::report::bytes;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use crate::runtime::kv::{Keep, PAGE_TOKENS};
+use crate::runtime::kv::{KvKind, PAGE_TOKENS};
 use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    Engine, EngineConfig, EngineHandle, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
 };
 
 /// How often signals are looked for while the engine is silent.
@@ -66,8 +66,8 @@ pub struct Around<'a> {
 pub struct EngineSubject<'a> {
     recipe: Recipe,
     around: &'a Around<'a>,
-    handle: EngineHandle,
-    facts: ModelFacts,
+    handle: EngineClient,
+    facts: BenchModel,
     random: SplitMix64,
     /// What the session at each depth holds, and the token that comes next.
     depths: HashMap<usize, Vec<u32>>,
@@ -119,7 +119,7 @@ impl<'a> EngineSubject<'a> {
         Ok(subject)
     }
 
-    pub fn facts(&self) -> &ModelFacts {
+    pub fn facts(&self) -> &BenchModel {
         &self.facts
     }
 
@@ -352,8 +352,8 @@ impl<'a> EngineSubject<'a> {
     }
 }
 
-impl Subject for EngineSubject<'_> {
-    fn setting(&self) -> &Setting {
+impl BenchSubject for EngineSubject<'_> {
+    fn setting(&self) -> &BenchSetting {
         &self.facts.setting
     }
 
@@ -419,7 +419,7 @@ fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Reques
 
 /// Submits all requests at once and hears each to its end. The first one's events wait until the last one is submitted: a small
 /// model would be done with it before this thread goes on.
-fn converse(handle: &EngineHandle, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
+fn converse(handle: &EngineClient, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
     let (sender, events) = mpsc::channel();
     let submitted = Instant::now();
     let mut stops = StopAll(Vec::new());
@@ -482,7 +482,7 @@ fn start(
     recipe: &Recipe,
     disk: Option<&Path>,
     terminal: &Terminal,
-) -> Result<(EngineHandle, ModelFacts), CommandError> {
+) -> Result<(EngineClient, BenchModel), CommandError> {
     let begun = Instant::now();
     let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
@@ -517,7 +517,7 @@ fn start(
     };
     let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer.clone());
     let step_tokens = config.step_tokens;
-    let handle = EngineHandle::spawn(move || {
+    let handle = EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
         store.into_iter().for_each(|store| engine.set_disk(store));
         Ok(engine)
@@ -548,26 +548,26 @@ fn facts(
     resolved: &crate::runtime::load::hub::Resolved,
     options: &crate::runtime::load::LoadOptions,
     spec: &EngineSpec,
-) -> Result<ModelFacts, CommandError> {
+) -> Result<BenchModel, CommandError> {
     let about = model_facts(&resolved.source)?;
-    let lasting = spec.model.groups.iter().filter(|group| group.keep == Keep::All);
+    let lasting = spec.model.groups.iter().filter(|group| group.kind == KvKind::Full);
     let kv_bytes = lasting.map(|group| group.page_bytes as u64).sum::<u64>() / PAGE_TOKENS as u64;
     let files = ModelFiles::open(&resolved.source)?;
     let converted = options.quantize.or(options.dtype);
-    let mut setting = Setting {
+    let mut setting = BenchSetting {
         model: recipe.name.clone(),
         kv_type: options.kv_type.name().to_owned(),
         quantize: converted.map(|dtype| dtype.name().to_owned()),
-        ..Setting::default()
+        ..BenchSetting::default()
     };
-    let mut facts = ModelFacts {
+    let mut facts = BenchModel {
         architecture: about.architecture,
         parameters: Some(about.parameters),
         bytes: Some(about.bytes),
         quantization: about.quantization,
         context: Some(recipe.context),
         kv_bytes_per_token: Some(kv_bytes),
-        ..ModelFacts::default()
+        ..BenchModel::default()
     };
     match options.device {
         Device::Cpu(cpu) => {

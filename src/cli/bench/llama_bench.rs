@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::plan::{Case, Work};
-use super::record::{Build, CaseResult, Document, Machine, SCHEMA, Sample, Setting};
+use super::record::{BenchSetting, Build, CaseResult, Document, HostFacts, SCHEMA, Sample};
 
 /// The document, if the text is of that form.
 pub fn read(text: &str) -> Option<Document> {
@@ -29,7 +29,7 @@ pub fn read(text: &str) -> Option<Document> {
         command: Vec::new(),
         started: 0,
         complete: true,
-        machine: Machine { cpu: text_of("cpu_info"), ..Machine::default() },
+        machine: HostFacts { cpu: text_of("cpu_info"), ..HostFacts::default() },
         models: Vec::new(),
         server: None,
         cases: rows.iter().map(case).collect::<Option<_>>()?,
@@ -48,7 +48,7 @@ fn case(row: &Value) -> Option<CaseResult> {
     };
     let threads = count("n_threads").unwrap_or(0);
     let path = row["model_filename"].as_str().unwrap_or_default();
-    let setting = Setting {
+    let setting = BenchSetting {
         model: Path::new(path)
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned())
@@ -56,7 +56,7 @@ fn case(row: &Value) -> Option<CaseResult> {
         threads,
         threads_batch: threads,
         kv_type: row["type_k"].as_str().unwrap_or_default().to_owned(),
-        ..Setting::default()
+        ..BenchSetting::default()
     };
     let case = Case { work, depth: count("n_depth").unwrap_or(0), sequences: 1 };
     let mut result = CaseResult::new(&case, &setting);

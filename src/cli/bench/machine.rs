@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::record::{Load, Machine, Probe};
+use super::record::{HostFacts, Load, Probe};
 use crate::cli::error::{CommandError, Kind};
 use crate::runtime::kernel::limits;
 use crate::runtime::{machine, memory};
@@ -16,15 +16,15 @@ use crate::runtime::{machine, memory};
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
 /// What does not change while a run is measured.
-pub fn facts(root: &Path) -> Machine {
+pub fn facts(root: &Path) -> HostFacts {
     let features = machine::cpu_features().into_iter().filter(|feature| feature.available);
-    Machine {
+    HostFacts {
         cpu: machine::cpu_model(root),
         processors: machine::cpu_count(root),
         quota: machine::cpu_quota(root),
         features: features.map(|feature| feature.name.to_owned()).collect(),
         memory_bytes: memory::tightest(&memory::memory_limits(root)).map(|limit| limit.total),
-        ..Machine::default()
+        ..HostFacts::default()
     }
 }
 

@@ -7,14 +7,17 @@
 pub mod compare;
 pub mod cost;
 pub mod engine;
+pub mod figures;
 pub mod llama_bench;
 pub mod machine;
 pub mod plan;
 pub mod plot;
+pub mod point;
 pub mod record;
 pub mod report;
 pub mod runner;
 pub mod serve;
+pub mod serve_report;
 pub mod stats;
 pub mod validity;
 
@@ -38,9 +41,9 @@ use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::model_facts;
 use engine::{Around, EngineSubject, Recipe};
 use plan::{Case, SessionTest, Sweep};
-use record::{CaseResult, Document, SCHEMA, Setting};
+use record::{BenchSetting, CaseResult, Document, SCHEMA};
 use report::Format;
-use runner::{Halt, Listener, Rounds, Subject};
+use runner::{BenchObserver, BenchSubject, Halt, Rounds};
 
 /// Measure speed, and how far to trust the figures
 ///
@@ -466,7 +469,7 @@ fn finish(document: &mut Document) {
 }
 
 /// By the mean of the probes with as many threads.
-fn limit(document: &Document, result: &CaseResult) -> Option<record::Limit> {
+fn limit(document: &Document, result: &CaseResult) -> Option<record::RateLimit> {
     let model = document.models.iter().find(|model| model.setting == result.setting)?;
     let probes = document.machine.probes.iter().filter(|probe| probe.threads == result.setting.threads);
     let probes: Vec<_> = probes.collect();
@@ -542,8 +545,8 @@ impl Run<'_> {
         if self.args.output.output == Format::Jsonl {
             let _ = self.say(&report::first_line(self.document))?; // a reader that is gone is noticed at the first sample
         }
-        let mut subjects: Vec<&mut dyn Subject> =
-            engines.iter_mut().map(|engine| engine as &mut dyn Subject).collect();
+        let mut subjects: Vec<&mut dyn BenchSubject> =
+            engines.iter_mut().map(|engine| engine as &mut dyn BenchSubject).collect();
         let rounds = Rounds { repetitions: self.args.tests.repetitions, warm_up: !self.args.tests.no_warmup };
         let mut results = std::mem::take(&mut self.document.cases);
         let ended = runner::run(&mut subjects, cases, rounds, &mut results, self);
@@ -561,8 +564,8 @@ impl Run<'_> {
     }
 }
 
-impl Listener for Run<'_> {
-    fn next(&mut self, case: &Case, setting: &Setting, done: usize, total: usize) {
+impl BenchObserver for Run<'_> {
+    fn next(&mut self, case: &Case, setting: &BenchSetting, done: usize, total: usize) {
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
         self.bar.set_message(format!("{} with {} threads", case.name(), setting.threads));

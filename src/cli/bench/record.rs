@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Case, Unit};
-use super::serve::point::Point;
+use super::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 
@@ -26,8 +26,8 @@ pub struct Document {
     pub started: u64,
     /// Whether all that was asked for was measured.
     pub complete: bool,
-    pub machine: Machine,
-    pub models: Vec<ModelFacts>,
+    pub machine: HostFacts,
+    pub models: Vec<BenchModel>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerFacts>,
     /// What an engine did.
@@ -51,7 +51,7 @@ pub struct Build {
 
 /// Where it was measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct HostFacts {
     pub cpu: Option<String>,
     /// Processors of the machine.
     pub processors: Option<usize>,
@@ -91,8 +91,8 @@ pub struct Load {
 
 /// A model as it was loaded.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct ModelFacts {
-    pub setting: Setting,
+pub struct BenchModel {
+    pub setting: BenchSetting,
     /// Family, e.g. `qwen3`.
     pub architecture: Option<String>,
     pub parameters: Option<u64>,
@@ -107,7 +107,7 @@ pub struct ModelFacts {
     /// Seconds, one value for each time it was loaded.
     pub load_s: Vec<f64>,
     /// What a token costs; nothing where that is not known, e.g. for a mixture of experts.
-    pub cost: Option<Cost>,
+    pub cost: Option<TokenCost>,
 }
 
 /// A server that was measured.
@@ -123,7 +123,7 @@ pub struct ServerFacts {
 
 /// What a token costs, in the units of the machine's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cost {
+pub struct TokenCost {
     /// Multiplications and additions with weights for each row of a prompt, the output matrix not counted.
     pub operations: u64,
     /// Those for a row that is sampled from, beyond that.
@@ -138,7 +138,7 @@ pub struct Cost {
 
 /// What may differ between the engines of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setting {
+pub struct BenchSetting {
     pub model: String,
     pub threads: usize,
     pub threads_batch: usize,
@@ -154,14 +154,14 @@ pub struct Setting {
 pub struct CaseResult {
     pub test: String,
     pub case: Case,
-    pub setting: Setting,
+    pub setting: BenchSetting,
     pub n_prompt: usize,
     pub n_gen: usize,
     pub n_depth: usize,
     pub n_sequences: usize,
     pub unit: Unit,
-    pub summary: Summary,
-    pub limit: Option<Limit>,
+    pub summary: SampleSummary,
+    pub limit: Option<RateLimit>,
     pub samples: Vec<Sample>,
 }
 
@@ -193,7 +193,7 @@ pub struct Sample {
 
 /// Of the samples' values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct SampleSummary {
     pub mean: f64,
     pub stddev: f64,
     pub median: f64,
@@ -203,7 +203,7 @@ pub struct Summary {
 
 /// The limit that a rate runs into first, as far as is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct RateLimit {
     /// `memory` or `arithmetic`.
     pub by: String,
     /// The rate there.
@@ -212,7 +212,7 @@ pub struct Limit {
     pub share: f64,
 }
 
-impl Summary {
+impl SampleSummary {
     pub fn of(values: &[f64]) -> Self {
         Self {
             mean: stats::mean(values),
@@ -230,7 +230,7 @@ impl Summary {
 }
 
 impl CaseResult {
-    pub fn new(case: &Case, setting: &Setting) -> Self {
+    pub fn new(case: &Case, setting: &BenchSetting) -> Self {
         let (n_prompt, n_gen) = case.tokens();
         Self {
             test: case.name(),
@@ -241,7 +241,7 @@ impl CaseResult {
             n_depth: case.depth,
             n_sequences: case.sequences,
             unit: case.unit(),
-            summary: Summary::default(),
+            summary: SampleSummary::default(),
             limit: None,
             samples: Vec::new(),
         }
@@ -253,7 +253,7 @@ impl CaseResult {
 
     pub fn push(&mut self, sample: Sample) {
         self.samples.push(sample);
-        self.summary = Summary::of(&self.values());
+        self.summary = SampleSummary::of(&self.values());
     }
 
     /// The median time to the first token, where there is one.

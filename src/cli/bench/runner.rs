@@ -1,13 +1,13 @@
 //! The order of measurement: a warm-up of every case, then round after round of all cases on all engines, so that a minute in which
 //! the machine is slow meets all of them alike.
 //!
-//! Knows neither models nor files: what measures is a [`Subject`], what becomes of the results a [`Listener`]. An
+//! Knows neither models nor files: what measures is a [`BenchSubject`], what becomes of the results a [`BenchObserver`]. An
 //! interruption leaves what was measured.
 
 use std::ops::ControlFlow;
 
 use super::plan::Case;
-use super::record::{CaseResult, Sample, Setting};
+use super::record::{BenchSetting, CaseResult, Sample};
 use crate::cli::error::CommandError;
 
 /// Why a measurement has no result.
@@ -25,8 +25,8 @@ impl<E: Into<CommandError>> From<E> for Halt {
 }
 
 /// Something that can be measured: an engine, or a mock with declared timings.
-pub trait Subject {
-    fn setting(&self) -> &Setting;
+pub trait BenchSubject {
+    fn setting(&self) -> &BenchSetting;
 
     /// Measures `case` once. The first call for a case is the warm-up, which is not counted.
     ///
@@ -36,9 +36,9 @@ pub trait Subject {
 }
 
 /// Hears of each measurement.
-pub trait Listener {
+pub trait BenchObserver {
     /// `case` is about to be measured on `setting`; this many of all measurements are done.
-    fn next(&mut self, case: &Case, setting: &Setting, done: usize, total: usize);
+    fn next(&mut self, case: &Case, setting: &BenchSetting, done: usize, total: usize);
 
     /// A counted measurement is done; it is the last sample of the result at `index`. `Break` ends the run.
     ///
@@ -60,11 +60,11 @@ pub struct Rounds {
 /// # Errors
 /// The first failure; `results` keeps what was measured before.
 pub fn run(
-    subjects: &mut [&mut dyn Subject],
+    subjects: &mut [&mut dyn BenchSubject],
     cases: &[Case],
     rounds: Rounds,
     results: &mut Vec<CaseResult>,
-    listener: &mut dyn Listener,
+    listener: &mut dyn BenchObserver,
 ) -> Result<Option<u8>, CommandError> {
     let first = results.len();
     let mut turns = Vec::new();
@@ -111,7 +111,7 @@ pub mod mock {
     /// Answers with the values declared for a case's name, in turn; the first is the warm-up's.
     #[derive(Debug, Default)]
     pub struct Mock {
-        pub setting: Setting,
+        pub setting: BenchSetting,
         pub values: HashMap<&'static str, Vec<Sample>>,
         pub asked: Vec<String>,
         /// Interrupted when it is asked for this many measurements.
@@ -120,7 +120,7 @@ pub mod mock {
 
     impl Mock {
         pub fn new(threads: usize) -> Self {
-            let setting = Setting {
+            let setting = BenchSetting {
                 model: "mock".to_owned(),
                 threads,
                 threads_batch: threads,
@@ -144,8 +144,8 @@ pub mod mock {
         }
     }
 
-    impl Subject for Mock {
-        fn setting(&self) -> &Setting {
+    impl BenchSubject for Mock {
+        fn setting(&self) -> &BenchSetting {
             &self.setting
         }
 
@@ -168,8 +168,8 @@ pub mod mock {
         pub saved: usize,
     }
 
-    impl Listener for Counting {
-        fn next(&mut self, _case: &Case, _setting: &Setting, done: usize, total: usize) {
+    impl BenchObserver for Counting {
+        fn next(&mut self, _case: &Case, _setting: &BenchSetting, done: usize, total: usize) {
             self.announced.push((done, total));
         }
 

@@ -2,10 +2,10 @@
 //!
 //! Pure: judges a finished document. Each reason is one sentence that names what it is about and how large it is.
 
+use super::figures::{Labels, percent};
 use super::plan::Work;
-use super::record::{CaseResult, Document, Machine, Probe};
-use super::report::Labels;
-use super::serve::show;
+use super::record::{CaseResult, Document, HostFacts, Probe};
+use super::serve_report;
 use super::stats;
 use crate::runtime::kv::PAGE_TOKENS;
 
@@ -37,7 +37,7 @@ pub fn warnings(document: &Document) -> Vec<String> {
         ));
     }
     found.extend(cases(&document.cases));
-    found.extend(show::warnings(document));
+    found.extend(serve_report::warnings(document));
     found
 }
 
@@ -70,7 +70,7 @@ fn cases(results: &[CaseResult]) -> Vec<String> {
     found
 }
 
-fn machine(machine: &Machine) -> Vec<String> {
+fn machine(machine: &HostFacts) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(load) = &machine.load {
         if load.steal > STEAL {
@@ -115,7 +115,7 @@ fn changed_limits(probes: &[Probe]) -> Vec<String> {
     found
 }
 
-fn too_many(threads: usize, machine: &Machine) -> Option<String> {
+fn too_many(threads: usize, machine: &HostFacts) -> Option<String> {
     let cpus = machine.processors.map(|count| count as f64);
     let most = machine.quota.into_iter().chain(cpus).min_by(f64::total_cmp)?;
     (threads as f64 > most.ceil())
@@ -158,20 +158,14 @@ fn cached(result: &CaseResult) -> Option<String> {
     }
 }
 
-/// `12%`, or `1.2%` where that says more.
-pub fn percent(share: f64) -> String {
-    let value = share * 100.0;
-    if value < 10.0 { format!("{value:.1}%") } else { format!("{value:.0}%") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::plan::Case;
-    use super::super::record::{Load, Sample, Setting};
+    use super::super::record::{BenchSetting, Load, Sample};
     use super::*;
 
     fn result(work: Work, depth: usize, samples: &[(f64, usize)]) -> CaseResult {
-        let mut result = CaseResult::new(&Case { work, depth, sequences: 1 }, &Setting::default());
+        let mut result = CaseResult::new(&Case { work, depth, sequences: 1 }, &BenchSetting::default());
         for &(value, cached_tokens) in samples {
             result.push(Sample { value, cached_tokens, ..Sample::default() });
         }
@@ -222,19 +216,19 @@ mod tests {
     fn a_busy_throttled_and_changing_machine_is_named() {
         let load = Load { steal: 0.02, others: 0.31, throttled_s: 1.25, hot: 2 };
         let probe = |read_gb_s| Probe { threads: 2, read_gb_s, int8_gop_s: None, f32_gop_s: None };
-        let busy = Machine {
+        let busy = HostFacts {
             load: Some(load),
             probes: vec![probe(40.0), probe(70.0)],
             processors: Some(8),
             quota: Some(1.5),
-            ..Machine::default()
+            ..HostFacts::default()
         };
         insta::assert_snapshot!("bench_busy", machine(&busy).join("\n"));
         assert_eq!(too_many(2, &busy), None, "one and a half CPUs keep two threads busy");
         assert!(too_many(4, &busy).is_some_and(|said| said.starts_with("4 threads share 1.5 CPUs")));
         let quiet = Load { steal: 0.0, others: 0.01, ..Load::default() };
         let quiet =
-            Machine { load: Some(quiet), probes: vec![probe(40.0), probe(41.0)], ..Machine::default() };
+            HostFacts { load: Some(quiet), probes: vec![probe(40.0), probe(41.0)], ..HostFacts::default() };
         assert!(machine(&quiet).is_empty());
     }
 }

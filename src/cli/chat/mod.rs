@@ -27,7 +27,7 @@ use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
 use super::report::counted;
-use super::run::prompt::read_file;
+use super::run::prompt::read_prompt_file;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
 use command::Next;
@@ -191,7 +191,7 @@ is not kept";
 /// Runs the subcommand.
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     tty::remember();
-    let file = args.prompt.prompt_file.as_deref().map(read_file).transpose()?;
+    let file = args.prompt.prompt_file.as_deref().map(read_prompt_file).transpose()?;
     let opening = file.or_else(|| args.prompt.message.clone());
     let silence = Silence::begin();
     let terminal = &terminal.wrapping();

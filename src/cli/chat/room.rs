@@ -12,8 +12,8 @@ use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::conversation::{Answer, PromptedTurn};
 use crate::runtime::session::store::SavedTurn;
+use crate::runtime::turn::session_chat::{PromptedTurn, RecordedAnswer};
 use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
 use crate::template::{Conversation, Message, parse_answer};
 
@@ -43,7 +43,7 @@ enum Choice {
 impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
-        let (used, size) = (self.dialogue.saved().num_tokens(), self.context());
+        let (used, size) = (self.session_chat.saved().num_tokens(), self.context());
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.has_warned {
             self.terminal.warn(&format!(
@@ -93,7 +93,7 @@ impl Chat<'_> {
         if turn::question(&asked.added).is_none() {
             return Ok(0);
         }
-        let system = self.dialogue.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let system = self.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
         let (_, needed) = self.measured(&Asked { added, begun: asked.begun.clone(), ..Asked::default() })?;
         Ok(needed)
@@ -126,14 +126,14 @@ impl Chat<'_> {
     /// How many of the first turns have to go, so that a quarter of the context becomes free, or what is missing.
     fn oldest(&self, kept: usize, needed: usize) -> usize {
         let missing = (needed + self.room()).saturating_sub(self.context()).max(self.context() / 4);
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
     /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
-        let turns = &self.dialogue.saved().turns;
+        let turns = &self.session_chat.saved().turns;
         (count..kept).find(|&at| turn::question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
     }
 
@@ -142,12 +142,12 @@ impl Chat<'_> {
         if added.is_empty() || turn::question(added).is_some() {
             return kept;
         }
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         turns.iter().rposition(|saved| turn::question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
     fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
-        let questions: Vec<String> = self.dialogue.saved().turns[..oldest]
+        let questions: Vec<String> = self.session_chat.saved().turns[..oldest]
             .iter()
             .map(|saved| format!("    {}", opening(saved)))
             .collect();
@@ -173,8 +173,8 @@ impl Chat<'_> {
     /// Forgets the first turns of the conversation.
     fn drop_oldest(&mut self, count: usize, asked: &mut Asked) -> Result<(), CommandError> {
         self.leave_copy()?;
-        let system = self.dialogue.saved().system().map(str::to_owned);
-        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        let system = self.session_chat.saved().system().map(str::to_owned);
+        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
         asked.kept = rest.len();
         asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
@@ -187,14 +187,14 @@ impl Chat<'_> {
 
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
-        let kept = self.dialogue.saved().turns.len();
+        let kept = self.session_chat.saved().turns.len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
         }
-        let before = self.dialogue.saved().num_tokens();
+        let before = self.session_chat.saved().num_tokens();
         let mut asked = Asked { kept, ..Asked::default() };
         self.compact_before(&mut asked)?;
-        let after = self.dialogue.saved().num_tokens();
+        let after = self.session_chat.saved().num_tokens();
         self.terminal.report(&format!(
             "the conversation went from {} to {}",
             grouped(before),
@@ -209,8 +209,8 @@ impl Chat<'_> {
         let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
-        let system = self.dialogue.saved().system().map(str::to_owned);
-        let rest = self.dialogue.saved().turns[count..asked.kept].to_vec();
+        let system = self.session_chat.saved().system().map(str::to_owned);
+        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
         asked.replaces = None; // the copy has it all
@@ -227,7 +227,7 @@ impl Chat<'_> {
         free: usize,
         summary_tokens: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
-        let turns = &self.dialogue.saved().turns[..kept];
+        let turns = &self.session_chat.saved().turns[..kept];
         let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
         let is_short = match lengths[..] {
             [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
@@ -257,7 +257,7 @@ impl Chat<'_> {
         Err(self.too_long(needed))
     }
 
-    fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<Answer, CommandError> {
+    fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<RecordedAnswer, CommandError> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let prompt = turn.tokens().to_vec();
@@ -265,7 +265,7 @@ impl Chat<'_> {
         let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
         let mut quiet = Quiet { terminal: self.terminal, count: 0 };
         let mut heard = Heard::new(&mut quiet);
-        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
+        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
         let said = heard.said;
         self.terminal.status("");
         let outcome = match ending? {
@@ -283,14 +283,14 @@ impl Chat<'_> {
             });
         }
         let message = Message::assistant(parsed.content.trim());
-        Ok(Answer { message, generated: said.ids, outcome, sampling })
+        Ok(RecordedAnswer { message, generated: said.ids, outcome, sampling })
     }
 
     /// Makes the conversation a summary, if there is one, and these turns.
     fn replay(
         &mut self,
         system: Option<String>,
-        summary: Option<&Answer>,
+        summary: Option<&RecordedAnswer>,
         turns: &[Arc<SavedTurn>],
     ) -> Result<(), CommandError> {
         let mut messages: Vec<Message> = system.into_iter().map(Message::system).collect();
@@ -298,7 +298,7 @@ impl Chat<'_> {
             messages.push(Message::user(SUMMARY_TITLE));
             // The text goes back into prompts, not the ids: they answered another prompt, perhaps after reasoning.
             let generated = self.ids_of(&summary.message)?;
-            self.replay_turn(&mut messages, Answer { generated, ..summary.clone() })?;
+            self.replay_turn(&mut messages, RecordedAnswer { generated, ..summary.clone() })?;
         }
         for saved in turns {
             let turn = &saved.turn;
@@ -315,29 +315,34 @@ impl Chat<'_> {
             let sampling = turn.sampling.clone();
             self.replay_turn(
                 &mut messages,
-                Answer { message: message.clone(), generated, outcome, sampling },
+                RecordedAnswer { message: message.clone(), generated, outcome, sampling },
             )?;
         }
         self.last = None;
         Ok(())
     }
 
-    fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
-        let speech = self.llm().texts().speech();
+    fn replay_turn(
+        &mut self,
+        messages: &mut Vec<Message>,
+        answer: RecordedAnswer,
+    ) -> Result<(), CommandError> {
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let tools = self.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
-        let turn = self.dialogue.prompt(speech, conversation)?;
+        let turn = self.session_chat.prompt(chat_tokenizer, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();
-        self.dialogue.finish(turn, Answer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
+        self.session_chat
+            .record(turn, RecordedAnswer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
         messages.push(message);
         Ok(())
     }
 
     fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
-        Ok(self.llm().texts().speech().encode_rest(turn::text(message))?)
+        Ok(self.llm().texts().chat_tokenizer().encode_rest(turn::text(message))?)
     }
 
     /// Leaves the whole conversation as another session, before it loses turns.

@@ -19,23 +19,22 @@ use super::turn::LastTurn;
 use super::{ChatArgs, command, command::Next, grouped};
 use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load::{self, LoadedLlm};
+use crate::cli::input::read_file;
+use crate::cli::load::{self, Loaded};
 use crate::cli::places::{Kept, Places};
 use crate::cli::report::table;
 use crate::cli::resume;
-use crate::cli::run::llm::Texts;
 use crate::cli::run::note_system;
-use crate::cli::run::prompt::read_file;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
-use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
-use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarCompiler, GrammarSource, Sampling};
+use crate::runtime::turn::session_chat::SessionChat;
+use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarSource, Sampling};
 use crate::template::{Dialect, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
@@ -50,8 +49,8 @@ pub struct Chat<'a> {
     pub places: &'a Places,
     pub args: ChatArgs,
     pub input: Input,
-    llm: Option<LoadedLlm>,
-    pub dialogue: Dialogue,
+    llm: Option<Loaded>,
+    pub session_chat: SessionChat,
     pub keeping: Keeping,
     /// The system prompt of the first turn to come.
     pub system: Option<String>,
@@ -60,7 +59,6 @@ pub struct Chat<'a> {
     pub toolbox: Option<Toolbox>,
     /// What answers are held to.
     pub schema: Option<super::actions::Schema>,
-    grammars: GrammarCompiler,
     pub attached: Vec<super::actions::Attachment>,
     /// What the engine answered last, for /stats and /why.
     pub last: Option<LastTurn>,
@@ -127,12 +125,11 @@ impl<'a> Chat<'a> {
         let llm = load::load(&args.model, args.engine.resolve(!args.session.ephemeral), terminal)?
             .for_frontend(Frontend::Chat);
         check_template(&llm)?;
-        note_system(llm.texts().speech(), system.as_deref(), terminal);
+        note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
         let model = llm.texts().fingerprint().clone();
-        let grammars = grammars(&llm);
         let pace = Pace::of(&model.fingerprint, places.state.clone());
         let keeping = if args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned };
-        let dialogue = Dialogue::new(model.clone());
+        let session_chat = SessionChat::new(model.clone());
         let (attached, schema, last, editing, taken, pending) = Default::default();
         let mut chat = Self {
             terminal,
@@ -140,7 +137,7 @@ impl<'a> Chat<'a> {
             args,
             input,
             llm: Some(llm),
-            dialogue,
+            session_chat,
             keeping,
             system,
             settings,
@@ -153,7 +150,6 @@ impl<'a> Chat<'a> {
             taken,
             pending,
             pace,
-            grammars,
             has_warned: false,
             graceful: Graceful::begin_conversation(),
         };
@@ -180,7 +176,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    pub fn llm(&self) -> &LoadedLlm {
+    pub fn llm(&self) -> &Loaded {
         self.llm.as_ref().expect("there is a model whenever a command or a message is taken")
     }
 
@@ -199,23 +195,23 @@ impl<'a> Chat<'a> {
 
     /// The markup of the next answer: that of the model's template, without calls where a schema says what an answer is.
     pub fn dialect(&self) -> Dialect {
-        let dialect = self.llm().texts().speech().dialect();
+        let dialect = self.llm().texts().chat_tokenizer().dialect();
         if self.schema.is_some() { Dialect { tool_calls: None, ..dialect } } else { dialect }
     }
 
     /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
     pub fn markup(&self) -> Arc<[u32]> {
-        self.llm().texts().speech().markup(&self.dialect())
+        self.llm().texts().chat_tokenizer().markup(&self.dialect())
     }
 
     /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
     pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
-        let speech = self.llm().texts().speech();
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
         if let Some(schema) = &self.schema {
-            let form = AnswerForm { speech, dialect: &self.dialect(), prompt_tail };
-            return Ok(Some(form.compile(&self.grammars, &schema.source)?));
+            let form = AnswerForm { chat_tokenizer, dialect: &self.dialect(), prompt_tail };
+            return Ok(Some(form.compile(self.llm().compiler(), &schema.source)?));
         }
-        let special = |text: &str| speech.special(text);
+        let special = |text: &str| chat_tokenizer.special(text);
         let tools = self.tool_definitions();
         let lark = self.dialect().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
         lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
@@ -224,7 +220,7 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// What of the source cannot be enforced.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
-        Ok(self.grammars.compile(source)?)
+        Ok(self.llm().compiler().compile(source)?)
     }
 
     pub fn store(&self) -> Result<SessionStore, CommandError> {
@@ -249,7 +245,7 @@ impl<'a> Chat<'a> {
 
     fn prompt(&self) -> String {
         let pending = if self.attached.is_empty() { "" } else { "+file " };
-        format!("{pending}{}/{} > ", grouped(self.dialogue.saved().num_tokens()), grouped(self.context()))
+        format!("{pending}{}/{} > ", grouped(self.session_chat.saved().num_tokens()), grouped(self.context()))
     }
 
     fn catalog(&self) -> Catalog {
@@ -302,7 +298,7 @@ impl<'a> Chat<'a> {
             self.terminal.note("(the message is in the history: the key Up brings it back)");
             return Next::Prompt;
         }
-        self.editing = Some(kept).filter(|kept| *kept < self.dialogue.saved().turns.len());
+        self.editing = Some(kept).filter(|kept| *kept < self.session_chat.saved().turns.len());
         Next::Edit(text)
     }
 
@@ -340,11 +336,11 @@ impl Chat<'_> {
             let _ = self.llm().engine().close_session(self.engine_name()); // there is none before the first turn
         }
         let left = std::mem::replace(&mut self.keeping, Keeping::Planned);
-        let model = self.dialogue.saved().model.clone();
-        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new((*model).clone()));
+        let model = self.session_chat.saved().model.clone();
+        let session_chat = std::mem::replace(&mut self.session_chat, SessionChat::new((*model).clone()));
         if let Keeping::Saved { is_fresh: true, .. } = left {
             // An empty session that stays is listed, and harms nobody.
-            let _ = dialogue.remove_if_empty();
+            let _ = session_chat.remove_if_empty();
         }
         (self.last, self.has_warned, self.taken) = (None, false, None);
     }
@@ -353,10 +349,10 @@ impl Chat<'_> {
     pub fn adopt(&mut self, writer: SessionWriter, is_fresh: bool) -> Result<Option<String>, CommandError> {
         self.leave();
         self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
-        self.dialogue = Dialogue::resume(writer, self.model());
-        self.dialogue.notices().iter().for_each(|notice| self.terminal.note(notice));
-        if let (Some(system), false) = (&self.system, self.dialogue.saved().turns.is_empty())
-            && Some(system.as_str()) != self.dialogue.saved().system()
+        self.session_chat = SessionChat::resume(writer, self.model());
+        self.session_chat.notices().iter().for_each(|notice| self.terminal.note(notice));
+        if let (Some(system), false) = (&self.system, self.session_chat.saved().turns.is_empty())
+            && Some(system.as_str()) != self.session_chat.saved().system()
         {
             let error =
                 CommandError::usage("the session was started with another system prompt, or without one");
@@ -369,13 +365,13 @@ impl Chat<'_> {
     /// Leaves the session and begins one that gets its place with the first message.
     pub fn begin_anew(&mut self, keeping: Keeping) {
         self.leave();
-        self.dialogue = Dialogue::new(self.model());
+        self.session_chat = SessionChat::new(self.model());
         self.keeping = keeping;
     }
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.llm().restore(self.engine_name(), self.dialogue.saved())?)
+        Ok(self.llm().restore(self.engine_name(), self.session_chat.saved())?)
     }
 
     /// A planned session gets its place.
@@ -386,7 +382,7 @@ impl Chat<'_> {
         let base = planned_name();
         let writer = self.create_near(&base)?;
         self.keeping = Keeping::Saved { name: writer.name().clone(), is_automatic: true, is_fresh: true };
-        self.dialogue = Dialogue::resume(writer, self.model());
+        self.session_chat = SessionChat::resume(writer, self.model());
         Ok(())
     }
 
@@ -428,9 +424,8 @@ impl Chat<'_> {
             }
         };
         let model = self.model();
-        let dialogue = std::mem::replace(&mut self.dialogue, Dialogue::new(model.clone()));
-        self.dialogue = dialogue.answered_by(model.clone());
-        self.grammars = grammars(self.llm());
+        let session_chat = std::mem::replace(&mut self.session_chat, SessionChat::new(model.clone()));
+        self.session_chat = session_chat.answered_by(model.clone());
         self.pace = Pace::of(&model.fingerprint, self.places.state.clone());
         self.last = None;
         self.tell_engine()?;
@@ -438,7 +433,7 @@ impl Chat<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    fn load(&self) -> Result<LoadedLlm, CommandError> {
+    fn load(&self) -> Result<Loaded, CommandError> {
         let engine = self.args.engine.resolve(self.keeping != Keeping::Nowhere);
         let llm = load::load(&self.args.model, engine, self.terminal)?.for_frontend(Frontend::Chat);
         check_template(&llm)?;
@@ -446,14 +441,8 @@ impl Chat<'_> {
     }
 }
 
-fn grammars(llm: &LoadedLlm) -> GrammarCompiler {
-    let speech = llm.texts().speech();
-    let ends = &speech.texts().end_of_generation;
-    GrammarCompiler::new(speech.tokenizer().clone(), llm.info().vocab_size, ends)
-}
-
-fn check_template(llm: &LoadedLlm) -> Result<(), CommandError> {
-    if llm.texts().speech().has_template() {
+fn check_template(llm: &Loaded) -> Result<(), CommandError> {
+    if llm.texts().chat_tokenizer().has_template() {
         return Ok(());
     }
     let hint = "give one with --chat-template FILE; `llmctl run --raw` completes plain text without one";

@@ -18,7 +18,7 @@ use super::counted;
 use super::room::{on_one_line, shortened};
 use super::talk::Chat;
 use crate::cli::error::CommandError;
-use crate::cli::run::prompt::read_file;
+use crate::cli::input::read_file;
 use crate::cli::signal::Graceful;
 use crate::template::{Message, Role};
 

@@ -15,10 +15,9 @@ use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
-use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
-use crate::runtime::session::conversation::{self, Finished, PromptedTurn};
 use crate::runtime::session::store::BranchReason;
+use crate::runtime::turn::session_chat::{self, Finished, PromptedTurn};
 use crate::runtime::{Error, Finish, Limits, Outcome, Request, Sampling, Started, Usage};
 use crate::template::{Content, Conversation, Message, OutputParser, ReasoningFormat, Role, ToolCall};
 
@@ -65,7 +64,7 @@ struct Answered {
 impl Chat<'_> {
     /// Says this, with what is attached.
     pub fn say(&mut self, text: String) -> Result<Next, CommandError> {
-        let kept = self.dialogue.saved().turns.len();
+        let kept = self.session_chat.saved().turns.len();
         self.say_instead(kept, text)
     }
 
@@ -73,13 +72,13 @@ impl Chat<'_> {
     pub fn say_instead(&mut self, kept: usize, text: String) -> Result<Next, CommandError> {
         self.take_place()?;
         let system = match kept {
-            0 => self.system.clone().or_else(|| self.dialogue.saved().system().map(str::to_owned)),
+            0 => self.system.clone().or_else(|| self.session_chat.saved().system().map(str::to_owned)),
             _ => None,
         };
         self.pending = Some((kept, text.clone()));
         let text = super::actions::with_attachments(&self.attached, text);
         let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
-        let replaces = (kept < self.dialogue.saved().turns.len()).then_some(BranchReason::Edit);
+        let replaces = (kept < self.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
         self.answer(Asked { kept, added, has_files: true, replaces, ..Asked::default() })
     }
 
@@ -103,7 +102,7 @@ impl Chat<'_> {
             }
             let results = if is_kept { self.run_tools(&calls)? } else { None };
             let Some(results) = results else { return Ok(Next::Prompt) };
-            asked = Asked { kept: self.dialogue.saved().turns.len(), added: results, ..Asked::default() };
+            asked = Asked { kept: self.session_chat.saved().turns.len(), added: results, ..Asked::default() };
         }
         self.terminal
             .warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
@@ -112,14 +111,14 @@ impl Chat<'_> {
 
     /// The prompt of what is asked.
     pub fn prompted(&self, asked: &Asked) -> Result<PromptedTurn, CommandError> {
-        let kept = self.dialogue.saved().turns.iter().take(asked.kept);
+        let kept = self.session_chat.saved().turns.iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
-        let speech = self.llm().texts().speech();
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let conversation =
             Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
-        Ok(self.dialogue.prompt(speech, conversation)?)
+        Ok(self.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
     /// What the template is told of thinking; a schema leaves no place for it.
@@ -199,7 +198,7 @@ impl Chat<'_> {
         };
         let markup = self.dialect().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
         let Some(markup) = markup else { return (ending, said) };
-        let forced = match self.llm().texts().speech().encode_rest(markup) {
+        let forced = match self.llm().texts().chat_tokenizer().encode_rest(markup) {
             Ok(forced) => forced,
             Err(error) => return (Err(error.into()), said),
         };
@@ -224,7 +223,7 @@ impl Chat<'_> {
 
     fn listen_once(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
         let mut heard = Heard::new(screen);
-        let ending = generate(self.llm(), request, &self.graceful, &mut heard);
+        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
         (ending, heard.said)
     }
 
@@ -237,8 +236,8 @@ impl Chat<'_> {
             Some(reason) => self.set_aside(reason)?,
             None => None,
         };
-        let answer = conversation::Answer { message, generated, outcome: outcome.clone(), sampling };
-        let is_kept = self.dialogue.finish(turn, answer)? == Finished::Kept;
+        let answer = session_chat::RecordedAnswer { message, generated, outcome: outcome.clone(), sampling };
+        let is_kept = self.session_chat.record(turn, answer)? == Finished::Kept;
         if is_kept {
             self.pending = None;
             if asked.has_files {
@@ -255,7 +254,7 @@ impl Chat<'_> {
         let terminal = self.terminal;
         self.pace.note(&outcome.usage, &outcome.timings);
         if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
-            terminal.detail(&report::reuse(started, self.llm()));
+            terminal.detail(&report::reuse(started, self.llm().texts()));
         }
         self.llm()
             .engine()
@@ -296,7 +295,7 @@ impl Chat<'_> {
 
     /// The text of generated tokens, as the engine gives it: special ones have none, unless they are markup.
     pub fn text_of(&self, ids: &[u32]) -> String {
-        let vocabulary = self.llm().vocabulary();
+        let vocabulary = self.llm().texts().vocabulary();
         let markup = self.markup();
         let ordinary = ids.iter().filter(|id| !vocabulary.is_special(**id) || markup.contains(id));
         let bytes: Vec<u8> =
@@ -306,7 +305,7 @@ impl Chat<'_> {
 
     /// The last answer once more, or on from where it ended.
     pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Next, CommandError> {
-        let turns = &self.dialogue.saved().turns;
+        let turns = &self.session_chat.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
         let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
         // An answer that is continued is all there still.

@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use super::llm::Llm;
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
-use crate::runtime::{Event, Finish, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::{
+    EngineClient, Error, Event, Finish, NotYet, Outcome, Request, Started, Timings, Token, Usage,
+};
 
 /// How often signals are looked for while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
@@ -109,12 +110,12 @@ pub enum Ending {
 /// # Errors
 /// The engine's refusal or failure, or that the sink cannot be written to.
 pub fn generate(
-    llm: &dyn Llm,
+    engine: &EngineClient,
     request: Request,
     graceful: &Graceful,
     sink: &mut dyn Sink,
 ) -> Result<Ending, CommandError> {
-    let mut events = llm.submit(request)?;
+    let mut events = engine.submit(request)?;
     let (mut signal, mut has_enough) = (None, false);
     loop {
         if signal.is_none() && graceful.received().is_some() {
@@ -125,9 +126,13 @@ pub fn generate(
             has_enough = true;
             events.cancel();
         }
-        let Some(event) = events.next(POLL)? else {
-            sink.waiting();
-            continue;
+        let event = match events.next_timeout(POLL) {
+            Ok(Some(event)) => event,
+            Ok(None) => return Err(Error::EngineGone.into()),
+            Err(NotYet) => {
+                sink.waiting();
+                continue;
+            }
         };
         let fed = match event {
             Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
@@ -156,10 +161,9 @@ pub fn generate(
 
 #[cfg(test)]
 mod tests {
-    use super::super::llm::script::{Script, saying};
     use super::*;
     use crate::cli::error::Kind;
-    use crate::runtime::Error;
+    use crate::runtime::client::script::{Script, saying};
 
     /// Takes this many texts, then fails.
     struct Narrow {
@@ -186,14 +190,12 @@ mod tests {
     ) -> (String, Result<Ending, CommandError>) {
         let mut sink = Narrow { text: String::new(), room, then };
         let request = Request { prompt: vec![1], ..Request::default() };
-        let ending = generate(script, request, &Graceful::begin(), &mut sink);
+        let ending = generate(&EngineClient::new(script.clone()), request, &Graceful::begin(), &mut sink);
         (sink.text, ending)
     }
 
     fn script(events: Vec<Event>) -> Script {
-        let script = Script::default();
-        script.answers.borrow_mut().push_back(events);
-        script
+        Script::default().answering(events)
     }
 
     #[test]

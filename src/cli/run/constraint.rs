@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::prompt::{read_all_stdin, read_file};
 use super::{BatchArgs, PromptArgs};
 use crate::cli::error::CommandError;
+use crate::cli::input::{read_all_stdin, read_file};
 use crate::cli::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
 

@@ -5,9 +5,9 @@
 //! of a saved conversation; [`super::batch`] drives many to a file.
 
 pub mod answer;
+pub mod ask;
 mod check;
 pub mod constraint;
-pub mod llm;
 pub mod prompt;
 pub mod report;
 pub mod session;
@@ -20,16 +20,17 @@ use serde_json::{Value, json};
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::batch;
 use super::error::{CommandError, Exit};
-use super::load::{self, LoadedLlm};
+use super::input::read_file;
+use super::load::{self, Loaded, ModelInfo};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{Error, Finish, Grammar, Outcome, Request, Sampling, Speech, Started};
+use crate::runtime::{ChatTokenizer, Error, Finish, Grammar, Outcome, Request, Sampling, Started};
 use crate::template::{Conversation, Message};
 use answer::{Ending, Heard, Said, generate};
+use ask::{Ask, Rendered, render};
 use constraint::ConstraintArgs;
-use llm::{Ask, Llm, ModelInfo, Rendered, Texts, render};
 use report::{Form, Report};
 
 /// Answer one prompt, or a file of them
@@ -290,24 +291,24 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
-        note_system(texts.speech(), system.as_deref(), terminal);
+        note_system(texts.chat_tokenizer(), system.as_deref(), terminal);
         let rendered = render(&texts, &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
     let llm = load_model(&args, terminal)?;
-    note_system(llm.texts().speech(), system.as_deref(), terminal);
-    let rendered = render(&llm, &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
+    note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
+    let rendered = render(llm.texts(), &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
     answer(&llm, rendered.tokens, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
-pub fn note_system(speech: &Speech, system: Option<&str>, terminal: &Terminal) {
-    if let Some(notice) = system.and_then(|_| speech.notice_of_system()) {
+pub fn note_system(chat_tokenizer: &ChatTokenizer, system: Option<&str>, terminal: &Terminal) {
+    if let Some(notice) = system.and_then(|_| chat_tokenizer.notice_of_system()) {
         terminal.note(notice);
     }
 }
 
-fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<LoadedLlm, CommandError> {
+fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<Loaded, CommandError> {
     load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
 }
 
@@ -335,7 +336,7 @@ fn late_flag_error(error: CommandError) -> CommandError {
 pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
     match (&args.system, &args.system_file) {
         (Some(text), _) => Ok(Some(text.clone())),
-        (None, Some(path)) => prompt::read_file(path).map(Some),
+        (None, Some(path)) => read_file(path).map(Some),
         (None, None) => Ok(None),
     }
 }
@@ -370,13 +371,13 @@ struct Finished<'a> {
 
 /// Answers one prompt on stdout. `keep` gets the answer before it is reported as done.
 fn answer(
-    llm: &dyn Llm,
+    llm: &Loaded,
     prompt: Vec<u32>,
     args: &RunArgs,
     keep: &mut dyn FnMut(Finished<'_>) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let sampling = args.sampling.resolve_for(llm, terminal);
+    let sampling = args.sampling.resolve_for(llm.info(), terminal);
     let form = Form {
         format: args.output.output.unwrap_or_default(),
         stream: !args.output.no_stream,
@@ -392,10 +393,11 @@ fn answer(
         ..Request::default()
     };
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
-    let mut report = Report::new(llm, form, Output::stdout(), terminal).sampling(&sampling).prefill(prefill);
+    let mut report =
+        Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&sampling).prefill(prefill);
     let graceful = Graceful::begin();
     let mut heard = Heard::new(&mut report);
-    let ending = generate(llm, request, &graceful, &mut heard).map_err(late_flag_error);
+    let ending = generate(llm.engine(), request, &graceful, &mut heard).map_err(late_flag_error);
     let said = heard.said;
     let mut keep = |outcome: &Outcome| keep(Finished { said: &said, outcome, sampling: &sampling });
     let ending = ending.and_then(|ending| {
@@ -421,13 +423,7 @@ fn answer(
 }
 
 /// What the exit code says of an answer, and stderr of one that was cut.
-fn verdict(
-    llm: &dyn Llm,
-    outcome: &Outcome,
-    signal: Option<u8>,
-    args: &RunArgs,
-    terminal: &Terminal,
-) -> Exit {
+fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
     if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
         let name = &llm.info().name;
         terminal.warn(&format!(
@@ -448,16 +444,16 @@ fn verdict(
     }
 }
 
-fn compile(llm: &dyn Llm, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
+fn compile(llm: &Loaded, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
     let compile = |source: &GrammarSource| {
-        llm.compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()))
+        llm.compiler().compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()))
     };
     constraint.source.as_ref().map(compile).transpose()
 }
 
 /// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.
 fn conclude(
-    llm: &dyn Llm,
+    llm: &Loaded,
     outcome: &Outcome,
     started: Option<&Started>,
     drawn: bool,
@@ -469,11 +465,11 @@ fn conclude(
         terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
     }
     if args.stats {
-        terminal.report(&report::stats(outcome, started, llm));
+        terminal.report(&report::stats(outcome, started, llm.texts()));
         return;
     }
     if let Some(started) = started {
-        terminal.detail(&report::reuse(started, llm));
+        terminal.detail(&report::reuse(started, llm.texts()));
     }
     if drawn && args.output.unwrap_or_default() == OutputFormat::Text {
         terminal.detail(&format!("seed {}", outcome.seed));

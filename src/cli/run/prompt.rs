@@ -5,23 +5,15 @@
 //! text. Nothing is dropped silently: a variable that fills nothing, or an input that is missing, is an error.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Seek};
+use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::Duration;
 
 use super::PromptArgs;
 use crate::cli::error::{CommandError, Kind, nearest};
+use crate::cli::input::{position_in_file, read_all_stdin, read_file};
 use crate::cli::report::counted;
 use crate::cli::terminal::Terminal;
 use crate::template::{PromptTemplate, TemplateError};
-
-/// More text than any context holds; a bound for /dev/zero and wrong files.
-const MAX_PROMPT_BYTES: u64 = 64 << 20;
-
-/// When to say that stdin is being waited for.
-const STDIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A prompt that comes with llmctl: a file of prompts/, whose first comment describes it.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +77,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
         (None, Some(_)) if from_stdin => {
             Some(("standard input".to_owned(), read_all_stdin(terminal)?.unwrap_or_default()))
         }
-        (None, Some(path)) => Some((path.display().to_string(), read_file(path)?)),
+        (None, Some(path)) => Some((path.display().to_string(), read_prompt_file(path)?)),
         (None, None) => None,
     };
     if body.is_none() && !args.var.is_empty() {
@@ -197,97 +189,19 @@ fn variable_value(value: &str) -> Result<String, CommandError> {
     }
 }
 
-/// A text file without the line end at its end. Whatever prevents reading it is "not found" (66).
-pub fn read_file(path: &Path) -> Result<String, CommandError> {
-    let unreadable = |error: io::Error| {
-        let error = CommandError::reading(path, error);
-        match path.to_str().filter(|name| STORED.iter().any(|prompt| prompt.name == *name)) {
-            Some(name) => error.hint(format!("--prompt {name} is the prompt that comes with llmctl")),
-            None => error,
-        }
-    };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(unreadable)?;
-    file.take(MAX_PROMPT_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    text_of(bytes, &path.display().to_string())
+/// Reads a file of `--prompt-file`. A file that is missing and has the name of a stored prompt gets a hint.
+///
+/// # Errors
+/// Those of [`read_file`].
+pub fn read_prompt_file(path: &Path) -> Result<String, CommandError> {
+    read_file(path).map_err(|error| match path.to_str().filter(|name| is_stored(name)) {
+        Some(name) => error.hint(format!("--prompt {name} is the prompt that comes with llmctl")),
+        None => error,
+    })
 }
 
-/// What is piped in, without the line end at its end; `None` when that is nothing.
-pub fn read_all_stdin(terminal: &Terminal) -> Result<Option<String>, CommandError> {
-    let patience = say_when_waiting(terminal.clone());
-    let mut stdin = io::stdin().lock().take(MAX_PROMPT_BYTES + 1);
-    let mut bytes = vec![0; 1 << 16];
-    let first = loop {
-        match stdin.read(&mut bytes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            first => break first,
-        }
-    };
-    drop(patience);
-    let rest = first.and_then(|length| {
-        bytes.truncate(length);
-        stdin.read_to_end(&mut bytes)
-    });
-    rest.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    text_of(bytes, "standard input").map(Some)
-}
-
-/// Where in a file stdin stands, when that is not its beginning: somebody else reads it, as the `while read` loop around this
-/// command does. Nothing for pipes, of which that cannot be known.
-fn position_in_file() -> Option<u64> {
-    let mut file = stdin_file()?;
-    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-    let position = if is_file { file.stream_position().ok() } else { None };
-    position.filter(|position| *position > 0)
-}
-
-#[cfg(unix)]
-fn stdin_file() -> Option<File> {
-    use std::os::fd::AsFd;
-    io::stdin().as_fd().try_clone_to_owned().ok().map(File::from)
-}
-
-#[cfg(not(unix))]
-fn stdin_file() -> Option<File> {
-    None
-}
-
-/// A pipe held open by a program that never writes looks like a hang; say what is waited for. Dropping the
-/// sender ends the wait.
-fn say_when_waiting(terminal: Terminal) -> Sender<()> {
-    let (sender, waiting) = channel::<()>();
-    std::thread::spawn(move || {
-        if waiting.recv_timeout(STDIN_PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            terminal.note("waiting for stdin; press Ctrl-D to end it, or use --no-stdin");
-        }
-    });
-    sender
-}
-
-fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
-    if bytes.len() as u64 > MAX_PROMPT_BYTES {
-        return Err(CommandError::bad_data(format!(
-            "{name}: more than {} MiB of text",
-            MAX_PROMPT_BYTES >> 20
-        )));
-    }
-    if bytes.starts_with("\u{feff}".as_bytes()) {
-        bytes.drain(..3);
-    }
-    let mut text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        CommandError::bad_data(format!("{name}: not UTF-8 text (at byte {at})"))
-    })?;
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
-    }
-    Ok(text)
+fn is_stored(name: &str) -> bool {
+    STORED.iter().any(|prompt| prompt.name == name)
 }
 
 #[cfg(test)]
@@ -391,17 +305,6 @@ mod tests {
         files.sort();
         names.sort();
         assert_eq!(files, names);
-    }
-
-    #[test]
-    fn one_line_end_is_not_part_of_a_text() {
-        let check = |bytes: &[u8], expected| assert_eq!(text_of(bytes.to_vec(), "x").unwrap(), expected);
-        check(b"a\n", "a");
-        check(b"a\r\n", "a");
-        check(b"a\n\n", "a\n");
-        check(b"\xef\xbb\xbfa", "a");
-        check(b"", "");
-        assert_eq!(text_of(b"a\xff".to_vec(), "x").unwrap_err().kind, Kind::BadData);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::OutputFormat;
 use super::answer::Sink;
-use super::llm::{Llm, ModelInfo};
+use crate::cli::load::{LoadedTexts, ModelInfo};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;
 use crate::runtime::{
@@ -31,7 +31,7 @@ pub struct Form {
 
 /// Writes one answer.
 pub struct Report<'a, W: Write> {
-    llm: &'a dyn Llm,
+    llm: &'a LoadedTexts,
     form: Form,
     output: Output<W>,
     terminal: &'a Terminal,
@@ -44,7 +44,7 @@ pub struct Report<'a, W: Write> {
 }
 
 impl<'a, W: Write> Report<'a, W> {
-    pub fn new(llm: &'a dyn Llm, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
+    pub fn new(llm: &'a LoadedTexts, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
         let (started, text, tokens, progress) = Default::default();
         Self { llm, form, output, terminal, sampling: &GREEDY, prefill: "", progress, started, text, tokens }
@@ -234,7 +234,7 @@ pub fn usage_json(usage: &Usage) -> Value {
 }
 
 /// What of the prompt did not have to be computed, and why not more.
-fn reuse_json(started: &Started, llm: &dyn Llm) -> Value {
+fn reuse_json(started: &Started, llm: &LoadedTexts) -> Value {
     let Started { reuse, difference, .. } = started;
     let difference = difference.as_ref().map(|difference| {
         let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
@@ -250,7 +250,7 @@ fn reuse_json(started: &Started, llm: &dyn Llm) -> Value {
 }
 
 /// The same in words: a line, and one more where session and prompt part.
-pub fn reuse(started: &Started, llm: &dyn Llm) -> String {
+pub fn reuse(started: &Started, llm: &LoadedTexts) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let Reuse { cached_tokens, restored_tokens, reason, .. } = reuse;
     let prefilled = prompt_tokens - cached_tokens;
@@ -306,7 +306,7 @@ fn sampling_json(sampling: &Sampling) -> Value {
     })
 }
 
-fn token_json(llm: &dyn Llm, token: &Token) -> Value {
+fn token_json(llm: &LoadedTexts, token: &Token) -> Value {
     let mut object = Map::new();
     object.insert("id".to_owned(), token.id.into());
     if let Some(Logprob { logprob, top }) = &token.logprob {
@@ -318,8 +318,8 @@ fn token_json(llm: &dyn Llm, token: &Token) -> Value {
 }
 
 /// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
-pub fn piece_json(llm: &dyn Llm, id: u32, logprob: f32) -> Map<String, Value> {
-    let bytes = llm.token_bytes(id);
+pub fn piece_json(llm: &LoadedTexts, id: u32, logprob: f32) -> Map<String, Value> {
+    let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
     let mut object = Map::new();
     object.insert("id".to_owned(), id.into());
     object.insert("token".to_owned(), String::from_utf8_lossy(&bytes).into());
@@ -342,7 +342,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// `--stats`: what happened, in words, one subject per line.
-pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &dyn Llm) -> String {
+pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &LoadedTexts) -> String {
     let info = llm.info();
     let Outcome { finish, usage, timings, seed } = outcome;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
@@ -380,26 +380,26 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &dyn Llm) -> Str
 #[cfg(test)]
 mod tests {
     use super::super::answer::{Ending, generate};
-    use super::super::llm::script::{Script, saying};
     use super::*;
     use crate::cli::args::ColorWhen;
+    use crate::cli::load::Loaded;
     use crate::cli::signal::Graceful;
+    use crate::runtime::client::script::{Script, saying};
     use crate::runtime::{Difference, Request};
 
     /// What goes to stdout when the model says `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
-        let script = Script::default();
         let events = saying(text, 3, Finish::StopString("END".to_owned()));
-        script.answers.borrow_mut().push_back(events);
+        let llm = Loaded::scripted(&Script::default().answering(events));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let mut stdout = Vec::new();
         let form = Form { format, stream, logprobs: true };
         let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
-        let mut report = Report::new(&script, form, Output::new(&mut stdout, false), &terminal)
+        let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal)
             .sampling(&sampling)
             .prefill(prefill);
         let request = Request { prompt: vec![1, 2, 3], ..Request::default() };
-        let ending = generate(&script, request, &Graceful::begin(), &mut report).expect("an answer");
+        let ending = generate(llm.engine(), request, &Graceful::begin(), &mut report).expect("an answer");
         let Ending::Done { outcome, .. } = ending else { panic!("{ending:?}") };
         report.finish(&outcome).expect("a Vec takes all");
         drop(report);
@@ -457,9 +457,10 @@ mod tests {
         let Some(crate::runtime::Event::Done(outcome)) = saying("hello", 7, Finish::MaxTokens).pop() else {
             panic!("the last event is Done")
         };
-        let info = ModelInfo { name: "tiny".to_owned(), context_tokens: 48, ..ModelInfo::default() };
-        let llm = Script { info, ..Script::default() };
-        insta::assert_snapshot!("run_stats", stats(&outcome, None, &llm));
+        let script = Script::default().named("tiny").with_context(48);
+        let llm = Loaded::scripted(&script);
+        let llm = llm.texts();
+        insta::assert_snapshot!("run_stats", stats(&outcome, None, llm));
         let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
         let difference = Difference::between(&ids("<user>one\n<assistant>1"), &ids("<user>two\n"));
         let reuse = Reuse {
@@ -469,8 +470,8 @@ mod tests {
             first_difference: Some(6),
         };
         let started = Started { prompt_tokens: 9, max_tokens: 7, seed: 42, reuse, difference };
-        insta::assert_snapshot!("run_stats_of_a_miss", stats(&outcome, Some(&started), &llm));
-        insta::assert_snapshot!("run_reuse", format!("{:#}", reuse_json(&started, &llm)));
+        insta::assert_snapshot!("run_stats_of_a_miss", stats(&outcome, Some(&started), llm));
+        insta::assert_snapshot!("run_reuse", format!("{:#}", reuse_json(&started, llm)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
-use super::llm::{Rendered, Texts};
+use super::ask::Rendered;
 use super::{Finished, RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
@@ -12,9 +12,9 @@ use crate::cli::report::counted;
 use crate::cli::resume;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::conversation::{self, Dialogue};
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::{Error, Finish, Speech};
+use crate::runtime::turn::session_chat::{self, SessionChat};
+use crate::runtime::{ChatTokenizer, Error, Finish};
 use crate::template::{Message, TemplateError};
 
 /// What is said next.
@@ -46,17 +46,17 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     }
     let args = &with_model(args, &name, opened.as_ref().map(|writer| writer.saved()), terminal)?;
     let llm = load_model(args, terminal)?;
-    check_template(llm.texts().speech())?;
-    super::note_system(llm.texts().speech(), next.system.as_deref(), terminal);
+    check_template(llm.texts().chat_tokenizer())?;
+    super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
     let writer = match opened {
         Some(writer) => writer,
         None => store.open_or_create(&name, &model).map_err(sessions::explain)?,
     };
-    let mut dialogue = Dialogue::resume(writer, model);
-    let exit = take_turn(&name, &mut dialogue, &llm, args, next, terminal);
+    let mut session_chat = SessionChat::resume(writer, model);
+    let exit = take_turn(&name, &mut session_chat, &llm, args, next, terminal);
     if is_new {
-        let _ = dialogue.remove_if_empty(); // an empty session is listed, and harms nobody
+        let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
     }
     exit
 }
@@ -80,14 +80,14 @@ fn with_model(
 
 fn take_turn(
     name: &SessionName,
-    dialogue: &mut Dialogue,
-    llm: &load::LoadedLlm,
+    session_chat: &mut SessionChat,
+    llm: &load::Loaded,
     args: &RunArgs,
     next: Next,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    check_system(dialogue.saved(), &next)?;
-    match dialogue.saved() {
+    check_system(session_chat.saved(), &next)?;
+    match session_chat.saved() {
         saved if saved.turns.is_empty() => terminal.note(&format!("new session {name}")),
         saved => terminal.note(&format!(
             "continuing session {name} ({}, {})",
@@ -95,27 +95,29 @@ fn take_turn(
             counted(saved.num_tokens(), "token")
         )),
     }
-    dialogue.notices().iter().for_each(|notice| terminal.note(notice));
-    llm.restore(name.as_str(), dialogue.saved())?;
-    let turn =
-        dialogue.prompt(llm.texts().speech(), dialogue.followed_by(messages(dialogue.saved(), next)))?;
+    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
+    llm.restore(name.as_str(), session_chat.saved())?;
+    let turn = session_chat.prompt(
+        llm.texts().chat_tokenizer(),
+        session_chat.followed_by(messages(session_chat.saved(), next)),
+    )?;
     let tokens = turn.tokens().to_vec();
     let mut turn = Some(turn);
     let mut keep = |finished: Finished<'_>| {
         let Some(turn) = turn.take() else { return Ok(()) };
         let is_cut = finished.outcome.finish == Finish::Cancelled;
-        let answer = conversation::Answer {
+        let answer = session_chat::RecordedAnswer {
             message: Message::assistant(&finished.said.text),
             generated: finished.said.ids.clone(),
             outcome: finished.outcome.clone(),
             sampling: finished.sampling.clone(),
         };
-        match dialogue.finish(turn, answer)? {
-            conversation::Finished::Kept if is_cut => {
+        match session_chat.record(turn, answer)? {
+            session_chat::Finished::Kept if is_cut => {
                 terminal.note(&format!("session {name}: the answer so far is kept as a cancelled turn"));
             }
-            conversation::Finished::Kept => {}
-            conversation::Finished::Empty => {
+            session_chat::Finished::Kept => {}
+            session_chat::Finished::Empty => {
                 terminal.note(&format!("session {name}: nothing was answered, so no turn is kept"));
             }
         }
@@ -125,7 +127,7 @@ fn take_turn(
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
         Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
-            if !dialogue.saved().turns.is_empty() => {
+            if !session_chat.saved().turns.is_empty() => {
             error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
         }
         _ => error,
@@ -149,19 +151,20 @@ fn preview(
         check_system(saved, &next)?;
     }
     let texts = load::load_texts(&args.model, args.engine.resolve(true), terminal)?;
-    check_template(texts.speech())?;
+    check_template(texts.chat_tokenizer())?;
     let model = texts.fingerprint().clone();
-    let dialogue = match saved {
-        Some(saved) => Dialogue::look_at(saved, model),
-        None => Dialogue::new(model),
+    let session_chat = match saved {
+        Some(saved) => SessionChat::look_at(saved, model),
+        None => SessionChat::new(model),
     };
-    let turn = dialogue.prompt(texts.speech(), dialogue.followed_by(messages(dialogue.saved(), next)))?;
-    let rendered = Rendered { text: turn.text(texts.speech()), tokens: turn.tokens().to_vec() };
+    let turn = session_chat
+        .prompt(texts.chat_tokenizer(), session_chat.followed_by(messages(session_chat.saved(), next)))?;
+    let rendered = Rendered { text: turn.text(texts.chat_tokenizer()), tokens: turn.tokens().to_vec() };
     dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
 }
 
-fn check_template(speech: &Speech) -> Result<(), CommandError> {
-    if speech.has_template() {
+fn check_template(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
+    if chat_tokenizer.has_template() {
         return Ok(());
     }
     let hint = "--session needs one: give it with --chat-template FILE, or leave --session out";

@@ -1,75 +1,75 @@
-//! The engine's side of KV on disk: what is brought back before a request starts, and what a session leaves there.
+//! The engine's side of KV on disk: restores pages before a request starts, and saves pages of sessions.
 //!
-//! Invariants: a request starts once all its answers are in, whatever they are: what could not be read is computed. Pages
-//! that came from disk are held for their request, within what it was promised. What is to be saved is remembered by name and
-//! pins nothing: if its memory is used otherwise before its turn, only warmth is lost. A page is copied out only when the I/O
-//! thread has room for it, and while others generate only a few per step.
+//! Invariants: a request starts when every read has been answered; pages that could not be read are computed.
+//! Restored pages are held for their request and count against its promise. Pages to save are remembered by
+//! name and not pinned: if their memory is reclaimed first, only warmth is lost. A page is copied out only
+//! when the I/O thread has room, and only a few per step while requests run.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::queue::Entry;
-use crate::runtime::generation::{Generation, RequestId};
+use super::generation::{Generation, RequestId};
+use super::queue::QueuedRequest;
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
-use crate::runtime::kv::pool::Page;
-use crate::runtime::kv::{PAGE_TOKENS, PageKey, PageName, PagePool, StateGroup, prefix, reachable};
+use crate::runtime::kv::pool::PageHold;
+use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::session::prefill::common_prefix;
 
-/// Bytes copied out in a step while others generate: about a millisecond.
+/// Bytes copied out per step while requests run; takes about a millisecond.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;
-/// How long to leave the I/O thread alone when it has no room.
+/// Pause before trying again when the I/O thread has no room.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
-/// How long a step waits for the disk when it has nothing else to do; commands wait with it.
+/// Longest wait of an otherwise idle step for the disk. Commands to the engine wait with it.
 const LOAD_PAUSE: Duration = Duration::from_millis(10);
 
-/// KV on disk, as the engine uses it.
+/// The store and the engine's pending reads and writes.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct KvDisk {
     store: DiskStore,
     saves: Saves,
     restoring: Vec<Restoring>,
     notices: Vec<String>,
 }
 
-/// A full page of some sequence.
+/// Identity of a full page within a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PageAt {
     group: usize,
-    /// Pages before it.
+    /// Number of pages before it.
     number: usize,
     name: PageName,
     parent: Option<PageName>,
     tokens: Box<[u32]>,
 }
 
-/// An admitted request that waits for pages.
+/// An admitted request that waits for pages from disk.
 #[derive(Debug)]
 struct Restoring {
-    entry: Entry,
+    request: QueuedRequest,
     wanted: Vec<PageAt>,
-    arrived: Held,
-    /// What is in memory already, held so that what arrives does not take its place.
-    _held: Held,
-    /// Pages that are on disk but of no use, and what is wrong with the first.
+    arrived: HeldPages,
+    /// Pages already in memory, held so that restored pages do not evict them.
+    _held: HeldPages,
+    /// Number of unusable pages on disk, and the reason for the first.
     lost: Option<(usize, String)>,
-    /// Leading prompt tokens that memory alone would have given.
+    /// Prompt tokens covered by pages in memory.
     num_indexed: usize,
 }
 
-/// What there is of a prompt, in memory and on disk.
+/// Pages of a prompt, in memory and on disk.
 #[derive(Debug, Default)]
 struct Wanted {
     pages: Vec<PageAt>,
-    held: Held,
+    held: HeldPages,
     num_indexed: usize,
 }
 
-/// Pages in the order of a sequence. Let go of from the end, as a table does: of a chain the beginning is worth most.
+/// Pages in sequence order. Released from the end, because the start of a chain is the most reusable.
 #[derive(Debug, Default)]
-struct Held(Vec<Page>);
+struct HeldPages(Vec<PageHold>);
 
-impl Drop for Held {
+impl Drop for HeldPages {
     fn drop(&mut self) {
         while self.0.pop().is_some() {}
     }
@@ -82,12 +82,12 @@ impl PageAt {
         Some(Self { group, number, name: *names.get(number)?, parent, tokens: page.into() })
     }
 
-    fn key(&self) -> PageKey<'_> {
-        PageKey { parent: self.parent, tokens: &self.tokens }
+    fn key(&self) -> PageContent<'_> {
+        PageContent { parent: self.parent, tokens: &self.tokens }
     }
 
-    fn disk_key(&self) -> disk::PageKey {
-        disk::PageKey { name: self.name, group: self.group as u8 }
+    fn disk_key(&self) -> disk::DiskPageKey {
+        disk::DiskPageKey { name: self.name, group: self.group as u8 }
     }
 
     fn label(&self) -> PageLabel {
@@ -100,11 +100,11 @@ impl PageAt {
     }
 }
 
-/// Pages to be saved, in order, none twice.
+/// Queue of pages to save, without duplicates.
 #[derive(Debug, Default)]
 struct Saves {
     order: VecDeque<PageAt>,
-    keys: HashSet<disk::PageKey>,
+    keys: HashSet<disk::DiskPageKey>,
 }
 
 impl Saves {
@@ -121,7 +121,7 @@ impl Saves {
     }
 }
 
-impl Disk {
+impl KvDisk {
     pub fn new(store: DiskStore) -> Self {
         Self { store, saves: Saves::default(), restoring: Vec::new(), notices: Vec::new() }
     }
@@ -131,13 +131,13 @@ impl Disk {
     }
 
     pub fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.restoring.iter().map(|restoring| &restoring.entry.generation)
+        self.restoring.iter().map(|restoring| &restoring.request.generation)
     }
 
-    /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
-    pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<Entry> {
+    /// Removes a request that has not started. Its pending reads are ignored when they arrive.
+    pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<QueuedRequest> {
         let index = self.generations().position(is_wanted)?;
-        Some(self.restoring.remove(index).entry)
+        Some(self.restoring.remove(index).request)
     }
 
     fn has(&self, page: &PageAt) -> bool {
@@ -145,14 +145,14 @@ impl Disk {
     }
 }
 
-/// The engine with a disk behind it.
+/// The disk's part in the engine's steps.
 impl Engine {
-    /// Keeps what named sessions compute in `store`, and brings it back from there. Of no use without warm resume.
+    /// Saves KV of named sessions in `store` and restores it from there. No effect without warm resume.
     pub fn set_disk(&mut self, store: DiskStore) {
         let largest = self.spec().model.groups.iter().map(|group| group.page_bytes).max().unwrap_or(0);
         let limit = store.limit_bytes();
         let is_useless = store.is_saving() && limit < largest as u64;
-        self.disk = self.pool.has_index().then(|| Disk::new(store));
+        self.disk = self.pool.has_index().then(|| KvDisk::new(store));
         if is_useless {
             self.note(format!(
                 "no KV is kept on disk: {limit} bytes are less than a page of this model, {largest}"
@@ -160,13 +160,13 @@ impl Engine {
         }
     }
 
-    /// What the user should know of the disk, once each.
+    /// Returns the disk's notices for the user, and clears them.
     pub fn take_notices(&mut self) -> Vec<String> {
-        self.hear_disk();
+        self.poll_disk();
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
     }
 
-    /// Saves what is still to be saved, for at most so long; false when that was not enough.
+    /// Saves pending pages within `timeout`. Returns false if it was too short.
     pub fn flush_disk(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
         let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
@@ -181,7 +181,7 @@ impl Engine {
         self.disk.as_ref().is_none_or(|disk| disk.store.flush(left()))
     }
 
-    /// When a step has something to do for the disk though no request is in flight.
+    /// Returns when the disk needs a step although no request is in flight.
     pub(super) fn disk_wakeup(&self) -> Option<Instant> {
         let disk = self.disk.as_ref()?;
         let first = disk.saves.order.front()?;
@@ -189,25 +189,25 @@ impl Engine {
         Some(Instant::now() + pause)
     }
 
-    /// What the disk has answered, and what it may be given to do.
-    pub(super) fn work_disk(&mut self) {
+    /// Handles answers of the disk, and gives it pages to save.
+    pub(super) fn advance_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let is_busy = !self.running.is_empty();
         if !is_busy && disk.store.is_loading() {
             disk.store.wait(LOAD_PAUSE);
         }
-        self.hear_disk();
+        self.poll_disk();
         self.start_restored();
         self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
     }
 
-    /// Takes in what the disk has answered.
-    fn hear_disk(&mut self) {
+    /// Handles the events of the store.
+    fn poll_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for event in disk.store.poll() {
             match event {
-                DiskEvent::Loaded { key, bytes } => self.arrive(key, &bytes),
-                DiskEvent::Missing { key, reason } => self.miss(key, &reason),
+                DiskEvent::Loaded { key, bytes } => self.page_loaded(key, &bytes),
+                DiskEvent::Missing { key, reason } => self.page_missing(key, &reason),
                 DiskEvent::Notice(notice) => self.note(notice),
             }
         }
@@ -227,22 +227,22 @@ impl Engine {
     }
 }
 
-/// Bringing back.
+/// Restoring.
 impl Engine {
-    /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
-    pub(super) fn restore(&mut self, entry: Entry) -> Option<Entry> {
-        let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&entry.generation);
-        let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(entry) };
+    /// Starts reading pages of the prompt that only the disk has. Returns the request if there are none.
+    pub(super) fn restore(&mut self, request: QueuedRequest) -> Option<QueuedRequest> {
+        let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&request.generation);
+        let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(request) };
         for page in &wanted {
             let num_bytes = self.executor.spec().model.groups[page.group].page_bytes;
             disk.store.load(page.label(), num_bytes);
         }
-        let (arrived, lost) = (Held::default(), None);
-        disk.restoring.push(Restoring { entry, wanted, arrived, _held: held, lost, num_indexed });
+        let (arrived, lost) = (HeldPages::default(), None);
+        disk.restoring.push(Restoring { request, wanted, arrived, _held: held, lost, num_indexed });
         None
     }
 
-    /// Pages on disk that would carry the prompt further than what is in memory.
+    /// Returns pages on disk that extend the resumable prefix beyond what memory holds.
     fn wanted_pages(&self, generation: &Generation) -> Wanted {
         let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Wanted::default() };
         let groups = &self.spec().model.groups;
@@ -271,22 +271,22 @@ impl Engine {
         wanted
     }
 
-    /// Leading prompt tokens that its session has in memory.
+    /// Returns how many leading prompt tokens its session has in memory.
     fn num_resident_of(&self, generation: &Generation) -> usize {
         let session = generation.session().and_then(|name| self.sessions.find(name).ok());
         let session = session.and_then(|id| self.sessions.get(id).ok());
         session.map_or(0, |session| common_prefix(session.tokens(), generation.prompt()))
     }
 
-    /// Takes the page off the list of one request that waits for it.
-    fn take_wanted(&mut self, key: disk::PageKey) -> Option<(RequestId, PageAt)> {
+    /// Removes the page from a request that waits for it.
+    fn take_wanted(&mut self, key: disk::DiskPageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
-            Some((restoring.entry.generation.id(), restoring.wanted.swap_remove(index)))
+            Some((restoring.request.generation.id(), restoring.wanted.swap_remove(index)))
         })
     }
 
-    fn arrive(&mut self, key: disk::PageKey, bytes: &[u8]) {
+    fn page_loaded(&mut self, key: disk::DiskPageKey, bytes: &[u8]) {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    fn miss(&mut self, key: disk::PageKey, reason: &MissingReason) {
+    fn page_missing(&mut self, key: disk::DiskPageKey, reason: &MissingReason) {
         let Some((id, _)) = self.take_wanted(key) else { return };
         if let Some(restoring) = self.restoring_mut(id).filter(|_| *reason != MissingReason::Absent) {
             restoring.lost.get_or_insert_with(|| (0, reason.to_string())).0 += 1;
@@ -304,14 +304,15 @@ impl Engine {
 
     fn restoring_mut(&mut self, id: RequestId) -> Option<&mut Restoring> {
         let mut restoring = self.disk.iter_mut().flat_map(|disk| &mut disk.restoring);
-        restoring.find(|restoring| restoring.entry.generation.id() == id)
+        restoring.find(|restoring| restoring.request.generation.id() == id)
     }
 
-    /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
-    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<Page> {
+    /// Writes a page into memory and publishes it in the index; `None` if no page is free or the model
+    /// rejects the bytes.
+    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<PageHold> {
         self.make_room(self.page_bytes(wanted.group));
         let page = self.pool.take(wanted.group)?;
-        match self.executor.import_page(&self.pool, page.place(), bytes) {
+        match self.executor.import_page(&self.pool, page.page_ref(), bytes) {
             Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
             Err(error) => {
                 self.note(format!("a KV page from disk is of no use: {error}"));
@@ -321,25 +322,26 @@ impl Engine {
         Some(page)
     }
 
-    /// Starts those whose answers are all in.
+    /// Starts requests whose reads have all been answered.
     fn start_restored(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let is_ready = |restoring: &mut Restoring| restoring.wanted.is_empty();
         let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
-        for Restoring { entry, arrived, _held, lost, num_indexed, .. } in ready {
+        for Restoring { request, arrived, _held, lost, num_indexed, .. } in ready {
             if let Some((count, reason)) = lost {
                 self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
             }
-            // The pages are let go of when the sequence holds them.
-            self.begin(entry.generation, (!arrived.0.is_empty()).then_some(num_indexed));
+            // The sequence takes its own references to the pages here.
+            self.begin(request.generation, (!arrived.0.is_empty()).then_some(num_indexed));
         }
     }
 }
 
 /// Saving.
 impl Engine {
-    /// Remembers what of a session is worth having after a restart: all rows that are kept for ever, and what windows and
-    /// states need at the end and at the end of the prompt, where the next turn may part.
+    /// Queues the pages of a session that are worth having after a restart: all full-attention pages, and
+    /// what windows and recurrent states need at the end and at the end of the prompt, where the next turn
+    /// may part.
     pub(super) fn save_session(&mut self, generation: &Generation) {
         let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
@@ -351,16 +353,17 @@ impl Engine {
         pages.sort_unstable_by_key(|&(group, number)| (number, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
-        // What is there already is used again: of a live conversation nothing goes before what nobody uses.
+        // Touch pages that are already saved, so that a live conversation is evicted last.
         let is_new = |page: &PageAt| {
             !disk.store.touch(page.disk_key(), page.number as u32)
                 && !disk.saves.keys.contains(&page.disk_key())
         };
-        let news: Vec<_> = pages.filter(is_new).collect(); // those that are to be saved are not among them
+        let news: Vec<_> = pages.filter(is_new).collect(); // collected first, because pushing changes what is new
         news.into_iter().for_each(|page| disk.saves.push(page));
     }
 
-    /// Copies out up to `num_bytes` of what is to be saved, as far as the I/O thread has room; whether it got on.
+    /// Copies out up to `num_bytes` of pending pages while the I/O thread has room. Returns whether it copied
+    /// any.
     fn save_pages(&mut self, num_bytes: usize) -> bool {
         let Self { disk, pool, executor, .. } = self;
         let Some(disk) = disk else { return false };
@@ -375,7 +378,7 @@ impl Engine {
             let page = disk.saves.pop().expect("there is a first");
             let Some(held) = pool.find(page.group, page.name, page.key()) else { continue };
             bytes.clear();
-            match executor.export_page(held.place(), &mut bytes) {
+            match executor.export_page(held.page_ref(), &mut bytes) {
                 Ok(()) => drop(disk.store.save(page.label(), std::mem::take(&mut bytes))),
                 Err(error) => disk.notices.push(format!("a KV page is not saved: {error}")),
             }
@@ -384,9 +387,9 @@ impl Engine {
     }
 }
 
-/// The pages that a sequence of `len` tokens needs to go on, as group and number.
-fn pages_of(groups: &[StateGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
-    let numbers = move |(group, spec): (usize, &StateGroup)| {
+/// Lists the pages, as group and number, that a sequence of `len` tokens needs to resume.
+fn pages_of(groups: &[KvGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let numbers = move |(group, spec): (usize, &KvGroup)| {
         spec.pages_needed(len).unwrap_or_default().map(move |number| (group, number))
     };
     groups.iter().enumerate().flat_map(numbers)

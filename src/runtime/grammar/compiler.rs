@@ -51,10 +51,10 @@ const MAX_CACHED: usize = 64;
 /// Turns sources into grammars for one model. Cheap until first used; clones share everything.
 #[derive(Clone)]
 pub struct GrammarCompiler {
-    shared: Arc<Shared>,
+    shared: Arc<CompilerState>,
 }
 
-struct Shared {
+struct CompilerState {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     ends: Vec<u32>,
@@ -76,10 +76,10 @@ struct Cache {
 /// A compiled grammar: what every answer under it begins with. Clones share it.
 #[derive(Clone)]
 pub struct Grammar {
-    inner: Arc<Inner>,
+    inner: Arc<CompiledGrammar>,
 }
 
-struct Inner {
+struct CompiledGrammar {
     source: GrammarSource,
     vocab_size: usize,
     /// Never advanced, only copied.
@@ -90,7 +90,7 @@ impl GrammarCompiler {
     /// `vocab_size` is the number of the model's logits ([`crate::runtime::EngineSpec`]'s), `ends` are the ids that end a
     /// generation.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, ends: &[u32]) -> Self {
-        let shared = Shared {
+        let shared = CompilerState {
             tokenizer,
             vocab_size,
             ends: ends.to_vec(),
@@ -148,7 +148,7 @@ impl fmt::Debug for GrammarCompiler {
     }
 }
 
-impl Shared {
+impl CompilerState {
     fn compile(&self, grammar: TopLevelGrammar, source: GrammarSource) -> Result<Grammar, GrammarError> {
         let factory = self.factory.get_or_init(|| self.build_factory()).as_ref().map_err(Clone::clone)?;
         let mut parser = factory.create_parser(grammar).map_err(|error| schema::explain(&error))?;
@@ -156,7 +156,7 @@ impl Shared {
             return Err(GrammarError::Invalid(warning));
         }
         parser.start_without_prompt();
-        let inner = Inner { source, vocab_size: self.vocab_size, start: Mutex::new(parser) };
+        let inner = CompiledGrammar { source, vocab_size: self.vocab_size, start: Mutex::new(parser) };
         let grammar = Grammar { inner: Arc::new(inner) };
         check_beginning(&grammar)?;
         Ok(grammar)
@@ -224,10 +224,10 @@ impl Cache {
 }
 
 /// One of [`MAX_COMPILING`] places.
-struct Permit(Arc<Shared>);
+struct Permit(Arc<CompilerState>);
 
 impl Permit {
-    fn wait(shared: &Arc<Shared>, deadline: Instant) -> Result<Self, GrammarError> {
+    fn wait(shared: &Arc<CompilerState>, deadline: Instant) -> Result<Self, GrammarError> {
         let mut count = lock(&shared.num_compiling);
         while *count >= MAX_COMPILING {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -20,11 +20,11 @@ pub fn check(root: &Value) -> Result<(), GrammarError> {
     gather(root, &mut references);
     let (mut known, work) = (HashSet::new(), Cell::new(0));
     loop {
-        let search = Search { root, known: &known, work: &work };
+        let search = SatisfiabilitySearch { root, known: &known, work: &work };
         let is_new = |reference: &&str| !known.contains(*reference) && search.has_answer_at(reference);
         let found: Vec<&str> = references.iter().copied().filter(is_new).collect();
         if found.is_empty() || work.get() > MAX_WORK {
-            let search = Search { root, known: &known, work: &work };
+            let search = SatisfiabilitySearch { root, known: &known, work: &work };
             return match search.has_answer(root) || work.get() > MAX_WORK {
                 true => Ok(()),
                 false => Err(GrammarError::Invalid(
@@ -47,14 +47,14 @@ fn gather<'a>(value: &'a Value, references: &mut HashSet<&'a str>) {
     }
 }
 
-struct Search<'a> {
+struct SatisfiabilitySearch<'a> {
     root: &'a Value,
     /// References to schemas that have an answer, as far as that is known.
     known: &'a HashSet<&'a str>,
     work: &'a Cell<usize>,
 }
 
-impl Search<'_> {
+impl SatisfiabilitySearch<'_> {
     fn has_answer_at(&self, reference: &str) -> bool {
         let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
         // What is not to be found here is refused by name elsewhere.

@@ -1,6 +1,6 @@
 //! Which instruction set the kernels use: detected once, at run time, so that one portable binary is fast.
 //!
-//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::runtime::kernel::isa) compiles it once
+//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::isa) compiles it once
 //! per instruction set and picks one by [`isa`]. The bodies fix the order of every reduction and use `mul_add` throughout,
 //! so all variants give the same bits; they differ in speed only.
 
@@ -103,7 +103,7 @@ pub fn isa() -> Isa {
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
         $(#[$meta])*
-        $vis fn $name(isa: $crate::runtime::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name(isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
@@ -114,8 +114,8 @@ macro_rules! dispatch {
                 fn avx512($($arg: $ty),*) $(-> $ret)? {
                     $body($($arg),*)
                 }
-                use $crate::runtime::kernel::Isa;
-                assert!(isa <= $crate::runtime::kernel::isa::isa(), "instruction set not available");
+                use $crate::Isa;
+                assert!(isa <= $crate::isa::isa(), "instruction set not available");
                 match isa {
                     // SAFETY: the assertion above: this processor has the features that the function enables.
                     Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },

@@ -17,39 +17,39 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::prefix::{PageKey, PageName, PrefixIndex};
+use super::prefix::{PageContent, PageName, PrefixIndex};
 use super::table::PageTable;
-use super::{Place, StateGroup};
+use super::{KvGroup, PageRef};
 use crate::runtime::backend::PageId;
 
 /// Hands out pages up to a capacity. Cloning shares the pool.
 #[derive(Debug, Clone)]
 pub struct PagePool {
-    state: Rc<RefCell<State>>,
+    state: Rc<RefCell<PoolState>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PoolState {
     /// Bytes that pages may take.
     capacity: usize,
     /// Bytes of pages that have memory.
     allocated: usize,
     /// Bytes of pages that somebody holds.
     held: usize,
-    groups: Vec<Group>,
+    groups: Vec<GroupPages>,
     /// By when they were let go of.
-    cached: BTreeMap<u64, Place>,
+    cached: BTreeMap<u64, PageRef>,
     index: PrefixIndex,
     /// Whether pages are named at all.
     indexes: bool,
     /// Pages whose memory is to be given back.
-    dropped: Vec<Place>,
+    dropped: Vec<PageRef>,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Group {
-    spec: StateGroup,
+struct GroupPages {
+    spec: KvGroup,
     /// Every page handed out at least once, by id.
     pages: Vec<PageState>,
     /// Nobody's, without a name, with memory.
@@ -68,9 +68,9 @@ struct PageState {
 
 impl PagePool {
     /// `capacity` in bytes.
-    pub fn new(groups: &[StateGroup], capacity: usize) -> Self {
-        let group = |&spec| Group { spec, pages: Vec::new(), free: Vec::new(), vacant: Vec::new() };
-        let state = State {
+    pub fn new(groups: &[KvGroup], capacity: usize) -> Self {
+        let group = |&spec| GroupPages { spec, pages: Vec::new(), free: Vec::new(), vacant: Vec::new() };
+        let state = PoolState {
             capacity,
             allocated: 0,
             held: 0,
@@ -85,13 +85,13 @@ impl PagePool {
     }
 
     /// A pool that remembers no content: a free page is used again before memory is made for another.
-    pub fn without_index(groups: &[StateGroup], capacity: usize) -> Self {
+    pub fn without_index(groups: &[KvGroup], capacity: usize) -> Self {
         let pool = Self::new(groups, capacity);
         pool.state.borrow_mut().indexes = false;
         pool
     }
 
-    pub fn groups(&self) -> Vec<StateGroup> {
+    pub fn groups(&self) -> Vec<KvGroup> {
         self.state.borrow().groups.iter().map(|group| group.spec).collect()
     }
 
@@ -100,9 +100,9 @@ impl PagePool {
     }
 
     /// A page of `group` that nobody holds; `None` when those held leave no room for it.
-    pub fn take(&self, group: usize) -> Option<Page> {
-        let place = self.state.borrow_mut().take(group)?;
-        Some(Page { place, pool: self.clone() })
+    pub fn take(&self, group: usize) -> Option<PageHold> {
+        let page_ref = self.state.borrow_mut().take(group)?;
+        Some(PageHold { page_ref, pool: self.clone() })
     }
 
     /// Bytes that `take` can hand out, those of cached pages included.
@@ -127,42 +127,42 @@ impl PagePool {
     }
 
     /// Pages whose memory is to be given back before anything is written: what has gone from them since the last call.
-    pub fn take_dropped(&self) -> Vec<Place> {
+    pub fn take_dropped(&self) -> Vec<PageRef> {
         std::mem::take(&mut self.state.borrow_mut().dropped)
     }
 
     /// Whether a page with this content is indexed.
-    pub fn contains(&self, group: usize, name: PageName, key: PageKey<'_>) -> bool {
+    pub fn contains(&self, group: usize, name: PageName, key: PageContent<'_>) -> bool {
         self.state.borrow().index.find(group, name, key).is_some()
     }
 
     /// The page with this content, if one is indexed; held from now on.
-    pub fn find(&self, group: usize, name: PageName, key: PageKey<'_>) -> Option<Page> {
+    pub fn find(&self, group: usize, name: PageName, key: PageContent<'_>) -> Option<PageHold> {
         let mut state = self.state.borrow_mut();
-        let place = state.index.find(group, name, key)?;
-        state.hold(place);
-        Some(Page { place, pool: self.clone() })
+        let page_ref = state.index.find(group, name, key)?;
+        state.hold(page_ref);
+        Some(PageHold { page_ref, pool: self.clone() })
     }
 
     /// Makes a full page findable, unless another with the same content is.
-    pub fn publish(&self, page: &Page, name: PageName, key: PageKey<'_>) {
+    pub fn publish(&self, page: &PageHold, name: PageName, key: PageContent<'_>) {
         let mut state = self.state.borrow_mut();
-        let is_news = state.indexes && state.page(page.place).name.is_none();
-        if is_news && state.index.insert(name, key, page.place) {
-            state.page(page.place).name = Some(name);
+        let is_news = state.indexes && state.page(page.page_ref).name.is_none();
+        if is_news && state.index.insert(name, key, page.page_ref) {
+            state.page(page.page_ref).name = Some(name);
         }
     }
 
     /// Takes the name of a page away, whoever holds it.
-    pub(super) fn forget(&self, group: usize, name: PageName, key: PageKey<'_>) {
+    pub(super) fn forget(&self, group: usize, name: PageName, key: PageContent<'_>) {
         let mut state = self.state.borrow_mut();
-        let Some(place) = state.index.find(group, name, key) else { return };
-        let released = state.page(place).released;
-        if state.cached.get(&released) == Some(&place) {
+        let Some(page_ref) = state.index.find(group, name, key) else { return };
+        let released = state.page(page_ref).released;
+        if state.cached.get(&released) == Some(&page_ref) {
             state.cached.remove(&released);
-            state.groups[group].free.push(place.page);
+            state.groups[group].free.push(page_ref.page);
         }
-        state.forget(place);
+        state.forget(page_ref);
     }
 
     /// Whether the books are in order when `tables` are all there are.
@@ -171,10 +171,10 @@ impl PagePool {
     /// What is wrong.
     pub fn check<'a>(&self, tables: impl IntoIterator<Item = &'a PageTable>) -> Result<(), String> {
         let state = self.state.borrow();
-        let mut num_held: BTreeMap<Place, usize> = BTreeMap::new();
+        let mut num_held: BTreeMap<PageRef, usize> = BTreeMap::new();
         for table in tables {
             table.check()?;
-            table.places().for_each(|place| *num_held.entry(place).or_default() += 1);
+            table.page_refs().for_each(|page_ref| *num_held.entry(page_ref).or_default() += 1);
         }
         state.check_pages(&num_held)?;
         let names = state.groups.iter().flat_map(|group| &group.pages).filter(|page| page.name.is_some());
@@ -186,12 +186,12 @@ impl PagePool {
     }
 }
 
-impl State {
-    fn page(&mut self, place: Place) -> &mut PageState {
-        &mut self.groups[place.group].pages[place.page as usize]
+impl PoolState {
+    fn page(&mut self, page_ref: PageRef) -> &mut PageState {
+        &mut self.groups[page_ref.group].pages[page_ref.page as usize]
     }
 
-    fn take(&mut self, group: usize) -> Option<Place> {
+    fn take(&mut self, group: usize) -> Option<PageRef> {
         let bytes = self.groups[group].spec.page_bytes;
         if self.held + bytes > self.capacity {
             return None;
@@ -200,10 +200,10 @@ impl State {
             Some(page) => page,
             None => self.find_room(group, bytes)?,
         };
-        let place = Place { group, page };
-        self.page(place).num_holders = 1;
+        let page_ref = PageRef { group, page };
+        self.page(page_ref).num_holders = 1;
         self.held += bytes;
-        Some(place)
+        Some(page_ref)
     }
 
     /// A page with memory: new, or taken from what nobody holds.
@@ -211,15 +211,15 @@ impl State {
         while self.allocated + bytes > self.capacity {
             if let Some(other) = self.groups.iter().position(|group| !group.free.is_empty()) {
                 let page = self.groups[other].free.pop()?;
-                self.drop_memory(Place { group: other, page });
+                self.drop_memory(PageRef { group: other, page });
                 continue;
             }
-            let (_, place) = self.cached.pop_first()?;
-            self.forget(place);
-            if place.group == group {
-                return Some(place.page);
+            let (_, page_ref) = self.cached.pop_first()?;
+            self.forget(page_ref);
+            if page_ref.group == group {
+                return Some(page_ref.page);
             }
-            self.drop_memory(place);
+            self.drop_memory(page_ref);
         }
         self.allocated += bytes;
         let vacant = self.groups[group].vacant.pop();
@@ -230,64 +230,64 @@ impl State {
         }))
     }
 
-    fn drop_memory(&mut self, place: Place) {
-        let group = &mut self.groups[place.group];
-        group.vacant.push(place.page);
+    fn drop_memory(&mut self, page_ref: PageRef) {
+        let group = &mut self.groups[page_ref.group];
+        group.vacant.push(page_ref.page);
         self.allocated -= group.spec.page_bytes;
-        self.dropped.push(place);
+        self.dropped.push(page_ref);
     }
 
-    fn hold(&mut self, place: Place) {
-        let page = self.page(place);
+    fn hold(&mut self, page_ref: PageRef) {
+        let page = self.page(page_ref);
         page.num_holders += 1;
         if page.num_holders == 1 {
             let released = page.released;
             self.cached.remove(&released);
-            self.held += self.groups[place.group].spec.page_bytes;
+            self.held += self.groups[page_ref.group].spec.page_bytes;
         }
     }
 
-    fn forget(&mut self, place: Place) {
-        if let Some(name) = self.page(place).name.take() {
-            self.index.remove(place.group, name);
+    fn forget(&mut self, page_ref: PageRef) {
+        if let Some(name) = self.page(page_ref).name.take() {
+            self.index.remove(page_ref.group, name);
         }
     }
 
-    fn let_go(&mut self, place: Place) {
-        let page = self.page(place);
+    fn let_go(&mut self, page_ref: PageRef) {
+        let page = self.page(page_ref);
         page.num_holders -= 1;
         if page.num_holders > 0 {
             return;
         }
         let is_named = page.name.is_some();
-        self.held -= self.groups[place.group].spec.page_bytes;
+        self.held -= self.groups[page_ref.group].spec.page_bytes;
         if !is_named {
-            return self.groups[place.group].free.push(place.page);
+            return self.groups[page_ref.group].free.push(page_ref.page);
         }
         self.clock += 1;
-        self.page(place).released = self.clock;
-        self.cached.insert(self.clock, place);
+        self.page(page_ref).released = self.clock;
+        self.cached.insert(self.clock, page_ref);
     }
 
-    fn check_pages(&self, num_held: &BTreeMap<Place, usize>) -> Result<(), String> {
+    fn check_pages(&self, num_held: &BTreeMap<PageRef, usize>) -> Result<(), String> {
         let (mut held, mut allocated) = (0, 0);
         for (index, group) in self.groups.iter().enumerate() {
             for (page, state) in group.pages.iter().enumerate() {
-                let place = Place { group: index, page: page as PageId };
+                let page_ref = PageRef { group: index, page: page as PageId };
                 let listed = [&group.free, &group.vacant]
-                    .map(|list| list.iter().filter(|&&id| id == place.page).count());
-                let is_cached = self.cached.get(&state.released) == Some(&place);
+                    .map(|list| list.iter().filter(|&&id| id == page_ref.page).count());
+                let is_cached = self.cached.get(&state.released) == Some(&page_ref);
                 let is_held = state.num_holders > 0;
-                let fine = state.num_holders == num_held.get(&place).copied().unwrap_or(0)
+                let fine = state.num_holders == num_held.get(&page_ref).copied().unwrap_or(0)
                     && listed[0] + listed[1] + usize::from(is_cached) + usize::from(is_held) == 1
                     && (!is_cached || state.name.is_some())
                     && state
                         .name
-                        .is_none_or(|name| (is_cached || is_held) && self.index.leads_to(name, place));
+                        .is_none_or(|name| (is_cached || is_held) && self.index.leads_to(name, page_ref));
                 if !fine {
                     return Err(format!(
-                        "{place:?}, held by {:?}, listed {listed:?}: {state:?}",
-                        num_held.get(&place)
+                        "{page_ref:?}, held by {:?}, listed {listed:?}: {state:?}",
+                        num_held.get(&page_ref)
                     ));
                 }
                 held += usize::from(is_held) * group.spec.page_bytes;
@@ -306,62 +306,62 @@ impl State {
 
 /// A hold on a page. Cloning holds it once more; dropping the last hold frees it.
 #[derive(Debug)]
-pub struct Page {
-    place: Place,
+pub struct PageHold {
+    page_ref: PageRef,
     pool: PagePool,
 }
 
-impl Page {
-    pub fn place(&self) -> Place {
-        self.place
+impl PageHold {
+    pub fn page_ref(&self) -> PageRef {
+        self.page_ref
     }
 
     /// Whether somebody else holds it too: then it must not be written.
     pub fn is_shared(&self) -> bool {
-        self.pool.state.borrow_mut().page(self.place).num_holders > 1
+        self.pool.state.borrow_mut().page(self.page_ref).num_holders > 1
     }
 
     /// Whether the index leads to it: writing it would make the index lie.
     pub fn is_indexed(&self) -> bool {
-        self.pool.state.borrow_mut().page(self.place).name.is_some()
+        self.pool.state.borrow_mut().page(self.page_ref).name.is_some()
     }
 
     /// Takes it out of the index.
     pub(super) fn forget(&self) {
-        self.pool.state.borrow_mut().forget(self.place);
+        self.pool.state.borrow_mut().forget(self.page_ref);
     }
 }
 
-impl Clone for Page {
+impl Clone for PageHold {
     fn clone(&self) -> Self {
-        self.pool.state.borrow_mut().hold(self.place);
-        Self { place: self.place, pool: self.pool.clone() }
+        self.pool.state.borrow_mut().hold(self.page_ref);
+        Self { page_ref: self.page_ref, pool: self.pool.clone() }
     }
 }
 
-impl Drop for Page {
+impl Drop for PageHold {
     fn drop(&mut self) {
-        self.pool.state.borrow_mut().let_go(self.place);
+        self.pool.state.borrow_mut().let_go(self.page_ref);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Keep;
+    use super::super::KvKind;
     use super::*;
 
     /// Pages of one byte.
     fn pool(capacity: usize) -> PagePool {
-        PagePool::new(&[StateGroup { keep: Keep::All, page_bytes: 1 }], capacity)
+        PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], capacity)
     }
 
-    fn publish(pool: &PagePool, page: &Page, tokens: &[u32]) {
-        let key = PageKey { parent: None, tokens };
+    fn publish(pool: &PagePool, page: &PageHold, tokens: &[u32]) {
+        let key = PageContent { parent: None, tokens };
         pool.publish(page, PageName::of(key), key);
     }
 
-    fn find(pool: &PagePool, tokens: &[u32]) -> Option<Page> {
-        let key = PageKey { parent: None, tokens };
+    fn find(pool: &PagePool, tokens: &[u32]) -> Option<PageHold> {
+        let key = PageContent { parent: None, tokens };
         pool.find(0, PageName::of(key), key)
     }
 
@@ -370,65 +370,65 @@ mod tests {
         let pool = pool(2);
         let first = pool.take(0).expect("two free");
         let second = pool.take(0).expect("one free");
-        assert_ne!(first.place(), second.place());
+        assert_ne!(first.page_ref(), second.page_ref());
         assert!(pool.take(0).is_none());
-        let freed = first.place();
+        let freed = first.page_ref();
         let again = first.clone();
         drop(first);
         assert!(pool.take(0).is_none(), "still held once");
         drop(again);
         assert_eq!(pool.free_bytes(), 1);
-        assert_eq!(pool.take(0).expect("one free").place(), freed);
+        assert_eq!(pool.take(0).expect("one free").page_ref(), freed);
     }
 
     #[test]
     fn without_an_index_the_page_let_go_of_last_is_used_first() {
         let pool = PagePool::without_index(&pool(0).groups(), 2);
         let page = pool.take(0).expect("free");
-        let place = page.place();
+        let page_ref = page.page_ref();
         publish(&pool, &page, &[1]);
         drop(page);
         assert!(find(&pool, &[1]).is_none());
-        assert_eq!(pool.take(0).expect("free").place(), place);
+        assert_eq!(pool.take(0).expect("free").page_ref(), page_ref);
     }
 
     #[test]
     fn cached_pages_are_reused_last_and_the_longest_unused_first() {
         let pool = pool(3);
         let [a, b, plain] = [(); 3].map(|()| pool.take(0).expect("free"));
-        let (a_place, b_place, plain_place) = (a.place(), b.place(), plain.place());
+        let (a_ref, b_ref, plain_ref) = (a.page_ref(), b.page_ref(), plain.page_ref());
         publish(&pool, &a, &[1]);
         publish(&pool, &b, &[2]);
         drop((a, b, plain));
         assert_eq!((pool.free_bytes(), pool.num_indexed()), (3, 2));
         drop(find(&pool, &[1]).expect("addressable while free")); // used again: now the younger of the two
         let first = pool.take(0).expect("free");
-        assert_eq!((first.place(), pool.num_indexed()), (plain_place, 2));
+        assert_eq!((first.page_ref(), pool.num_indexed()), (plain_ref, 2));
         let second = pool.take(0).expect("free");
-        assert_eq!((second.place(), pool.num_indexed()), (b_place, 1));
+        assert_eq!((second.page_ref(), pool.num_indexed()), (b_ref, 1));
         assert!(find(&pool, &[2]).is_none());
-        assert_eq!(find(&pool, &[1]).expect("still there").place(), a_place);
+        assert_eq!(find(&pool, &[1]).expect("still there").page_ref(), a_ref);
     }
 
     #[test]
     fn groups_share_the_bytes_and_memory_goes_back_before_another_group_takes_it() {
-        let groups =
-            [(Keep::All, 2), (Keep::Window(8), 3)].map(|(keep, page_bytes)| StateGroup { keep, page_bytes });
+        let groups = [(KvKind::Full, 2), (KvKind::SlidingWindow(8), 3)]
+            .map(|(kind, page_bytes)| KvGroup { kind, page_bytes });
         let pool = PagePool::new(&groups, 7);
         let [a, b] = [pool.take(0).expect("room"), pool.take(0).expect("room")];
         let c = pool.take(1).expect("room for both kinds");
         assert_eq!((pool.free_bytes(), pool.allocated_bytes()), (0, 7));
         publish(&pool, &a, &[1]);
-        let (a_place, b_place) = (a.place(), b.place());
+        let (a_ref, b_ref) = (a.page_ref(), b.page_ref());
         drop((a, b));
         assert!(pool.take_dropped().is_empty(), "nobody needed them yet");
         let d = pool.take(1).expect("four bytes are free");
-        assert_eq!(pool.take_dropped(), [b_place, a_place], "without a name first, then the cached one");
+        assert_eq!(pool.take_dropped(), [b_ref, a_ref], "without a name first, then the cached one");
         assert!(find(&pool, &[1]).is_none() && pool.take(0).is_none());
         assert_eq!((pool.free_bytes(), pool.allocated_bytes()), (1, 6));
         drop((c, d));
         pool.check([]).expect("in order");
         let again = pool.take(0).expect("room");
-        assert!([a_place, b_place].contains(&again.place()), "ids are used again");
+        assert!([a_ref, b_ref].contains(&again.page_ref()), "ids are used again");
     }
 }

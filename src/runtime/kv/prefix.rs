@@ -12,7 +12,7 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::Place;
+use super::PageRef;
 use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
 /// Names a page by all tokens up to its end.
@@ -21,7 +21,7 @@ pub struct PageName(pub [u8; 32]);
 
 impl PageName {
     /// The name of the page that follows `parent` and holds `tokens`.
-    pub fn of(key: PageKey<'_>) -> Self {
+    pub fn of(key: PageContent<'_>) -> Self {
         let mut hash = Sha256::new();
         // The first page has no parent; as many zeros cannot be anybody's name in practice.
         hash.update(key.parent.map_or([0; 32], |parent| parent.0));
@@ -58,14 +58,14 @@ impl fmt::Debug for PageName {
 /// Names of the full pages of `tokens`, as far as the iterator is asked.
 pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
     tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
-        *parent = Some(PageName::of(PageKey { parent: *parent, tokens }));
+        *parent = Some(PageName::of(PageContent { parent: *parent, tokens }));
         *parent
     })
 }
 
 /// What a page's name is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageKey<'a> {
+pub struct PageContent<'a> {
     /// Name of the page before; nothing for the first.
     pub parent: Option<PageName>,
     pub tokens: &'a [u32],
@@ -73,11 +73,11 @@ pub struct PageKey<'a> {
 
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
-    entries: HashMap<(usize, PageName), Entry>,
+    entries: HashMap<(usize, PageName), IndexEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct IndexEntry {
     parent: Option<PageName>,
     tokens: Box<[u32]>,
     page: PageId,
@@ -85,18 +85,22 @@ struct Entry {
 
 impl PrefixIndex {
     /// The page of this group, name and content.
-    pub fn find(&self, group: usize, name: PageName, key: PageKey<'_>) -> Option<Place> {
+    pub fn find(&self, group: usize, name: PageName, key: PageContent<'_>) -> Option<PageRef> {
         let entry = self.entries.get(&(group, name))?;
         let is_same = entry.parent == key.parent && *entry.tokens == *key.tokens;
-        is_same.then_some(Place { group, page: entry.page })
+        is_same.then_some(PageRef { group, page: entry.page })
     }
 
     /// False when the name leads to a page already; that one stays.
-    pub fn insert(&mut self, name: PageName, key: PageKey<'_>, place: Place) -> bool {
-        match self.entries.entry((place.group, name)) {
+    pub fn insert(&mut self, name: PageName, key: PageContent<'_>, page_ref: PageRef) -> bool {
+        match self.entries.entry((page_ref.group, name)) {
             Slot::Occupied(_) => false,
             Slot::Vacant(slot) => {
-                slot.insert(Entry { parent: key.parent, tokens: key.tokens.into(), page: place.page });
+                slot.insert(IndexEntry {
+                    parent: key.parent,
+                    tokens: key.tokens.into(),
+                    page: page_ref.page,
+                });
                 true
             }
         }
@@ -115,8 +119,8 @@ impl PrefixIndex {
     }
 
     /// Whether `name` leads to the page at `place`.
-    pub fn leads_to(&self, name: PageName, place: Place) -> bool {
-        self.entries.get(&(place.group, name)).is_some_and(|entry| entry.page == place.page)
+    pub fn leads_to(&self, name: PageName, page_ref: PageRef) -> bool {
+        self.entries.get(&(page_ref.group, name)).is_some_and(|entry| entry.page == page_ref.page)
     }
 }
 
@@ -127,18 +131,18 @@ mod tests {
     #[test]
     fn a_hit_needs_the_group_the_parent_and_the_tokens_not_only_the_hash() {
         let mut index = PrefixIndex::default();
-        let first = PageKey { parent: None, tokens: &[1, 2] };
+        let first = PageContent { parent: None, tokens: &[1, 2] };
         let name = PageName::of(first);
-        let place = |page| Place { group: 1, page };
-        assert!(index.insert(name, first, place(7)));
-        assert!(!index.insert(name, first, place(8)), "the first page of a name stays");
-        assert_eq!(index.find(1, name, first), Some(place(7)));
+        let page_ref = |page| PageRef { group: 1, page };
+        assert!(index.insert(name, first, page_ref(7)));
+        assert!(!index.insert(name, first, page_ref(8)), "the first page of a name stays");
+        assert_eq!(index.find(1, name, first), Some(page_ref(7)));
         assert_eq!(index.find(0, name, first), None);
-        let other_parent = PageKey { parent: Some(name), tokens: &[1, 2] };
+        let other_parent = PageContent { parent: Some(name), tokens: &[1, 2] };
         assert_ne!(PageName::of(other_parent), name);
         // As if the hashes had collided.
         assert_eq!(index.find(1, name, other_parent), None);
-        assert_eq!(index.find(1, name, PageKey { parent: None, tokens: &[1, 3] }), None);
+        assert_eq!(index.find(1, name, PageContent { parent: None, tokens: &[1, 3] }), None);
         index.remove(1, name);
         assert_eq!(index.find(1, name, first), None);
     }
@@ -146,8 +150,8 @@ mod tests {
     /// Names are stored on disk: the bytes hashed must not change unseen.
     #[test]
     fn a_name_is_the_same_in_every_process() {
-        let first = PageName::of(PageKey { parent: None, tokens: &[1, 2, 3] });
-        let second = PageName::of(PageKey { parent: Some(first), tokens: &[4] });
+        let first = PageName::of(PageContent { parent: None, tokens: &[1, 2, 3] });
+        let second = PageName::of(PageContent { parent: Some(first), tokens: &[4] });
         assert_eq!(format!("{first:?} {second:?}"), "3db346a4 6edb67c9");
     }
 }

@@ -13,9 +13,9 @@
 
 use std::collections::VecDeque;
 
-use super::pool::{Page, PagePool};
-use super::prefix::{self, PageKey, PageName};
-use super::{Keep, Place, StateGroup, reachable};
+use super::pool::{PageHold, PagePool};
+use super::prefix::{self, PageContent, PageName};
+use super::{KvGroup, KvKind, PageRef, reachable};
 use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 
 /// Which pages hold what of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
@@ -31,10 +31,10 @@ pub struct PageTable {
 /// The pages of one group.
 #[derive(Debug, Clone)]
 struct Pages {
-    spec: StateGroup,
+    spec: KvGroup,
     /// Number in the sequence of the first page held.
     first: usize,
-    pages: VecDeque<Page>,
+    pages: VecDeque<PageHold>,
 }
 
 /// The pool has no page left; the table is unchanged.
@@ -44,8 +44,8 @@ pub struct PoolExhausted;
 /// The content of page `from` is to be copied to `to` before anything else is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
-    pub from: Place,
-    pub to: Place,
+    pub from: PageRef,
+    pub to: PageRef,
 }
 
 impl Pages {
@@ -55,19 +55,19 @@ impl Pages {
     }
 
     /// The page that more tokens would be written into.
-    fn open(&self, len: usize) -> Option<&Page> {
-        let is_open = self.spec.keep == Keep::State || !len.is_multiple_of(PAGE_TOKENS);
+    fn open(&self, len: usize) -> Option<&PageHold> {
+        let is_open = self.spec.kind == KvKind::Recurrent || !len.is_multiple_of(PAGE_TOKENS);
         self.pages.back().filter(|_| is_open)
     }
 
     fn num_new(&self, len: usize) -> usize {
-        match self.spec.keep {
-            Keep::State => usize::from(self.pages.is_empty() && len > 0),
-            Keep::All | Keep::Window(_) => len.div_ceil(PAGE_TOKENS) - self.end(),
+        match self.spec.kind {
+            KvKind::Recurrent => usize::from(self.pages.is_empty() && len > 0),
+            KvKind::Full | KvKind::SlidingWindow(_) => len.div_ceil(PAGE_TOKENS) - self.end(),
         }
     }
 
-    fn page(&self, number: usize) -> Option<&Page> {
+    fn page(&self, number: usize) -> Option<&PageHold> {
         self.pages.get(number.checked_sub(self.first)?)
     }
 }
@@ -99,7 +99,7 @@ impl PageTable {
     /// Takes over what others have computed of `tokens` since: true when that is more than is covered.
     pub fn catch_up(&mut self, tokens: &[u32], most: usize) -> bool {
         let is_known = self.next_name(tokens).is_some_and(|(name, key)| {
-            let mut lasting = self.groups_that(|keep| keep == Keep::All).peekable();
+            let mut lasting = self.groups_that(|keep| keep == KvKind::Full).peekable();
             match lasting.peek() {
                 Some(_) => lasting.all(|group| self.pool.contains(group, name, key)),
                 None => (0..self.groups.len()).any(|group| self.pool.contains(group, name, key)),
@@ -114,19 +114,19 @@ impl PageTable {
     }
 
     /// Name and content of the page that is filled next when the sequence is to become `tokens`, if they fill it.
-    pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageKey<'a>)> {
+    pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageContent<'a>)> {
         let number = self.len / PAGE_TOKENS;
         let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
         if self.names.len() != number {
             return None;
         }
-        let key = PageKey { parent: self.names.last().copied(), tokens };
+        let key = PageContent { parent: self.names.last().copied(), tokens };
         Some((PageName::of(key), key))
     }
 
-    fn groups_that(&self, wanted: impl Fn(Keep) -> bool) -> impl Iterator<Item = usize> {
+    fn groups_that(&self, wanted: impl Fn(KvKind) -> bool) -> impl Iterator<Item = usize> {
         let groups = self.groups.iter().enumerate();
-        groups.filter(move |(_, pages)| wanted(pages.spec.keep)).map(|(group, _)| group)
+        groups.filter(move |(_, pages)| wanted(pages.spec.kind)).map(|(group, _)| group)
     }
 
     /// Another table over the same pages.
@@ -190,17 +190,17 @@ impl PageTable {
         Ok(copies)
     }
 
-    fn replace_last(&mut self, group: usize, own: Page) -> PageCopy {
+    fn replace_last(&mut self, group: usize, own: PageHold) -> PageCopy {
         let pages = &mut self.groups[group].pages;
-        let to = own.place();
+        let to = own.page_ref();
         let last = pages.back_mut().expect("an open page is the last");
-        PageCopy { from: std::mem::replace(last, own).place(), to }
+        PageCopy { from: std::mem::replace(last, own).page_ref(), to }
     }
 
     /// Bytes that `extend(count)` takes from the pool at most.
     pub fn bytes_needed(&self, count: usize) -> usize {
         let of_group = |pages: &Pages| {
-            let copies = pages.open(self.len).is_some_and(Page::is_shared);
+            let copies = pages.open(self.len).is_some_and(PageHold::is_shared);
             (pages.num_new(self.len + count) + usize::from(copies)) * pages.spec.page_bytes
         };
         if count == 0 { 0 } else { self.groups.iter().map(of_group).sum() }
@@ -216,7 +216,7 @@ impl PageTable {
     /// Whether all that `group` needs to go on from `len` is held or indexed.
     fn has(&self, group: usize, tokens: &[u32], len: usize) -> bool {
         let pages = &self.groups[group];
-        let is_held = |number| pages.spec.keep != Keep::State && pages.page(number).is_some();
+        let is_held = |number| pages.spec.kind != KvKind::Recurrent && pages.page(number).is_some();
         let needed = pages.spec.pages_needed(len);
         let has = |number| is_held(number) || self.is_indexed(group, tokens, number);
         len == self.len || needed.is_some_and(|mut numbers| numbers.all(has))
@@ -227,11 +227,11 @@ impl PageTable {
     }
 
     /// Name and content of a page that has been announced.
-    fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageKey<'a>)> {
+    fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageContent<'a>)> {
         let name = *self.names.get(number)?;
         let parent = number.checked_sub(1).map(|parent| self.names[parent]);
         let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
-        Some((name, PageKey { parent, tokens }))
+        Some((name, PageContent { parent, tokens }))
     }
 
     /// Covers only the first `len` tokens, if that is a length it can be cut to; later pages go back to the pool. `tokens` are
@@ -258,17 +258,17 @@ impl PageTable {
     }
 
     /// What a group needs to go on from `len`: the number of the first page, and the pages.
-    fn needed(&self, group: usize, tokens: &[u32], len: usize) -> (usize, VecDeque<Page>) {
+    fn needed(&self, group: usize, tokens: &[u32], len: usize) -> (usize, VecDeque<PageHold>) {
         let pages = &self.groups[group];
         let find = |number| {
             let (name, key) = self.key(tokens, number)?;
             self.pool.find(group, name, key)
         };
-        match pages.spec.keep {
+        match pages.spec.kind {
             _ if len == 0 => (0, VecDeque::new()),
-            Keep::State if len == self.len => (0, pages.pages.clone()),
-            Keep::State => (0, find(len / PAGE_TOKENS - 1).into_iter().collect()),
-            Keep::All | Keep::Window(_) => {
+            KvKind::Recurrent if len == self.len => (0, pages.pages.clone()),
+            KvKind::Recurrent => (0, find(len / PAGE_TOKENS - 1).into_iter().collect()),
+            KvKind::Full | KvKind::SlidingWindow(_) => {
                 let first = pages.spec.first_page(len);
                 let numbers = first..len.div_ceil(PAGE_TOKENS);
                 (
@@ -287,9 +287,9 @@ impl PageTable {
         debug_assert_eq!(tokens.len(), self.len);
         for number in self.names.len()..self.len / PAGE_TOKENS {
             let content = &tokens[number * PAGE_TOKENS..][..PAGE_TOKENS];
-            let key = PageKey { parent: self.names.last().copied(), tokens: content };
+            let key = PageContent { parent: self.names.last().copied(), tokens: content };
             let name = PageName::of(key);
-            for pages in self.groups.iter().filter(|pages| pages.spec.keep != Keep::State) {
+            for pages in self.groups.iter().filter(|pages| pages.spec.kind != KvKind::Recurrent) {
                 if let Some(page) = pages.page(number) {
                     self.pool.publish(page, name, key);
                 }
@@ -297,7 +297,7 @@ impl PageTable {
             self.names.push(name);
         }
         for pages in &mut self.groups {
-            if matches!(pages.spec.keep, Keep::Window(_)) {
+            if matches!(pages.spec.kind, KvKind::SlidingWindow(_)) {
                 while pages.first < pages.spec.first_page(self.len) && pages.pages.pop_front().is_some() {
                     pages.first += 1;
                 }
@@ -307,7 +307,7 @@ impl PageTable {
 
     /// Whether a sequence of this kind keeps states that have to be announced to be found again.
     pub fn has_state(&self) -> bool {
-        self.groups_that(|keep| keep == Keep::State).next().is_some()
+        self.groups_that(|keep| keep == KvKind::Recurrent).next().is_some()
     }
 
     /// Whether each page can be taken over by others as soon as it is announced.
@@ -322,8 +322,8 @@ impl PageTable {
             return false;
         }
         let Some((name, key)) = self.key(tokens, self.len / PAGE_TOKENS - 1) else { return false };
-        let states = self.groups.iter().filter(|pages| pages.spec.keep == Keep::State);
-        let pages: Vec<&Page> = states.filter_map(|pages| pages.pages.back()).collect();
+        let states = self.groups.iter().filter(|pages| pages.spec.kind == KvKind::Recurrent);
+        let pages: Vec<&PageHold> = states.filter_map(|pages| pages.pages.back()).collect();
         pages.iter().for_each(|page| self.pool.publish(page, name, key));
         pages.iter().any(|page| page.is_indexed())
     }
@@ -331,7 +331,7 @@ impl PageTable {
     /// Takes back the announcement of the state after `len` tokens.
     pub fn forget_state(&mut self, tokens: &[u32], len: usize) {
         let number = len / PAGE_TOKENS - 1;
-        for group in self.groups_that(|keep| keep == Keep::State).collect::<Vec<_>>() {
+        for group in self.groups_that(|keep| keep == KvKind::Recurrent).collect::<Vec<_>>() {
             if let Some((name, key)) = self.key(tokens, number) {
                 self.pool.forget(group, name, key);
             }
@@ -343,30 +343,30 @@ impl PageTable {
         let page = self.groups[group].page(position / PAGE_TOKENS).filter(|_| position < self.len);
         let page =
             page.unwrap_or_else(|| panic!("position {position} is out of sight or beyond {}", self.len));
-        (page.place().page, position % PAGE_TOKENS)
+        (page.page_ref().page, position % PAGE_TOKENS)
     }
 
     /// The page of the sequence's state in a group that keeps one.
     pub fn state(&self, group: usize) -> Option<PageId> {
-        self.groups[group].pages.back().map(|page| page.place().page)
+        self.groups[group].pages.back().map(|page| page.page_ref().page)
     }
 
     /// Ids of the pages of a group, in token order, [`NO_PAGE`] for those out of sight.
     pub fn page_ids(&self, group: usize) -> impl Iterator<Item = PageId> + '_ {
         let pages = &self.groups[group];
-        std::iter::repeat_n(NO_PAGE, pages.first).chain(pages.pages.iter().map(|page| page.place().page))
+        std::iter::repeat_n(NO_PAGE, pages.first).chain(pages.pages.iter().map(|page| page.page_ref().page))
     }
 
     /// All pages held.
-    pub fn places(&self) -> impl Iterator<Item = Place> + '_ {
-        self.groups.iter().flat_map(|pages| pages.pages.iter().map(Page::place))
+    pub fn page_refs(&self) -> impl Iterator<Item = PageRef> + '_ {
+        self.groups.iter().flat_map(|pages| pages.pages.iter().map(PageHold::page_ref))
     }
 
     pub(super) fn check(&self) -> Result<(), String> {
         for pages in &self.groups {
-            let end = match pages.spec.keep {
-                Keep::State => usize::from(self.len > 0),
-                Keep::All | Keep::Window(_) => self.len.div_ceil(PAGE_TOKENS),
+            let end = match pages.spec.kind {
+                KvKind::Recurrent => usize::from(self.len > 0),
+                KvKind::Full | KvKind::SlidingWindow(_) => self.len.div_ceil(PAGE_TOKENS),
             };
             let (has_all, names) = (pages.first <= pages.spec.first_page(self.len), self.names.len());
             if pages.end() != end || !has_all || names > self.len / PAGE_TOKENS {
@@ -382,8 +382,8 @@ mod tests {
     use super::*;
 
     /// Pages of one byte, in groups that keep so.
-    fn pool(keeps: &[Keep], capacity: usize) -> PagePool {
-        let groups: Vec<_> = keeps.iter().map(|&keep| StateGroup { keep, page_bytes: 1 }).collect();
+    fn pool(kinds: &[KvKind], capacity: usize) -> PagePool {
+        let groups: Vec<_> = kinds.iter().map(|&kind| KvGroup { kind, page_bytes: 1 }).collect();
         PagePool::new(&groups, capacity)
     }
 
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn extend_takes_pages_lazily_and_truncate_gives_them_back() {
-        let pool = pool(&[Keep::All], 3);
+        let pool = pool(&[KvKind::Full], 3);
         let tokens = numbers(PAGE_TOKENS + 1);
         let mut table = filled(&pool, 1);
         assert_eq!((table.len(), pool.free_bytes()), (1, 2));
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_failed_extend_changes_nothing() {
-        let pool = pool(&[Keep::All, Keep::State], 2);
+        let pool = pool(&[KvKind::Full, KvKind::Recurrent], 2);
         let mut table = filled(&pool, 3);
         assert_eq!(table.extend(PAGE_TOKENS), Err(PoolExhausted));
         assert_eq!((table.len(), pool.free_bytes()), (3, 0));
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn the_diverging_page_is_copied_and_only_that_one() {
-        let pool = pool(&[Keep::All], 4);
+        let pool = pool(&[KvKind::Full], 4);
         let mut table = filled(&pool, PAGE_TOKENS + 3);
         let mut fork = table.fork();
         assert_eq!((pool.free_bytes(), fork.bytes_needed(1), fork.bytes_needed(0)), (2, 1, 0));
@@ -443,7 +443,7 @@ mod tests {
     fn a_page_that_the_index_knows_is_copied_too_unless_there_is_no_room() {
         let tokens = [5; PAGE_TOKENS];
         for (capacity, found) in [(2, PAGE_TOKENS), (1, 0)] {
-            let pool = pool(&[Keep::All], capacity);
+            let pool = pool(&[KvKind::Full], capacity);
             let mut table = filled(&pool, PAGE_TOKENS);
             table.publish(&tokens);
             assert!(table.truncate(&tokens, 9));
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn the_beginning_of_a_chain_outlives_its_end() {
-        let pool = pool(&[Keep::All], 3);
+        let pool = pool(&[KvKind::Full], 3);
         let tokens = numbers(3 * PAGE_TOKENS);
         let mut table = filled(&pool, tokens.len());
         table.publish(&tokens);
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn a_window_holds_what_it_sees_and_finds_the_rest_until_it_is_used_otherwise() {
-        let pool = pool(&[Keep::All, Keep::Window(40)], 12);
+        let pool = pool(&[KvKind::Full, KvKind::SlidingWindow(40)], 12);
         let tokens = numbers(5 * PAGE_TOKENS + 3);
         let mut table = filled(&pool, tokens.len());
         table.publish(&tokens);
@@ -484,7 +484,7 @@ mod tests {
 
     #[test]
     fn a_state_is_found_where_one_was_left() {
-        let pool = pool(&[Keep::State], 3);
+        let pool = pool(&[KvKind::Recurrent], 3);
         let tokens = numbers(2 * PAGE_TOKENS + 5);
         let mut table = filled(&pool, PAGE_TOKENS);
         table.publish(&tokens[..PAGE_TOKENS]);

@@ -77,7 +77,8 @@ fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
             vocab_size: config.vocab_size,
             kv_bytes_per_token: kv_bytes_per_token(config, KvType::default()),
         },
-        Recognised::Borrowed(plan) => DecoderFacts {
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => DecoderFacts {
             context_length: plan.context_length,
             num_layers: plan.sizes.num_layers,
             hidden_size: plan.sizes.hidden_size,

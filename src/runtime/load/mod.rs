@@ -5,8 +5,9 @@
 //! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
 //! justify.
 
-mod borrowed;
 pub mod builtin;
+#[cfg(feature = "candle-families")]
+mod candle_models;
 pub mod facts;
 pub mod files;
 pub mod fingerprint;
@@ -42,7 +43,7 @@ use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
-use super::kv::Keep;
+use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
@@ -209,9 +210,10 @@ pub fn load(
     notices.extend(texts.chat_templates.notice());
     let vocab_size = match &recognised {
         Recognised::Native(description) => description.config.vocab_size,
-        Recognised::Borrowed(plan) => {
-            borrowed::check(&files, plan, options)?;
-            notices.extend(borrowed::notices(plan));
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => {
+            candle_models::check(&files, plan, options)?;
+            notices.extend(candle_models::notices(plan));
             plan.sizes.vocab_size
         }
     };
@@ -222,9 +224,10 @@ pub fn load(
             fingerprint(&files, &description.config, context_length, options)?,
             decoder(&files, description, options, context_length, progress, &mut notices)?,
         ),
-        Recognised::Borrowed(plan) => (
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => (
             fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
-            borrowed::load(&files, plan, options, context_length, progress)?,
+            candle_models::load(&files, plan, options, context_length, progress)?,
         ),
     };
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
@@ -267,8 +270,9 @@ fn context_of(
             let demand = |context| demand(files, description, options, context);
             context(description.config.context_length, demand, options, notices)
         }
-        Recognised::Borrowed(plan) => {
-            context(plan.context_length, |_| Ok(borrowed::demand(files, plan)), options, notices)
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => {
+            context(plan.context_length, |_| Ok(candle_models::demand(files, plan)), options, notices)
         }
     }
 }
@@ -346,7 +350,7 @@ fn demand(
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
-        state_groups(config, options.kv_type).into_iter().partition(|group| group.keep == Keep::All);
+        state_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
     let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;

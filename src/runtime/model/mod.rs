@@ -2,7 +2,8 @@
 //! run through candle-transformers.
 
 pub mod arch;
-pub mod borrowed;
+#[cfg(feature = "candle-families")]
+pub mod candle_models;
 pub mod config;
 pub mod decoder;
 pub mod rope;
@@ -13,7 +14,7 @@ pub use config::*;
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
-use super::kv::{PageTable, Place, StateGroup};
+use super::kv::{KvGroup, PageRef, PageTable};
 
 /// Rows of a step unless asked otherwise: a prompt that is cancelled ends within one.
 pub const STEP_TOKENS: usize = 128;
@@ -68,7 +69,7 @@ pub struct ModelSpec {
     /// The most tokens a sequence may hold.
     pub context_length: usize,
     /// What a sequence keeps, at least one group. Without a group that keeps something by tokens, nothing can be shared.
-    pub groups: Vec<StateGroup>,
+    pub groups: Vec<KvGroup>,
     /// Whether a sequence may be cut back to an earlier position.
     pub can_rewind: bool,
 }
@@ -92,20 +93,20 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`]; the content of `to` is then undefined.
-    fn copy_page(&mut self, from: Place, to: Place) -> Result<()>;
+    fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()>;
 
     /// Gives a page's memory back to the system where that is possible; its content is gone.
-    fn free_page(&mut self, place: Place);
+    fn free_page(&mut self, page_ref: PageRef);
 
     /// Appends a page's content to `out`.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`].
-    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()>;
+    fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()>;
 
     /// Fills a page with what `export_page` gave, of this model or one that is equal to it in weights, KV type and backend.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`] for any other number of bytes; the content is then undefined.
-    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()>;
+    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()>;
 }

@@ -1,13 +1,14 @@
-//! The transcript: answers of this session go back into later prompts as the exact token ids that were generated.
+//! The transcript: earlier answers of a session go back into prompts as the exact token ids that were
+//! generated.
 //!
-//! A chat template prints an earlier answer as text, which need not become the same ids again (re-serialised tool
-//! arguments, think blocks, merges), and then nothing after it can be resumed. So each answer is remembered under the
-//! chain of messages before it; when a later conversation holds it there, the prompt becomes text, ids, text.
+//! A chat template prints an earlier answer as text, which need not encode to the same ids (re-serialised
+//! tool arguments, think blocks, merges); nothing after it could then be resumed. So each answer is stored
+//! under the chain of messages before it, and a later prompt that contains it there becomes text, ids, text.
 //!
-//! Pure: rendering and encoding are passed in. Any doubt (a mark the template changed, a surrounding it would not have
-//! printed, another text in front of the answer than when it was generated) makes that answer plain text: the prompt
-//! then says the same, and costs a prefill. Beyond the reference, which counts answers: a conversation first seen with
-//! history resumes too, because foreign answers have no entry and do not shift ours.
+//! Pure: rendering and encoding are passed in. In any doubt (the template changed a mark, or printed other
+//! text around it, or the text before the answer differs from when it was generated) the answer goes in as
+//! plain text: the prompt then means the same, and costs a prefill. Answers are found by chain rather than
+//! counted, so a conversation that starts with foreign history resumes too.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,64 +19,66 @@ use serde_json::{Value, json};
 
 use crate::template::message::{Content, Conversation, Message, Role, ToolCall};
 
-/// A part of a prompt.
+/// Part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Segment {
+pub enum SplicedSegment {
     Text(String),
-    /// An answer as it was generated.
+    /// The ids of an answer as generated.
     Ids(Vec<u32>),
 }
 
 /// A prompt, ready to be encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplicedPrompt {
-    /// Text at both ends; never two of a kind in a row.
-    pub segments: Vec<Segment>,
+    /// Text first and last; text and ids alternate.
+    pub segments: Vec<SplicedSegment>,
 }
 
 impl SplicedPrompt {
     fn text(text: String) -> Self {
-        Self { segments: vec![Segment::Text(text)] }
+        Self { segments: vec![SplicedSegment::Text(text)] }
     }
 
-    /// Answers that went in as ids.
+    /// Returns the number of answers inserted as ids.
     pub fn num_spliced(&self) -> usize {
-        self.segments.iter().filter(|segment| matches!(segment, Segment::Ids(_))).count()
+        self.segments.iter().filter(|segment| matches!(segment, SplicedSegment::Ids(_))).count()
     }
 
-    /// What the answer to this prompt will stand behind: pass it to [`Transcript::record`], also from disk.
+    /// Returns the prompt's suffix, which the answer will follow. Pass it to [`Transcript::record`], also
+    /// after a restart.
     pub fn splice_after(&self) -> &str {
         match self.segments.last() {
-            Some(Segment::Text(text)) => tail(text),
+            Some(SplicedSegment::Text(text)) => tail(text),
             _ => "",
         }
     }
 
-    /// All ids. `encode` gets each text and whether it begins the prompt: only there a BOS, or the space that some
-    /// tokenizers put before a text, belongs.
+    /// Returns all ids. `encode` gets each text and whether it starts the prompt: a BOS, or the space that
+    /// some tokenizers put before a text, belongs only there.
     ///
     /// # Errors
-    /// The first of `encode`.
+    /// The first error of `encode`.
     pub fn ids<E>(&self, mut encode: impl FnMut(&str, bool) -> Result<Vec<u32>, E>) -> Result<Vec<u32>, E> {
         let mut ids = Vec::new();
         for (at, segment) in self.segments.iter().enumerate() {
             match segment {
-                Segment::Text(text) if text.is_empty() && at > 0 => {}
-                Segment::Text(text) => ids.extend(encode(text, at == 0)?),
-                Segment::Ids(run) => ids.extend_from_slice(run),
+                SplicedSegment::Text(text) if text.is_empty() && at > 0 => {}
+                SplicedSegment::Text(text) => ids.extend(encode(text, at == 0)?),
+                SplicedSegment::Ids(run) => ids.extend_from_slice(run),
             }
         }
         Ok(ids)
     }
 }
 
-/// How much of a prompt's end is remembered: an assistant header with its scaffold, and some of what is before.
+/// Bytes of a prompt's suffix that are stored: an assistant header with its empty think block, and some text
+/// before.
 const TAIL_BYTES: usize = 96;
 
-/// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
-/// blocks that are empty, only opened or only closed (Qwen3 and its kin, DeepSeek, GLM, Gemma 4), and white space
-/// (Mistral's `[/INST] `). Tried in this order: history may hold a thought where the mark got an empty block, so a block is
-/// taken off when there is one.
+/// Text that templates put between the assistant header and an answer, in a generation prompt, in history, or
+/// in both: think blocks that are empty, only opened or only closed (Qwen3 and relatives, DeepSeek, GLM,
+/// Gemma 4), and white space (Mistral's `[/INST] `). Tried in this order. A block is removed if there is one,
+/// because history may hold reasoning where the mark got an empty block.
 const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
@@ -93,19 +96,20 @@ const SCAFFOLDS: [&str; 14] = [
     "\n",
 ];
 
-/// How templates enclose a tool call that they do not print where the message's text stands (Gemma 4).
+/// Delimiters of tool calls in templates that print calls elsewhere than the message's text (Gemma 4).
 const CALL_MARKUP: [(&str, &str); 1] = [("<|tool_call>", "<tool_call|>")];
 
-/// Renderings with marks before all is plain text. Each but the last gives up an answer or a way of marking.
+/// Most renderings with marks before all answers become plain text. Each attempt but the last gives up an
+/// answer or a method.
 const MAX_ATTEMPTS: usize = 4;
 
-/// An answer in a form that ignores what clients change: call ids, reasoning, white space and key order of arguments,
-/// whether a text is one part or a list of them. Equal forms are the same answer.
+/// Normal form of a message that ignores what clients change: call ids, reasoning, white space and key order
+/// of arguments, and whether a text is one part or a list of parts. Equal forms are the same message.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(String);
+pub struct MessageFingerprint(String);
 
-impl Fingerprint {
-    /// Also for messages of other roles, where it serves the chain.
+impl MessageFingerprint {
+    /// Also used for messages of other roles, in chains.
     pub fn of(message: &Message) -> Self {
         let calls: Vec<Value> = message
             .tool_calls
@@ -116,7 +120,7 @@ impl Fingerprint {
     }
 }
 
-/// No content and an empty one are the same; so are a text and its parts, when all of them are text.
+/// Missing and empty content are equal, and so are a text and its parts if all parts are text.
 fn content_form(content: Option<&Content>) -> Value {
     match content {
         None => Value::String(String::new()),
@@ -132,7 +136,7 @@ fn text_of_part(part: &Value) -> Option<&str> {
     (part.get("type")? == "text").then(|| part.get("text")?.as_str())?
 }
 
-/// Arguments given as JSON text are what the text says; text that is not JSON is itself, byte for byte.
+/// Parses arguments given as JSON text. Text that is not JSON stays as it is, byte for byte.
 fn normal_arguments(arguments: &Value) -> Value {
     match arguments {
         Value::String(text) => match serde_json::from_str(text) {
@@ -155,36 +159,36 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-/// Stands for the messages before an answer. 64 bits are enough: an entry also holds the answer's whole fingerprint,
-/// so that a collision would splice ids of the same answer, which read the same.
+/// Hash of the messages before an answer. 64 bits suffice: an entry also holds the answer's normal form, so a
+/// collision would insert ids of an equal answer.
 type Chain = u64;
 
-/// The chain before each message, and after the last.
+/// Returns the chain before each message, and after the last.
 fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![0];
     for message in messages {
         let mut hasher = DefaultHasher::new();
-        (chains[chains.len() - 1], message.role.as_str(), &message.name, Fingerprint::of(message))
+        (chains[chains.len() - 1], message.role.as_str(), &message.name, MessageFingerprint::of(message))
             .hash(&mut hasher);
         chains.push(hasher.finish());
     }
     chains
 }
 
-/// One answer of this session.
+/// An answer of this session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
-    fingerprint: Fingerprint,
+struct StoredAnswer {
+    fingerprint: MessageFingerprint,
     ids: Vec<u32>,
-    /// The end of the prompt it was generated from.
+    /// Suffix of the prompt it was generated from.
     after: String,
 }
 
-/// The answers of one session that can go back as ids.
+/// Answers of one session that can be inserted as ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transcript {
-    /// One per place in the conversation: an answer generated anew replaces the old one.
-    answers: BTreeMap<Chain, Answer>,
+    /// One per position in the conversation: a regenerated answer replaces the old one.
+    answers: BTreeMap<Chain, StoredAnswer>,
 }
 
 impl Transcript {
@@ -200,133 +204,140 @@ impl Transcript {
         self.answers.clear();
     }
 
-    /// Remembers the answer to the conversation `before`, once it is final. Answers that are not on this branch of the
-    /// conversation are forgotten, so there are never more than the conversation has. `after` is the prompt's
-    /// [`SplicedPrompt::splice_after`]; `ids` are what was generated, without the end-of-generation token, and `None`
-    /// when they are not what the client was shown (a stop string was cut off).
+    /// Stores the final answer to the conversation `before`, and forgets answers on other branches, so there
+    /// are never more than the conversation has. `after` is the prompt's [`SplicedPrompt::splice_after`].
+    /// `ids` are the generated ids without the end-of-generation token; `None` if the client was shown other
+    /// text, because a stop string was cut off.
     pub fn record(&mut self, before: &[Message], answer: &Message, after: &str, ids: Option<&[u32]>) {
         let chains = chains(before);
         let here = chains[before.len()];
         self.answers.retain(|chain, _| *chain != here && chains.contains(chain));
         if let Some(ids) = ids.filter(|ids| !ids.is_empty()) {
-            let fingerprint = Fingerprint::of(answer);
-            self.answers.insert(here, Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() });
+            let fingerprint = MessageFingerprint::of(answer);
+            self.answers
+                .insert(here, StoredAnswer { fingerprint, ids: ids.to_vec(), after: after.to_owned() });
         }
     }
 
-    /// The transcript of a conversation from disk. `known` names answers by their index in `messages`, with what
-    /// [`Self::record`] was told of each.
+    /// Rebuilds a transcript from disk. `known` lists answers by their index in `messages`, with the
+    /// arguments of [`Self::record`].
     pub fn restored<'a>(
         messages: &[Message],
         known: impl IntoIterator<Item = (usize, &'a str, &'a [u32])>,
     ) -> Self {
         let chains = chains(messages);
         let answer = |(index, after, ids): (usize, &str, &[u32])| {
-            let fingerprint = Fingerprint::of(messages.get(index)?);
-            Some((chains[index], Answer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
+            let fingerprint = MessageFingerprint::of(messages.get(index)?);
+            Some((chains[index], StoredAnswer { fingerprint, ids: ids.to_vec(), after: after.to_owned() }))
         };
         Self { answers: known.into_iter().filter_map(answer).collect() }
     }
 
-    /// The ids of the message at `index`, when it is an answer of this session with the same messages before it.
+    /// Returns the ids of the message at `index` if this session generated it after the same messages.
     pub fn lookup(&self, messages: &[Message], index: usize) -> Option<&[u32]> {
         let message = messages.get(index).filter(|message| message.role == Role::Assistant)?;
         let chain = chains(&messages[..index])[index];
         self.find(chain, message).map(|answer| answer.ids.as_slice())
     }
 
-    fn find(&self, chain: Chain, message: &Message) -> Option<&Answer> {
-        self.answers.get(&chain).filter(|answer| answer.fingerprint == Fingerprint::of(message))
+    fn find(&self, chain: Chain, message: &Message) -> Option<&StoredAnswer> {
+        self.answers.get(&chain).filter(|answer| answer.fingerprint == MessageFingerprint::of(message))
     }
 
-    /// The prompt of a conversation, its known answers as ids. `render` gives the text that ends with the generation
-    /// prompt; it is called once for the plain text, and once more, rarely more often, for marked ones.
+    /// Builds the prompt of a conversation, with known answers as ids. `render` returns the text up to and
+    /// including the generation prompt. It is called once without marks, and usually once with marks.
     ///
     /// # Errors
-    /// That of rendering the conversation as it is; a failure on a marked one only means plain text.
+    /// The error of rendering without marks. A failure with marks only means plain text.
     pub fn splice<E>(
         &self,
         conversation: &Conversation,
         mut render: impl FnMut(&Conversation) -> Result<String, E>,
     ) -> Result<SplicedPrompt, E> {
         let plain = render(conversation)?;
-        let mut places = self.places(&conversation.messages, &plain);
+        let mut targets = self.targets(&conversation.messages, &plain);
         for _ in 0..MAX_ATTEMPTS {
-            if places.is_empty() {
+            if targets.is_empty() {
                 break;
             }
-            let marks = Marks::new(conversation, places.len());
-            let marked = render(&marks.applied(conversation, &places));
+            let marks = SpliceMarks::new(conversation, targets.len());
+            let marked = render(&marks.applied(conversation, &targets));
             let Ok(marked) = marked else {
-                let all: Vec<usize> = places.iter().map(|place| place.index).collect();
-                places = reconsidered(places, &all);
+                let all: Vec<usize> = targets.iter().map(|target| target.index).collect();
+                targets = reconsider(targets, &all);
                 continue;
             };
-            match cut(&marked, &plain, &marks, &places) {
+            match cut(&marked, &plain, &marks, &targets) {
                 Ok(segments) => return Ok(SplicedPrompt { segments }),
-                Err(doubtful) => places = reconsidered(places, &doubtful),
+                Err(doubtful) => targets = reconsider(targets, &doubtful),
             }
         }
         Ok(SplicedPrompt::text(plain))
     }
 
-    fn places(&self, messages: &[Message], plain: &str) -> Vec<Place<'_>> {
+    fn targets(&self, messages: &[Message], plain: &str) -> Vec<SpliceTarget<'_>> {
         let chains = chains(messages);
         let has_markup = CALL_MARKUP.iter().any(|(open, _)| plain.contains(open));
         let answers = messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
         let found = answers.filter_map(|(index, message)| {
             let answer = self.find(chains[index], message)?;
             let is_call = !message.tool_calls.is_empty() && content_form(message.content.as_ref()) == "";
-            Some(Place { index, answer, way: Way::Content, has_second_way: is_call && has_markup })
+            Some(SpliceTarget {
+                index,
+                answer,
+                method: MarkMethod::Content,
+                has_second_way: is_call && has_markup,
+            })
         });
         found.collect()
     }
 }
 
-/// An answer that is to go in as ids.
+/// An answer to insert as ids.
 #[derive(Debug, Clone)]
-struct Place<'a> {
-    /// Of the message in the conversation.
+struct SpliceTarget<'a> {
+    /// Index of the message in the conversation.
     index: usize,
-    answer: &'a Answer,
-    way: Way,
-    /// A tool call without text can also be marked in its arguments.
+    answer: &'a StoredAnswer,
+    method: MarkMethod,
+    /// Whether the answer is a tool call without text, which can also be marked in its arguments.
     has_second_way: bool,
 }
 
-/// How an answer is marked in the conversation that is rendered.
+/// Way to mark an answer in the conversation to be rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// The message becomes a plain answer whose text is the mark.
+enum MarkMethod {
+    /// Replace the message by an answer whose text is the mark.
     Content,
-    /// The message stays a tool call whose arguments are the mark; the answer is the whole of the markup around it.
+    /// Keep the message a tool call and put the mark into its arguments; the answer is all markup around it.
     Calls,
 }
 
-/// After doubt: the calls up to the last doubtful answer are marked the second way, since one that is marked wrongly makes
-/// those after it look doubtful; when none is left, the doubtful answers are given up.
-fn reconsidered<'a>(places: Vec<Place<'a>>, doubtful: &[usize]) -> Vec<Place<'a>> {
+/// Chooses targets for the next attempt. Calls up to the last doubtful answer switch to the second method,
+/// because one that is marked wrongly makes later ones doubtful. If none can switch, the doubtful answers are
+/// dropped.
+fn reconsider<'a>(targets: Vec<SpliceTarget<'a>>, doubtful: &[usize]) -> Vec<SpliceTarget<'a>> {
     let last = doubtful.iter().max().copied().unwrap_or(usize::MAX);
-    let is_open = |place: &Place<'_>| place.has_second_way && place.index <= last;
-    if places.iter().any(is_open) {
-        let switch = |place: Place<'a>| match is_open(&place) {
-            true => Place { way: Way::Calls, has_second_way: false, ..place },
-            false => place,
+    let is_open = |target: &SpliceTarget<'_>| target.has_second_way && target.index <= last;
+    if targets.iter().any(is_open) {
+        let switch = |target: SpliceTarget<'a>| match is_open(&target) {
+            true => SpliceTarget { method: MarkMethod::Calls, has_second_way: false, ..target },
+            false => target,
         };
-        return places.into_iter().map(switch).collect();
+        return targets.into_iter().map(switch).collect();
     }
-    places.into_iter().filter(|place| !doubtful.contains(&place.index)).collect()
+    targets.into_iter().filter(|target| !doubtful.contains(&target.index)).collect()
 }
 
-/// Words that nothing in a conversation contains, all of one length.
-struct Marks {
+/// Words of equal length that do not occur in the conversation.
+struct SpliceMarks {
     stem: String,
     count: usize,
 }
 
-impl Marks {
+impl SpliceMarks {
     fn new(conversation: &Conversation, count: usize) -> Self {
-        // The debug form holds every text of the conversation, its letters and digits as they are.
+        // The debug form contains every text of the conversation, with letters and digits unescaped.
         let everything = format!("{conversation:?}");
         let number = |rest: &str| rest.split_once("xSpliced").and_then(|(digits, _)| digits.parse().ok());
         let taken: BTreeSet<u64> = everything.split("Zq").skip(1).filter_map(number).collect();
@@ -334,23 +345,24 @@ impl Marks {
         Self { stem: format!("Zq{free}xSpliced"), count }
     }
 
-    /// Letters and digits only: templates trim, escape and split on much else.
-    fn mark(&self, place: usize, call: usize) -> String {
-        debug_assert!(place < self.count);
-        format!("{}{place:06}c{call:03}Qz", self.stem)
+    /// Returns a mark of letters and digits only, because templates trim, escape and split on other
+    /// characters.
+    fn mark(&self, target: usize, call: usize) -> String {
+        debug_assert!(target < self.count);
+        format!("{}{target:06}c{call:03}Qz", self.stem)
     }
 
-    fn applied(&self, conversation: &Conversation, places: &[Place<'_>]) -> Conversation {
+    fn applied(&self, conversation: &Conversation, targets: &[SpliceTarget<'_>]) -> Conversation {
         let mut marked = conversation.clone();
-        for (at, place) in places.iter().enumerate() {
-            let message = &mut marked.messages[place.index];
+        for (at, target) in targets.iter().enumerate() {
+            let message = &mut marked.messages[target.index];
             message.reasoning = None;
-            match place.way {
-                Way::Content => {
+            match target.method {
+                MarkMethod::Content => {
                     message.content = Some(Content::Text(self.mark(at, 0)));
                     message.tool_calls = Vec::new();
                 }
-                Way::Calls => {
+                MarkMethod::Calls => {
                     let calls = message.tool_calls.iter().enumerate();
                     message.tool_calls = calls
                         .map(|(n, call)| ToolCall {
@@ -365,46 +377,56 @@ impl Marks {
     }
 }
 
-/// Cuts the marked rendering at its marks; `Err` names the messages in doubt.
-fn cut(marked: &str, plain: &str, marks: &Marks, places: &[Place<'_>]) -> Result<Vec<Segment>, Vec<usize>> {
-    let index_of = |place: &Place<'_>| place.index;
+/// Cuts the marked rendering at its marks. `Err` lists the doubtful messages.
+fn cut(
+    marked: &str,
+    plain: &str,
+    marks: &SpliceMarks,
+    targets: &[SpliceTarget<'_>],
+) -> Result<Vec<SplicedSegment>, Vec<usize>> {
+    let index_of = |target: &SpliceTarget<'_>| target.index;
     let spans: Vec<Option<Range<usize>>> =
-        places.iter().enumerate().map(|(at, place)| span(marked, marks, at, place)).collect();
-    let unmarked: Vec<usize> =
-        places.iter().zip(&spans).filter(|(_, span)| span.is_none()).map(|(place, _)| place.index).collect();
+        targets.iter().enumerate().map(|(at, target)| span(marked, marks, at, target)).collect();
+    let unmarked: Vec<usize> = targets
+        .iter()
+        .zip(&spans)
+        .filter(|(_, span)| span.is_none())
+        .map(|(target, _)| target.index)
+        .collect();
     if !unmarked.is_empty() {
         return Err(unmarked);
     }
     let spans: Vec<Range<usize>> = spans.into_iter().flatten().collect();
     if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        return Err(places.iter().map(index_of).collect());
+        return Err(targets.iter().map(index_of).collect());
     }
     let mut segments = Vec::new();
     let mut doubtful = Vec::new();
     let mut plain_at = 0;
     let mut from = 0;
-    for (place, span) in places.iter().zip(&spans) {
-        match fitted(&marked[from..span.start], &place.answer.after, from > 0) {
+    for (target, span) in targets.iter().zip(&spans) {
+        match fitted(&marked[from..span.start], &target.answer.after, from > 0) {
             Some(fitted)
                 if appears(plain, &mut plain_at, &marked[from..span.start][..fitted.common], from == 0) =>
             {
-                segments.push(Segment::Text(fitted.text));
-                segments.push(Segment::Ids(place.answer.ids.clone()));
+                segments.push(SplicedSegment::Text(fitted.text));
+                segments.push(SplicedSegment::Ids(target.answer.ids.clone()));
             }
-            _ => doubtful.push(place.index),
+            _ => doubtful.push(target.index),
         }
         from = span.end;
     }
     let last = &marked[from..];
     if !(plain.ends_with(last) && plain.len() - last.len() >= plain_at) {
-        doubtful.extend(places.last().map(index_of));
+        doubtful.extend(targets.last().map(index_of));
     }
-    segments.push(Segment::Text(last.to_owned()));
+    segments.push(SplicedSegment::Text(last.to_owned()));
     doubtful.dedup();
     if doubtful.is_empty() { Ok(segments) } else { Err(doubtful) }
 }
 
-/// Whether the plain rendering goes on with `text` behind what was found of it so far: at its start for the first.
+/// Returns whether `text` occurs in the plain rendering after position `at`; the first text must be at its
+/// start.
 fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
     let found = if is_first { plain.starts_with(text).then_some(0) } else { plain[*at..].find(text) };
     match found {
@@ -416,11 +438,11 @@ fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
     }
 }
 
-/// Where the answer stands in the marked rendering. Each mark must be there exactly once.
-fn span(marked: &str, marks: &Marks, at: usize, place: &Place<'_>) -> Option<Range<usize>> {
-    match place.way {
-        Way::Content => only(marked, &marks.mark(at, 0)),
-        Way::Calls => {
+/// Returns the range of the answer in the marked rendering. Each mark must occur exactly once.
+fn span(marked: &str, marks: &SpliceMarks, at: usize, target: &SpliceTarget<'_>) -> Option<Range<usize>> {
+    match target.method {
+        MarkMethod::Content => only(marked, &marks.mark(at, 0)),
+        MarkMethod::Calls => {
             let first = only(marked, &marks.mark(at, 0))?;
             let mut last = first.clone();
             let mut call = 1;
@@ -444,24 +466,24 @@ fn only(text: &str, mark: &str) -> Option<Range<usize>> {
     found.next().is_none().then_some(start..start + mark.len())
 }
 
-/// The text before an answer, made to end as it did when the answer was generated.
+/// The text before an answer, changed to end as it did when the answer was generated.
 struct Fitted {
     text: String,
-    /// How much of the text that was there is left.
+    /// Bytes of the original text that remain.
     common: usize,
 }
 
-/// Takes the scaffold that history has off, and puts on the one that the generation prompt had.
+/// Removes the empty think block that history has, and adds the one that the generation prompt had.
 ///
 /// ```text
 /// history     ...<|im_end|>\n<|im_start|>assistant\n                        MARK
 /// generated   ...<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n answer
 /// ```
 ///
-/// A text that follows ids may be shorter than what is remembered: then an answer before it was text at that time.
+/// A text that follows ids may be shorter than the stored suffix: an answer before it was text at that time.
 fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
     if wanted.is_empty() {
-        return None; // nobody said
+        return None; // the suffix was not stored
     }
     for printed in SCAFFOLDS {
         let Some(bare) = before.strip_suffix(printed) else { continue };
@@ -475,7 +497,7 @@ fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
     None
 }
 
-/// The last [`TAIL_BYTES`] of a text, at least: it begins at a character.
+/// Returns the last [`TAIL_BYTES`] bytes of a text or a few more, to start at a character.
 fn tail(text: &str) -> &str {
     &text[text.floor_char_boundary(text.len().saturating_sub(TAIL_BYTES))..]
 }
@@ -530,15 +552,15 @@ mod tests {
     fn ids_in(transcript: &Transcript, messages: &[Message]) -> Vec<Vec<u32>> {
         let prompt = transcript.splice(&conversation(messages), |c| rendered(c, usual)).expect("renders");
         let ids = prompt.segments.into_iter().filter_map(|segment| match segment {
-            Segment::Ids(ids) => Some(ids),
-            Segment::Text(_) => None,
+            SplicedSegment::Ids(ids) => Some(ids),
+            SplicedSegment::Text(_) => None,
         });
         ids.collect()
     }
 
     #[test]
     fn fingerprints_ignore_what_clients_change() {
-        let of = |arguments: Value| Fingerprint::of(&call("f", arguments));
+        let of = |arguments: Value| MessageFingerprint::of(&call("f", arguments));
         let wanted = of(json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
         assert_eq!(of(json!({"b": {"y": null, "x": [1, 2]}, "a": 1})), wanted);
         assert_eq!(of(json!(" {\"b\" : {\"y\":null,\"x\":[1,2]},\n\"a\":1}")), wanted);
@@ -552,17 +574,17 @@ mod tests {
         assert_ne!(of(json!("f(x")), of(json!({"not json": "f(y"})));
         let mut other = call("f", json!({"a": 1, "b": {"x": [1, 2], "y": null}}));
         (other.reasoning, other.tool_calls[0].id) = (Some("hm".to_owned()), None);
-        assert_eq!(Fingerprint::of(&other), wanted);
+        assert_eq!(MessageFingerprint::of(&other), wanted);
         other.content = Some(Content::Text(String::new()));
-        assert_eq!(Fingerprint::of(&other), wanted);
+        assert_eq!(MessageFingerprint::of(&other), wanted);
         other.content = Some(Content::Text(" ".to_owned()));
-        assert_ne!(Fingerprint::of(&other), wanted);
+        assert_ne!(MessageFingerprint::of(&other), wanted);
         let part = |text| json!({"type": "text", "text": text});
         let parts = Message { content: Some(Content::Parts(vec![part("a"), part("b")])), ..user("") };
-        assert_eq!(Fingerprint::of(&parts), Fingerprint::of(&user("ab")));
+        assert_eq!(MessageFingerprint::of(&parts), MessageFingerprint::of(&user("ab")));
         let image =
             Message { content: Some(Content::Parts(vec![part("ab"), json!({"type": "image"})])), ..user("") };
-        assert_ne!(Fingerprint::of(&image), Fingerprint::of(&user("ab")));
+        assert_ne!(MessageFingerprint::of(&image), MessageFingerprint::of(&user("ab")));
     }
 
     #[test]
@@ -571,9 +593,12 @@ mod tests {
         recorded(&mut transcript, &[user("hi")], &Message::assistant("hello"), &[7, 8]);
         let messages = [user("hi"), Message::assistant("hello"), user("and?")];
         let prompt = transcript.splice(&conversation(&messages), |c| rendered(c, usual)).expect("renders");
-        let text = |text: &str| Segment::Text(text.to_owned());
-        let wanted =
-            [text("[user]hi[/][assistant]"), Segment::Ids(vec![7, 8]), text("[/][user]and?[/][assistant]")];
+        let text = |text: &str| SplicedSegment::Text(text.to_owned());
+        let wanted = [
+            text("[user]hi[/][assistant]"),
+            SplicedSegment::Ids(vec![7, 8]),
+            text("[/][user]and?[/][assistant]"),
+        ];
         assert_eq!(prompt.segments, wanted);
         assert_eq!(transcript.lookup(&messages, 1), Some(&[7, 8][..]));
         assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
@@ -583,7 +608,7 @@ mod tests {
 
     #[test]
     fn marks_are_words_that_nobody_has_said() {
-        let stem = |text: &str| Marks::new(&conversation(&[user(text)]), 1).stem;
+        let stem = |text: &str| SpliceMarks::new(&conversation(&[user(text)]), 1).stem;
         assert_eq!(stem("hi"), "Zq0xSpliced");
         assert_eq!(stem("Zq0xSpliced Zq1xSplicedZq3xSpliced"), "Zq2xSpliced");
         assert_eq!(stem("Zq0 Zq1xSpliced ZqZq0xSpliced Zq99999999999999999999xSpliced"), "Zq2xSpliced");
@@ -678,7 +703,7 @@ mod tests {
             transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
             let plain = rendered(&next, template).expect("renders");
             let prompt = transcript.splice(&next, |c| rendered(c, template)).expect("renders");
-            assert_eq!(prompt.segments, [Segment::Text(plain)], "{what}");
+            assert_eq!(prompt.segments, [SplicedSegment::Text(plain)], "{what}");
         }
         let mut transcript = Transcript::default();
         transcript.record(&before, &answer, "[user]q[/][assistant]", Some(&[1]));
@@ -689,7 +714,7 @@ mod tests {
 
     #[test]
     fn texts_that_hold_marks_do_not_confuse() {
-        let stem = Marks::new(&conversation(&[]), 1);
+        let stem = SpliceMarks::new(&conversation(&[]), 1);
         let evil = [user(&format!("say {}", stem.mark(0, 0)))];
         let answer = Message::assistant(stem.mark(0, 0));
         let mut transcript = Transcript::default();

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::chat_tokenizer::special_tokens;
 use super::error::Error;
-use super::speech::special_tokens;
 use super::text::Tokenizer;
 use crate::template::{
     Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,

@@ -29,7 +29,7 @@ pub struct StopMatcher {
 }
 
 /// What the held text says about the place where a stop string may start.
-enum Found {
+enum StopScan {
     /// A stop string (its index) starts at this byte.
     Stop(usize, usize),
     /// The text from this byte on may become a stop string.
@@ -72,25 +72,25 @@ impl StopMatcher {
         &self.held
     }
 
-    fn find(&self, more_may_come: bool) -> Found {
+    fn find(&self, more_may_come: bool) -> StopScan {
         for (start, _) in self.held.char_indices() {
             let rest = &self.held[start..];
             let complete = self.stops.iter().enumerate().filter(|(_, stop)| rest.starts_with(stop.as_str()));
             if let Some((index, _)) = complete.min_by_key(|(_, stop)| stop.len()) {
-                return Found::Stop(start, index);
+                return StopScan::Stop(start, index);
             }
             if more_may_come && self.stops.iter().any(|stop| stop.starts_with(rest)) {
-                return Found::Candidate(start);
+                return StopScan::Candidate(start);
             }
         }
-        Found::Nothing
+        StopScan::Nothing
     }
 
-    fn release(&mut self, found: Found) -> String {
+    fn release(&mut self, found: StopScan) -> String {
         match found {
-            Found::Nothing => std::mem::take(&mut self.held),
-            Found::Candidate(start) => self.held.drain(..start).collect(),
-            Found::Stop(start, index) => {
+            StopScan::Nothing => std::mem::take(&mut self.held),
+            StopScan::Candidate(start) => self.held.drain(..start).collect(),
+            StopScan::Stop(start, index) => {
                 self.hit = Some(index);
                 let mut text = std::mem::take(&mut self.held);
                 text.truncate(start);

@@ -1,8 +1,9 @@
-//! Worker processes: started, watched, and ended with all that they have begun.
+//! Worker processes: starts and watches them, and kills their whole process group.
 //!
-//! Invariants: a process is started by a thread that lasts as long as it does, because Linux ends it with that thread; it is
-//! waited for as soon as it has ended, so it never stays as a zombie; its number is only used for a signal while it has not been
-//! waited for. Reads no variable and prints nothing: what a worker says on standard error goes to whoever started it.
+//! Invariants: the thread that starts a process lives as long as the process, because Linux kills the child
+//! with that thread. An ended process is reaped at once, so no zombie stays. Its id is used for signals only
+//! until it is reaped. This module reads no variable and prints nothing: lines from the worker's standard
+//! error go to a callback.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -15,46 +16,46 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::remote::{Patience, Peer, RemoteEngine, StartError};
+use super::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 #[cfg(unix)]
 use super::unix;
 
-/// Lines of standard error that are kept for the diagnosis, and bytes of each that count.
+/// Lines of standard error that the diagnosis shows, and the most bytes of each.
 const KEPT_LINES: usize = 8;
 const MAX_LINE_BYTES: usize = 4096;
 
-/// How often it is looked whether a process that says nothing any more has ended.
+/// Interval for polling the exit of a process whose standard error has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A process that uses less of a processor than this part, in percent, does not compute.
+/// Processor use in percent below which a process counts as idle.
 const LEAST_WORK_PERCENT: u64 = 1;
 
-/// Clock ticks per second in /proc/PID/stat: 100 on every architecture of Linux (`USER_HZ`).
+/// Clock ticks per second in /proc/PID/stat; 100 on every Linux architecture (`USER_HZ`).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// How a worker is started.
+/// Command line and limits of a worker.
 #[derive(Clone)]
 pub struct Launch {
     pub program: PathBuf,
     pub args: Vec<OsString>,
-    /// Variables that it does not get.
+    /// Names of environment variables that are removed.
     pub secrets: Vec<OsString>,
-    /// Bytes of memory that it may reserve for itself, and its priority; see [`unix::Limits`].
+    /// Memory limit in bytes and priority; see [`unix::ProcessLimits`].
     pub memory: Option<u64>,
     pub nice: Option<i32>,
-    pub patience: Patience,
-    /// Gets each line of its standard error, on a thread of the worker's own.
-    pub said: Arc<dyn Fn(&str) + Send + Sync>,
+    pub timeouts: Timeouts,
+    /// Callback for each line of its standard error. Called on a thread of its own.
+    pub on_stderr_line: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Launch {
     /// Starts the worker and waits until it is ready.
     ///
     /// # Errors
-    /// [`StartError`], with how it ended and what it last said.
+    /// [`StartError`], with the exit status and the last lines of standard error.
     pub fn start(&self) -> Result<RemoteEngine, StartError> {
         let (process, input, output) = Process::start(self)?;
-        RemoteEngine::connect(output, input, process, self.patience)
+        RemoteEngine::connect(output, input, process, self.timeouts)
     }
 
     fn command(&self) -> Command {
@@ -64,33 +65,33 @@ impl Launch {
             command.env_remove(name);
         }
         if self.memory.is_some() {
-            // Without memory the standard library would wait for itself: what it prints of an allocation that failed, with
-            // a backtrace that needs memory, it prints under a lock.
+            // Disable backtraces: printing one after a failed allocation needs memory under a lock of the
+            // standard library, and would deadlock.
             command.env("RUST_BACKTRACE", "0");
         }
         #[cfg(unix)]
-        unix::prepare(&mut command, unix::Limits { memory: self.memory, nice: self.nice });
+        unix::prepare(&mut command, unix::ProcessLimits { memory: self.memory, nice: self.nice });
         command
     }
 }
 
-/// A process that runs, or has run.
+/// A child process, running or ended.
 struct Process {
-    /// Bytes of memory that it may reserve for itself.
+    /// Memory limit in bytes.
     memory: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<ProcessState>,
     ended: Condvar,
-    work: Mutex<Work>,
+    last_sample: Mutex<CpuSample>,
 }
 
-struct State {
+struct ProcessState {
     child: Child,
     status: Option<ExitStatus>,
     last_lines: VecDeque<String>,
 }
 
-/// What it had computed when it was last looked.
-struct Work {
+/// Processor time at the last call of `has_computed`.
+struct CpuSample {
     num_ticks: Option<u64>,
     at: Instant,
 }
@@ -103,21 +104,22 @@ impl Process {
             StartError::Lost(format!("{} could not be started: {error}", launch.program.display()))
         };
         let (sender, started) = mpsc::channel();
-        let (command, said, memory) = (launch.command(), Arc::clone(&launch.said), launch.memory);
-        let body = move || keep(command, memory, &*said, &sender);
+        let (command, on_stderr_line, memory) =
+            (launch.command(), Arc::clone(&launch.on_stderr_line), launch.memory);
+        let body = move || keep(command, memory, &*on_stderr_line, &sender);
         thread::Builder::new().name("worker".to_owned()).spawn(body).map_err(|error| lost(&error))?;
         let started = started.recv().map_err(|_| lost(&"its thread has failed"))?;
         started.map_err(|error| lost(&error))
     }
 
     fn new(child: Child, memory: Option<u64>) -> Self {
-        let state = State { child, status: None, last_lines: VecDeque::new() };
-        let work = Work { num_ticks: None, at: Instant::now() };
-        Self { memory, state: Mutex::new(state), ended: Condvar::new(), work: Mutex::new(work) }
+        let state = ProcessState { child, status: None, last_lines: VecDeque::new() };
+        let last_sample = CpuSample { num_ticks: None, at: Instant::now() };
+        Self { memory, state: Mutex::new(state), ended: Condvar::new(), last_sample: Mutex::new(last_sample) }
     }
 
-    /// What is behind the lock is whole at every moment.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// Locks the state. A poisoned lock is usable, because every statement leaves the state consistent.
+    fn lock(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,7 +131,7 @@ impl Process {
         lines.push_back(line.to_owned());
     }
 
-    /// Waits for the process, so that nothing of it is left.
+    /// Waits for the process and stores its exit status.
     fn reap(&self) {
         loop {
             let mut state = self.lock();
@@ -139,7 +141,7 @@ impl Process {
                     state.status = Some(status);
                     break;
                 }
-                // Somebody else has waited for it; how it ended is not known.
+                // Another part of the program has reaped it; the exit status is unknown.
                 Err(_) => {
                     state.status = Some(ExitStatus::default());
                     break;
@@ -152,14 +154,14 @@ impl Process {
     }
 }
 
-/// A process' own thread: starts it, hears what it says, and waits for it.
+/// Body of the process's thread: starts it, forwards its standard error, and reaps it.
 fn keep(
     mut command: Command,
     memory: Option<u64>,
-    said: &dyn Fn(&str),
+    on_stderr_line: &dyn Fn(&str),
     started: &Sender<std::io::Result<Pipes>>,
 ) {
-    // Nobody is interested in an answer any more only when its receiver has panicked.
+    // Sending fails only if the receiver has panicked.
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return drop(started.send(Err(error))),
@@ -170,13 +172,13 @@ fn keep(
     let _ = started.send(Ok((Arc::clone(&process), input, output)));
     listen(errors, &mut |line| {
         process.note(line);
-        said(line);
+        on_stderr_line(line);
     });
     process.reap();
 }
 
-/// Line by line to the end. A line that is too long comes in parts.
-fn listen(errors: ChildStderr, hear: &mut dyn FnMut(&str)) {
+/// Calls `on_line` for each line up to the end. Long lines are split.
+fn listen(errors: ChildStderr, on_line: &mut dyn FnMut(&str)) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();
     loop {
@@ -191,12 +193,12 @@ fn listen(errors: ChildStderr, hear: &mut dyn FnMut(&str)) {
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
         if !text.is_empty() {
-            hear(text);
+            on_line(text);
         }
     }
 }
 
-impl Peer for Process {
+impl ProcessHandle for Process {
     fn kill(&self) {
         let mut state = self.lock();
         if state.status.is_some() {
@@ -204,12 +206,12 @@ impl Peer for Process {
         }
         #[cfg(unix)]
         unix::kill_group(state.child.id());
-        // The group is all of it, unless it has left it.
+        // Kill the leader too, in case it has left the group.
         let _ = state.child.kill();
     }
 
     fn wait(&self) -> String {
-        let is_running = |state: &mut State| state.status.is_none();
+        let is_running = |state: &mut ProcessState| state.status.is_none();
         let state = self.ended.wait_while(self.lock(), is_running).unwrap_or_else(PoisonError::into_inner);
         let mut how = state.status.map_or_else(String::new, |status| status.to_string());
         if let Some(memory) = self.memory.filter(|_| has_run_out(&state)) {
@@ -224,11 +226,11 @@ impl Peer for Process {
         how
     }
 
-    fn has_worked(&self) -> Option<bool> {
+    fn has_computed(&self) -> Option<bool> {
         let num_ticks = num_ticks(self.lock().child.id())?;
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_sample = self.last_sample.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let before = std::mem::replace(&mut *work, Work { num_ticks: Some(num_ticks), at: now });
+        let before = std::mem::replace(&mut *last_sample, CpuSample { num_ticks: Some(num_ticks), at: now });
         let ticks = num_ticks.saturating_sub(before.num_ticks?);
         let elapsed_ms = u64::try_from((now - before.at).as_millis()).unwrap_or(u64::MAX);
         let least = elapsed_ms.saturating_mul(TICKS_PER_SECOND * LEAST_WORK_PERCENT) / 100_000;
@@ -236,26 +238,26 @@ impl Peer for Process {
     }
 }
 
-/// How it is told that a worker has run out of its memory; the number of bytes follows.
+/// Start of the message for a worker that has exhausted its memory; the number of bytes follows.
 pub const OUT_OF_MEMORY: &str = "it has run out of the memory that it is allowed,";
 
-/// Whether a message is that of a process that gets no more memory: for itself, for a mapping (ENOMEM), or for the stack of a
-/// thread (EAGAIN).
+/// Returns whether a message reports exhausted memory: a failed allocation, a failed mapping (ENOMEM), or a
+/// failed thread stack (EAGAIN).
 pub fn tells_of_no_memory(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let marks = ["memory allocation of", "cannot allocate memory", "resource temporarily unavailable"];
     marks.iter().any(|mark| text.contains(mark)) || text.contains(OUT_OF_MEMORY)
 }
 
-/// Whether it ended for that, or of a signal, as a process does whose stack or loader cannot grow.
-fn has_run_out(state: &State) -> bool {
+/// Returns whether it printed such a message, or crashed as processes do whose stack or loader cannot grow.
+fn has_run_out(state: &ProcessState) -> bool {
     state.last_lines.iter().any(|line| tells_of_no_memory(line)) || state.status.is_some_and(is_crash)
 }
 
 #[cfg(unix)]
 fn is_crash(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
-    // 127: the loader could not map a library.
+    // Exit code 127: the loader could not map a library.
     matches!(status.signal(), Some(libc::SIGSEGV | libc::SIGBUS)) || status.code() == Some(127)
 }
 
@@ -264,14 +266,14 @@ fn is_crash(_: ExitStatus) -> bool {
     false
 }
 
-/// The processor time that a process has used so far, of all its threads, in clock ticks: `utime` and `stime` of proc_pid_stat(5).
-/// Nothing where there is no such file.
+/// Returns the processor time of all threads in clock ticks: `utime` + `stime` of proc_pid_stat(5). `None` if
+/// there is no such file.
 fn num_ticks(pid: u32) -> Option<u64> {
     ticks_of(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn ticks_of(stat: &str) -> Option<u64> {
-    // The second field is a name in parentheses, which may hold anything.
+    // The second field is a name in parentheses that may contain anything, so start after its end.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some(field(14)? + field(15)?)
@@ -281,12 +283,20 @@ fn ticks_of(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn launch(script: &str, said: Arc<Mutex<Vec<String>>>) -> Launch {
-        let patience = Patience { start: Duration::from_secs(60), answer: Duration::from_millis(300) };
-        let said = Arc::new(move |line: &str| said.lock().expect("free").push(line.to_owned()));
+    fn launch(script: &str, lines: Arc<Mutex<Vec<String>>>) -> Launch {
+        let timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_millis(300) };
+        let on_stderr_line = Arc::new(move |line: &str| lines.lock().expect("free").push(line.to_owned()));
         let args = ["-c", script].map(OsString::from).to_vec();
         let secrets = vec!["CARGO_MANIFEST_DIR".into()]; // cargo sets it for tests
-        Launch { program: "/bin/sh".into(), args, secrets, memory: None, nice: None, patience, said }
+        Launch {
+            program: "/bin/sh".into(),
+            args,
+            secrets,
+            memory: None,
+            nice: None,
+            timeouts,
+            on_stderr_line,
+        }
     }
 
     fn failure(launch: &Launch) -> String {
@@ -296,11 +306,11 @@ mod tests {
         }
     }
 
-    fn told(script: &str) -> (String, Vec<String>) {
-        let said = Arc::default();
-        let why = failure(&launch(script, Arc::clone(&said)));
-        let said = said.lock().expect("free").clone();
-        (why, said)
+    fn diagnose(script: &str) -> (String, Vec<String>) {
+        let lines = Arc::default();
+        let why = failure(&launch(script, Arc::clone(&lines)));
+        let lines = lines.lock().expect("free").clone();
+        (why, lines)
     }
 
     #[test]
@@ -311,11 +321,11 @@ mod tests {
 
     #[test]
     fn the_diagnosis_has_status_and_last_lines() {
-        let (why, said) = told("for n in 1 2 3 4 5 6 7 8 9; do echo line $n >&2; done; exit 7");
+        let (why, lines) = diagnose("for n in 1 2 3 4 5 6 7 8 9; do echo line $n >&2; done; exit 7");
         assert!(why.starts_with("it has ended; exit status: 7; its last lines were:\n  line 2\n"), "{why}");
         assert!(why.ends_with("  line 9"), "{why}");
-        assert_eq!(said.len(), 9);
-        let (why, _) = told("kill -SEGV $$");
+        assert_eq!(lines.len(), 9);
+        let (why, _) = diagnose("kill -SEGV $$");
         assert!(why.contains("signal: 11"), "{why}");
     }
 
@@ -338,27 +348,27 @@ mod tests {
 
     #[test]
     fn a_wrong_first_line_is_shown() {
-        let (why, _) = told("echo hello; sleep 600");
+        let (why, _) = diagnose("echo hello; sleep 600");
         assert!(
             why.contains("does not say that it is ready: \"hello\"") && why.contains("signal: 9"),
             "{why}"
         );
-        let (why, _) = told("printf '{\"ready\":true'; exit 0");
+        let (why, _) = diagnose("printf '{\"ready\":true'; exit 0");
         assert!(why.contains("ended within a line"), "{why}");
-        let (why, _) = told("echo '{\"error\":\"no such tensor\",\"code\":\"load_failed\"}'; exit 65");
+        let (why, _) = diagnose("echo '{\"error\":\"no such tensor\",\"code\":\"load_failed\"}'; exit 65");
         assert_eq!(why, "backend failure: no such tensor");
     }
 
     #[test]
     fn one_that_says_nothing_is_killed_with_all_that_it_has_begun() {
         let mut silent = launch("sleep 600 & echo $! >&2; wait", Arc::default());
-        let said = Arc::new(Mutex::new(String::new()));
-        let heard = Arc::clone(&said);
-        silent.said = Arc::new(move |line| heard.lock().expect("free").push_str(line));
-        silent.patience.start = Duration::from_millis(500);
+        let lines = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&lines);
+        silent.on_stderr_line = Arc::new(move |line| seen.lock().expect("free").push_str(line));
+        silent.timeouts.start = Duration::from_millis(500);
         let why = failure(&silent);
         assert!(why.starts_with("it was not ready within 500ms; signal: 9"), "{why}");
-        let grandchild = said.lock().expect("free").clone();
+        let grandchild = lines.lock().expect("free").clone();
         let is_gone = || {
             let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))
@@ -379,12 +389,12 @@ mod tests {
             Arc::default(),
         );
         (limited.memory, limited.nice) = (Some(64 << 20), Some(5));
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&said);
-        limited.said = Arc::new(move |line| heard.lock().expect("free").push(line.to_owned()));
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&lines);
+        limited.on_stderr_line = Arc::new(move |line| seen.lock().expect("free").push(line.to_owned()));
         failure(&limited);
-        let said = said.lock().expect("free").clone();
-        assert_eq!(said, ["65536", "5", "<>", "alive"]);
+        let lines = lines.lock().expect("free").clone();
+        assert_eq!(lines, ["65536", "5", "<>", "alive"]);
     }
 
     #[test]

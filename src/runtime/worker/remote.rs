@@ -1,11 +1,11 @@
-//! An engine at the other end of two streams: requests become lines to it, and its lines become events again.
+//! Client of an engine behind two streams: requests become lines, and reply lines become events.
 //!
-//! One thread reads and hands every answer to whoever asked, by its id; one writes what lies in a queue, so that nobody who asks
-//! waits for a pipe; one asks now and then whether the other end still moves.
+//! One thread reads replies and hands each to its caller by id. One writes lines from a queue, so that no
+//! caller waits for a pipe. One sends pings to detect a worker that hangs.
 //!
-//! Invariants: an end that breaks the protocol or stops answering is given up at once and for good: it is killed, and
-//! whatever is open loses its engine (sinks are dropped, calls fail with [`Error::EngineGone`]), so that no answer is ever taken
-//! from a stream that was wrong once. No lock is held while a sink is called. Knows no process: [`Peer`] is all of it.
+//! Invariants: a worker that breaks the protocol or stops answering is killed for good, and everything open
+//! fails: sinks are dropped and calls return [`Error::EngineGone`]. No reply is used after the first invalid
+//! one. No lock is held while a sink is called. The process is known only as a [`ProcessHandle`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufReader, Read, Write};
@@ -15,59 +15,60 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::protocol::{
-    Answer, Call, Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply,
-    Restore, VERSION, read_line,
+    Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
+    Restore, VERSION, WorkerCall, read_line,
 };
+use crate::runtime::client::{EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::handle::{EngineDoor, Sink};
 use crate::runtime::request::{Event, Request};
 use crate::runtime::spec::EngineSpec;
 
-/// How often a silent worker is asked whether it still moves.
+/// Interval of pings to a silent worker.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// Requests that a worker has not read yet, in bytes; more are refused as if its queue were full.
+/// Most bytes queued for the worker. Further requests are refused with [`Error::QueueFull`].
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
-/// One that computes may be silent for so many times [`Patience::answer`].
-const PATIENCE_WITH_WORK: u32 = 10;
+/// A busy worker gets this many times [`Timeouts::answer`] before it is killed.
+const BUSY_FACTOR: u32 = 10;
 
-/// How long a worker may take to end when it is asked to: it saves what its sessions have computed.
-const LEAVE_TIME: Duration = Duration::from_secs(45);
+/// Time to shut down, which includes saving the KV of its sessions.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Bytes of a wrong line that are shown.
+/// Bytes of an invalid line that error messages show.
 const SHOWN_BYTES: usize = 120;
 
-/// Who is at the other end.
-pub trait Peer: Send + Sync {
-    /// Ends it, in whatever state it is; then both streams end. Any number of times.
+/// The process at the other end.
+pub trait ProcessHandle: Send + Sync {
+    /// Kills it in any state, which ends both streams. May be called repeatedly.
     fn kill(&self);
 
-    /// Waits until it has ended and given everything back, and says how it ended.
+    /// Waits until it is reaped, and describes how it ended.
     fn wait(&self) -> String;
 
-    /// Whether it has computed since it was last asked; nothing where that cannot be known.
-    fn has_worked(&self) -> Option<bool>;
+    /// Returns whether it has used the processor since the last call; `None` if that is unknown.
+    fn has_computed(&self) -> Option<bool>;
 }
 
-/// How long a worker is waited for.
+/// Time limits for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// Until it is ready.
+pub struct Timeouts {
+    /// Until the ready line.
     pub start: Duration,
-    /// For an answer, while it does not compute. A worker answers between two steps, so one that computes has ten times as long.
+    /// Until an answer, while the worker is idle. A worker answers between two steps, so a busy one gets ten
+    /// times as long.
     pub answer: Duration,
 }
 
-/// Why there is no engine at the other end.
+/// Error of starting a worker.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StartError {
-    /// It says why.
+    /// Error that the worker reported.
     #[error(transparent)]
     Refused(Error),
 
-    /// It ended, was too slow, or said what is no part of the protocol.
+    /// The worker ended, was too slow, or broke the protocol.
     #[error("{0}")]
     Lost(String),
 }
@@ -80,27 +81,27 @@ pub struct RemoteEngine {
 }
 
 impl RemoteEngine {
-    /// Waits until the other end says that it is ready. When it does not, it is killed.
+    /// Waits for the ready line. Kills the worker if it does not come.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn connect(
         from: impl Read + Send + 'static,
         to: impl Write + Send + 'static,
-        peer: Arc<dyn Peer>,
-        patience: Patience,
+        process: Arc<dyn ProcessHandle>,
+        timeouts: Timeouts,
     ) -> Result<Self, StartError> {
-        let link = Arc::new(Link::new(peer));
+        let link = Arc::new(Link::new(process));
         let (ready, started) = mpsc::channel();
         let reading = Arc::clone(&link);
         spawn("worker-read", move || reading.read(from, ready), &link)?;
-        let ready = match started.recv_timeout(patience.start) {
+        let ready = match started.recv_timeout(timeouts.start) {
             Ok(ready) => checked(ready?, &link),
             Err(RecvTimeoutError::Timeout) => {
-                link.give_up(format!("it was not ready within {:?}", patience.start));
+                link.give_up(format!("it was not ready within {:?}", timeouts.start));
                 None
             }
-            Err(RecvTimeoutError::Disconnected) => None, // it is being given up
+            Err(RecvTimeoutError::Disconnected) => None, // the reading thread is giving up
         };
         let Some(ready) = ready else {
             let how = link.wait_for_end();
@@ -109,20 +110,20 @@ impl RemoteEngine {
         let writing = Arc::clone(&link);
         spawn("worker-write", move || writing.write(to), &link)?;
         let watching = Arc::clone(&link);
-        spawn("worker-watch", move || watching.watch(patience.answer), &link)?;
+        spawn("worker-watch", move || watching.watch(timeouts.answer), &link)?;
         let Ready { model, spec, .. } = ready;
         link.lock().load =
             EngineLoad { kv_free: spec.kv_memory, kv_capacity: spec.kv_memory, ..EngineLoad::default() };
         Ok(Self { spec, model, link })
     }
 
-    /// The model that it has loaded.
+    /// Returns the identity of the loaded model.
     pub fn model(&self) -> &ModelId {
         &self.model
     }
 
-    /// An answer that is none to what was asked ends it.
-    fn unexpected<T>(&self, op: &str, answer: &Answer) -> Result<T> {
+    /// Gives up the worker because of an answer of the wrong kind.
+    fn unexpected<T>(&self, op: &str, answer: &ReplyBody) -> Result<T> {
         self.link.give_up(format!("it answered {op} with {}", shown(format!("{answer:?}").as_bytes())));
         Err(Error::EngineGone)
     }
@@ -130,14 +131,14 @@ impl RemoteEngine {
     fn of_session(&self, op: Op) -> Result<Option<bool>> {
         let name = op.name();
         match self.link.ask(op)? {
-            Answer::Closed { existed, .. } | Answer::Reset { existed, .. } => Ok(existed),
-            Answer::Forked { .. } | Answer::Restored { .. } => Ok(None),
+            ReplyBody::Closed { existed, .. } | ReplyBody::Reset { existed, .. } => Ok(existed),
+            ReplyBody::Forked { .. } | ReplyBody::Restored { .. } => Ok(None),
             other => self.unexpected(name, &other),
         }
     }
 }
 
-/// A ready line that this end can go on from.
+/// Checks the protocol version.
 fn checked(ready: Ready, link: &Link) -> Option<Ready> {
     if ready.protocol == VERSION {
         return Some(ready);
@@ -154,7 +155,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static, link: &Link) -> Resul
     })
 }
 
-impl EngineDoor for RemoteEngine {
+impl EngineTransport for RemoteEngine {
     fn spec(&self) -> &EngineSpec {
         &self.spec
     }
@@ -162,9 +163,9 @@ impl EngineDoor for RemoteEngine {
     fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()> {
         let op = Op::Generate(Box::new(Generate::from(&request)));
         drop(request);
-        let generation = Generation { sink: Some(sink), stop: stop.clone(), is_started: false };
-        let id = self.link.register(Ask::Generation(generation))?;
-        if !self.link.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::WithRoom) {
+        let generation = RemoteGeneration { sink: Some(sink), stop: stop.clone(), is_started: false };
+        let id = self.link.register(PendingCall::Generation(generation))?;
+        if !self.link.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::WithRoom) {
             self.link.refuse(id);
             return Ok(());
         }
@@ -179,7 +180,7 @@ impl EngineDoor for RemoteEngine {
 
     fn load(&self) -> Result<EngineLoad> {
         match self.link.ask(Op::Ping(Nothing {}))? {
-            Answer::Pong { load, .. } => Ok(load),
+            ReplyBody::Pong { load, .. } => Ok(load),
             other => self.unexpected("ping", &other),
         }
     }
@@ -189,12 +190,12 @@ impl EngineDoor for RemoteEngine {
     }
 
     fn is_alive(&self) -> bool {
-        !matches!(self.link.lock().state, State::Ended(_))
+        !matches!(self.link.lock().state, WorkerState::Ended(_))
     }
 
-    fn last_words(&self) -> Option<String> {
+    fn exit_reason(&self) -> Option<String> {
         match &self.link.lock().state {
-            State::Ended(how) => Some(how.clone()),
+            WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
         }
     }
@@ -207,17 +208,17 @@ impl EngineDoor for RemoteEngine {
 
     fn take_notices(&self) -> Result<Vec<String>> {
         match self.link.ask(Op::Notices(Nothing {}))? {
-            Answer::Notices { notices } => Ok(notices),
+            ReplyBody::Notices { notices } => Ok(notices),
             other => self.unexpected("notices", &other),
         }
     }
 
     fn flush_disk(&self, timeout: Duration) -> Result<bool> {
-        // It does nothing else meanwhile, and answers no ping.
-        self.link.excuse(timeout);
+        // The worker answers no ping while it saves.
+        self.link.expect_busy(timeout);
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         match self.link.ask(Op::Flush(Flush { timeout_ms }))? {
-            Answer::Flushed { flushed } => Ok(flushed),
+            ReplyBody::Flushed { flushed } => Ok(flushed),
             other => self.unexpected("flush", &other),
         }
     }
@@ -240,14 +241,14 @@ impl EngineDoor for RemoteEngine {
 
     fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
         match self.link.ask(Op::Inspect(named(name)))? {
-            Answer::Session { session } => Ok(session),
+            ReplyBody::Session { session } => Ok(session),
             other => self.unexpected("inspect", &other),
         }
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
         match self.link.ask(Op::Sessions(Nothing {}))? {
-            Answer::Sessions { sessions } => Ok(sessions),
+            ReplyBody::Sessions { sessions } => Ok(sessions),
             other => self.unexpected("sessions", &other),
         }
     }
@@ -257,7 +258,7 @@ fn named(name: &str) -> Named {
     Named { session_id: name.to_owned() }
 }
 
-/// The protocol closes and resets what there is not; the engine says that there is not.
+/// Restores the engine's error: in the protocol, closing or resetting an unknown session succeeds.
 fn found(name: &str, existed: Option<bool>) -> Result<()> {
     match existed {
         Some(false) => Err(Error::SessionNotFound(name.to_owned())),
@@ -271,64 +272,64 @@ impl Drop for RemoteEngine {
     }
 }
 
-/// What the threads of one engine share.
+/// State that the threads of one engine share.
 struct Link {
-    peer: Arc<dyn Peer>,
+    process: Arc<dyn ProcessHandle>,
     outbox: Outbox,
-    open: Mutex<Open>,
-    /// The state has changed.
+    open: Mutex<Connection>,
+    /// Signalled when the state changes.
     changed: Condvar,
 }
 
-/// What is under way.
-struct Open {
-    state: State,
-    num_asked: i64,
-    asks: HashMap<i64, Ask>,
-    /// As of the last answer that told it; who waits and who runs is counted from `asks`.
+/// State of the worker and its open calls.
+struct Connection {
+    state: WorkerState,
+    num_calls: i64,
+    pending: HashMap<i64, PendingCall>,
+    /// Load in the last pong. The numbers of requests are counted from `pending` instead.
     load: EngineLoad,
-    heard_at: Instant,
-    /// It was asked for something that takes so long.
-    excused_until: Instant,
+    last_line_at: Instant,
+    /// Deadline of an operation during which the worker answers no ping.
+    busy_until: Instant,
     reader: Option<thread::ThreadId>,
 }
 
 #[derive(Debug, PartialEq)]
-enum State {
+enum WorkerState {
     Up,
-    /// It was asked to end.
+    /// Asked to shut down.
     Leaving,
-    /// Given up, and why.
+    /// Given up, with the reason; being killed.
     GivenUp(String),
-    /// Nothing is left of it, and this is how it came to that.
+    /// Reaped, with the reason.
     Ended(String),
 }
 
-/// Who waits for an answer.
-enum Ask {
-    Generation(Generation),
-    Call(Sender<Answer>),
-    /// A ping, and when it was sent.
+/// An open call.
+enum PendingCall {
+    Generation(RemoteGeneration),
+    Call(Sender<ReplyBody>),
+    /// A ping and the time it was sent.
     Ping(Instant),
-    /// Whatever it is, nobody is interested.
+    /// A cancellation, whose answer is ignored.
     Cancel,
 }
 
-struct Generation {
-    /// Nothing while it is being called.
+struct RemoteGeneration {
+    /// `None` while it is being called.
     sink: Option<Sink>,
     stop: StopHandle,
     is_started: bool,
 }
 
-impl Open {
+impl Connection {
     fn is_up(&self) -> bool {
-        self.state == State::Up
+        self.state == WorkerState::Up
     }
 
-    fn generations(&self) -> impl Iterator<Item = &Generation> {
-        self.asks.values().filter_map(|ask| match ask {
-            Ask::Generation(generation) => Some(generation),
+    fn generations(&self) -> impl Iterator<Item = &RemoteGeneration> {
+        self.pending.values().filter_map(|call| match call {
+            PendingCall::Generation(generation) => Some(generation),
             _ => None,
         })
     }
@@ -340,7 +341,7 @@ impl Open {
         }
     }
 
-    /// Requests are counted here, so that one that was asked a moment ago is among them.
+    /// Returns the load, with requests counted here so that the newest are included.
     fn load(&self) -> EngineLoad {
         let num_open = self.generations().count();
         let num_running = self.generations().filter(|generation| generation.is_started).count();
@@ -348,143 +349,143 @@ impl Open {
     }
 
     fn pinged_at(&self) -> Option<Instant> {
-        self.asks.values().find_map(|ask| match ask {
-            Ask::Ping(at) => Some(*at),
+        self.pending.values().find_map(|call| match call {
+            PendingCall::Ping(at) => Some(*at),
             _ => None,
         })
     }
 
-    fn register(&mut self, ask: Ask) -> Result<i64> {
+    fn register(&mut self, call: PendingCall) -> Result<i64> {
         if !self.is_up() {
             return Err(Error::EngineGone);
         }
-        self.num_asked += 1;
-        self.asks.insert(self.num_asked, ask);
-        Ok(self.num_asked)
+        self.num_calls += 1;
+        self.pending.insert(self.num_calls, call);
+        Ok(self.num_calls)
     }
 }
 
 impl Link {
-    fn new(peer: Arc<dyn Peer>) -> Self {
+    fn new(process: Arc<dyn ProcessHandle>) -> Self {
         let load = EngineLoad::default();
         let now = Instant::now();
-        let open = Open {
-            state: State::Up,
-            num_asked: 0,
-            asks: HashMap::new(),
+        let open = Connection {
+            state: WorkerState::Up,
+            num_calls: 0,
+            pending: HashMap::new(),
             load,
-            heard_at: now,
-            excused_until: now,
+            last_line_at: now,
+            busy_until: now,
             reader: None,
         };
-        Self { peer, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
+        Self { process, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
     }
 
-    /// What is behind the lock is whole at every moment.
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    /// Locks the connection. A poisoned lock is usable, because every statement leaves it consistent.
+    fn lock(&self) -> MutexGuard<'_, Connection> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, ask: Ask) -> Result<i64> {
-        self.lock().register(ask)
+    fn register(&self, call: PendingCall) -> Result<i64> {
+        self.lock().register(call)
     }
 
-    /// Asks, and waits for the answer.
-    fn ask(&self, op: Op) -> Result<Answer> {
+    /// Calls the worker and waits for the answer.
+    fn ask(&self, op: Op) -> Result<ReplyBody> {
         let (sender, answer) = mpsc::channel();
-        let id = self.register(Ask::Call(sender))?;
-        self.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::Always);
+        let id = self.register(PendingCall::Call(sender))?;
+        self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
         match answer.recv() {
-            Ok(Answer::Error(line)) => Err(line.into_error()),
+            Ok(ReplyBody::Error(line)) => Err(line.into_error()),
             Ok(answer) => Ok(answer),
             Err(_) => Err(Error::EngineGone),
         }
     }
 
-    /// Asks for something whose answer nobody waits for.
-    fn tell(&self, ask: Ask, op: Op) {
-        if let Ok(id) = self.register(ask) {
-            self.outbox.push(&Call { id: Some(Id::Number(id)), op }, Urgency::Always);
+    /// Calls the worker without waiting.
+    fn send_call(&self, call: PendingCall, op: Op) {
+        if let Ok(id) = self.register(call) {
+            self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
         }
     }
 
-    /// Ends a generation, if it is still under way.
+    /// Cancels a generation that is still open.
     fn cancel(&self, id: i64) {
-        let is_open = matches!(self.lock().asks.get(&id), Some(Ask::Generation(_)));
+        let is_open = matches!(self.lock().pending.get(&id), Some(PendingCall::Generation(_)));
         if is_open {
-            self.tell(Ask::Cancel, Op::Cancel(Cancel { request: Some(Id::Number(id)) }));
+            self.send_call(PendingCall::Cancel, Op::Cancel(Cancel { request: Some(Id::Number(id)) }));
         }
     }
 
-    /// A request that was not sent: too much waits to be read by the worker.
+    /// Fails a request that was not sent, because too many bytes are queued.
     fn refuse(&self, id: i64) {
         let mut open = self.lock();
         let waiting = open.generations().count();
-        let ask = open.asks.remove(&id);
+        let call = open.pending.remove(&id);
         drop(open);
-        if let Some(Ask::Generation(Generation { sink: Some(mut sink), .. })) = ask {
-            let _ = sink(Event::Failed(Error::QueueFull { waiting })); // it was the last
+        if let Some(PendingCall::Generation(RemoteGeneration { sink: Some(mut sink), .. })) = call {
+            let _ = sink(Event::Failed(Error::QueueFull { waiting })); // the sink's return value no longer matters
         }
     }
 
-    fn excuse(&self, time: Duration) {
+    fn expect_busy(&self, time: Duration) {
         let mut open = self.lock();
-        open.excused_until = open.excused_until.max(Instant::now() + time);
+        open.busy_until = open.busy_until.max(Instant::now() + time);
     }
 
-    /// Nothing more is expected of it. Only the first reason counts.
+    /// Kills the worker and fails what is open. Only the first reason is kept.
     fn give_up(&self, why: String) {
         let mut open = self.lock();
-        if matches!(open.state, State::GivenUp(_) | State::Ended(_)) {
+        if matches!(open.state, WorkerState::GivenUp(_) | WorkerState::Ended(_)) {
             return;
         }
-        open.state = State::GivenUp(why);
-        let asks = std::mem::take(&mut open.asks);
+        open.state = WorkerState::GivenUp(why);
+        let pending = std::mem::take(&mut open.pending);
         drop(open);
         self.changed.notify_all();
         self.outbox.close();
-        self.peer.kill();
-        drop(asks); // their owners learn of it, and may ask what became of the engine
+        self.process.kill();
+        drop(pending); // dropped after the kill: callers learn of it and may ask for the reason
     }
 
-    /// Asks it to end, and waits for that; what is under way loses its engine.
+    /// Asks the worker to shut down and waits for it. Open calls fail.
     fn leave(&self) {
         let mut open = self.lock();
         if open.is_up() {
-            open.state = State::Leaving;
-            open.num_asked += 1;
-            let id = Some(Id::Number(open.num_asked));
-            self.outbox.push(&Call { id, op: Op::Shutdown(Nothing {}) }, Urgency::Always);
+            open.state = WorkerState::Leaving;
+            open.num_calls += 1;
+            let id = Some(Id::Number(open.num_calls));
+            self.outbox.push(&WorkerCall { id, op: Op::Shutdown(Nothing {}) }, Urgency::Always);
         }
-        let asks = std::mem::take(&mut open.asks);
+        let pending = std::mem::take(&mut open.pending);
         let is_reader = open.reader == Some(thread::current().id());
         drop(open);
         self.changed.notify_all();
         self.outbox.close();
-        drop(asks);
+        drop(pending);
         if is_reader {
-            return; // the last handle went with a sink: this thread is the one that sees it end
+            return; // the last handle was dropped inside a sink, on the thread that waits for the end
         }
-        let is_leaving = |open: &mut Open| !matches!(open.state, State::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), LEAVE_TIME, is_leaving);
+        let is_leaving = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_leaving);
         let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
         if timed_out {
-            self.give_up(format!("it did not end within {LEAVE_TIME:?}"));
+            self.give_up(format!("it did not end within {SHUTDOWN_TIMEOUT:?}"));
         }
     }
 
-    /// Waits until nothing is left of it; says how it came to that.
+    /// Waits until the worker is reaped; returns the reason, or `None` after a timeout.
     fn wait_for_end(&self) -> Option<String> {
-        let is_there = |open: &mut Open| !matches!(open.state, State::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), LEAVE_TIME, is_there);
+        let is_there = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_there);
         let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match &open.state {
-            State::Ended(how) => Some(how.clone()),
+            WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
         }
     }
 
-    /// The reading thread.
+    /// Body of the reading thread.
     fn read(&self, from: impl Read, ready: Sender<Result<Ready, StartError>>) {
         self.lock().reader = Some(thread::current().id());
         let mut from = BufReader::with_capacity(1 << 16, from);
@@ -501,33 +502,33 @@ impl Link {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let heard = match ready.take() {
+            let handled = match ready.take() {
                 Some(ready) => begin(&line, &ready),
-                None => self.hear(&line),
+                None => self.handle_line(&line),
             };
-            if let Err(why) = heard {
+            if let Err(why) = handled {
                 break why;
             }
         };
         self.give_up(why);
-        let how = self.peer.wait();
+        let how = self.process.wait();
         let mut open = self.lock();
         let how = match &open.state {
-            State::GivenUp(why) => format!("{why}; {how}"),
+            WorkerState::GivenUp(why) => format!("{why}; {how}"),
             _ => how,
         };
-        open.state = State::Ended(how);
+        open.state = WorkerState::Ended(how);
         drop(open);
         drop(ready);
         self.changed.notify_all();
     }
 
-    /// Passes an answer on.
-    fn hear(&self, line: &[u8]) -> Result<(), String> {
+    /// Dispatches one reply line.
+    fn handle_line(&self, line: &[u8]) -> Result<(), String> {
         let mut open = self.lock();
-        open.heard_at = Instant::now();
+        open.last_line_at = Instant::now();
         if !open.is_up() {
-            return Ok(()); // what it says on its way out is for nobody
+            return Ok(()); // replies after the shutdown are ignored
         }
         drop(open);
         let Reply { id, answer } = Reply::parse(line)
@@ -536,16 +537,16 @@ impl Link {
             return Err(format!("it sent an answer to nobody: {}", shown(line)));
         };
         let mut open = self.lock();
-        if let Answer::Pong { load, .. } = &answer {
+        if let ReplyBody::Pong { load, .. } = &answer {
             open.load = *load;
         }
         let is_up = open.is_up();
-        match open.asks.get(&id) {
-            Some(Ask::Generation(_)) => {}
+        match open.pending.get(&id) {
+            Some(PendingCall::Generation(_)) => {}
             Some(_) => {
-                let ask = open.asks.remove(&id);
+                let call = open.pending.remove(&id);
                 drop(open);
-                return self.answer_call(ask, answer);
+                return self.answer_call(call, answer);
             }
             None if !is_up => return Ok(()),
             None => return Err(format!("it answered {id}, which is not open: {}", shown(line))),
@@ -554,9 +555,9 @@ impl Link {
         let event = answer.into_event().map_err(|answer| {
             format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
         })?;
-        let sink = match self.lock().asks.get_mut(&id) {
-            Some(Ask::Generation(generation)) => generation.sink.take(),
-            _ => None, // it was given up meanwhile
+        let sink = match self.lock().pending.get_mut(&id) {
+            Some(PendingCall::Generation(generation)) => generation.sink.take(),
+            _ => None, // it was given up in the meantime
         };
         if let Some(sink) = sink {
             self.deliver(id, sink, event);
@@ -564,10 +565,11 @@ impl Link {
         Ok(())
     }
 
-    fn answer_call(&self, ask: Option<Ask>, answer: Answer) -> Result<(), String> {
-        match (ask, answer) {
-            (Some(Ask::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
-            (Some(Ask::Ping(_)), Answer::Pong { .. }) | (Some(Ask::Cancel), Answer::Cancelled { .. }) => {}
+    fn answer_call(&self, call: Option<PendingCall>, answer: ReplyBody) -> Result<(), String> {
+        match (call, answer) {
+            (Some(PendingCall::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
+            (Some(PendingCall::Ping(_)), ReplyBody::Pong { .. })
+            | (Some(PendingCall::Cancel), ReplyBody::Cancelled { .. }) => {}
             (_, answer) => {
                 return Err(format!("it sent a wrong answer: {}", shown(format!("{answer:?}").as_bytes())));
             }
@@ -575,15 +577,15 @@ impl Link {
         Ok(())
     }
 
-    /// Calls a generation's sink, without the lock.
+    /// Calls a generation's sink without the lock.
     fn deliver(&self, id: i64, mut sink: Sink, event: Event) {
         let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
         let mut stop = None;
         {
             let mut open = self.lock();
             if is_last {
-                open.asks.remove(&id); // whoever hears that it has ended finds it gone
-            } else if let Some(Ask::Generation(generation)) = open.asks.get_mut(&id) {
+                open.pending.remove(&id); // before the sink learns of the end
+            } else if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
                 generation.is_started |= matches!(event, Event::Started(_));
                 stop = Some(generation.stop.clone());
             }
@@ -596,15 +598,15 @@ impl Link {
             stop.stop();
         }
         let mut open = self.lock();
-        if let Some(Ask::Generation(generation)) = open.asks.get_mut(&id) {
+        if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
             generation.sink = Some(sink);
             return;
         }
         drop(open);
-        drop(sink); // it was given up meanwhile
+        drop(sink); // it was given up in the meantime
     }
 
-    /// The writing thread. Ends, and with it the stream, when the queue is closed and empty.
+    /// Body of the writing thread. It ends, and closes the stream, when the queue is closed and empty.
     fn write(&self, mut to: impl Write) {
         while let Some(line) = self.outbox.take() {
             let written = to.write_all(&line).and_then(|()| to.flush());
@@ -614,31 +616,32 @@ impl Link {
         }
     }
 
-    /// The watching thread: gives up an end that has stopped to move.
-    fn watch(&self, patience: Duration) {
-        let mut worked_at = Instant::now();
+    /// Body of the watching thread: gives up a worker that has stopped answering.
+    fn watch(&self, timeout: Duration) {
+        let mut last_busy_at = Instant::now();
         loop {
-            let period = PING_EVERY.min(patience / 4);
+            let period = PING_EVERY.min(timeout / 4);
             let waited = self.changed.wait_timeout_while(self.lock(), period, |open| open.is_up());
             let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if !open.is_up() {
                 return;
             }
-            let (heard_at, pinged_at, excused) = (open.heard_at, open.pinged_at(), open.excused_until);
+            let (last_line_at, pinged_at, busy_until) =
+                (open.last_line_at, open.pinged_at(), open.busy_until);
             drop(open);
-            if self.peer.has_worked() != Some(false) {
-                worked_at = Instant::now();
+            if self.process.has_computed() != Some(false) {
+                last_busy_at = Instant::now();
             }
             let Some(pinged_at) = pinged_at else {
-                self.tell(Ask::Ping(Instant::now()), Op::Ping(Nothing {}));
+                self.send_call(PendingCall::Ping(Instant::now()), Op::Ping(Nothing {}));
                 continue;
             };
             let now = Instant::now();
-            let since = heard_at.max(pinged_at).max(excused);
+            let since = last_line_at.max(pinged_at).max(busy_until);
             let (silent, idle) =
-                (now.saturating_duration_since(since), now.saturating_duration_since(worked_at));
-            if silent > patience && (idle > patience || silent > patience * PATIENCE_WITH_WORK) {
-                let state = if idle > patience { "computes nothing" } else { "does nothing but compute" };
+                (now.saturating_duration_since(since), now.saturating_duration_since(last_busy_at));
+            if silent > timeout && (idle > timeout || silent > timeout * BUSY_FACTOR) {
+                let state = if idle > timeout { "computes nothing" } else { "does nothing but compute" };
                 return self
                     .give_up(format!("it has not answered for {:.1} s and {state}", silent.as_secs_f64()));
             }
@@ -646,15 +649,15 @@ impl Link {
     }
 }
 
-/// The first line.
+/// Handles the first line.
 fn begin(line: &[u8], ready: &Sender<Result<Ready, StartError>>) -> Result<(), String> {
-    // Whoever waits may have had enough.
+    // Sending fails if `connect` has timed out.
     match Reply::parse(line).map(|reply| reply.answer) {
-        Ok(Answer::Ready(line)) => {
+        Ok(ReplyBody::Ready(line)) => {
             let _ = ready.send(Ok(*line));
             Ok(())
         }
-        Ok(Answer::Error(line)) => {
+        Ok(ReplyBody::Error(line)) => {
             let why = format!("it cannot start: {}", line.error);
             let _ = ready.send(Err(StartError::Refused(line.into_error())));
             Err(why)
@@ -663,39 +666,39 @@ fn begin(line: &[u8], ready: &Sender<Result<Ready, StartError>>) -> Result<(), S
     }
 }
 
-/// The beginning of what should not have been said.
+/// Quotes the start of an invalid line.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(SHOWN_BYTES)]);
     let dots = if line.len() > SHOWN_BYTES { " ..." } else { "" };
     format!("{text:?}{dots}")
 }
 
-/// Lines that wait to be written.
+/// Queue of lines to write.
 #[derive(Default)]
 struct Outbox {
-    queue: Mutex<Queue>,
+    queue: Mutex<OutboxLines>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct OutboxLines {
     lines: VecDeque<Vec<u8>>,
     num_bytes: usize,
     is_closed: bool,
 }
 
-/// What a full queue does to a line.
+/// Treatment of a line when the queue is full.
 #[derive(Clone, Copy, PartialEq)]
 enum Urgency {
-    /// It is refused.
+    /// Refuse it.
     WithRoom,
-    /// It is taken: those who send such are few, or wait for the answer.
+    /// Queue it anyway: such lines are few, or their callers wait for the answer.
     Always,
 }
 
 impl Outbox {
-    /// False when there is no room. After the end nothing is kept, and nobody will miss it.
-    fn push(&self, call: &Call, urgency: Urgency) -> bool {
+    /// Queues a line. Returns false if the queue is full. Drops the line if the queue is closed.
+    fn push(&self, call: &WorkerCall, urgency: Urgency) -> bool {
         let mut line = serde_json::to_vec(call).expect("calls are plain data with text for keys");
         line.push(b'\n');
         let mut queue = self.lock();
@@ -713,22 +716,22 @@ impl Outbox {
         true
     }
 
-    /// The next line; waits for it. Nothing after the end.
+    /// Waits for the next line; `None` after the queue is closed and empty.
     fn take(&self) -> Option<Vec<u8>> {
-        let is_idle = |queue: &mut Queue| queue.lines.is_empty() && !queue.is_closed;
+        let is_idle = |queue: &mut OutboxLines| queue.lines.is_empty() && !queue.is_closed;
         let mut queue = self.changed.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
         let line = queue.lines.pop_front()?;
         queue.num_bytes -= line.len();
         Some(line)
     }
 
-    /// Nothing more is taken; what waits is still written.
+    /// Closes the queue; lines in it are still written.
     fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, OutboxLines> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,13 +1,15 @@
-//! The worker's side of the protocol, over any pair of streams: takes calls, drives the engine, writes the lines.
+//! The worker's end of the protocol, over any pair of streams: reads calls, drives the engine, writes
+//! replies.
 //!
-//! A thread reads, one writes, one takes calls up; those without an id have a thread that does them one after the other, and
-//! what may take long (text to encode, a grammar to compile, questions that wait for the engine's step) has threads beside it.
+//! Threads: one reads, one writes, and the caller's dispatches. Calls without an id have a thread that
+//! answers them in order. Slow work has threads beside it: encoding text, compiling grammars, and questions
+//! that wait for the engine's step.
 //!
-//! Invariants: every call gets exactly one last line, whatever becomes of it, unless the worker ends first; a line is written
-//! whole. The engine never waits for a reader: lines wait in memory, bounded by what the calls under way may say, and there are
-//! at most so many of those ([`OpenCalls`]) before no further line is read. Whoever asks without ids is answered before the end
-//! of the input counts. An end, of whatever kind, stops everything under way, waits a moment for it, and saves what sessions
-//! have computed.
+//! Invariants: every call gets exactly one last line unless the worker ends first, and lines are written
+//! whole. The engine never waits for a reader: lines wait in memory, which is bounded because at most
+//! [`OpenCalls`] calls are open before reading pauses. Calls without an id are answered before the end of the
+//! input takes effect. Every kind of shutdown cancels open calls, waits up to [`GRACE`] for them, and saves
+//! the KV of sessions.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
@@ -21,95 +23,98 @@ use std::thread;
 use std::time::Duration;
 
 use super::protocol::{
-    Answer, Call, Code, Detail, ErrorLine, Flush, Fork, Generate, Id, MAX_LINE_BYTES, ModelId, Named, OPS,
-    Op, Ready, Received, Refusal, Reply, Restore, Telling, VERSION, Yes, read_line, write_line,
+    Detail, ErrorCode, ErrorLine, EventEncoder, Flush, Fork, Generate, Id, MAX_LINE_BYTES, ModelId, Named,
+    OPS, Op, Ready, Received, Refusal, Reply, ReplyBody, Restore, VERSION, WorkerCall, Yes, read_line,
+    write_line,
 };
+use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::handle::EngineHandle;
 use crate::runtime::request::{Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
-/// Calls beyond those that the engine takes: questions, refusals, what a slow reader has not read yet.
+/// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
+/// read.
 const SPARE_CALLS: usize = 256;
 
 /// Threads that encode text and compile grammars.
 const PREPARERS: usize = 4;
 
-/// What a pipe holds on Linux: about as much is read and written at once.
+/// Capacity of a Linux pipe in bytes, the unit of reads and writes.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// How often it is looked whether the last call of an ended input is answered.
+/// Interval for polling whether the last call of an ended input is answered.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// How long the end waits for requests to end, and again for the reader to take the last lines.
+/// Longest wait of the shutdown for open calls, and again for the reader of the last lines.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long the end waits for KV to be saved.
+/// Longest wait of the shutdown for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a worker works with.
-pub struct Worker {
-    pub engine: EngineHandle,
+/// What a worker serves: the engine, its tokenizer and its identity.
+pub struct WorkerContext {
+    pub engine: EngineClient,
     pub tokenizer: Arc<Tokenizer>,
     pub model: ModelId,
 }
 
-/// How a worker came to its end.
+/// Result of a worker's run.
 #[derive(Debug)]
-pub struct Ended {
-    pub why: End,
-    /// False when the disk took too long over the KV of sessions.
+pub struct WorkerExit {
+    pub why: ShutdownCause,
+    /// False if saving the sessions' KV timed out.
     pub is_saved: bool,
-    /// What the user should know, one sentence each.
+    /// Notices for the user, one sentence each.
     pub notices: Vec<String>,
 }
 
 #[derive(Debug)]
-pub enum End {
+pub enum ShutdownCause {
     /// The input ended.
     Input,
-    /// Asked for by this call.
+    /// A shutdown call, with its id.
     Shutdown(Option<Id>),
-    /// Asked for from outside.
+    /// A [`Stopper`].
     Stopped,
-    /// Nobody reads the output any more.
+    /// The reader of the output has closed it.
     ReaderGone,
     OutputFailed(io::Error),
     EngineGone,
 }
 
-enum Notice {
+enum InputEvent {
     Line(Vec<u8>),
     TooLong,
-    End(End),
+    End(ShutdownCause),
 }
 
-/// The input, read from the first moment, so that its end is seen while the model is loaded.
-pub struct Reception {
-    notices: Receiver<Notice>,
-    sender: Sender<Notice>,
+/// Reader of the input. It starts before the model is loaded, so that an early end of the input is seen.
+pub struct CallInbox {
+    notices: Receiver<InputEvent>,
+    sender: Sender<InputEvent>,
     open_calls: Arc<OpenCalls>,
     is_serving: Arc<AtomicBool>,
 }
 
-/// Ends a worker from outside; clones end the same one.
+/// Shuts a worker down from outside. Clones refer to the same worker.
 #[derive(Clone)]
-pub struct Stopper(Sender<Notice>);
+pub struct Stopper(Sender<InputEvent>);
 
 impl Stopper {
     pub fn stop(&self) {
-        // Without a receiver it has ended already.
-        let _ = self.0.send(Notice::End(End::Stopped));
+        // Without a receiver the worker has ended already.
+        let _ = self.0.send(InputEvent::End(ShutdownCause::Stopped));
     }
 }
 
-impl Reception {
-    /// Begins to read. `ended_early` is called when the input ends before [`Reception::serve`], and has asked nothing.
+impl CallInbox {
+    /// Starts reading. `ended_early` is called if the input ends before [`CallInbox::serve`] and contains no
+    /// call.
     ///
     /// # Errors
-    /// The system's, when it has no thread to give.
+    /// [`io::Error`] if the system cannot start a thread.
     pub fn open(
         input: impl Read + Send + 'static,
         ended_early: impl FnOnce() + Send + 'static,
@@ -117,20 +122,20 @@ impl Reception {
         let (sender, notices) = mpsc::channel();
         let open_calls = Arc::new(OpenCalls::new());
         let is_serving = Arc::new(AtomicBool::new(false));
-        let reception = Self { notices, sender: sender.clone(), open_calls, is_serving };
-        let (open_calls, is_serving) = (reception.open_calls.clone(), reception.is_serving.clone());
+        let inbox = Self { notices, sender: sender.clone(), open_calls, is_serving };
+        let (open_calls, is_serving) = (inbox.open_calls.clone(), inbox.is_serving.clone());
         let body = move || {
             let num_calls = read_all(input, &sender, &open_calls);
             if num_calls == 0 && !is_serving.load(Ordering::SeqCst) {
                 ended_early();
             }
-            let _ = sender.send(Notice::End(End::Input)); // it may have ended for another reason
+            let _ = sender.send(InputEvent::End(ShutdownCause::Input)); // no receiver after another shutdown
         };
         thread::Builder::new().name("input".to_owned()).spawn(body)?;
-        Ok(reception)
+        Ok(inbox)
     }
 
-    /// From now on the end of the input does not end the process early: there is something to tell, and an exit code with it.
+    /// Disables `ended_early`, because the process has an error to report and an exit code to set.
     pub fn stay(&self) {
         self.is_serving.store(true, Ordering::SeqCst);
     }
@@ -139,16 +144,16 @@ impl Reception {
         Stopper(self.sender.clone())
     }
 
-    /// Says that it is ready, and answers calls until the end.
+    /// Sends the ready line and answers calls until the shutdown.
     ///
     /// # Errors
-    /// The system's, when it has no thread to give.
-    pub fn serve(self, worker: Worker, output: impl Write + Send + 'static) -> io::Result<Ended> {
+    /// [`io::Error`] if the system cannot start a thread.
+    pub fn serve(self, worker: WorkerContext, output: impl Write + Send + 'static) -> io::Result<WorkerExit> {
         self.is_serving.store(true, Ordering::SeqCst);
         let config = &worker.engine.spec().config;
         self.open_calls.set_most(config.max_running + config.max_waiting + SPARE_CALLS);
         let (lines, waiting_lines) = mpsc::channel();
-        let writer = Writer {
+        let writer = OutputWriter {
             output,
             open_calls: self.open_calls.clone(),
             notices: self.sender.clone(),
@@ -160,18 +165,18 @@ impl Reception {
             drop(is_open);
         };
         thread::Builder::new().name("output".to_owned()).spawn(body)?;
-        let _ = lines.send(Line::Said(Reply { id: None, answer: ready(&worker) }));
-        let desk = Arc::new(Desk::new(worker, lines, self.sender));
-        let lanes = Lanes::start(&desk)?;
-        let why = take_calls(&desk, &lanes, &self.notices);
-        Ok(desk.finish(why, &written))
+        let _ = lines.send(OutputLine::Said(Reply { id: None, answer: ready(&worker) }));
+        let dispatcher = Arc::new(Dispatcher::new(worker, lines, self.sender));
+        let pools = CallPools::start(&dispatcher)?;
+        let why = take_calls(&dispatcher, &pools, &self.notices);
+        Ok(dispatcher.finish(why, &written))
     }
 }
 
-fn ready(worker: &Worker) -> Answer {
+fn ready(worker: &WorkerContext) -> ReplyBody {
     let spec = worker.engine.spec().clone();
     let max_named_sessions = spec.config.max_sessions;
-    Answer::Ready(Box::new(Ready {
+    ReplyBody::Ready(Box::new(Ready {
         ready: Yes,
         protocol: VERSION,
         max_sessions: max_named_sessions.saturating_add(1),
@@ -182,17 +187,17 @@ fn ready(worker: &Worker) -> Answer {
     }))
 }
 
-/// The reading thread: to the end of the input. Returns how many calls there were.
-fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) -> usize {
+/// Body of the reading thread. Returns the number of calls read.
+fn read_all(input: impl Read, notices: &Sender<InputEvent>, open_calls: &OpenCalls) -> usize {
     let mut input = BufReader::with_capacity(PIPE_BYTES, input);
     let mut line = Vec::new();
     let mut num_calls = 0;
     loop {
         let notice = match read_line(&mut input, &mut line) {
             Ok(Received::Line) if line.iter().all(u8::is_ascii_whitespace) => continue,
-            Ok(Received::Line) => Notice::Line(std::mem::take(&mut line)),
-            Ok(Received::TooLong) => Notice::TooLong,
-            // Who wrote half a line is gone, and cannot be answered.
+            Ok(Received::Line) => InputEvent::Line(std::mem::take(&mut line)),
+            Ok(Received::TooLong) => InputEvent::TooLong,
+            // The writer of a torn line has ended, so nobody reads an answer.
             Ok(Received::Torn | Received::End) | Err(_) => return num_calls,
         };
         num_calls += 1;
@@ -203,98 +208,107 @@ fn read_all(input: impl Read, notices: &Sender<Notice>, open_calls: &OpenCalls) 
     }
 }
 
-/// Until something ends the worker.
-fn take_calls(desk: &Arc<Desk>, lanes: &Lanes, notices: &Receiver<Notice>) -> End {
+/// Dispatches calls until something shuts the worker down.
+fn take_calls(
+    dispatcher: &Arc<Dispatcher>,
+    pools: &CallPools,
+    notices: &Receiver<InputEvent>,
+) -> ShutdownCause {
     loop {
         match notices.recv() {
-            Ok(Notice::Line(line)) => take_up(desk, lanes, Call::parse(&line)),
-            Ok(Notice::TooLong) => {
+            Ok(InputEvent::Line(line)) => dispatch(dispatcher, pools, WorkerCall::parse(&line)),
+            Ok(InputEvent::TooLong) => {
                 let message = format!("a line of more than {MAX_LINE_BYTES} bytes");
-                take_up(desk, lanes, Err(Refusal { id: None, code: Code::InvalidRequest, message }));
+                dispatch(
+                    dispatcher,
+                    pools,
+                    Err(Refusal { id: None, code: ErrorCode::InvalidRequest, message }),
+                );
             }
-            Ok(Notice::End(End::Input)) => return answer_the_rest(lanes, notices),
-            Ok(Notice::End(why)) => return why,
-            Err(_) => return End::Stopped, // not while the desk lives, which can send
+            Ok(InputEvent::End(ShutdownCause::Input)) => return answer_the_rest(pools, notices),
+            Ok(InputEvent::End(why)) => return why,
+            Err(_) => return ShutdownCause::Stopped, // unreachable while the dispatcher, which holds a sender, lives
         }
     }
 }
 
-/// The input has ended: what came one after the other is still answered, as whoever pipes a file into the worker expects. A
-/// parent that has died takes the other end of the output with it, which ends the wait.
-fn answer_the_rest(lanes: &Lanes, notices: &Receiver<Notice>) -> End {
-    while lanes.num_in_line.load(Ordering::SeqCst) > 0 {
+/// Answers the calls without an id that were read before the input ended, as users expect who pipe a file
+/// into the worker. A dead parent closes the output too, which ends the wait.
+fn answer_the_rest(pools: &CallPools, notices: &Receiver<InputEvent>) -> ShutdownCause {
+    while pools.num_in_line.load(Ordering::SeqCst) > 0 {
         match notices.recv_timeout(LOOK_EVERY) {
-            Ok(Notice::End(why)) => return why,
-            Err(RecvTimeoutError::Disconnected) => return End::Stopped,
-            Ok(Notice::Line(_) | Notice::TooLong) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(InputEvent::End(why)) => return why,
+            Err(RecvTimeoutError::Disconnected) => return ShutdownCause::Stopped,
+            Ok(InputEvent::Line(_) | InputEvent::TooLong) | Err(RecvTimeoutError::Timeout) => {}
         }
     }
-    End::Input
+    ShutdownCause::Input
 }
 
-/// Sends a call where it is answered; what is quick and what must not wait is answered here.
-fn take_up(desk: &Arc<Desk>, lanes: &Lanes, call: Result<Call, Refusal>) {
+/// Routes a call to a thread. Answers cancellations and refusals here, because they must not wait.
+fn dispatch(dispatcher: &Arc<Dispatcher>, pools: &CallPools, call: Result<WorkerCall, Refusal>) {
     let (id, op) = match call {
-        Ok(Call { id: Some(id), .. }) if desk.has(&id) => {
+        Ok(WorkerCall { id: Some(id), .. }) if dispatcher.has(&id) => {
             let message = "a call of this id is under way".to_owned();
-            let refusal = Refusal { id: Some(id), code: Code::DuplicateId, message };
-            return desk.send(Line::Last(refusal.into()));
+            let refusal = Refusal { id: Some(id), code: ErrorCode::DuplicateId, message };
+            return dispatcher.send(OutputLine::Last(refusal.into()));
         }
-        Ok(Call { id, op: Op::Cancel(cancel) }) => {
-            let cancelled = desk.cancel(cancel.request.as_ref());
-            return desk.send(Line::Last(Reply { id, answer: Answer::Cancelled { cancelled } }));
+        Ok(WorkerCall { id, op: Op::Cancel(cancel) }) => {
+            let cancelled = dispatcher.cancel(cancel.request.as_ref());
+            return dispatcher
+                .send(OutputLine::Last(Reply { id, answer: ReplyBody::Cancelled { cancelled } }));
         }
-        Ok(Call { id: None, op }) => return lanes.one_by_one(Ok(op)),
-        Ok(Call { id: Some(id), op }) => (id, op),
-        Err(refusal) if refusal.id.is_none() => return lanes.one_by_one(Err(refusal)),
-        Err(refusal) => return desk.send(Line::Last(refusal.into())),
+        Ok(WorkerCall { id: None, op }) => return pools.one_by_one(Ok(op)),
+        Ok(WorkerCall { id: Some(id), op }) => (id, op),
+        Err(refusal) if refusal.id.is_none() => return pools.one_by_one(Err(refusal)),
+        Err(refusal) => return dispatcher.send(OutputLine::Last(refusal.into())),
     };
-    let (ticket, stop) = Ticket::new(desk, Some(id), matches!(op, Op::Generate(_)));
+    let (guard, stop) = CallGuard::new(dispatcher, Some(id), matches!(op, Op::Generate(_)));
     match op {
-        Op::Generate(generate) if generate.is_work() => lanes.prepare(Job { ticket, generate, stop }),
-        Op::Generate(generate) => desk.generate(Job { ticket, generate, stop }),
-        op => lanes.ask(ticket, op),
+        Op::Generate(generate) if generate.is_work() => pools.prepare(GenerateJob { guard, generate, stop }),
+        Op::Generate(generate) => dispatcher.generate(GenerateJob { guard, generate, stop }),
+        op => pools.ask(guard, op),
     }
 }
 
-/// A generation to begin.
-struct Job {
-    ticket: Ticket,
+/// A generation to prepare and submit.
+struct GenerateJob {
+    guard: CallGuard,
     generate: Box<Generate>,
     stop: StopHandle,
 }
 
-/// The threads that calls go to.
-struct Lanes {
+/// The threads that answer calls.
+struct CallPools {
     one_by_one: Sender<Result<Op, Refusal>>,
     /// Calls without an id that are not answered yet.
     num_in_line: Arc<AtomicUsize>,
-    preparers: Sender<Job>,
-    questions: Sender<(Ticket, Op)>,
+    preparers: Sender<GenerateJob>,
+    questions: Sender<(CallGuard, Op)>,
 }
 
-impl Lanes {
-    fn start(desk: &Arc<Desk>) -> io::Result<Self> {
+impl CallPools {
+    fn start(dispatcher: &Arc<Dispatcher>) -> io::Result<Self> {
         let (one_by_one, calls) = mpsc::channel();
-        let (questions, asked) = mpsc::channel::<(Ticket, Op)>();
-        let (preparers, jobs) = mpsc::channel::<Job>();
+        let (questions, asked) = mpsc::channel::<(CallGuard, Op)>();
+        let (preparers, jobs) = mpsc::channel::<GenerateJob>();
         let jobs = Arc::new(Mutex::new(jobs));
         let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
         };
-        let its = Arc::clone(desk);
+        let own = Arc::clone(dispatcher);
         let num_in_line = Arc::<AtomicUsize>::default();
         let its_line = Arc::clone(&num_in_line);
-        start("calls", Box::new(move || its.answer_one_by_one(&calls, &its_line)))?;
-        let its = Arc::clone(desk);
-        let answer = move |(ticket, op)| its.answer(ticket, op);
+        start("calls", Box::new(move || own.answer_one_by_one(&calls, &its_line)))?;
+        let own = Arc::clone(dispatcher);
+        let answer = move |(guard, op)| own.answer(guard, op);
         start("questions", Box::new(move || asked.into_iter().for_each(answer)))?;
         for _ in 0..PREPARERS {
-            let (its, jobs) = (Arc::clone(desk), Arc::clone(&jobs));
+            let (own, jobs) = (Arc::clone(dispatcher), Arc::clone(&jobs));
             let next = move || lock(&jobs).recv();
             let body = move || {
                 while let Ok(job) = next() {
-                    its.generate(job);
+                    own.generate(job);
                 }
             };
             start("prepare", Box::new(body))?;
@@ -302,62 +316,63 @@ impl Lanes {
         Ok(Self { one_by_one, num_in_line, preparers, questions })
     }
 
-    // The threads live as long as their senders, so a call is lost only when one of them has panicked; dropping it answers it.
+    // The threads live as long as their senders, so sending fails only after a panic; dropping the guard then
+    // answers the call.
 
     fn one_by_one(&self, call: Result<Op, Refusal>) {
         self.num_in_line.fetch_add(1, Ordering::SeqCst);
         let _ = self.one_by_one.send(call);
     }
 
-    fn prepare(&self, job: Job) {
+    fn prepare(&self, job: GenerateJob) {
         let _ = self.preparers.send(job);
     }
 
-    fn ask(&self, ticket: Ticket, op: Op) {
-        let _ = self.questions.send((ticket, op));
+    fn ask(&self, guard: CallGuard, op: Op) {
+        let _ = self.questions.send((guard, op));
     }
 }
 
-/// What all threads share.
-struct Desk {
-    engine: EngineHandle,
+/// State that all threads share.
+struct Dispatcher {
+    engine: EngineClient,
     tokenizer: Arc<Tokenizer>,
     compiler: GrammarCompiler,
-    lines: Sender<Line>,
-    notices: Sender<Notice>,
-    under_way: Mutex<UnderWay>,
-    all_over: Condvar,
+    lines: Sender<OutputLine>,
+    notices: Sender<InputEvent>,
+    active: Mutex<ActiveCalls>,
+    none_active: Condvar,
 }
 
 #[derive(Default)]
-struct UnderWay {
-    /// By id; of those without one, there is one at a time. Generations can be stopped.
+struct ActiveCalls {
+    /// Open calls by id; at most one has none. Generations have a handle to stop them.
     calls: HashMap<Option<Id>, Option<StopHandle>>,
     is_ending: bool,
 }
 
-impl Desk {
-    fn new(worker: Worker, lines: Sender<Line>, notices: Sender<Notice>) -> Self {
-        let Worker { engine, tokenizer, .. } = worker;
+impl Dispatcher {
+    fn new(worker: WorkerContext, lines: Sender<OutputLine>, notices: Sender<InputEvent>) -> Self {
+        let WorkerContext { engine, tokenizer, .. } = worker;
         let compiler = engine.spec().grammar_compiler(Arc::clone(&tokenizer));
-        let (under_way, all_over) = Default::default();
-        Self { engine, tokenizer, compiler, lines, notices, under_way, all_over }
+        let (active, none_active) = Default::default();
+        Self { engine, tokenizer, compiler, lines, notices, active, none_active }
     }
 
-    fn send(&self, line: Line) {
-        let _ = self.lines.send(line); // the writer goes only after the end
+    fn send(&self, line: OutputLine) {
+        let _ = self.lines.send(line); // the writer ends only after `OutputLine::End`
     }
 
-    /// Whether a call of this id is under way.
+    /// Returns whether a call with this id is open.
     fn has(&self, id: &Id) -> bool {
-        lock(&self.under_way).calls.contains_key(&Some(id.clone()))
+        lock(&self.active).calls.contains_key(&Some(id.clone()))
     }
 
-    /// Tells the generation of this id, or all, to stop; returns how many were told.
+    /// Stops the generation with this id, or all of them. Returns how many were stopped.
     fn cancel(&self, request: Option<&Id>) -> usize {
         let stops: Vec<StopHandle> = {
-            let under_way = lock(&self.under_way);
-            let named = under_way
+            let active = lock(&self.active);
+            let named = active
                 .calls
                 .iter()
                 .filter(|(id, _)| request.is_none_or(|request| id.as_ref() == Some(request)));
@@ -367,55 +382,56 @@ impl Desk {
         stops.len()
     }
 
-    /// The thread of calls without an id.
+    /// Body of the thread for calls without an id.
     fn answer_one_by_one(self: &Arc<Self>, calls: &Receiver<Result<Op, Refusal>>, num_in_line: &AtomicUsize) {
         for call in calls {
             match call {
                 Ok(op) => self.answer_alone(op),
-                Err(refusal) => self.send(Line::Last(refusal.into())),
+                Err(refusal) => self.send(OutputLine::Last(refusal.into())),
             }
             num_in_line.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Returns when it is answered.
+    /// Answers a call and returns when its last line is queued.
     fn answer_alone(self: &Arc<Self>, op: Op) {
         let (over, wait) = mpsc::channel();
-        let (mut ticket, stop) = Ticket::new(self, None, matches!(op, Op::Generate(_)));
-        ticket.over = Some(over);
+        let (mut guard, stop) = CallGuard::new(self, None, matches!(op, Op::Generate(_)));
+        guard.over = Some(over);
         match op {
-            Op::Generate(generate) => self.generate(Job { ticket, generate, stop }),
-            op => self.answer(ticket, op),
+            Op::Generate(generate) => self.generate(GenerateJob { guard, generate, stop }),
+            op => self.answer(guard, op),
         }
-        let _ = wait.recv(); // fails when the ticket goes
+        let _ = wait.recv(); // fails when the guard is dropped
     }
 
-    /// Prepares and submits; what follows comes from the engine's thread.
-    fn generate(&self, job: Job) {
-        let Job { mut ticket, generate, stop } = job;
-        ticket.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
-        let detail = Detail::of(ticket.id.is_some(), generate.events);
+    /// Prepares and submits a generation. Its events arrive on the engine's thread.
+    fn generate(&self, job: GenerateJob) {
+        let GenerateJob { mut guard, generate, stop } = job;
+        guard.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
+        let detail = Detail::of(guard.id.is_some(), generate.events);
         let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate))) {
             Ok(Ok(request)) => request,
-            Ok(Err(error)) => return ticket.fail(&error),
-            Err(_) => return ticket.fail(&Error::Backend("preparing the request panicked".to_owned())),
+            Ok(Err(error)) => return guard.fail(&error),
+            Err(_) => return guard.fail(&Error::Backend("preparing the request panicked".to_owned())),
         };
-        if lock(&self.under_way).is_ending {
-            return ticket.refuse_at_end();
+        if lock(&self.active).is_ending {
+            return guard.refuse_at_end();
         }
-        let mut telling = Telling::new(detail);
-        let mut ticket = Some(ticket);
+        let mut encoder = EventEncoder::new(detail);
+        let mut guard = Some(guard);
         let sink = move |event: Event| {
             let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
-            let answer = telling.tell(event);
-            match (ticket.take_if(|_| is_last), &ticket, answer) {
-                (Some(ticket), _, Some(answer)) => ticket.end(answer),
-                (None, Some(ticket), Some(answer)) => ticket.say(answer),
+            let answer = encoder.encode(event);
+            match (guard.take_if(|_| is_last), &guard, answer) {
+                (Some(guard), _, Some(answer)) => guard.end(answer),
+                (None, Some(guard), Some(answer)) => guard.send_line(answer),
                 _ => {}
             }
             ControlFlow::Continue(())
         };
-        // It has been validated, so what fails is the engine, and then the ticket in the dropped sink says so.
+        // The request is valid, so an error means that the engine is gone; the guard in the dropped sink
+        // reports that.
         if let Ok(engine_stop) = self.engine.submit_to(request, Box::new(sink)) {
             stop.on_stop(move || engine_stop.stop());
         }
@@ -434,95 +450,97 @@ impl Desk {
         Ok(request)
     }
 
-    /// Everything but generations.
-    fn answer(&self, mut ticket: Ticket, op: Op) {
-        ticket.session = op.session().map(str::to_owned);
+    /// Answers all calls but generations.
+    fn answer(&self, mut guard: CallGuard, op: Op) {
+        guard.session = op.session().map(str::to_owned);
         if let Op::Shutdown(_) = op {
-            let why = End::Shutdown(ticket.id.clone());
-            ticket.leave();
-            let _ = self.notices.send(Notice::End(why)); // without a receiver it is ending already
+            let why = ShutdownCause::Shutdown(guard.id.clone());
+            guard.leave();
+            let _ = self.notices.send(InputEvent::End(why)); // without a receiver the worker is ending already
             return;
         }
-        match self.ask(op, ticket.id.is_some()) {
-            Ok(answer) => ticket.end(answer),
-            Err(error) => ticket.fail(&error),
+        match self.ask(op, guard.id.is_some()) {
+            Ok(answer) => guard.end(answer),
+            Err(error) => guard.fail(&error),
         }
     }
 
-    fn ask(&self, op: Op, tells_more: bool) -> Result<Answer> {
+    fn ask(&self, op: Op, tells_more: bool) -> Result<ReplyBody> {
         let engine = &self.engine;
         let told = |existed: bool| tells_more.then_some(existed);
         Ok(match op {
             Op::Open(Named { session_id }) => {
-                // A new session that stands for nothing; of a name that is no name, the protocol knows nothing.
+                // Open a session by restoring it with no tokens. The engine's error for a name in use means
+                // that it existed.
                 let existed = match engine.restore_session(&session_id, Vec::new()) {
                     Err(Error::InvalidParameter { .. }) => true,
                     other => other.map(|()| false)?,
                 };
-                Answer::Opened { opened: Yes, session_id, existed: told(existed) }
+                ReplyBody::Opened { opened: Yes, session_id, existed: told(existed) }
             }
             Op::Close(Named { session_id }) => {
                 let existed = existed(engine.close_session(&session_id))?;
-                Answer::Closed { closed: Yes, session_id, existed: told(existed) }
+                ReplyBody::Closed { closed: Yes, session_id, existed: told(existed) }
             }
             Op::Reset(Named { session_id }) => {
                 let existed = existed(engine.reset_session(&session_id))?;
-                Answer::Reset { reset: Yes, session_id, existed: told(existed) }
+                ReplyBody::Reset { reset: Yes, session_id, existed: told(existed) }
             }
             Op::Fork(Fork { session_id, to }) => {
                 engine.fork_session(&session_id, &to)?;
-                Answer::Forked { forked: Yes, session_id, to }
+                ReplyBody::Forked { forked: Yes, session_id, to }
             }
             Op::Restore(Restore { session_id, tokens }) => {
                 engine.restore_session(&session_id, tokens)?;
-                Answer::Restored { restored: Yes, session_id }
+                ReplyBody::Restored { restored: Yes, session_id }
             }
             Op::Inspect(Named { session_id }) => {
-                Answer::Session { session: engine.inspect_session(&session_id)? }
+                ReplyBody::Session { session: engine.inspect_session(&session_id)? }
             }
-            Op::Sessions(_) => Answer::Sessions { sessions: engine.list_sessions()? },
-            Op::Ping(_) => Answer::Pong { pong: Yes, load: engine.load()? },
-            Op::Notices(_) => Answer::Notices { notices: engine.take_notices()? },
+            Op::Sessions(_) => ReplyBody::Sessions { sessions: engine.list_sessions()? },
+            Op::Ping(_) => ReplyBody::Pong { pong: Yes, load: engine.load()? },
+            Op::Notices(_) => ReplyBody::Notices { notices: engine.take_notices()? },
             Op::Flush(Flush { timeout_ms }) => {
-                Answer::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
+                ReplyBody::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
             }
             Op::Generate(_) | Op::Cancel(_) | Op::Shutdown(_) => {
-                return Err(Error::InvalidState("no question to the engine")); // they are taken before
+                return Err(Error::InvalidState("no question to the engine")); // handled before
             }
         })
     }
 
-    /// Stops what is under way, saves, and sees the last lines off.
-    fn finish(&self, why: End, written: &Receiver<()>) -> Ended {
-        lock(&self.under_way).is_ending = true;
+    /// Stops open calls, saves, and waits for the last lines to be written.
+    fn finish(&self, why: ShutdownCause, written: &Receiver<()>) -> WorkerExit {
+        lock(&self.active).is_ending = true;
         self.cancel(None);
-        let still_under_way = |under_way: &mut UnderWay| !under_way.calls.is_empty();
-        let waited = self.all_over.wait_timeout_while(lock(&self.under_way), GRACE, still_under_way);
+        let still_under_way = |active: &mut ActiveCalls| !active.calls.is_empty();
+        let waited = self.none_active.wait_timeout_while(lock(&self.active), GRACE, still_under_way);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         let (is_saved, notices) = self.save().unwrap_or_default();
-        if let End::Shutdown(id) = &why {
-            self.send(Line::Last(Reply { id: id.clone(), answer: Answer::Bye { bye: Yes } }));
+        if let ShutdownCause::Shutdown(id) = &why {
+            self.send(OutputLine::Last(Reply { id: id.clone(), answer: ReplyBody::Bye { bye: Yes } }));
         }
-        self.send(Line::End);
-        // A reader that does not read keeps no worker alive.
+        self.send(OutputLine::End);
+        // Bounded, so that a stalled reader does not keep the worker alive.
         let _ = written.recv_timeout(GRACE);
-        Ended { why, is_saved, notices }
+        WorkerExit { why, is_saved, notices }
     }
 
-    /// Whether all is saved, and notices; nothing when the engine does not come to it: a step that hangs keeps no worker alive.
+    /// Saves KV. Returns whether all is saved, and notices; `None` if the engine does not answer in time, so
+    /// that a hanging step does not keep the worker alive.
     fn save(&self) -> Option<(bool, Vec<String>)> {
         let (sender, saved) = mpsc::channel();
         let engine = self.engine.clone();
         let save = move || {
             let is_saved = engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
-            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // nobody may be waiting any more
+            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // the receiver may have timed out
         };
         thread::Builder::new().name("save".to_owned()).spawn(save).ok()?;
         saved.recv_timeout(FLUSH_TIMEOUT + GRACE).ok()
     }
 }
 
-/// Whether there was such a session.
+/// Maps `SessionNotFound` to `false`.
 fn existed(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(true),
@@ -531,100 +549,100 @@ fn existed(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// A call under way. Its last line takes it off the desk; one that is lost says that the engine is.
-struct Ticket {
+/// An open call. Sending its last line closes it. A guard that is dropped reports [`Error::EngineGone`].
+struct CallGuard {
     id: Option<Id>,
-    /// Named in errors.
+    /// Session named in error lines.
     session: Option<String>,
-    desk: Arc<Desk>,
+    dispatcher: Arc<Dispatcher>,
     is_over: bool,
-    /// Goes when it is over.
+    /// Closed when the call is.
     over: Option<Sender<()>>,
 }
 
-impl Ticket {
-    /// With what stops it. No other call of this id is under way.
-    fn new(desk: &Arc<Desk>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
+impl CallGuard {
+    /// Opens a call and returns its stop handle. No other open call may have this id.
+    fn new(dispatcher: &Arc<Dispatcher>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
         let stop = StopHandle::default();
-        lock(&desk.under_way).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
-        (Self { id, session: None, desk: Arc::clone(desk), is_over: false, over: None }, stop)
+        lock(&dispatcher.active).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
+        (Self { id, session: None, dispatcher: Arc::clone(dispatcher), is_over: false, over: None }, stop)
     }
 
-    fn say(&self, answer: Answer) {
-        self.desk.send(Line::Said(Reply { id: self.id.clone(), answer }));
+    fn send_line(&self, answer: ReplyBody) {
+        self.dispatcher.send(OutputLine::Said(Reply { id: self.id.clone(), answer }));
     }
 
-    fn end(mut self, answer: Answer) {
+    fn end(mut self, answer: ReplyBody) {
         self.conclude(answer);
     }
 
     fn fail(self, error: &Error) {
         let line = ErrorLine::new(error, self.id.is_some());
-        self.end(Answer::Error(line));
+        self.end(ReplyBody::Error(line));
     }
 
     fn refuse_at_end(self) {
         let error = "the worker is ending".to_owned();
-        let code = Some(Code::Ending);
-        self.end(Answer::Error(ErrorLine { error, code, detail: None, session_id: None }));
+        let code = Some(ErrorCode::Ending);
+        self.end(ReplyBody::Error(ErrorLine { error, code, detail: None, session_id: None }));
     }
 
-    /// Over without a line of its own.
+    /// Closes the call without a line.
     fn leave(mut self) {
-        self.take_off();
+        self.unregister();
     }
 
-    fn conclude(&mut self, mut answer: Answer) {
+    fn conclude(&mut self, mut answer: ReplyBody) {
         let mut is_engine_gone = false;
-        if let Answer::Error(line) = &mut answer {
+        if let ReplyBody::Error(line) = &mut answer {
             line.session_id = self.session.take();
-            is_engine_gone = line.code == Some(Code::EngineGone);
+            is_engine_gone = line.code == Some(ErrorCode::EngineGone);
         }
-        self.take_off(); // before its client can hear of it and use the id again
-        self.desk.send(Line::Last(Reply { id: self.id.clone(), answer }));
+        self.unregister(); // before its client can read the line and reuse the id
+        self.dispatcher.send(OutputLine::Last(Reply { id: self.id.clone(), answer }));
         if is_engine_gone {
-            let _ = self.desk.notices.send(Notice::End(End::EngineGone)); // it may be ending already
+            let _ = self.dispatcher.notices.send(InputEvent::End(ShutdownCause::EngineGone)); // the worker may be ending already
         }
     }
 
-    fn take_off(&mut self) {
+    fn unregister(&mut self) {
         self.is_over = true;
-        let mut under_way = lock(&self.desk.under_way);
-        under_way.calls.remove(&self.id);
-        if under_way.calls.is_empty() {
-            self.desk.all_over.notify_all();
+        let mut active = lock(&self.dispatcher.active);
+        active.calls.remove(&self.id);
+        if active.calls.is_empty() {
+            self.dispatcher.none_active.notify_all();
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         if !self.is_over {
             let line = ErrorLine::new(&Error::EngineGone, self.id.is_some());
-            self.conclude(Answer::Error(line));
+            self.conclude(ReplyBody::Error(line));
         }
     }
 }
 
-/// Something for the writing thread.
-enum Line {
+/// Message to the writing thread.
+enum OutputLine {
     Said(Reply),
-    /// Nothing follows it from the same call.
+    /// The last line of its call.
     Last(Reply),
-    /// Nothing follows it at all.
+    /// The last message.
     End,
 }
 
-/// The writing thread's own.
-struct Writer<W> {
+/// State of the writing thread.
+struct OutputWriter<W> {
     output: W,
     open_calls: Arc<OpenCalls>,
-    notices: Sender<Notice>,
+    notices: Sender<InputEvent>,
     is_broken: bool,
 }
 
-impl<W: Write> Writer<W> {
-    fn run(mut self, lines: &Receiver<Line>) {
+impl<W: Write> OutputWriter<W> {
+    fn run(mut self, lines: &Receiver<OutputLine>) {
         let mut bytes = Vec::new();
         let mut is_over = false;
         while !is_over && let Ok(first) = lines.recv() {
@@ -632,12 +650,12 @@ impl<W: Write> Writer<W> {
             let mut num_answered = 0;
             for line in iter::once(first).chain(lines.try_iter()) {
                 match line {
-                    Line::Said(reply) => self.append(&mut bytes, &reply),
-                    Line::Last(reply) => {
+                    OutputLine::Said(reply) => self.append(&mut bytes, &reply),
+                    OutputLine::Last(reply) => {
                         self.append(&mut bytes, &reply);
                         num_answered += 1;
                     }
-                    Line::End => is_over = true,
+                    OutputLine::End => is_over = true,
                 }
                 if is_over || bytes.len() >= PIPE_BYTES {
                     break;
@@ -654,7 +672,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Once it has failed, lines go nowhere, so that nobody waits for them until the worker ends.
+    /// Writes bytes. After an error, later bytes are discarded so that no call waits for them.
     fn write(&mut self, bytes: &[u8]) {
         if self.is_broken {
             return;
@@ -667,14 +685,15 @@ impl<W: Write> Writer<W> {
     fn fail(&mut self, error: io::Error) {
         self.is_broken = true;
         let why = match error.kind() {
-            io::ErrorKind::BrokenPipe => End::ReaderGone,
-            _ => End::OutputFailed(error),
+            io::ErrorKind::BrokenPipe => ShutdownCause::ReaderGone,
+            _ => ShutdownCause::OutputFailed(error),
         };
-        let _ = self.notices.send(Notice::End(why)); // it may be ending already
+        let _ = self.notices.send(InputEvent::End(why)); // the worker may be ending already
     }
 }
 
-/// How many calls are read and not yet answered to the last byte; the reading thread waits at the limit.
+/// Count of calls that are read and whose answers are not fully written. The reading thread waits at the
+/// limit.
 struct OpenCalls {
     count: Mutex<Count>,
     fewer: Condvar,
@@ -708,7 +727,7 @@ impl OpenCalls {
     }
 }
 
-/// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
+/// Locks `mutex`. A poisoned lock is usable, because every statement leaves the data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

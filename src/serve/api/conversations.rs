@@ -16,10 +16,10 @@ use axum::http::StatusCode;
 
 use super::line::Turn;
 use super::transient::Held;
-use crate::runtime::session::conversation::{Dialogue, num_repeated};
 use crate::runtime::session::store::{
-    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, Summary, now_ms,
+    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
+use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::runtime::{Difference, Error, Result, Reuse, Started};
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
@@ -152,16 +152,16 @@ impl Conversations {
     }
 
     fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
-        let dialogue = match &self.shared.place {
+        let session_chat = match &self.shared.place {
             Place::Disk(store) => {
                 let owner = key.owner.stored();
                 let writer = of_owner(store, &key.owner).open_or_create_for(&key.name, model, owner)?;
-                Dialogue::resume(writer, model.clone())
+                SessionChat::resume(writer, model.clone())
             }
             Place::Memory(memory) => memory.begin(key, model)?,
         };
-        let is_new = dialogue.saved().turns.is_empty();
-        Ok(self.opened(key, dialogue, is_new))
+        let is_new = session_chat.saved().turns.is_empty();
+        Ok(self.opened(key, session_chat, is_new))
     }
 
     /// Opens a conversation that there is.
@@ -169,19 +169,19 @@ impl Conversations {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn open_known(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
-        let dialogue = match &self.shared.place {
+        let session_chat = match &self.shared.place {
             Place::Disk(store) => {
-                Dialogue::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
+                SessionChat::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
             }
             Place::Memory(memory) => memory.open(key)?,
         };
-        Ok(self.opened(key, dialogue, false))
+        Ok(self.opened(key, session_chat, false))
     }
 
-    fn opened(&self, key: &SessionKey, dialogue: Dialogue, is_new: bool) -> Opened {
+    fn opened(&self, key: &SessionKey, session_chat: SessionChat, is_new: bool) -> Opened {
         let home = Home::Stored { conversations: self.clone(), key: key.clone(), branch: None };
-        let num_turns = dialogue.saved().turns.len();
-        Opened { home, is_new, num_turns, parts_from: None, dialogue: Some(dialogue), turn: None }
+        let num_turns = session_chat.saved().turns.len();
+        Opened { home, is_new, num_turns, parts_from: None, session_chat: Some(session_chat), turn: None }
     }
 
     /// The longest branch of which the messages repeat all turns.
@@ -225,16 +225,16 @@ impl Conversations {
         let repeated = branches.iter().map(|(key, saved)| (num_repeated(saved, messages), key));
         let best = repeated.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > own);
         let (turns, base) = best.map_or((own, of), |(turns, key)| (turns, key));
-        let (key, dialogue) = match &self.shared.place {
+        let (key, session_chat) = match &self.shared.place {
             Place::Disk(store) => {
                 let store = of_owner(store, &of.owner);
                 let writer = store.branch(&base.name, Some(turns), BranchReason::Request)?;
-                (of.sibling(writer.name().clone()), Dialogue::resume(writer, model.clone()))
+                (of.sibling(writer.name().clone()), SessionChat::resume(writer, model.clone()))
             }
             Place::Memory(memory) => memory.branch(base, Some(turns), BranchReason::Request, model)?,
         };
         locked(&self.shared.last_branches).insert(of.clone(), key.clone());
-        let mut branch = self.opened(&key, dialogue, true).branched(&of.name, true);
+        let mut branch = self.opened(&key, session_chat, true).branched(&of.name, true);
         branch.parts_from = Some(base.engine_name());
         Ok(branch)
     }
@@ -283,17 +283,17 @@ impl Conversations {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::Store`].
-    pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, Summary)> {
+    pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, SessionSummary)> {
         match &self.shared.place {
             Place::Disk(store) => {
                 let store = of_owner(store, &key.owner);
                 let saved = store.read(&key.name)?;
-                let summary = Summary::of(&saved, store.num_bytes(&key.name)?);
+                let summary = SessionSummary::of(&saved, store.num_bytes(&key.name)?);
                 Ok((saved, summary))
             }
             Place::Memory(memory) => {
                 let saved = memory.read(key)?;
-                let summary = Summary::of(&saved, 0);
+                let summary = SessionSummary::of(&saved, 0);
                 Ok((saved, summary))
             }
         }
@@ -382,7 +382,7 @@ pub struct Opened {
     /// The engine's session that it parts from, where it began with this opening.
     parts_from: Option<String>,
     /// Always there until it is dropped.
-    dialogue: Option<Dialogue>,
+    session_chat: Option<SessionChat>,
     /// Given up last.
     turn: Option<Arc<Turn>>,
 }
@@ -419,11 +419,11 @@ pub struct Placed {
 
 impl Opened {
     /// A strand of a transient session.
-    pub fn transient(held: Held, dialogue: Dialogue) -> Self {
-        let num_turns = dialogue.saved().turns.len();
+    pub fn transient(held: Held, session_chat: SessionChat) -> Self {
+        let num_turns = session_chat.saved().turns.len();
         let parts_from = held.parts_from().map(str::to_owned);
         let home = Home::Transient(held);
-        Self { home, is_new: false, num_turns, parts_from, dialogue: Some(dialogue), turn: None }
+        Self { home, is_new: false, num_turns, parts_from, session_chat: Some(session_chat), turn: None }
     }
 
     /// Keeps the session's turn until this is closed.
@@ -478,33 +478,33 @@ impl Opened {
 }
 
 impl Deref for Opened {
-    type Target = Dialogue;
+    type Target = SessionChat;
 
-    fn deref(&self) -> &Dialogue {
-        self.dialogue.as_ref().expect("taken by drop only")
+    fn deref(&self) -> &SessionChat {
+        self.session_chat.as_ref().expect("taken by drop only")
     }
 }
 
 impl DerefMut for Opened {
-    fn deref_mut(&mut self) -> &mut Dialogue {
-        self.dialogue.as_mut().expect("taken by drop only")
+    fn deref_mut(&mut self) -> &mut SessionChat {
+        self.session_chat.as_mut().expect("taken by drop only")
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let is_forgotten = self.dialogue.is_some() && self.is_forgotten();
-        let Some(dialogue) = self.dialogue.take() else { return };
+        let is_forgotten = self.session_chat.is_some() && self.is_forgotten();
+        let Some(session_chat) = self.session_chat.take() else { return };
         let (conversations, key) = match &self.home {
-            Home::Transient(held) => return held.give_back((!is_forgotten).then_some(dialogue)),
+            Home::Transient(held) => return held.give_back((!is_forgotten).then_some(session_chat)),
             Home::Stored { conversations, key, .. } => (conversations, key),
         };
         match &conversations.shared.place {
             // What is left of one that cannot be removed is listed, and harms nobody.
-            Place::Disk(_) if is_forgotten => drop(dialogue.remove()),
-            Place::Disk(_) => drop(dialogue),
+            Place::Disk(_) if is_forgotten => drop(session_chat.remove()),
+            Place::Disk(_) => drop(session_chat),
             Place::Memory(memory) if is_forgotten => memory.forget(key),
-            Place::Memory(memory) => memory.close(key, dialogue),
+            Place::Memory(memory) => memory.close(key, session_chat),
         }
     }
 }

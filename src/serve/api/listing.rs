@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::blocking;
 use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
-use super::sessions::known;
+use super::drive::retriable;
 use super::transient::{StrandInfo, Transient};
-use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, Summary};
-use crate::runtime::{EngineHandle, Error, SessionInfo, SessionState};
+use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
+use crate::runtime::{EngineClient, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
@@ -135,7 +135,7 @@ fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
     Ok(known)
 }
 
-fn is_with(app: &App, name: &str, engine: &EngineHandle) -> bool {
+fn is_with(app: &App, name: &str, engine: &EngineClient) -> bool {
     app.engines().of(name).is_ok_and(|own| own.is_same(engine))
 }
 
@@ -240,7 +240,7 @@ fn branch_json(listed: &Listed) -> Value {
 /// What sessions are shown with.
 struct Looking<'a> {
     app: &'a App,
-    engine: &'a EngineHandle,
+    engine: &'a EngineClient,
     in_engines: &'a HashMap<String, SessionInfo>,
 }
 
@@ -266,7 +266,7 @@ impl Looking<'_> {
         }
     }
 
-    fn stored(&self, key: &SessionKey, summary: &Summary) -> Value {
+    fn stored(&self, key: &SessionKey, summary: &SessionSummary) -> Value {
         let mut session = json!({
             "id": key.name.as_str(),
             "object": "session",
@@ -360,7 +360,7 @@ pub async fn explain(
         };
         let Resumes { last, last_miss, .. } = app.conversations().resumes(&engine_name);
         let miss = last_miss.map(|(resume, difference)| {
-            let explained = difference.explain(&**app.model().speech.tokenizer());
+            let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
             let mut miss = resume_json(&resume);
             miss["position"] = explained.position.into();
             miss["before"] = explained.before.into();
@@ -372,4 +372,16 @@ pub async fn explain(
         Ok(json!({"session_id": name.as_str(), "last_resume": last, "last_miss": miss}))
     });
     Ok(Json(explained.await?))
+}
+
+/// Returns the result of work on a session, or `None` if there is no such session.
+///
+/// # Errors
+/// All other errors of the work.
+pub fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        Err(error) => Err(retriable(app, error.into())),
+    }
 }

@@ -30,8 +30,8 @@ fn model(app: &App) -> Value {
         "owned_by": "llmctl",
         "type": "base",
         "capabilities": {
-            "completion_chat": app.model().speech.has_template(),
-            "function_calling": app.dialect().tool_calls.is_some(),
+            "completion_chat": app.model().chat_tokenizer.has_template(),
+            "function_calling": app.model().chat_tokenizer.dialect().tool_calls.is_some(),
         },
         "max_model_len": context,
     })

@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::conversations::Placed;
+use super::generate::Totals;
 use super::request::Streaming;
-use super::turn::{Answered, Totals};
+use crate::runtime::turn::Answer;
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
 use crate::serve::wire::answer::{self, CompletionLogprobs};
@@ -50,7 +51,7 @@ impl Head {
     }
 
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.app.model().speech.token_bytes(id).into_owned()
+        self.app.model().chat_tokenizer.token_bytes(id).into_owned()
     }
 
     pub fn chat_logprobs(&self, tokens: &[Token]) -> Value {
@@ -61,7 +62,7 @@ impl Head {
     pub fn completion_logprobs(&self, told: Option<&Echoed>, tokens: &[Token], offset: &mut usize) -> Value {
         let mut logprobs = CompletionLogprobs::default();
         if let Some(Echoed { ids, scores, .. }) = told {
-            let tokenizer = self.app.model().speech.tokenizer();
+            let tokenizer = self.app.model().chat_tokenizer.tokenizer();
             let special = |id: u32| tokenizer.is_special(id);
             logprobs.add_prompt((ids, scores), &special, &|id| self.token_bytes(id), offset);
         }
@@ -163,12 +164,6 @@ impl IntoResponseParts for PlacedHeader {
     }
 }
 
-/// The id of a tool call.
-pub fn call_id() -> String {
-    let hex = Uuid::new_v4().simple().to_string();
-    format!("call_{}", &hex[..24])
-}
-
 pub fn usage(totals: &Totals) -> Value {
     let mut usage = answer::usage(&totals.usage);
     usage["completion_tokens_details"] = json!({"reasoning_tokens": totals.num_reasoning_tokens});
@@ -181,8 +176,8 @@ pub fn timings(totals: &Totals) -> Value {
 }
 
 /// The times of one choice.
-pub fn choice_timings(answer: &Answered) -> Value {
-    timings_json(&answer.outcome.timings, &answer.outcome.usage, &answer.reuse)
+pub fn choice_timings(answer: &Answer) -> Value {
+    timings_json(&answer.outcome.timings, &answer.outcome.usage, &answer.reuse())
 }
 
 fn timings_json(timings: &Timings, usage: &Usage, reuse: &Reuse) -> Value {

@@ -15,9 +15,9 @@ use super::blocking;
 use super::body::{InPath, JsonBody, session_name};
 use super::conversations::SessionKey;
 use super::drive::retriable;
-use super::listing;
+use super::listing::{self, known};
 use crate::runtime::session::store::SessionName;
-use crate::runtime::{EngineHandle, Error};
+use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -191,7 +191,7 @@ pub async fn restore(
 
 /// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down
 /// meanwhile takes its sessions with it.
-fn in_each(app: &App, ask: impl Fn(&EngineHandle) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
     app.engine()?;
     let mut refusal = Ok(());
     for engine in app.engines().up() {
@@ -214,14 +214,5 @@ fn taken(error: Error) -> ApiError {
             ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to")
         }
         other => other.into(),
-    }
-}
-
-/// `None` for a session that there is not.
-pub fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(Error::SessionNotFound(_)) => Ok(None),
-        Err(error) => Err(retriable(app, error.into())),
     }
 }

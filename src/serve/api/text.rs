@@ -9,7 +9,7 @@ use super::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
-use crate::runtime::Speech;
+use crate::runtime::ChatTokenizer;
 use crate::runtime::text::Encode;
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -46,8 +46,8 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
     let place = app.preparing().enter(source.num_bytes()).await?;
     let (count, tokens) = blocking(&app, move |app| {
         let _place = place;
-        let speech = &app.model().speech;
-        let ids = encode(speech, source)?;
+        let chat_tokenizer = &app.model().chat_tokenizer;
+        let ids = encode(chat_tokenizer, source)?;
         let count = ids.len();
         if with_pieces && count > MAX_PIECES {
             let message = format!("with_pieces: {count} tokens are more than {MAX_PIECES}");
@@ -55,7 +55,7 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
         }
         let tokens: Value = match with_pieces {
             false => ids.into(),
-            true => ids.iter().map(|&id| piece(speech, id)).collect(),
+            true => ids.iter().map(|&id| piece(chat_tokenizer, id)).collect(),
         };
         Ok((count, tokens))
     })
@@ -84,24 +84,26 @@ fn source(app: &App, fields: &mut Fields<'_>) -> Source {
     Source::Text { text, options: Encode { add_special, parse_special } }
 }
 
-fn encode(speech: &Speech, source: Source) -> Result<Vec<u32>, ApiError> {
+fn encode(chat_tokenizer: &ChatTokenizer, source: Source) -> Result<Vec<u32>, ApiError> {
     match source {
-        Source::Text { text, options } => Ok(speech.tokenizer().encode(&text, options)?),
+        Source::Text { text, options } => Ok(chat_tokenizer.tokenizer().encode(&text, options)?),
         // Counted whole, however far it is beyond the context.
-        Source::Chat(conversation) => Ok(speech.tokenizer().encode_chat(&render(speech, &conversation)?)?),
+        Source::Chat(conversation) => {
+            Ok(chat_tokenizer.tokenizer().encode_chat(&render(chat_tokenizer, &conversation)?)?)
+        }
     }
 }
 
-fn render(speech: &Speech, conversation: &Conversation) -> Result<String, ApiError> {
-    speech
+fn render(chat_tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result<String, ApiError> {
+    chat_tokenizer
         .render(conversation, DateTime::utc_now())
         .map_err(|error| crate::runtime::Error::from(error).into())
 }
 
 /// What clients read of a tokenizer's configuration, in vLLM's words.
 pub async fn tokenizer_info(State(app): State<App>) -> Json<Value> {
-    let speech = &app.model().speech;
-    let tokenizer = speech.tokenizer();
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let tokenizer = chat_tokenizer.tokenizer();
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
     let context = app.engine().ok().map(|engine| engine.spec().context_length());
     let specials: Vec<&str> = tokenizer.special_tokens().map(|(_, text)| text).collect();
@@ -114,20 +116,20 @@ pub async fn tokenizer_info(State(app): State<App>) -> Json<Value> {
         "add_bos_token": tokenizer.adds_bos(),
         "additional_special_tokens": specials,
         "model_max_length": context,
-        "chat_template": speech.template_source(),
+        "chat_template": chat_tokenizer.template_source(),
     }))
 }
 
 /// The text of a token, or its bytes where they are not whole characters.
-fn piece(speech: &Speech, id: u32) -> Value {
-    let bytes = speech.token_bytes(id);
+fn piece(chat_tokenizer: &ChatTokenizer, id: u32) -> Value {
+    let bytes = chat_tokenizer.token_bytes(id);
     let text = str::from_utf8(&bytes).map(Value::from);
     json!({"id": id, "piece": text.unwrap_or_else(|_| bytes.to_vec().into())})
 }
 
 pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
     let (ignored, ids) = read(&app, body, |app, fields| {
-        let vocab_size = app.model().speech.tokenizer().vocab_size();
+        let vocab_size = app.model().chat_tokenizer.tokenizer().vocab_size();
         let ids = fields.take("tokens");
         let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
         if ids.is_none() {
@@ -140,7 +142,8 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
         ids
     })
     .await?;
-    let text = blocking(&app, move |app| Ok(app.model().speech.tokenizer().decode(&ids, false))).await?;
+    let text =
+        blocking(&app, move |app| Ok(app.model().chat_tokenizer.tokenizer().decode(&ids, false))).await?;
     Ok((ignored, Json(json!({"content": text, "prompt": text}))))
 }
 
@@ -150,7 +153,7 @@ pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) ->
     let place = app.preparing().enter(bytes_of(&conversation)).await?;
     let rendered = blocking(&app, move |app| {
         let _place = place;
-        render(&app.model().speech, &conversation)
+        render(&app.model().chat_tokenizer, &conversation)
     });
     let prompt = rendered.await?;
     Ok((ignored, Json(json!({"prompt": prompt}))))

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 
-use crate::runtime::session::conversation::{Dialogue, num_repeated};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
+use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::serve::owner::{Caller, Owner};
 use crate::template::Message;
 
@@ -91,7 +91,7 @@ struct Strand {
     /// As it was when it last came back.
     saved: SavedSession,
     /// Nothing while a request has it.
-    dialogue: Option<Dialogue>,
+    session_chat: Option<SessionChat>,
     last_used: u64,
 }
 
@@ -122,7 +122,7 @@ pub struct Held {
 }
 
 /// A strand for a request: its name, what was said, and the strand that it parts from.
-type Taken = (String, Dialogue, Option<String>);
+type Taken = (String, SessionChat, Option<String>);
 
 impl Transients {
     /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
@@ -138,15 +138,15 @@ impl Transients {
         key: &TransientKey,
         model: &ModelFingerprint,
         messages: &[Message],
-    ) -> Option<(Held, Dialogue)> {
+    ) -> Option<(Held, SessionChat)> {
         let mut shared = self.shared();
         let now = shared.touch(key);
         let bundle = shared.sessions.get_mut(key)?;
-        let (name, dialogue, parts_from) = match bundle.take_continued(messages, now) {
-            Some((name, dialogue)) => (name, dialogue, None),
+        let (name, session_chat, parts_from) = match bundle.take_continued(messages, now) {
+            Some((name, session_chat)) => (name, session_chat, None),
             None => shared.begin(key, model, messages)?,
         };
-        Some((Held { transients: self.clone(), key: key.clone(), name, parts_from }, dialogue))
+        Some((Held { transients: self.clone(), key: key.clone(), name, parts_from }, session_chat))
     }
 
     /// Takes note of a request that needs no strand.
@@ -207,13 +207,13 @@ impl Shared {
             kept.turns = saved.turns.into_iter().take(turns).collect();
             parts_from = Some(name);
         }
-        let dialogue = Dialogue::look_at(kept, model.clone());
+        let session_chat = SessionChat::look_at(kept, model.clone());
         // No name of a stored session has a slash in it.
         let name = format!("affinity/{}/{}/{}", key.owner, key.id, self.num_begun);
-        let (saved, last_used) = (dialogue.saved().clone(), self.clock);
-        let strand = Strand { name: name.clone(), saved, dialogue: None, last_used };
+        let (saved, last_used) = (session_chat.saved().clone(), self.clock);
+        let strand = Strand { name: name.clone(), saved, session_chat: None, last_used };
         self.sessions.get_mut(key)?.strands.push(strand);
-        Some((name, dialogue, parts_from))
+        Some((name, session_chat, parts_from))
     }
 
     /// Lets the idle strand used longest ago go, of this session where it has too many, or of all; nothing where all are in use.
@@ -241,18 +241,18 @@ impl Bundle {
     }
 
     fn is_idle(&self) -> bool {
-        self.strands.iter().all(|strand| strand.dialogue.is_some())
+        self.strands.iter().all(|strand| strand.session_chat.is_some())
     }
 
     /// The longest idle strand of which the messages repeat all turns.
-    fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(String, Dialogue)> {
+    fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(String, SessionChat)> {
         let is_continued = |strand: &Strand| {
-            strand.dialogue.is_some() && num_repeated(&strand.saved, messages) == strand.saved.turns.len()
+            strand.session_chat.is_some() && num_repeated(&strand.saved, messages) == strand.saved.turns.len()
         };
         let continued = self.strands.iter_mut().filter(|strand| is_continued(strand));
         let strand = continued.max_by_key(|strand| strand.saved.turns.len())?;
         strand.last_used = now;
-        Some((strand.name.clone(), strand.dialogue.take()?))
+        Some((strand.name.clone(), strand.session_chat.take()?))
     }
 
     /// The conversation that has most turns in common with the messages, and how many; nothing where none has any.
@@ -263,7 +263,7 @@ impl Bundle {
     }
 
     fn oldest_idle(&self) -> Option<usize> {
-        let idle = self.strands.iter().enumerate().filter(|(_, strand)| strand.dialogue.is_some());
+        let idle = self.strands.iter().enumerate().filter(|(_, strand)| strand.session_chat.is_some());
         idle.min_by_key(|(_, strand)| strand.last_used).map(|(index, _)| index)
     }
 
@@ -303,17 +303,17 @@ impl Held {
     }
 
     /// Gives the strand back; without what was said, it is gone.
-    pub fn give_back(&self, dialogue: Option<Dialogue>) {
+    pub fn give_back(&self, session_chat: Option<SessionChat>) {
         let mut shared = self.transients.shared();
         let Some(bundle) = shared.sessions.get_mut(&self.key) else { return };
         bundle.last_used_ms = now_ms();
         let Some(index) = bundle.strands.iter().position(|strand| strand.name == self.name) else { return };
-        match dialogue {
+        match session_chat {
             None => drop(bundle.strands.remove(index)),
-            Some(dialogue) => {
+            Some(session_chat) => {
                 let strand = &mut bundle.strands[index];
-                strand.saved = dialogue.saved().clone();
-                strand.dialogue = Some(dialogue);
+                strand.saved = session_chat.saved().clone();
+                strand.session_chat = Some(session_chat);
             }
         }
     }

@@ -12,11 +12,11 @@ use minijinja::{Error, ErrorKind, State};
 use super::super::clock::DateTime;
 
 /// Name of the root variable that carries [`Inputs`]; not an identifier, so no template can spell it.
-pub(in super::super) const INPUTS: &str = " render inputs";
+pub(crate) const INPUTS: &str = " render inputs";
 
 /// What one rendering may use, handed over in the root context.
 #[derive(Debug)]
-pub(in super::super) struct Inputs {
+pub(crate) struct Inputs {
     pub bytes: u64,
     pub now: DateTime,
 }
@@ -30,12 +30,12 @@ impl Object for Inputs {
 /// Marks an error as "a bound was hit".
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(in super::super) struct Exhausted(pub String);
+pub(crate) struct Exhausted(pub String);
 
 /// Marks an error as the template's own `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(in super::super) struct Raised(pub String);
+pub(crate) struct Raised(pub String);
 
 struct Left {
     bytes: u64,

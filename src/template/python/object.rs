@@ -55,7 +55,7 @@ impl Cost {
 
 /// Which of Python's sequences this is; they differ in printing and in what may be done with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum SeqKind {
+pub(crate) enum SeqKind {
     List,
     Tuple,
     /// A tuple that also answers to `grouper` and `list`.
@@ -86,7 +86,7 @@ impl SeqKind {
 
 /// A list, tuple, range or view.
 #[derive(Debug)]
-pub(in super::super) struct Seq {
+pub(crate) struct Seq {
     kind: SeqKind,
     items: Vec<Value>,
     cost: Cost,
@@ -136,7 +136,7 @@ impl Object for Seq {
 }
 
 /// A mapping that keeps its order.
-pub(in super::super) struct Dict {
+pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
     /// Positions of string keys, once a linear search would be slow.
     index: Option<HashMap<Arc<str>, usize>>,
@@ -153,7 +153,7 @@ impl fmt::Debug for Dict {
 
 impl Dict {
     /// Builds a mapping; of equal keys the first position and the last value stay, as in Python.
-    pub(in super::super) fn value(pairs: Vec<(Value, Value)>) -> Result<Value> {
+    pub(crate) fn value(pairs: Vec<(Value, Value)>) -> Result<Value> {
         let mut dict = Dict { entries: Vec::with_capacity(pairs.len()), index: None, cost: Cost::default() };
         for (key, value) in pairs {
             if matches!(py(&key), Py::Dict(_) | Py::Namespace(_) | Py::Generator(_))
@@ -391,7 +391,7 @@ impl Object for Method {
 ///
 /// # Errors
 /// When the value nests deeper than [`MAX_DEPTH`].
-pub(in super::super) fn from_json(json: &serde_json::Value) -> Result<Value> {
+pub(crate) fn from_json(json: &serde_json::Value) -> Result<Value> {
     from_json_at(json, 0)
 }
 
@@ -431,7 +431,7 @@ fn json_number(number: &serde_json::Number) -> Value {
 ///
 /// # Errors
 /// When it nests too deeply or is too large.
-pub(in super::super) fn adopt(value: &Value) -> Result<Value> {
+pub(crate) fn adopt(value: &Value) -> Result<Value> {
     if value.is_kwargs() {
         return Ok(value.clone());
     }

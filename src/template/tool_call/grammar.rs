@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::coerce::{Schema, Types};
 use super::{Notation, Tool, ToolCallFormat, Tools};
-use crate::template::dialect::Dialect;
-use crate::template::reasoning::ReasoningFormat;
+use crate::dialect::Dialect;
+use crate::reasoning::ReasoningFormat;
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 const MAX_DEPTH: usize = 6;

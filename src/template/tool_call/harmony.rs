@@ -12,7 +12,7 @@
 use super::json_text::{JsonScanner, Scan};
 use super::named_json::take_object;
 use super::{Broken, Reader, Sink, Step};
-use crate::template::output::{Piece, push_text};
+use crate::output::{Piece, push_text};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";

@@ -7,7 +7,7 @@ use super::formats as f;
 use super::grammar::{Messages, Writer};
 use super::harmony::Protocol;
 use super::{Reader, Tool};
-use crate::template::named::formats;
+use crate::named::formats;
 
 formats! {
     /// How tool calls are written.
@@ -164,7 +164,7 @@ impl std::fmt::Debug for Notation {
 
 impl ToolCallFormat {
     /// Every marker that a tokenizer may have as a token of its own.
-    pub(in crate::template) fn markup(self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn markup(self) -> impl Iterator<Item = &'static str> {
         let Notation { openers, dropped, marks, .. } = self.row();
         let is_token = |marker: &&&str| marker.ends_with(['>', ']']);
         openers.iter().filter(is_token).chain(*dropped).chain(*marks).copied()

@@ -5,14 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load;
-use crate::cli::run::llm::Texts;
 use crate::cli::terminal::Terminal;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::EngineSlot;
-use crate::serve::front::Front;
-use crate::serve::guard::Policy;
+use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
+use crate::serve::policy::Policy;
 use crate::serve::{App, ServedModel, Settings};
 
 /// How long requests under way may take when the run ends.
@@ -59,9 +58,9 @@ pub fn start(
 ) -> Result<OwnServer, CommandError> {
     let io = |doing: &'static str| move |error| CommandError::new(Kind::Io, error).context(doing);
     let listener = Listener::tcp(("127.0.0.1", 0)).map_err(io("listening on 127.0.0.1"))?;
-    let front = Front::new(Policy::default(), Observer::default(), None);
+    let lifecycle = Lifecycle::new(Policy::default(), Observer::default(), None);
     let server =
-        Server::start(listener, front, ConnectionLimits::default()).map_err(io("starting the server"))?;
+        Server::start(listener, lifecycle, ConnectionLimits::default()).map_err(io("starting the server"))?;
     let most =
         crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
     let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };
@@ -75,15 +74,15 @@ pub fn start(
         EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
-    let (info, speech, fingerprint) = texts.into_parts();
+    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
     let model = ServedModel {
         id: info.name,
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        speech,
+        chat_tokenizer,
         fingerprint,
         defaults: info.defaults,
     };
-    let observer = server.front().observer().clone();
+    let observer = server.lifecycle().observer().clone();
     let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })

@@ -13,8 +13,7 @@ use crate::cli::chat::talk::Chat;
 use crate::cli::chat::turn::text;
 use crate::cli::chat::{counted, typed_path};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::run::llm::Texts;
-use crate::cli::run::prompt::read_file;
+use crate::cli::input::read_file;
 use crate::cli::sessions as shared;
 use crate::runtime::private_files::private_file;
 use crate::runtime::session::store::{SavedSession, SessionName};
@@ -49,7 +48,7 @@ pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     let path = typed_path(argument);
     let text = read_file(&path)?;
     let name = path.file_name().map_or(argument.to_owned(), |name| name.to_string_lossy().into_owned());
-    let count = chat.llm().encode(&text)?.len();
+    let count = chat.llm().texts().chat_tokenizer().encode(&text)?.len();
     chat.terminal.report(&format!("{name} ({}) goes with the next message", counted(count, "token")));
     chat.attached.push(Attachment { name, text });
     Ok(Next::Prompt)
@@ -62,7 +61,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage(format!("/export: unknown format {format:?} (md, json, jsonl)")));
     }
     let path = typed_path(path.trim());
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     let saved_turns = saved.turns.len();
     let text = match format {
         "md" => markdown(saved),
@@ -116,7 +115,7 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
 
 /// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some(answer) = chat.dialogue.messages().filter(|message| message.role == Role::Assistant).last()
+    let Some(answer) = chat.session_chat.messages().filter(|message| message.role == Role::Assistant).last()
     else {
         return Err(CommandError::usage("there is no answer yet"));
     };

@@ -8,13 +8,12 @@ use crate::cli::chat::talk::{Chat, Keeping};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::resume;
-use crate::cli::run::llm::Texts;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
-use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
-    BranchReason, Forgotten, SavedSession, SessionName, SessionStore, Summary, now_ms,
+    BranchReason, Forgotten, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
+use crate::runtime::turn::session_chat::SessionChat;
 
 /// How long a removal waits for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,7 +21,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Another conversation; the one before stays where it is saved.
 pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("new", argument)?;
-    let had_turns = !chat.dialogue.saved().turns.is_empty();
+    let had_turns = !chat.session_chat.saved().turns.is_empty();
     chat.keep_system();
     let old = chat.name().cloned().filter(|_| had_turns);
     chat.attached.clear();
@@ -40,7 +39,7 @@ pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
 /// The session keeps its name and loses its turns, which stay as a branch.
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
-    let turns = chat.dialogue.saved().turns.len();
+    let turns = chat.session_chat.saved().turns.len();
     if turns == 0 {
         return Err(CommandError::usage("there is no turn yet"));
     }
@@ -59,7 +58,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
     let branch = chat.set_aside(BranchReason::Reset)?;
     chat.keep_system();
-    chat.dialogue.rewind(0)?;
+    chat.session_chat.rewind(0)?;
     match chat.llm().engine().reset_session(chat.engine_name()) {
         Ok(()) | Err(Error::SessionNotFound(_)) => {}
         Err(error) => return Err(error.into()),
@@ -75,8 +74,9 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// A conversation has one system prompt, the one it began with: another one is another conversation.
 pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let has_begun = !chat.dialogue.saved().turns.is_empty();
-    let now = if has_begun { chat.dialogue.saved().system().map(str::to_owned) } else { chat.system.clone() };
+    let has_begun = !chat.session_chat.saved().turns.is_empty();
+    let now =
+        if has_begun { chat.session_chat.saved().system().map(str::to_owned) } else { chat.system.clone() };
     if argument.is_empty() {
         chat.terminal.report(now.as_deref().unwrap_or("there is no system prompt"));
         return Ok(Next::Prompt);
@@ -126,14 +126,14 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             chat.terminal.report(&format!("copied to session {new}; this is still session {old}"));
         }
         (Keeping::Nowhere | Keeping::Planned, Some(new)) => {
-            let turns = chat.dialogue.saved().turns.clone();
+            let turns = chat.session_chat.saved().turns.clone();
             let model = chat.model();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
             let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
             let is_fresh = turns.is_empty();
             chat.keeping = Keeping::Saved { name: new.clone(), is_automatic: false, is_fresh };
-            chat.dialogue = Dialogue::resume(writer, model);
+            chat.session_chat = SessionChat::resume(writer, model);
             chat.tell_engine()?;
             chat.terminal.report(&format!("this is now session {new}, saved after every turn"));
         }
@@ -147,7 +147,7 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.terminal.report(&format!("this is session {name} already"));
         return Ok(Next::Prompt);
     }
-    if chat.keeping == Keeping::Nowhere && !chat.dialogue.saved().turns.is_empty() {
+    if chat.keeping == Keeping::Nowhere && !chat.session_chat.saved().turns.is_empty() {
         let error = CommandError::usage("this conversation is not saved");
         return Err(error.hint("/save NAME saves it, /new gives it up; then /load"));
     }
@@ -156,10 +156,10 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     take_up_model(chat, &name, writer.saved())?;
     chat.system = None;
     let resumed = chat.adopt(writer, false)?;
-    let turns = counted(chat.dialogue.saved().turns.len(), "turn");
+    let turns = counted(chat.session_chat.saved().turns.len(), "turn");
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
     chat.terminal.report(&format!("session {name}: {turns}{resumed}"));
-    let model = chat.dialogue.saved().model.clone();
+    let model = chat.session_chat.saved().model.clone();
     if chat.args.model.is_named && !model.is_same(&chat.model()) {
         let reference = model.reference.as_deref().unwrap_or(&model.name);
         chat.terminal.note(&format!("(/model {reference} continues it with its own model)"));
@@ -221,20 +221,20 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
 /// The open session is let go of for as long as it takes: a name is changed by whoever holds the lock.
 fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
     let model = chat.model();
-    let unsaved = chat.dialogue.saved().clone();
-    chat.dialogue = Dialogue::new(model.clone());
+    let unsaved = chat.session_chat.saved().clone();
+    chat.session_chat = SessionChat::new(model.clone());
     let renamed = chat.store()?.rename(from, to);
     let now = if renamed.is_ok() { to } else { from };
     let writer = match chat.store()?.open(now) {
         Ok(writer) => writer,
         Err(error) => {
             chat.keeping = Keeping::Nowhere;
-            chat.dialogue = Dialogue::look_at(unsaved, model);
+            chat.session_chat = SessionChat::look_at(unsaved, model);
             let hint = "this conversation is no longer saved; /save NAME saves it";
             return Err(shared::explain(error).hint(hint));
         }
     };
-    chat.dialogue = Dialogue::resume(writer, model);
+    chat.session_chat = SessionChat::resume(writer, model);
     renamed?;
     let _ = chat.llm().engine().close_session(from.as_str()); // there is none before the first turn
     let is_fresh = matches!(chat.keeping, Keeping::Saved { is_fresh: true, .. });
@@ -303,7 +303,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage("this conversation is not saved, so it has no branches"));
     };
     let all = chat.store()?.list()?;
-    let all: Vec<(&SessionName, &Summary)> =
+    let all: Vec<(&SessionName, &SessionSummary)> =
         all.iter().filter_map(|listed| Some((&listed.name, listed.summary.as_ref().ok()?))).collect();
     let mut rows = Vec::new();
     let mut stack = vec![(root_of(&open, &all), 0)];
@@ -313,7 +313,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
         let age = shared::age(now_ms().saturating_sub(summary.last_used_ms));
         let turns = counted(summary.turns, "turn");
         rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, origin(summary, depth), age]);
-        let is_child = |(child, summary): &&(&SessionName, &Summary)| {
+        let is_child = |(child, summary): &&(&SessionName, &SessionSummary)| {
             **child != name && parent_of(summary, &all).is_some_and(|parent| *parent == name)
         };
         if rows.len() <= all.len() {
@@ -325,7 +325,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 /// Where a session comes from, for its row.
-fn origin(summary: &Summary, depth: usize) -> String {
+fn origin(summary: &SessionSummary, depth: usize) -> String {
     let Some(fork) = summary.fork_of.as_ref().filter(|_| depth > 0) else { return String::new() };
     match fork.branch.as_ref().map(|branch| branch.reason) {
         None => format!("{} from {}", counted(fork.turns, "turn"), fork.name),
@@ -339,9 +339,12 @@ fn origin(summary: &Summary, depth: usize) -> String {
 }
 
 /// The session that another comes from, where it is still there: a branch is found by id, a fork by name.
-fn parent_of<'a>(summary: &Summary, all: &[(&'a SessionName, &Summary)]) -> Option<&'a SessionName> {
+fn parent_of<'a>(
+    summary: &SessionSummary,
+    all: &[(&'a SessionName, &SessionSummary)],
+) -> Option<&'a SessionName> {
     let fork = summary.fork_of.as_ref()?;
-    let is_parent = |(name, above): &&(&'a SessionName, &Summary)| match &fork.branch {
+    let is_parent = |(name, above): &&(&'a SessionName, &SessionSummary)| match &fork.branch {
         Some(branch) => above.id == branch.of,
         None => name.as_str() == fork.name,
     };
@@ -349,7 +352,7 @@ fn parent_of<'a>(summary: &Summary, all: &[(&'a SessionName, &Summary)]) -> Opti
 }
 
 /// The session that this one comes from in the end.
-fn root_of(open: &SessionName, all: &[(&SessionName, &Summary)]) -> SessionName {
+fn root_of(open: &SessionName, all: &[(&SessionName, &SessionSummary)]) -> SessionName {
     let mut name = open;
     // A renamed session may seem to come from itself: no chain is longer than the list.
     for _ in 0..all.len() {

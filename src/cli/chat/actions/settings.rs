@@ -11,8 +11,7 @@ use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::turn::Asked;
 use crate::cli::chat::{counted, grouped, typed_path};
 use crate::cli::error::CommandError;
-use crate::cli::run::llm::Texts;
-use crate::cli::run::prompt::read_file;
+use crate::cli::input::read_file;
 use crate::runtime::GrammarSource;
 use crate::template::Message;
 
@@ -61,8 +60,8 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
 impl Chat<'_> {
     /// What the model's template can do about thinking.
     pub fn thinking(&self) -> Thinking {
-        let speech = self.llm().texts().speech();
-        Thinking::of(speech.template_source().unwrap_or_default(), speech.dialect().reasoning)
+        let chat_tokenizer = self.llm().texts().chat_tokenizer();
+        Thinking::of(chat_tokenizer.template_source().unwrap_or_default(), chat_tokenizer.dialect().reasoning)
     }
 }
 
@@ -83,7 +82,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     let info = chat.llm().info();
     let (name, context) = (info.name.clone(), grouped(info.context_tokens));
     chat.terminal.report(&format!("model {name}, context {context}"));
-    chat.dialogue.notices().iter().for_each(|notice| chat.terminal.note(notice));
+    chat.session_chat.notices().iter().for_each(|notice| chat.terminal.note(notice));
     Ok(Next::Prompt)
 }
 
@@ -154,7 +153,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
             let toolbox = Toolbox::read(&typed_path(path))?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
-            if let Some(notice) = chat.llm().texts().speech().notice_of_tools() {
+            if let Some(notice) = chat.llm().texts().chat_tokenizer().notice_of_tools() {
                 chat.terminal.warn(notice);
             }
             chat.toolbox = Some(toolbox);
@@ -166,7 +165,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// Most templates put tools before the conversation: then none of its KV is of use any more.
 fn note_recomputed(chat: &Chat<'_>) -> Result<(), CommandError> {
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     let (kept, before) = (saved.turns.len(), saved.tokens());
     if kept == 0 {
         return Ok(());

@@ -8,7 +8,6 @@ use crate::cli::chat::turn::{Asked, LastTurn};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
-use crate::cli::run::llm::Texts;
 use crate::cli::run::report;
 use crate::cli::sessions as shared;
 use crate::runtime::{Explanation, ReuseReason, Started};
@@ -20,7 +19,7 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
         "" => conversation(chat),
         "config" => config(chat),
         "model" => model(chat),
-        "template" => chat.llm().texts().speech().template_source().unwrap_or_default().to_owned(),
+        "template" => chat.llm().texts().chat_tokenizer().template_source().unwrap_or_default().to_owned(),
         "prompt" => prompt(chat)?,
         "thinking" => thinking(chat)?,
         other => {
@@ -36,7 +35,7 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 fn conversation(chat: &Chat<'_>) -> String {
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     if saved.turns.is_empty() {
         let system = chat.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
         return format!("{system}there is no turn yet");
@@ -71,7 +70,7 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
-    let dialect = chat.llm().texts().speech().dialect();
+    let dialect = chat.llm().texts().chat_tokenizer().dialect();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),
@@ -87,23 +86,23 @@ fn model(chat: &Chat<'_>) -> String {
 
 /// The conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let turns = &chat.dialogue.saved().turns;
+    let turns = &chat.session_chat.saved().turns;
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
     let turn = chat.prompted(&Asked { kept: turns.len() - 1, added, ..Asked::default() })?;
-    let text = turn.text(chat.llm().texts().speech());
+    let text = turn.text(chat.llm().texts().chat_tokenizer());
     Ok(format!("{text}\n({})", counted(turn.tokens().len(), "token")))
 }
 
 fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let last = chat.dialogue.saved().turns.last().and_then(|saved| saved.turn.messages.last());
+    let last = chat.session_chat.saved().turns.last().and_then(|saved| saved.turn.messages.last());
     let reasoning = last.and_then(|message| message.reasoning.clone());
     reasoning.ok_or_else(|| CommandError::usage("the last answer has no thinking"))
 }
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("context", argument)?;
-    let saved = chat.dialogue.saved();
+    let saved = chat.session_chat.saved();
     let (used, size) = (saved.num_tokens(), chat.context());
     let mut rows = Vec::new();
     let mut before = 0;
@@ -132,7 +131,7 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
-    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm()));
+    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm().texts()));
     Ok(Next::Prompt)
 }
 
@@ -153,7 +152,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
     let meaning = match (reuse.reason, difference) {
         (ReuseReason::PartialPrefix, Some(difference)) => {
-            let Explanation { position, .. } = difference.explain(chat.llm().vocabulary());
+            let Explanation { position, .. } = difference.explain(chat.llm().texts().vocabulary());
             format!("the prompt differs from the session after token {}", grouped(position))
         }
         (reason, _) => meaning(reason).to_owned(),
@@ -166,7 +165,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         reuse.reason.name(),
     );
     if let Some(difference) = difference {
-        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().vocabulary());
+        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().texts().vocabulary());
         let side =
             |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(

@@ -11,11 +11,11 @@ use crate::cli::chat::talk::{Chat, Taken};
 use crate::cli::chat::turn::{question, text};
 use crate::cli::error::CommandError;
 use crate::runtime::Finish;
-use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{BranchReason, SessionName};
+use crate::runtime::turn::session_chat::SessionChat;
 
 pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = chat.dialogue.saved().turns.clone();
+    let turns = chat.session_chat.saved().turns.clone();
     let count = count("undo", argument, 1)?;
     if turns.is_empty() {
         return match last_taken(chat)? {
@@ -38,7 +38,7 @@ pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
     if left == 0 {
         chat.keep_system();
     }
-    chat.dialogue.rewind(left)?;
+    chat.session_chat.rewind(left)?;
     for saved in turns[left..].iter().filter(|saved| question(&saved.turn.messages).is_some()) {
         chat.terminal.report(&format!("taken back: {}", opening(saved)));
     }
@@ -70,22 +70,22 @@ fn last_taken(chat: &Chat<'_>) -> Result<Option<(Taken, BranchReason)>, CommandE
 
 /// The conversation as it was before; what it is now is what /redo brings back next.
 fn bring_back(chat: &mut Chat<'_>, taken: Taken) -> Done {
-    let before = chat.dialogue.saved().clone();
+    let before = chat.session_chat.saved().clone();
     chat.taken = match taken {
         Taken::Branch(branch) => {
-            let kept = chat.dialogue.restore(&branch)?;
+            let kept = chat.session_chat.restore(&branch)?;
             kept.map(|kept| (Taken::Branch(kept), BranchReason::Restore))
         }
         Taken::Unsaved(saved) => {
-            chat.dialogue = Dialogue::look_at(*saved, chat.model());
-            let holds_all = chat.dialogue.saved().turns.starts_with(&before.turns);
+            chat.session_chat = SessionChat::look_at(*saved, chat.model());
+            let holds_all = chat.session_chat.saved().turns.starts_with(&before.turns);
             (!holds_all).then(|| (Taken::Unsaved(Box::new(before)), BranchReason::Restore))
         }
     };
     (chat.last, chat.has_warned) = (None, false);
     let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
     chat.tell_engine()?;
-    let turns = counted(chat.dialogue.saved().turns.len(), "turn");
+    let turns = counted(chat.session_chat.saved().turns.len(), "turn");
     chat.terminal.report(&format!("brought back: the conversation has {turns}"));
     if let Some((Taken::Branch(kept), _)) = &chat.taken {
         chat.terminal.note(&format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
@@ -97,11 +97,11 @@ impl Chat<'_> {
     /// Keeps the conversation as it is, for a command that is about to take turns away: the branch that holds it, if it is
     /// saved.
     pub fn set_aside(&mut self, reason: BranchReason) -> Result<Option<SessionName>, CommandError> {
-        let saved = self.dialogue.saved();
+        let saved = self.session_chat.saved();
         if saved.turns.is_empty() {
             return Ok(None);
         }
-        let branch = self.dialogue.keep(reason)?;
+        let branch = self.session_chat.keep(reason)?;
         let taken = match &branch {
             Some(branch) => Taken::Branch(branch.clone()),
             None => Taken::Unsaved(Box::new(saved.clone())),
@@ -112,7 +112,7 @@ impl Chat<'_> {
 
     /// The system prompt belongs to the first turn, and stays for the next first one.
     pub fn keep_system(&mut self) {
-        let system = self.dialogue.saved().system().map(str::to_owned);
+        let system = self.session_chat.saved().system().map(str::to_owned);
         self.system = system.or(self.system.take());
     }
 }
@@ -137,7 +137,7 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("continue", argument)?;
-    let Some(last) = chat.dialogue.saved().turns.last().cloned() else {
+    let Some(last) = chat.session_chat.saved().turns.last().cloned() else {
         return Err(CommandError::usage("there is no answer to continue"));
     };
     if matches!(last.turn.finish, Finish::Eos(_) | Finish::StopString(_)) {
@@ -153,7 +153,7 @@ pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// `/edit [N] [TEXT]`: without a text, the message comes back on the line.
 pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = &chat.dialogue.saved().turns;
+    let turns = &chat.session_chat.saved().turns;
     let first = argument.split_whitespace().next().unwrap_or_default();
     let number = first.parse::<usize>().ok();
     let given = if number.is_some() { argument[first.len()..].trim_start() } else { argument };

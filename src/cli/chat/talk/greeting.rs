@@ -6,14 +6,13 @@ use super::{Chat, Keeping, TRIFLE, planned_name};
 use crate::cli::chat::turn::LastTurn;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
-use crate::cli::run::llm::Texts;
 use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
 
 impl Chat<'_> {
     /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
     /// session, and left when work on it would begin. Its pages stay where the first message finds them.
     pub(super) fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
-        let saved = self.dialogue.saved();
+        let saved = self.session_chat.saved();
         let is_ours =
             saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
         let tokens = saved.tokens();
@@ -86,7 +85,7 @@ impl Chat<'_> {
         let session = match &self.keeping {
             Keeping::Nowhere => "not saved".to_owned(),
             Keeping::Planned => format!("session {}", planned_name()),
-            Keeping::Saved { name, .. } => match self.dialogue.saved().turns.len() {
+            Keeping::Saved { name, .. } => match self.session_chat.saved().turns.len() {
                 0 => format!("session {name}, new"),
                 count => format!("session {name}, {}", counted(count, "turn")),
             },

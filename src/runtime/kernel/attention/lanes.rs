@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use crate::runtime::kernel::wide::{LANES, Wide};
+use crate::wide::{LANES, Wide};
 
 /// Sixteen f32 with the conversions that pages need. The functions require the instruction set that the type stands for.
 pub trait Lanes: Wide {

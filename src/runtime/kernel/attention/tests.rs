@@ -1,7 +1,7 @@
 //! The kernels against double precision, and every way of computing a row against every other, bit for bit.
 
 use super::*;
-use crate::runtime::kernel::isa::available;
+use crate::isa::available;
 
 /// A sequence's keys and values for one KV head.
 struct History {

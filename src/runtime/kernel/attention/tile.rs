@@ -7,7 +7,7 @@ use half::f16;
 
 use super::lanes::Lanes;
 use super::stored::{BLOCK, PAGE_TOKENS, Stored};
-use crate::runtime::kernel::wide::LANES;
+use crate::wide::LANES;
 
 /// Registers of 16 that a page's scores take.
 const PAGE_LANES: usize = PAGE_TOKENS / LANES;

@@ -5,8 +5,8 @@
 //! model shows; one below [`TINY`] becomes zero, because its scale could not be inverted.
 
 use super::format::BLOCK;
-use crate::runtime::kernel::isa::{self, Isa};
-use crate::runtime::kernel::pool::Pool;
+use crate::isa::{self, Isa};
+use crate::pool::Pool;
 
 /// 127 divided by anything smaller may be infinite.
 const TINY: f32 = 1e-30;
@@ -232,7 +232,7 @@ mod avx2 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kernel::isa::available;
+    use crate::isa::available;
 
     fn quantized(isa: Isa, x: &[f32]) -> Vec<Block> {
         let mut blocks = vec![Block::default(); x.len() / BLOCK];

@@ -439,7 +439,7 @@ unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
 mod tests {
     use super::super::format::with_format;
     use super::*;
-    use crate::runtime::kernel::Dtype;
+    use crate::Dtype;
 
     #[test]
     fn sums_of_pairs_fit_sixteen_bits() {

@@ -16,8 +16,8 @@
 
 use half::f16;
 
-use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::quant::{MXFP4_CODES, mxfp4_scale};
+use crate::Dtype;
+use crate::quant::{MXFP4_CODES, mxfp4_scale};
 
 /// Rows of a tile and of a packed panel.
 pub const ROWS: usize = 16;
@@ -133,8 +133,8 @@ pub trait Format: Copy + Send + Sync + 'static {
 /// Runs `$body` with `$format` standing for the [`Format`] of a dtype; `$other` for plain floats.
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $body:expr, $other:expr) => {{
-        use $crate::runtime::kernel::Dtype;
-        use $crate::runtime::kernel::gemm::format as f;
+        use $crate::Dtype;
+        use $crate::gemm::format as f;
         macro_rules! arm {
             ($name:ident) => {{
                 type $format = f::$name;

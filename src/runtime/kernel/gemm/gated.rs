@@ -12,9 +12,9 @@ use super::format::{BLOCK, ROWS, with_format};
 use super::{Input, Kernels, Output, Packed, Variant, compute_panels, scalar, with_input};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512};
-use crate::runtime::kernel::isa::Isa;
-use crate::runtime::kernel::math::{self, Activation};
-use crate::runtime::kernel::pool::Pool;
+use crate::isa::Isa;
+use crate::math::{self, Activation};
+use crate::pool::Pool;
 
 /// Packed panels that give a block of columns.
 const STRIP_PANELS: usize = BLOCK / ROWS;
@@ -119,8 +119,8 @@ mod tests {
     use super::super::tests::{Random, random_weights};
     use super::super::{Source, matmul};
     use super::*;
-    use crate::runtime::kernel::Dtype;
-    use crate::runtime::kernel::memory::Arena;
+    use crate::Dtype;
+    use crate::memory::Arena;
 
     const ACTIVATIONS: [Activation; 3] =
         [Activation::Silu, Activation::GeluTanh, Activation::ClampedSwish { alpha: 1.702, limit: 7.0 }];

@@ -6,9 +6,9 @@ use super::fixed;
 use super::format::ALL;
 use super::tests::{Random, random_weights};
 use super::*;
-use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::matmul::{self, Shape};
-use crate::runtime::kernel::memory::Arena;
+use crate::Dtype;
+use crate::matmul::{self, Shape};
+use crate::memory::Arena;
 
 const PAGE: usize = 4096;
 

@@ -9,9 +9,9 @@ use std::ops::Range;
 use half::f16;
 
 use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
-use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::memory::{Arena, Memory};
-use crate::runtime::kernel::pool::Pool;
+use crate::Dtype;
+use crate::memory::{Arena, Memory};
+use crate::pool::Pool;
 
 /// Bytes that one task packs, at least.
 const TASK_BYTES: usize = 256 << 10;
@@ -301,7 +301,7 @@ mod tests {
     use super::super::format::ALL;
     use super::super::tests::random_weights;
     use super::*;
-    use crate::runtime::kernel::quant::dequantize_row;
+    use crate::quant::dequantize_row;
 
     #[test]
     fn a_row_comes_back_as_the_file_has_it() {

@@ -2,9 +2,9 @@
 
 use super::format::ALL;
 use super::*;
-use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::memory::Arena;
-use crate::runtime::kernel::quant::dequantize_row;
+use crate::Dtype;
+use crate::memory::Arena;
+use crate::quant::dequantize_row;
 
 /// xorshift64*
 pub struct Random(pub u64);

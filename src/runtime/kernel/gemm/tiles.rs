@@ -2,7 +2,7 @@
 
 use super::activation::Activations;
 use super::format::BLOCK;
-use crate::runtime::kernel::pool::Pool;
+use crate::pool::Pool;
 
 /// Activation rows of a tile: a processor with tiles takes as long for fewer.
 pub const TOKENS: usize = 16;

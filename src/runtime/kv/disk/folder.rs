@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::page::{self, FORMAT_VERSION};
-use super::{MissingReason, PageKey, PageLabel, PageName};
+use super::{DiskPageKey, MissingReason, PageLabel, PageName};
 use crate::runtime::private_files::{private_file, private_folder};
 
 const MANIFEST: &str = "manifest.json";
@@ -40,14 +40,14 @@ pub struct Folder {
 
 /// A page's file, found by walking.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundPage {
     pub path: PathBuf,
-    pub key: PageKey,
+    pub key: DiskPageKey,
     pub num_bytes: u64,
     pub last_use: SystemTime,
 }
 
-fn page_path(folder: &Path, key: PageKey) -> PathBuf {
+fn page_path(folder: &Path, key: DiskPageKey) -> PathBuf {
     let name = key.name.to_string();
     folder.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
 }
@@ -72,7 +72,7 @@ pub fn forget(root: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
 }
 
 fn forget_in(folder: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
-    let file = |entry: &DirEntry, key: PageKey| Some((key.name, entry.path()));
+    let file = |entry: &DirEntry, key: DiskPageKey| Some((key.name, entry.path()));
     let pages = unless_gone(walk(folder, &AtomicBool::new(false), file))?.unwrap_or_default();
     let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
     let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
@@ -152,7 +152,7 @@ impl Folder {
         })
     }
 
-    fn page_path(&self, key: PageKey) -> PathBuf {
+    fn page_path(&self, key: DiskPageKey) -> PathBuf {
         page_path(&self.path, key)
     }
 
@@ -206,13 +206,13 @@ impl Folder {
     }
 
     /// Marks a page as used. Where that fails, it is removed the earlier.
-    pub fn touch(&self, key: PageKey, depth: u32) {
+    pub fn touch(&self, key: DiskPageKey, depth: u32) {
         let file = File::open(self.page_path(key));
         drop(file.and_then(|file| file.set_times(used_now(depth))));
     }
 
     /// Removes a page's file. False when it is still there.
-    pub fn remove(&self, key: PageKey) -> bool {
+    pub fn remove(&self, key: DiskPageKey) -> bool {
         match fs::remove_file(self.page_path(key)) {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
             Ok(()) => true,
@@ -223,7 +223,7 @@ impl Folder {
     ///
     /// # Errors
     /// Those of the file system, but for a folder that does not exist.
-    pub fn list(&self) -> io::Result<Vec<PageKey>> {
+    pub fn list(&self) -> io::Result<Vec<DiskPageKey>> {
         let file = |entry: &DirEntry, key| entry.file_type().is_ok_and(|kind| kind.is_file()).then_some(key);
         unless_gone(walk(&self.path, &AtomicBool::new(false), file)).map(Option::unwrap_or_default)
     }
@@ -232,18 +232,19 @@ impl Folder {
     ///
     /// # Errors
     /// Those of the file system, but for a folder that does not exist, or that another process has removed meanwhile.
-    pub fn list_all(&self, stop: &AtomicBool) -> io::Result<Vec<Found>> {
+    pub fn list_all(&self, stop: &AtomicBool) -> io::Result<Vec<FoundPage>> {
         let mut found = Vec::new();
         for folder in unless_gone(fs::read_dir(&self.root))?.into_iter().flatten() {
             let folder = folder?;
             if is_folder(&folder) {
-                found.extend(unless_gone(walk(&folder.path(), stop, Found::measure))?.unwrap_or_default());
+                found
+                    .extend(unless_gone(walk(&folder.path(), stop, FoundPage::measure))?.unwrap_or_default());
             }
         }
         Ok(found)
     }
 
-    pub fn is_ours(&self, found: &Found) -> bool {
+    pub fn is_ours(&self, found: &FoundPage) -> bool {
         found.path.starts_with(&self.path)
     }
 
@@ -251,7 +252,7 @@ impl Folder {
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn remove_found(&self, found: &Found) -> io::Result<()> {
+    pub fn remove_found(&self, found: &FoundPage) -> io::Result<()> {
         match fs::remove_file(&found.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -308,8 +309,8 @@ fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-impl Found {
-    fn measure(entry: &DirEntry, key: PageKey) -> Option<Self> {
+impl FoundPage {
+    fn measure(entry: &DirEntry, key: DiskPageKey) -> Option<Self> {
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use })
@@ -320,7 +321,7 @@ impl Found {
 fn walk<T>(
     folder: &Path,
     stop: &AtomicBool,
-    take: impl Fn(&DirEntry, PageKey) -> Option<T>,
+    take: impl Fn(&DirEntry, DiskPageKey) -> Option<T>,
 ) -> io::Result<Vec<T>> {
     let mut taken = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -359,7 +360,7 @@ fn is_fan_out(name: &str) -> bool {
 }
 
 /// The page that an entry of a fan-out folder has the name of.
-fn page_key(fan_out: &str, entry: &DirEntry) -> Option<PageKey> {
+fn page_key(fan_out: &str, entry: &DirEntry) -> Option<DiskPageKey> {
     let name = entry.file_name();
     let name = name.to_str()?;
     if is_unfinished(name) {
@@ -390,9 +391,9 @@ fn remove_if_only_manifest(folder: &Path) {
 }
 
 /// Only the spelling that `page_path` writes.
-fn parse_file_name(name: &str) -> Option<PageKey> {
+fn parse_file_name(name: &str) -> Option<DiskPageKey> {
     let (hex, group) = name.strip_suffix(EXTENSION)?.split_once('-')?;
-    let key = PageKey { name: PageName::from_hex(hex)?, group: group.parse().ok()? };
+    let key = DiskPageKey { name: PageName::from_hex(hex)?, group: group.parse().ok()? };
     (key.group.to_string() == group).then_some(key)
 }
 

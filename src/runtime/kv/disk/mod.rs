@@ -11,9 +11,9 @@
 //! worth saving, and what a page's bytes mean, is not known here.
 
 mod folder;
+mod io_queue;
+mod io_thread;
 pub mod page;
-mod queue;
-mod worker;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use self::folder::Folder;
-use self::queue::Queue;
+use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
 
 pub use self::folder::forget;
@@ -36,7 +36,7 @@ const MAX_FINGERPRINT_BYTES: usize = 128;
 
 /// One page of one group of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageKey {
+pub struct DiskPageKey {
     pub name: PageName,
     pub group: u8,
 }
@@ -44,7 +44,7 @@ pub struct PageKey {
 /// A page's key and what its name was made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageLabel {
-    pub key: PageKey,
+    pub key: DiskPageKey,
     /// Name of the page before; nothing for the first.
     pub parent: Option<PageName>,
     pub tokens: Box<[u32]>,
@@ -97,11 +97,11 @@ pub enum MissingReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
     Loaded {
-        key: PageKey,
+        key: DiskPageKey,
         bytes: Vec<u8>,
     },
     Missing {
-        key: PageKey,
+        key: DiskPageKey,
         reason: MissingReason,
     },
     /// What the user should know, one sentence.
@@ -127,7 +127,7 @@ pub struct DiskStats {
 /// is lost, so [`flush`](Self::flush) first.
 #[derive(Debug)]
 pub struct DiskStore {
-    queue: Arc<Queue>,
+    queue: Arc<IoQueue>,
     limit_bytes: u64,
     thread: Option<JoinHandle<()>>,
 }
@@ -144,7 +144,7 @@ impl DiskStore {
     pub fn open(config: DiskConfig) -> Result<Self> {
         check_fingerprint(&config.fingerprint)?;
         let DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes } = config;
-        let mut store = Self { queue: Arc::new(Queue::new(queue_bytes)), limit_bytes, thread: None };
+        let mut store = Self { queue: Arc::new(IoQueue::new(queue_bytes)), limit_bytes, thread: None };
         let folder = Folder::new(root, &fingerprint, &description);
         if limit_bytes == 0 {
             return Ok(store);
@@ -159,7 +159,7 @@ impl DiskStore {
         }
         let queue = Arc::clone(&store.queue);
         let thread = thread::Builder::new().name("kv-disk".to_owned());
-        let body = move || worker::run(&queue, &folder, limit_bytes);
+        let body = move || io_thread::run(&queue, &folder, limit_bytes);
         let started = thread
             .spawn(body)
             .map_err(|error| Error::Backend(format!("the thread for KV on disk: {error}")))?;
@@ -168,12 +168,12 @@ impl DiskStore {
     }
 
     /// Whether the page is on disk or on its way there, as far as this process knows.
-    pub fn contains(&self, key: PageKey) -> bool {
+    pub fn contains(&self, key: DiskPageKey) -> bool {
         self.queue.contains(key)
     }
 
     /// Notes that a page is still in use, so that others go first; `depth` as in its label. False when it is not on disk.
-    pub fn touch(&self, key: PageKey, depth: u32) -> bool {
+    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
         self.thread.is_some() && self.queue.touch(key, depth)
     }
 

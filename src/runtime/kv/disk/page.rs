@@ -177,12 +177,12 @@ fn difference(found: &[u8], expected: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PageKey, PageName};
+    use super::super::{DiskPageKey, PageName};
     use super::*;
 
     fn label() -> PageLabel {
         PageLabel {
-            key: PageKey { name: PageName([7; 32]), group: 3 },
+            key: DiskPageKey { name: PageName([7; 32]), group: 3 },
             parent: Some(PageName([9; 32])),
             tokens: [1, 2, 300_000, u32::MAX].into(),
             depth: 5,
@@ -272,12 +272,12 @@ mod tests {
     }
 
     /// A file that takes `room` bytes.
-    struct Full {
+    struct FullDisk {
         taken: Vec<u8>,
         room: usize,
     }
 
-    impl Write for Full {
+    impl Write for FullDisk {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let fits = bytes.len().min(self.room - self.taken.len());
             self.taken.extend_from_slice(&bytes[..fits]);
@@ -293,7 +293,7 @@ mod tests {
     fn a_disk_that_fills_up_at_any_byte_is_an_error_and_leaves_no_page() {
         let whole = written(&label());
         for room in 0..whole.len() {
-            let mut file = Full { taken: Vec::new(), room };
+            let mut file = FullDisk { taken: Vec::new(), room };
             let error = write(&mut file, &label(), &payload()).expect_err("no room");
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
             assert!(read_back(&file.taken, &label(), payload().len()).is_err(), "{room} bytes");

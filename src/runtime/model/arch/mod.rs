@@ -24,10 +24,12 @@ mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
+#[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use facts::{Facts, Format};
 
-use super::borrowed;
+#[cfg(feature = "candle-families")]
+use super::candle_models;
 use super::config::{DecoderConfig, Naming};
 use crate::runtime::error::LoadError;
 
@@ -74,18 +76,20 @@ pub enum Recognised {
     /// Our decoder.
     Native(Description),
     /// candle-transformers.
-    Borrowed(borrowed::Plan),
+    #[cfg(feature = "candle-families")]
+    CandleModel(candle_models::Plan),
 }
 
 /// Finds the family that `facts` name, and how it is computed.
 ///
 /// # Errors
-/// Those of [`describe`] and [`borrowed::find`].
+/// Those of [`describe`] and [`candle_models::find`].
 pub fn recognise(facts: &Facts) -> Result<Recognised, LoadError> {
-    match borrowed::find(facts)? {
-        Some(plan) => Ok(Recognised::Borrowed(plan)),
-        None => describe(facts).map(Recognised::Native),
+    #[cfg(feature = "candle-families")]
+    if let Some(plan) = candle_models::find(facts)? {
+        return Ok(Recognised::CandleModel(plan));
     }
+    describe(facts).map(Recognised::Native)
 }
 
 /// Finds the native family that `facts` name and lets it describe them.
@@ -99,22 +103,30 @@ pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
         Format::HuggingFace => family.model_types,
         Format::Gguf => family.gguf_names,
     };
-    // From GGUF only native families run.
-    let borrowed = borrowed::FAMILIES.iter().filter(|_| !facts.is_gguf());
-    let known =
-        || FAMILIES.iter().flat_map(names).chain(borrowed.clone().flat_map(|family| family.model_types));
-    match FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
-        Some(family) => (family.describe)(facts),
-        None => {
-            let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
-            let nearest = known().max_by_key(similarity).filter(|name| similarity(name) > 700);
-            Err(LoadError::UnknownArchitecture {
-                nearest: nearest.map(|name| name.to_string()),
-                known: known().map(|name| name.to_string()).collect(),
-                name,
-            })
-        }
+    if let Some(family) = FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
+        return (family.describe)(facts);
     }
+    let known: Vec<&str> =
+        FAMILIES.iter().flat_map(names).copied().chain(candle_names(facts.format())).collect();
+    let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
+    let nearest = known.iter().max_by_key(similarity).filter(|name| similarity(name) > 700);
+    Err(LoadError::UnknownArchitecture {
+        nearest: nearest.map(|name| name.to_string()),
+        known: known.iter().map(|name| name.to_string()).collect(),
+        name,
+    })
+}
+
+/// Returns the names of the families that candle-transformers computes from files of this format. It reads no GGUF.
+#[cfg(feature = "candle-families")]
+fn candle_names(format: Format) -> Vec<&'static str> {
+    let families = candle_models::FAMILIES.iter().filter(|_| format == Format::HuggingFace);
+    families.flat_map(|family| family.model_types.iter().copied()).collect()
+}
+
+#[cfg(not(feature = "candle-families"))]
+fn candle_names(_format: Format) -> Vec<&'static str> {
+    Vec::new()
 }
 
 #[cfg(test)]
@@ -139,6 +151,7 @@ mod tests {
         let LoadError::UnknownArchitecture { name, known, nearest } = error else { panic!("{error}") };
         assert_eq!(name, "qwen4");
         assert!(known.contains(&"llama".to_owned()));
+        assert_eq!(known.contains(&"falcon".to_owned()), cfg!(feature = "candle-families"));
         assert!(nearest.is_some_and(|nearest| nearest.starts_with("qwen")));
     }
 

@@ -25,7 +25,7 @@ use super::{Batch, Logits, Model, ModelSpec};
 use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, Span, Store, StoreShape};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
-use crate::runtime::kv::{Keep, PAGE_TOKENS, Place, StateGroup};
+use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.
@@ -155,9 +155,9 @@ impl<B: Backend> Decoder<B> {
         let per_layer = |facts| PerLayer::load(&backend, &file, convert, &config, facts);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
         let mut layers = Vec::with_capacity(config.layers.len());
-        for (layer, (facts, place)) in config.layers.iter().zip(places).enumerate() {
+        for (layer, (facts, page_ref)) in config.layers.iter().zip(places).enumerate() {
             let loader = Loader { backend: &backend, file: &file, naming: &naming, convert, hidden, layer };
-            layers.push(Layer::load(&loader, facts, config.per_layer_inputs.as_ref(), place)?);
+            layers.push(Layer::load(&loader, facts, config.per_layer_inputs.as_ref(), page_ref)?);
             progress(layer + 1, config.layers.len());
         }
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
@@ -237,20 +237,20 @@ impl<B: Backend> Model for Decoder<B> {
         self.logits = logits.values;
     }
 
-    fn copy_page(&mut self, from: Place, to: Place) -> Result<()> {
+    fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
         self.backend.copy_page(&mut self.kv, from.group, from.page, to.page)
     }
 
-    fn free_page(&mut self, place: Place) {
-        self.backend.free_page(&mut self.kv, place.group, place.page);
+    fn free_page(&mut self, page_ref: PageRef) {
+        self.backend.free_page(&mut self.kv, page_ref.group, page_ref.page);
     }
 
-    fn export_page(&self, place: Place, out: &mut Vec<u8>) -> Result<()> {
-        self.backend.export_page(&self.kv, place.group, place.page, out)
+    fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
+        self.backend.export_page(&self.kv, page_ref.group, page_ref.page, out)
     }
 
-    fn import_page(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
-        self.backend.import_page(&mut self.kv, place.group, place.page, bytes)
+    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
+        self.backend.import_page(&mut self.kv, page_ref.group, page_ref.page, bytes)
     }
 }
 
@@ -286,13 +286,13 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<
 
 /// Which layers share pages: those that keep what they keep equally long, in the order in which that first occurs. And where
 /// each layer finds its own.
-fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<Keep>, Vec<StorePlace>) {
-    let mut keeps: Vec<Keep> = Vec::new();
+fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StorePlace>) {
+    let mut kinds: Vec<KvKind> = Vec::new();
     let mut stores = Vec::new();
-    let mut add = |keep: Keep, shape: StoreShape| {
-        let group = keeps.iter().position(|known| *known == keep).unwrap_or_else(|| {
-            keeps.push(keep);
-            keeps.len() - 1
+    let mut add = |keep: KvKind, shape: StoreShape| {
+        let group = kinds.iter().position(|known| *known == keep).unwrap_or_else(|| {
+            kinds.push(keep);
+            kinds.len() - 1
         });
         stores.push(Store { shape, group });
         StorePlace { index: stores.len() - 1, group }
@@ -303,31 +303,31 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<Keep>, Vec<StorePlace>) {
             MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => places[*owner],
             MixerConfig::Attention(AttentionConfig { num_kv_heads, head_dim, window, .. }) => {
                 let shape = KvShape { num_kv_heads: *num_kv_heads, head_dim: *head_dim };
-                add(window.map_or(Keep::All, Keep::Window), StoreShape::Rows(shape))
+                add(window.map_or(KvKind::Full, KvKind::SlidingWindow), StoreShape::Rows(shape))
             }
             MixerConfig::ShortConv(conv) => {
-                add(Keep::State, StoreShape::State((conv.kernel - 1) * config.hidden_size))
+                add(KvKind::Recurrent, StoreShape::State((conv.kernel - 1) * config.hidden_size))
             }
             MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
-                let conv = add(Keep::State, StoreShape::State((kernel - 1) * shape.conv_width()));
-                add(Keep::State, StoreShape::State(shape.state_len()));
+                let conv = add(KvKind::Recurrent, StoreShape::State((kernel - 1) * shape.conv_width()));
+                add(KvKind::Recurrent, StoreShape::State(shape.state_len()));
                 conv
             }
         });
     }
-    (KvLayout { stores, num_groups: keeps.len() }, keeps, places)
+    (KvLayout { stores, num_groups: kinds.len() }, kinds, places)
 }
 
 /// What a sequence of this model keeps.
-pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<StateGroup> {
-    let (layout, keeps, _) = kv_layout(config);
-    let group = |(group, keep)| StateGroup { keep, page_bytes: layout.page_bytes(group, kv_type) };
-    keeps.into_iter().enumerate().map(group).collect()
+pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<KvGroup> {
+    let (layout, kinds, _) = kv_layout(config);
+    let group = |(group, kind)| KvGroup { kind, page_bytes: layout.page_bytes(group, kv_type) };
+    kinds.into_iter().enumerate().map(group).collect()
 }
 
 /// Bytes of keys and values that one token adds while every layer sees it.
 pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
-    let groups = state_groups(config, kv_type).into_iter().filter(|group| group.keep != Keep::State);
+    let groups = state_groups(config, kv_type).into_iter().filter(|group| group.kind != KvKind::Recurrent);
     groups.map(|group| group.page_bytes / PAGE_TOKENS).sum()
 }
 

@@ -8,7 +8,7 @@ use std::fs;
 
 use super::folder::io_error;
 use super::name::MAX_BRANCHED_BYTES;
-use super::record::{Record, TurnRecord};
+use super::record::{LogRecord, StoredTurnRecord};
 use super::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
 use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
@@ -162,21 +162,21 @@ impl SessionWriter {
     }
 
     /// The records after which this session holds the conversation of another.
-    fn records_to(&self, other: &SavedSession) -> Vec<Record> {
+    fn records_to(&self, other: &SavedSession) -> Vec<LogRecord> {
         let common = common_turns(self.saved(), other);
-        let mut records = vec![Record::Truncate { turns: common, time_ms: now_ms() }];
+        let mut records = vec![LogRecord::Truncate { turns: common, time_ms: now_ms() }];
         let mut model = &self.saved().model;
         for (at, SavedTurn { turn, model: own }) in
             other.turns.iter().map(|saved| &**saved).enumerate().skip(common)
         {
             if own != model {
                 model = own;
-                records.push(Record::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: (&**model).into() });
             }
-            records.push(Record::Turn { number: at + 1, turn: Box::new(TurnRecord::from(turn)) });
+            records.push(LogRecord::Turn { number: at + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
         }
         if *model != other.model {
-            records.push(Record::Model { model: (&*other.model).into() });
+            records.push(LogRecord::Model { model: (&*other.model).into() });
         }
         records
     }

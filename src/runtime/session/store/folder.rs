@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::SessionName;
-use super::lock::{self, Attempt, Folders, Held};
+use super::lock::{self, Attempt, Folders, LockGuard};
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
@@ -46,13 +46,13 @@ pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
 
 /// The file system, step by step.
 #[derive(Debug, Clone, Copy)]
-pub struct Disk;
+pub struct FileSystem;
 
 /// The right to write a session. Dropping it gives it up at once: closing the file alone would not, while a child process
 /// that was just started still has a copy of the descriptor.
-pub type Lock = Held<Disk>;
+pub type Lock = LockGuard<FileSystem>;
 
-impl Folders for Disk {
+impl Folders for FileSystem {
     type LockFile = File;
 
     fn open_lock(&self, folder: &Path) -> Result<Option<File>> {
@@ -95,7 +95,7 @@ impl Folders for Disk {
 /// # Errors
 /// [`Error::SessionBusy`]; [`Error::SessionNotFound`] when the folder went away meanwhile; [`StoreError::Io`].
 pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
-    match lock::lock(Disk, folder)? {
+    match lock::lock(FileSystem, folder)? {
         Attempt::Done(lock) => Ok(lock),
         Attempt::Busy => Err(Error::SessionBusy(name.to_string())),
         Attempt::Gone => Err(Error::SessionNotFound(name.to_string())),

@@ -17,7 +17,7 @@ use crate::runtime::error::{Error, Result};
 pub struct Listed {
     pub name: SessionName,
     /// What cannot be read is listed too, with the reason.
-    pub summary: Result<Summary>,
+    pub summary: Result<SessionSummary>,
 }
 
 impl Listed {
@@ -28,7 +28,7 @@ impl Listed {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
+pub struct SessionSummary {
     pub id: String,
     pub owner: Option<String>,
     pub fork_of: Option<ForkOf>,
@@ -41,7 +41,7 @@ pub struct Summary {
     pub num_bytes: u64,
 }
 
-impl Summary {
+impl SessionSummary {
     pub fn of(saved: &SavedSession, num_bytes: u64) -> Self {
         Self {
             id: saved.id.clone(),
@@ -59,7 +59,7 @@ impl Summary {
 
 /// Summaries of files as they were when they were read.
 #[derive(Debug, Default)]
-pub struct Summaries(Mutex<HashMap<SessionName, (Stamp, Result<Summary>)>>);
+pub struct Summaries(Mutex<HashMap<SessionName, (Stamp, Result<SessionSummary>)>>);
 
 /// Equal only while nobody has written to a file. A line that is added makes it longer, a rewrite another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl SessionStore {
     }
 
     /// What is remembered of a file, or what it says now.
-    fn summary(&self, name: &SessionName) -> Result<Summary> {
+    fn summary(&self, name: &SessionName) -> Result<SessionSummary> {
         let path = self.path(name).join(TRANSCRIPT);
         let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::SessionNotFound(name.to_string()),
@@ -127,14 +127,14 @@ impl SessionStore {
         }
         let bytes = read_transcript(&path, name)?;
         let saved = load(&path, &bytes).into_result();
-        let summary = saved.map(|(_, saved)| Summary::of(&saved, bytes.len() as u64));
+        let summary = saved.map(|(_, saved)| SessionSummary::of(&saved, bytes.len() as u64));
         self.summaries.locked().insert(name.clone(), (stamp, summary.clone()));
         summary
     }
 }
 
 impl Summaries {
-    fn locked(&self) -> std::sync::MutexGuard<'_, HashMap<SessionName, (Stamp, Result<Summary>)>> {
+    fn locked(&self) -> std::sync::MutexGuard<'_, HashMap<SessionName, (Stamp, Result<SessionSummary>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -44,12 +44,12 @@ pub trait Folders {
 
 /// A lock that is given up when it is dropped.
 #[derive(Debug)]
-pub struct Held<F: Folders> {
+pub struct LockGuard<F: Folders> {
     folders: F,
     file: F::LockFile,
 }
 
-impl<F: Folders> Drop for Held<F> {
+impl<F: Folders> Drop for LockGuard<F> {
     fn drop(&mut self) {
         self.folders.unlock(&self.file);
     }
@@ -68,12 +68,12 @@ pub enum Attempt<T> {
 ///
 /// # Errors
 /// Those of the file system.
-pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<Held<F>>> {
+pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<LockGuard<F>>> {
     let Some(file) = folders.open_lock(folder)? else { return Ok(Attempt::Gone) };
     if !folders.try_lock(folder, &file)? {
         return Ok(Attempt::Busy);
     }
-    let held = Held { folders, file };
+    let held = LockGuard { folders, file };
     Ok(if held.folders.is_still_there(folder, &held.file) { Attempt::Done(held) } else { Attempt::Gone })
 }
 
@@ -81,7 +81,7 @@ pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<Held<F>>> {
 ///
 /// # Errors
 /// Those of the file system; the folder is where it was.
-pub fn take_away<F: Folders>(held: Held<F>, folder: &Path, doomed: &Path) -> Result<()> {
+pub fn take_away<F: Folders>(held: LockGuard<F>, folder: &Path, doomed: &Path) -> Result<()> {
     held.folders.rename(folder, doomed)?;
     drop(held);
     Ok(())
@@ -146,7 +146,7 @@ mod tests {
             step(&mut self.0.lock().expect("no step panics"))
         }
 
-        fn open(&self) -> Result<Option<Held<Model>>> {
+        fn open(&self) -> Result<Option<LockGuard<Model>>> {
             match lock(self.clone(), Path::new(NAME))? {
                 Attempt::Done(held) => Ok(Some(held)),
                 Attempt::Busy => Err(Error::SessionBusy(NAME.to_owned())),
@@ -155,7 +155,7 @@ mod tests {
         }
 
         /// The draft is locked before anybody can see it.
-        fn begin(&self) -> Result<Option<Held<Model>>> {
+        fn begin(&self) -> Result<Option<LockGuard<Model>>> {
             let (draft, file) = self.with(|state| {
                 state.sessions.push(Session { is_locked: true, ..Session::default() });
                 let file = state.sessions.len() - 1;
@@ -163,7 +163,7 @@ mod tests {
                 state.names.insert(draft.clone(), file);
                 (draft, file)
             });
-            let held = Held { folders: self.clone(), file };
+            let held = LockGuard { folders: self.clone(), file };
             match self.rename(&draft, Path::new(NAME)) {
                 Ok(()) => Ok(Some(held)),
                 Err(_) => Ok(None),
@@ -212,14 +212,14 @@ mod tests {
     }
 
     /// How a request that came to no turn leaves a session that holds none.
-    type Leave = fn(&Model, Held<Model>, usize);
+    type Leave = fn(&Model, LockGuard<Model>, usize);
 
-    fn leave(_: &Model, held: Held<Model>, number: usize) {
+    fn leave(_: &Model, held: LockGuard<Model>, number: usize) {
         take_away(held, Path::new(NAME), Path::new(&format!("doomed-{number}"))).expect("nobody else may");
     }
 
     /// As it was once: the lock given up first, the session taken away by its name after.
-    fn leave_and_come_back(model: &Model, held: Held<Model>, number: usize) {
+    fn leave_and_come_back(model: &Model, held: LockGuard<Model>, number: usize) {
         drop(held);
         if let Ok(Some(again)) = model.open() {
             leave(model, again, number);

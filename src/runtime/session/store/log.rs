@@ -72,12 +72,12 @@ impl<F: LogFile> Log<F> {
     ///
     /// # Errors
     /// Those of the file.
-    pub fn resume(file: F, scan: &Scan<'_>) -> io::Result<Self> {
+    pub fn resume(file: F, scan: &LogScan<'_>) -> io::Result<Self> {
         let mut log = Self { file, len: scan.intact_bytes, chain: scan.chain, has_debris: false };
         match scan.end {
-            End::Clean => {}
-            End::Torn { .. } => log.take_back()?,
-            End::NoLineFeed => {
+            LogEnd::Clean => {}
+            LogEnd::Torn { .. } => log.take_back()?,
+            LogEnd::NoLineFeed => {
                 log.take_back()?;
                 log.file.append(b"\n")?;
                 log.file.sync()?;
@@ -124,10 +124,10 @@ impl<F: LogFile> Log<F> {
 
 /// What a log's bytes hold.
 #[derive(Debug)]
-pub struct Scan<'a> {
+pub struct LogScan<'a> {
     /// The records of the intact lines, in order.
     pub bodies: Vec<&'a str>,
-    pub end: End,
+    pub end: LogEnd,
     /// The first line that is wrong otherwise; nothing behind it was read.
     pub damage: Option<Damage>,
     /// Where the intact lines end.
@@ -136,7 +136,7 @@ pub struct Scan<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum LogEnd {
     Clean,
     /// The last line was never finished.
     Torn {
@@ -154,8 +154,9 @@ pub struct Damage {
 }
 
 /// Splits a log into its records, up to the first line that is damaged or torn.
-pub fn scan(bytes: &[u8]) -> Scan<'_> {
-    let mut scan = Scan { bodies: Vec::new(), end: End::Clean, damage: None, intact_bytes: 0, chain: None };
+pub fn scan(bytes: &[u8]) -> LogScan<'_> {
+    let mut scan =
+        LogScan { bodies: Vec::new(), end: LogEnd::Clean, damage: None, intact_bytes: 0, chain: None };
     let mut rest = bytes;
     while let Some(end) = rest.iter().position(|&b| b == b'\n') {
         match unframe(scan.chain, &rest[..end]) {
@@ -172,7 +173,7 @@ pub fn scan(bytes: &[u8]) -> Scan<'_> {
     scan
 }
 
-impl<'a> Scan<'a> {
+impl<'a> LogScan<'a> {
     fn accept(&mut self, body: &'a str, crc: u32, num_bytes: usize) {
         self.bodies.push(body);
         self.chain = Some(crc);
@@ -185,11 +186,11 @@ impl<'a> Scan<'a> {
         for line in [tail, all_but_one] {
             if let Ok((body, crc)) = unframe(self.chain, line) {
                 self.accept(body, crc, line.len());
-                self.end = End::NoLineFeed;
+                self.end = LogEnd::NoLineFeed;
                 return;
             }
         }
-        self.end = End::Torn { num_bytes: tail.len() };
+        self.end = LogEnd::Torn { num_bytes: tail.len() };
     }
 }
 
@@ -290,7 +291,7 @@ mod tests {
         let log = log_of(5);
         let scan = scan(&log.file.bytes);
         assert_eq!(scan.bodies, (0..5).map(body).collect::<Vec<_>>());
-        assert_eq!((scan.end, scan.damage), (End::Clean, None));
+        assert_eq!((scan.end, scan.damage), (LogEnd::Clean, None));
         for line in str::from_utf8(&log.file.bytes).expect("text").lines() {
             let line: serde_json::Value = serde_json::from_str(line).expect("each line is JSON");
             assert!(line["record"]["n"].is_number());
@@ -310,9 +311,9 @@ mod tests {
             assert_eq!(scan.bodies, (0..kept).map(body).collect::<Vec<_>>(), "cut at {cut}");
             let torn = if all_but_feed || ends.contains(&cut) { 0 } else { cut - ends[kept] };
             let end = match torn {
-                0 if all_but_feed => End::NoLineFeed,
-                0 => End::Clean,
-                num_bytes => End::Torn { num_bytes },
+                0 if all_but_feed => LogEnd::NoLineFeed,
+                0 => LogEnd::Clean,
+                num_bytes => LogEnd::Torn { num_bytes },
             };
             assert_eq!(scan.end, end, "cut at {cut}");
             let file = Disk { bytes: bytes.clone(), room: 1 << 20, ..Disk::default() };
@@ -335,7 +336,7 @@ mod tests {
                 if at == whole.len() - 1 {
                     assert_eq!(
                         (scan.bodies.len(), scan.end),
-                        (3, End::NoLineFeed),
+                        (3, LogEnd::NoLineFeed),
                         "bit {bit} of the last byte"
                     );
                     let repaired =
@@ -368,10 +369,10 @@ mod tests {
         let ends = boundaries(&whole);
         let mut bytes = whole.clone();
         bytes[ends[2] + 20..].fill(0);
-        assert_eq!(scan(&bytes).end, End::Torn { num_bytes: whole.len() - ends[2] });
+        assert_eq!(scan(&bytes).end, LogEnd::Torn { num_bytes: whole.len() - ends[2] });
         let mut bytes = whole.clone();
         bytes[ends[2] + 20..whole.len() - 3].fill(0); // the line feed reached it
-        assert_eq!(scan(&bytes).end, End::Torn { num_bytes: whole.len() - ends[2] });
+        assert_eq!(scan(&bytes).end, LogEnd::Torn { num_bytes: whole.len() - ends[2] });
         let mut bytes = whole.clone();
         bytes[ends[1] + 20..ends[2] - 3].fill(0);
         assert_eq!(scan(&bytes).damage.map(|damage| damage.line), Some(2));

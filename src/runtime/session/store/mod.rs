@@ -17,8 +17,8 @@ mod name;
 mod owners;
 mod record;
 mod removal;
-mod said;
 mod saved;
+mod token_history;
 mod writer;
 
 use std::fs::{self, File, OpenOptions};
@@ -30,15 +30,15 @@ use std::time::{Duration, SystemTime};
 
 use self::folder::{Lock, io_error};
 use self::listing::Summaries;
-use self::log::{End, Log, Scan};
+use self::log::{Log, LogEnd, LogScan};
 use self::saved::{Contradiction, replay};
-use self::writer::Opened;
+use self::writer::OpenedSession;
 use super::super::error::{Error, Result, StoreError};
 use super::super::request::{Finish, Sampling, Usage};
 use crate::runtime::private_files;
 use crate::template::message::Message;
 
-pub use self::listing::{Listed, Summary};
+pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
 use self::owners::Owners;
 pub use self::removal::{Forgotten, Purged};
@@ -72,7 +72,7 @@ impl ModelFingerprint {
 
 /// A finished turn: one request and its answer. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Turn {
+pub struct StoredTurn {
     /// What the turn adds to the conversation, the answer last.
     pub messages: Vec<Message>,
     /// Tokens of the conversation before this turn that the prompt begins with.
@@ -92,7 +92,7 @@ pub struct Turn {
     pub finished_ms: u64,
 }
 
-impl Turn {
+impl StoredTurn {
     /// Tokens of the conversation after this turn.
     pub fn num_tokens(&self) -> usize {
         self.kept_tokens + self.prompt_tail.len() + self.generated.len()
@@ -173,7 +173,7 @@ impl SessionStore {
         let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
         let store = self.clone();
-        Ok(SessionWriter::new(Opened { store, name: name.clone(), folder, log, saved, notices, lock }))
+        Ok(SessionWriter::new(OpenedSession { store, name: name.clone(), folder, log, saved, notices, lock }))
     }
 
     /// Opens a session, or creates it.
@@ -291,7 +291,7 @@ impl SessionStore {
             .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
         copied.map_err(|error| io_error(&backup, &error))?;
         let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::Record::to_body).collect();
+            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
         writer::replace(&folder.join("transcript.new"), &path, &bodies)
             .and_then(|_| folder::sync_folder(&folder))
             .map_err(|error| io_error(&path, &error))?;
@@ -327,7 +327,7 @@ impl SessionStore {
         });
         let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
         let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
-        Ok(SessionWriter::new(Opened { store, name, folder, log, saved, notices, lock }))
+        Ok(SessionWriter::new(OpenedSession { store, name, folder, log, saved, notices, lock }))
     }
 
     fn make_draft(
@@ -340,7 +340,7 @@ impl SessionStore {
         let lock = folder::lock(draft, name)?;
         let path = draft.join(TRANSCRIPT);
         let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::Record::to_body).collect();
+            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
         let log = private_files::private_file(OpenOptions::new().append(true).create_new(true), &path)
             .and_then(|file| {
                 let mut log = Log::new(file);
@@ -382,14 +382,14 @@ impl SessionStore {
 
 /// A transcript's content and the first thing that is wrong with it.
 struct Loaded<'a> {
-    scan: Scan<'a>,
+    scan: LogScan<'a>,
     /// What stands before the problem.
     saved: Option<SavedSession>,
     problem: Option<StoreError>,
 }
 
 impl<'a> Loaded<'a> {
-    fn into_result(self) -> Result<(Scan<'a>, SavedSession)> {
+    fn into_result(self) -> Result<(LogScan<'a>, SavedSession)> {
         match (self.problem, self.saved) {
             (Some(problem), _) => Err(problem.into()),
             (None, saved) => Ok((self.scan, saved.expect("without a header there is a problem"))),
@@ -419,13 +419,13 @@ fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {
     folder::read_file(path)?.ok_or_else(|| Error::SessionNotFound(name.to_string()))
 }
 
-fn end_notice(name: &SessionName, end: End) -> Option<String> {
+fn end_notice(name: &SessionName, end: LogEnd) -> Option<String> {
     match end {
-        End::Clean => None,
-        End::Torn { num_bytes } => Some(format!(
+        LogEnd::Clean => None,
+        LogEnd::Torn { num_bytes } => Some(format!(
             "session {name}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
         )),
-        End::NoLineFeed => {
+        LogEnd::NoLineFeed => {
             Some(format!("session {name}: the end of the last line was missing and was restored"))
         }
     }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{BranchReason, ModelFingerprint, Turn};
+use super::{BranchReason, ModelFingerprint, StoredTurn};
 use crate::runtime::request::{Finish, Sampling, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
@@ -42,7 +42,7 @@ pub fn knows_schema(schema: &str) -> bool {
 /// One line. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Record {
+pub enum LogRecord {
     /// The first line. `name` is the session's at its creation; its folder says what it is called now.
     Header {
         schema: String,
@@ -59,7 +59,7 @@ pub enum Record {
     /// Later turns come from another model; the ids before it mean nothing to it.
     Model { model: ModelRecord },
     /// A finished turn, the `number`th (from 1) of those that then count: it takes the place of any from there on.
-    Turn { number: usize, turn: Box<TurnRecord> },
+    Turn { number: usize, turn: Box<StoredTurnRecord> },
     /// Only the first `turns` turns count from here on.
     Truncate { turns: usize, time_ms: u64 },
     /// The session got another name.
@@ -94,7 +94,7 @@ pub struct ModelRecord {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TurnRecord {
+pub struct StoredTurnRecord {
     messages: Vec<MessageRecord>,
     kept_tokens: usize,
     prompt_tail: Vec<u32>,
@@ -176,7 +176,7 @@ pub enum Unreadable {
     Malformed(String),
 }
 
-impl Record {
+impl LogRecord {
     pub fn to_body(&self) -> String {
         serde_json::to_string(self).expect("strings, numbers, lists and string-keyed maps are always JSON")
     }
@@ -259,8 +259,8 @@ impl From<ModelRecord> for ModelFingerprint {
     }
 }
 
-impl From<&Turn> for TurnRecord {
-    fn from(turn: &Turn) -> Self {
+impl From<&StoredTurn> for StoredTurnRecord {
+    fn from(turn: &StoredTurn) -> Self {
         Self {
             messages: turn.messages.iter().map(MessageRecord::from).collect(),
             kept_tokens: turn.kept_tokens,
@@ -280,10 +280,10 @@ impl From<&Turn> for TurnRecord {
     }
 }
 
-impl TryFrom<TurnRecord> for Turn {
+impl TryFrom<StoredTurnRecord> for StoredTurn {
     type Error = String;
 
-    fn try_from(record: TurnRecord) -> Result<Self, String> {
+    fn try_from(record: StoredTurnRecord) -> Result<Self, String> {
         Ok(Self {
             messages: record.messages.into_iter().map(Message::try_from).collect::<Result<_, _>>()?,
             kept_tokens: record.kept_tokens,
@@ -414,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    fn rich_turn() -> Turn {
+    fn rich_turn() -> StoredTurn {
         let mut answer = Message::assistant("see \u{2028} \"this\"\n\0");
         answer.reasoning = Some("hm".to_owned());
         answer.tool_calls = vec![
@@ -442,7 +442,7 @@ mod tests {
             logit_bias: [(7, -100.0), (u32::MAX, 0.1)].into(),
             seed: Some(u64::MAX),
         };
-        Turn {
+        StoredTurn {
             messages: vec![
                 parts,
                 Message::new(Role::Other("critic".to_owned()), "x"),
@@ -466,43 +466,44 @@ mod tests {
     fn every_record_comes_back_as_it_went() {
         let old = ModelRecord { name: "m".to_owned(), fingerprint: "f".to_owned(), reference: None };
         let model = ModelRecord { reference: Some("/models/m.gguf".to_owned()), ..old.clone() };
-        let header = |version, model: &ModelRecord, id: Option<&str>, owner: Option<&str>| Record::Header {
-            schema: version,
-            name: "n".into(),
-            created_ms: 1,
-            model: model.clone(),
-            id: id.map(str::to_owned),
-            owner: owner.map(str::to_owned),
-        };
+        let header =
+            |version, model: &ModelRecord, id: Option<&str>, owner: Option<&str>| LogRecord::Header {
+                schema: version,
+                name: "n".into(),
+                created_ms: 1,
+                model: model.clone(),
+                id: id.map(str::to_owned),
+                owner: owner.map(str::to_owned),
+            };
         let mut turns = vec![rich_turn()];
         let cut =
             [Finish::Complete, Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
         for finish in cut.into_iter().chain([Finish::StopString("\n".to_owned())]) {
-            turns.push(Turn { finish, splice_after: None, ..rich_turn() });
+            turns.push(StoredTurn { finish, splice_after: None, ..rich_turn() });
         }
         let mut records = vec![
             header(FIRST_SCHEMA.into(), &old, None, None),
             header(SCHEMA.into(), &model, Some("i"), None),
             header(SCHEMA.into(), &old, Some("i"), Some("anna")),
-            Record::Model { model },
-            Record::Model { model: old },
-            Record::Truncate { turns: 0, time_ms: 2 },
-            Record::Rename { to: "b".into(), time_ms: 3 },
-            Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch: None },
+            LogRecord::Model { model },
+            LogRecord::Model { model: old },
+            LogRecord::Truncate { turns: 0, time_ms: 2 },
+            LogRecord::Rename { to: "b".into(), time_ms: 3 },
+            LogRecord::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch: None },
         ];
         for reason in BranchReason::ALL {
             let branch = Some(BranchRecord { of: "i".into(), reason });
-            records.push(Record::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch });
+            records.push(LogRecord::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch });
         }
         for turn in turns {
-            let record = TurnRecord::from(&turn);
-            assert_eq!(Turn::try_from(record.clone()), Ok(turn));
-            records.push(Record::Turn { number: 1, turn: Box::new(record) });
+            let record = StoredTurnRecord::from(&turn);
+            assert_eq!(StoredTurn::try_from(record.clone()), Ok(turn));
+            records.push(LogRecord::Turn { number: 1, turn: Box::new(record) });
         }
         for record in records {
             let body = record.to_body();
             assert!(!body.contains('\n'), "one line: {body}");
-            assert_eq!(Record::from_body(&body), Ok(record));
+            assert_eq!(LogRecord::from_body(&body), Ok(record));
         }
     }
 
@@ -510,7 +511,7 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            Record::from_body(&header("llmctl.session.v3")),
+            LogRecord::from_body(&header("llmctl.session.v3")),
             Err(Unreadable::Schema("llmctl.session.v3".into()))
         );
         for malformed in [
@@ -527,7 +528,7 @@ mod tests {
             "[]",
             "",
         ] {
-            assert!(matches!(Record::from_body(malformed), Err(Unreadable::Malformed(_))), "{malformed}");
+            assert!(matches!(LogRecord::from_body(malformed), Err(Unreadable::Malformed(_))), "{malformed}");
         }
     }
 
@@ -536,7 +537,7 @@ mod tests {
         let body = format!(r#"{{"type":"{}"}}"#, "t".repeat(1_000_000));
         let schema = format!(r#"{{"type":"header","schema":"llmctl.session.v{}"}}"#, "9".repeat(1_000_000));
         for body in [body, schema.replace("session.v", "v"), schema] {
-            let message = Record::from_body(&body).expect_err("unknown").to_string();
+            let message = LogRecord::from_body(&body).expect_err("unknown").to_string();
             assert!(message.len() < 400, "{} bytes", message.len());
         }
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{self, Lock, io_error};
 use super::lock;
-use super::said::each_sequence;
+use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
 use crate::runtime::error::Result;
 use crate::runtime::kv::disk::{self, PageName};

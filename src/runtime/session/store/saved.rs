@@ -8,15 +8,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::record::{BranchRecord, Record, SCHEMA, TurnRecord, Unreadable, Version};
-use super::{ModelFingerprint, SessionName, Turn};
+use super::record::{BranchRecord, LogRecord, SCHEMA, StoredTurnRecord, Unreadable, Version};
+use super::{ModelFingerprint, SessionName, StoredTurn};
 use crate::runtime::session::transcript::Transcript;
 use crate::template::message::{Content, Message, Role};
 
 /// A finished turn and the model that made it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedTurn {
-    pub turn: Turn,
+    pub turn: StoredTurn,
     pub model: Arc<ModelFingerprint>,
 }
 
@@ -183,25 +183,25 @@ impl SavedSession {
     }
 
     /// Takes one more record in; `Err` says what contradicts the records before it, and changes nothing.
-    pub(super) fn apply(&mut self, record: Record) -> Result<(), String> {
+    pub(super) fn apply(&mut self, record: LogRecord) -> Result<(), String> {
         if record.version() > self.version {
             return Err("a record of a later schema than the header's".to_owned());
         }
         match record {
-            Record::Header { .. } => return Err("a second header".to_owned()),
-            Record::Model { model } => self.model = Arc::new(model.into()),
-            Record::Turn { number, turn } => self.add_turn(number, *turn)?,
-            Record::Truncate { turns, time_ms } => {
+            LogRecord::Header { .. } => return Err("a second header".to_owned()),
+            LogRecord::Model { model } => self.model = Arc::new(model.into()),
+            LogRecord::Turn { number, turn } => self.add_turn(number, *turn)?,
+            LogRecord::Truncate { turns, time_ms } => {
                 if turns > self.turns.len() {
                     return Err(format!("a return to turn {turns} of {}", self.turns.len()));
                 }
                 self.turns.truncate(turns);
                 self.last_used_ms = self.last_used_ms.max(time_ms);
             }
-            Record::Rename { to, .. } => {
+            LogRecord::Rename { to, .. } => {
                 self.rename(&SessionName::new(&to).map_err(|error| error.to_string())?)
             }
-            Record::ForkOf { name, turns, branch, .. } => {
+            LogRecord::ForkOf { name, turns, branch, .. } => {
                 let branch = branch.map(|BranchRecord { of, reason }| Branch { of, reason });
                 self.fork_of = Some(ForkOf { name, turns, branch });
             }
@@ -216,11 +216,11 @@ impl SavedSession {
         }
     }
 
-    fn add_turn(&mut self, number: usize, record: TurnRecord) -> Result<(), String> {
+    fn add_turn(&mut self, number: usize, record: StoredTurnRecord) -> Result<(), String> {
         let kept = number.checked_sub(1).and_then(|kept| self.turns.get(..kept));
         let kept = kept.ok_or_else(|| format!("turn {number} after turn {}", self.turns.len()))?;
         let num_kept_tokens = kept.last().map_or(0, |saved| saved.turn.num_tokens());
-        let turn = Turn::try_from(record)?;
+        let turn = StoredTurn::try_from(record)?;
         if turn.messages.is_empty() {
             return Err("a turn without messages".to_owned());
         }
@@ -235,9 +235,9 @@ impl SavedSession {
     }
 
     /// The records that tell this session from its beginning, without what was rewound.
-    pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<Record> {
+    pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
         let mut model = self.turns.first().map_or(&self.model, |saved| &saved.model);
-        let mut records = vec![Record::Header {
+        let mut records = vec![LogRecord::Header {
             schema: SCHEMA.to_owned(),
             name: name.to_string(),
             created_ms: self.created_ms,
@@ -246,7 +246,7 @@ impl SavedSession {
             owner: self.owner.clone(),
         }];
         let branch = |branch: &Branch| BranchRecord { of: branch.of.clone(), reason: branch.reason };
-        let fork = |fork: &ForkOf| Record::ForkOf {
+        let fork = |fork: &ForkOf| LogRecord::ForkOf {
             name: fork.name.clone(),
             turns: fork.turns,
             time_ms,
@@ -256,13 +256,13 @@ impl SavedSession {
         for (at, saved) in self.turns.iter().enumerate() {
             if saved.model != *model {
                 model = &saved.model;
-                records.push(Record::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: (&**model).into() });
             }
-            let turn = Box::new(TurnRecord::from(&saved.turn));
-            records.push(Record::Turn { number: at + 1, turn });
+            let turn = Box::new(StoredTurnRecord::from(&saved.turn));
+            records.push(LogRecord::Turn { number: at + 1, turn });
         }
         if self.model != *model {
-            records.push(Record::Model { model: (&*self.model).into() });
+            records.push(LogRecord::Model { model: (&*self.model).into() });
         }
         records
     }
@@ -279,7 +279,7 @@ pub enum Contradiction {
 pub fn replay(bodies: &[&str]) -> (Option<SavedSession>, Option<Contradiction>) {
     let mut session: Option<SavedSession> = None;
     for (at, body) in bodies.iter().enumerate() {
-        let taken = Record::from_body(body).map_err(|error| match error {
+        let taken = LogRecord::from_body(body).map_err(|error| match error {
             Unreadable::Schema(schema) => Contradiction::Schema(schema),
             Unreadable::Malformed(message) => Contradiction::Line { line: at + 1, message },
         });
@@ -293,7 +293,7 @@ pub fn replay(bodies: &[&str]) -> (Option<SavedSession>, Option<Contradiction>) 
     (session, None)
 }
 
-fn take(session: &mut Option<SavedSession>, record: Record) -> Result<(), String> {
+fn take(session: &mut Option<SavedSession>, record: LogRecord) -> Result<(), String> {
     match (session.as_mut(), record) {
         (Some(session), record) => session.apply(record),
         (None, record) => {
@@ -303,9 +303,9 @@ fn take(session: &mut Option<SavedSession>, record: Record) -> Result<(), String
     }
 }
 
-fn begun(header: Record) -> Result<SavedSession, String> {
+fn begun(header: LogRecord) -> Result<SavedSession, String> {
     let version = header.version();
-    let Record::Header { created_ms, model, id, owner, name, .. } = header else {
+    let LogRecord::Header { created_ms, model, id, owner, name, .. } = header else {
         return Err("the first line is not a header".to_owned());
     };
     let id = id.unwrap_or_else(|| id_of_v1(&name, created_ms));

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
-use super::record::{Record, SCHEMA, TurnRecord};
+use super::record::{LogRecord, SCHEMA, StoredTurnRecord};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
-use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, Turn, log, now_ms};
+use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
@@ -37,7 +37,7 @@ pub struct SessionWriter {
 }
 
 /// What `SessionStore::open` found.
-pub(super) struct Opened {
+pub(super) struct OpenedSession {
     pub store: SessionStore,
     pub name: SessionName,
     pub folder: PathBuf,
@@ -48,8 +48,8 @@ pub(super) struct Opened {
 }
 
 impl SessionWriter {
-    pub(super) fn new(opened: Opened) -> Self {
-        let Opened { store, name, folder, log, saved, notices, lock } = opened;
+    pub(super) fn new(opened: OpenedSession) -> Self {
+        let OpenedSession { store, name, folder, log, saved, notices, lock } = opened;
         Self {
             store,
             name,
@@ -85,7 +85,7 @@ impl SessionWriter {
     /// # Errors
     /// [`Error::InvalidParameter`] when the turn keeps tokens that are not there or could not be read back;
     /// [`Error::Store`]. Nothing was added then.
-    pub fn append(&mut self, model: &ModelFingerprint, turn: &Turn) -> Result<()> {
+    pub fn append(&mut self, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
         self.append_after(self.saved.turns.len(), model, turn)
     }
 
@@ -94,12 +94,12 @@ impl SessionWriter {
     ///
     /// # Errors
     /// As [`Self::append`]; [`Error::InvalidParameter`] when there are fewer turns.
-    pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &Turn) -> Result<()> {
+    pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
-            records.push(Record::Model { model: model.into() });
+            records.push(LogRecord::Model { model: model.into() });
         }
-        records.push(Record::Turn { number: turns + 1, turn: Box::new(TurnRecord::from(turn)) });
+        records.push(LogRecord::Turn { number: turns + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
         self.write(records)
     }
 
@@ -111,7 +111,7 @@ impl SessionWriter {
         if turns == self.saved.turns.len() {
             return Ok(());
         }
-        self.write(vec![Record::Truncate { turns, time_ms: now_ms() }])
+        self.write(vec![LogRecord::Truncate { turns, time_ms: now_ms() }])
     }
 
     /// Rewrites the file without what was rewound. A crash leaves the old file or the new one, both whole.
@@ -145,7 +145,7 @@ impl SessionWriter {
 
     /// What a new file would say.
     fn needed(&self) -> Vec<String> {
-        self.saved.to_records(&self.name, now_ms()).iter().map(Record::to_body).collect()
+        self.saved.to_records(&self.name, now_ms()).iter().map(LogRecord::to_body).collect()
     }
 
     fn rewrite(&mut self, bodies: &[String]) -> Result<()> {
@@ -167,27 +167,27 @@ impl SessionWriter {
     /// Makes a file of an older schema one of this version's: the same lines below a header that says more.
     fn upgrade(&mut self) -> Result<()> {
         let mut bodies = self.bodies()?;
-        let header = bodies.first().and_then(|body| Record::from_body(body).ok());
-        let Some(Record::Header { name, created_ms, model, .. }) = header else {
+        let header = bodies.first().and_then(|body| LogRecord::from_body(body).ok());
+        let Some(LogRecord::Header { name, created_ms, model, .. }) = header else {
             let path = self.folder.join(TRANSCRIPT);
             let message = "the header changed while the session was open".to_owned();
             return Err(StoreError::Damaged { path, line: 1, message }.into());
         };
         let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
-        let header = Record::Header { schema: SCHEMA.to_owned(), name, created_ms, model, id, owner };
+        let header = LogRecord::Header { schema: SCHEMA.to_owned(), name, created_ms, model, id, owner };
         self.saved.version = header.version();
         bodies[0] = header.to_body();
         self.rewrite(&bodies)
     }
 
     /// Adds records with all lines before them in one step: a crash leaves all of them or none.
-    pub(super) fn rewrite_with(&mut self, records: Vec<Record>) -> Result<()> {
+    pub(super) fn rewrite_with(&mut self, records: Vec<LogRecord>) -> Result<()> {
         if records.iter().any(|record| record.version() > self.saved.version) {
             self.upgrade()?;
         }
         let saved = self.replayed(&records)?;
         let mut bodies = self.bodies()?;
-        bodies.extend(records.iter().map(Record::to_body));
+        bodies.extend(records.iter().map(LogRecord::to_body));
         self.check_length(num_bytes(&bodies))?;
         self.rewrite(&bodies)?;
         self.saved = saved;
@@ -207,18 +207,18 @@ impl SessionWriter {
 
     /// Records the new name, which the folder has already.
     pub(super) fn renamed(&mut self, name: SessionName, folder: PathBuf) -> Result<()> {
-        let record = Record::Rename { to: name.to_string(), time_ms: now_ms() };
+        let record = LogRecord::Rename { to: name.to_string(), time_ms: now_ms() };
         (self.name, self.folder) = (name, folder);
         self.write(vec![record])
     }
 
-    fn write(&mut self, records: Vec<Record>) -> Result<()> {
+    fn write(&mut self, records: Vec<LogRecord>) -> Result<()> {
         if records.iter().any(|record| record.version() > self.saved.version) {
             self.upgrade()?;
         }
         let saved = self.replayed(&records)?;
         self.compact_if_long()?;
-        let bodies: Vec<String> = records.iter().map(Record::to_body).collect();
+        let bodies: Vec<String> = records.iter().map(LogRecord::to_body).collect();
         self.check_length(self.log.len() + num_bytes(&bodies))?;
         self.log.append(&bodies).map_err(|error| io_error(&self.folder.join(TRANSCRIPT), &error))?;
         self.saved = saved;
@@ -226,11 +226,12 @@ impl SessionWriter {
     }
 
     /// What the session is after `records`, as a reader will find it: what cannot be read back is not written.
-    fn replayed(&self, records: &[Record]) -> Result<SavedSession> {
+    fn replayed(&self, records: &[LogRecord]) -> Result<SavedSession> {
         let refuse = |message: String| Error::InvalidParameter { name: "turn", message };
         let mut saved = self.saved.clone();
         for record in records {
-            let record = Record::from_body(&record.to_body()).map_err(|error| refuse(error.to_string()))?;
+            let record =
+                LogRecord::from_body(&record.to_body()).map_err(|error| refuse(error.to_string()))?;
             saved.apply(record).map_err(refuse)?;
         }
         Ok(saved)
@@ -277,8 +278,8 @@ mod tests {
     use crate::runtime::request::{Finish, Sampling, Usage};
     use crate::template::Message;
 
-    fn turn(text: &str) -> Turn {
-        Turn {
+    fn turn(text: &str) -> StoredTurn {
+        StoredTurn {
             messages: vec![Message::user(text), Message::assistant("yes")],
             kept_tokens: 0,
             prompt_tail: vec![1, 2],

@@ -17,7 +17,7 @@ use super::pretokenize::PreRule;
 use super::vocab::{TokenKind, VocabSpec};
 
 /// What a vocabulary turns into, besides its added tokens.
-pub(super) struct Parts {
+pub(super) struct TokenizerParts {
     pub normalizer: Option<NormalizerWrapper>,
     pub pre_tokenizer: Option<PreTokenizerWrapper>,
     pub speller: Speller,
@@ -28,16 +28,16 @@ pub(super) struct Parts {
 
 /// # Errors
 /// An unknown pre-tokenizer, or merges that do not fit the vocabulary.
-pub(super) fn byte_level(spec: &VocabSpec) -> Result<Parts, String> {
+pub(super) fn byte_level(spec: &VocabSpec) -> Result<TokenizerParts, String> {
     let name = spec.pre.as_deref().unwrap_or("default");
     if PreRule::is_sentence_piece(name) {
-        return Ok(Parts { adds_bos: false, ..gemma4(spec)? });
+        return Ok(TokenizerParts { adds_bos: false, ..gemma4(spec)? });
     }
     let rule = PreRule::named(name)?;
     let (vocab, merges) = vocab_and_merges(spec)?;
     let model =
         guarded(|| BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rule.ignore_merges).build())?;
-    Ok(Parts {
+    Ok(TokenizerParts {
         normalizer: rule.normalizer(),
         pre_tokenizer: Some(rule.pre_tokenizer()?),
         speller: Speller::Crate(Box::new(ModelWrapper::BPE(model))),
@@ -48,7 +48,7 @@ pub(super) fn byte_level(spec: &VocabSpec) -> Result<Parts, String> {
 
 /// # Errors
 /// Merges that do not fit the vocabulary.
-pub(super) fn gemma4(spec: &VocabSpec) -> Result<Parts, String> {
+pub(super) fn gemma4(spec: &VocabSpec) -> Result<TokenizerParts, String> {
     let (vocab, merges) = vocab_and_merges(spec)?;
     let unknown = spec.unk.and_then(|id| spec.tokens.get(id as usize)).cloned();
     guarded(|| {
@@ -61,7 +61,7 @@ pub(super) fn gemma4(spec: &VocabSpec) -> Result<Parts, String> {
         let model = builder.vocab_and_merges(vocab, merges).build()?;
         let lines = SplitPattern::Regex(r"[^\n]+|\n+".to_owned());
         let lines = Split::new(lines, SplitDelimiterBehavior::Isolated, false)?;
-        Ok(Parts {
+        Ok(TokenizerParts {
             normalizer: Some(NormalizerWrapper::Replace(Replace::new(" ", "▁")?)),
             pre_tokenizer: Some(PreTokenizerWrapper::Split(lines)),
             speller: Speller::Crate(Box::new(ModelWrapper::BPE(model))),

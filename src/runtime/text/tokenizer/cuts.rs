@@ -62,7 +62,7 @@ pub(super) struct Word<'a> {
 
 /// What of a window is certain, up to `end`: all words before `words`, and `bytes` of that one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct SafeCut {
     pub words: usize,
     pub bytes: usize,
     pub end: usize,
@@ -94,7 +94,7 @@ impl Cuts {
     }
 
     /// The last cut of a window that has more text behind it.
-    pub fn last(self, window: &str, words: &[Word<'_>], speller: &Speller) -> Option<Cut> {
+    pub fn last(self, window: &str, words: &[Word<'_>], speller: &Speller) -> Option<SafeCut> {
         match (self, speller) {
             (Cuts::BetweenWords { composes, margin }, _) => {
                 let latest = margin.latest(window)?;
@@ -106,14 +106,14 @@ impl Cuts {
                     is_between && (!composes || window[end..].chars().next().is_some_and(stands_alone))
                 };
                 let last = (0..certain).rev().find(is_cut)?;
-                Some(Cut { words: last + 1, bytes: 0, end: words[last].end })
+                Some(SafeCut { words: last + 1, bytes: 0, end: words[last].end })
             }
             (Cuts::BetweenStrangers { margin }, Speller::Spm(spm)) => {
                 let latest = margin.latest(window)?;
                 let in_word = |(index, word): (usize, &Word<'_>)| {
                     let most = latest.checked_sub(word.start)?.min(word.text.len());
                     let at = if word.is_added { None } else { spm.last_cut(word.text, most) };
-                    at.map(|bytes| Cut { words: index, bytes, end: word.start + bytes })
+                    at.map(|bytes| SafeCut { words: index, bytes, end: word.start + bytes })
                 };
                 words.iter().enumerate().rev().find_map(in_word)
             }

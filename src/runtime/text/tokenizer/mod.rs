@@ -23,7 +23,7 @@ use std::{fmt, str};
 use tokenizers::AddedToken;
 
 use self::bound::Bound;
-use self::bpe::Parts;
+use self::bpe::TokenizerParts;
 use self::pieces::{Spelling, Table};
 use self::pipeline::{Added, Failure, Pipeline, Speller};
 use self::terminators::turn_terminators;
@@ -127,7 +127,7 @@ impl Tokenizer {
         let parts = match spec.model.as_str() {
             "gpt2" => bpe::byte_level(spec)?,
             "gemma4" => bpe::gemma4(spec)?,
-            "llama" => Parts {
+            "llama" => TokenizerParts {
                 normalizer: None,
                 pre_tokenizer: None,
                 speller: Speller::Spm(spm::Spm::new(spec)),

@@ -15,7 +15,7 @@ use tokenizers::{
 };
 
 use super::bound::Bound;
-use super::cuts::{Cut, Cuts, Word};
+use super::cuts::{Cuts, SafeCut, Word};
 use super::pieces::Table;
 use super::spm::Spm;
 use crate::runtime::error::panic_text;
@@ -81,7 +81,7 @@ impl From<String> for Failure {
 const LEAST_PART: usize = 2;
 
 /// A text on its way: where it is, and the ids so far.
-struct Progress {
+struct ChunkProgress {
     ids: Vec<u32>,
     at: usize,
     /// The last part ended within what the library takes for one word.
@@ -124,7 +124,7 @@ impl Pipeline {
         most: usize,
     ) -> Result<Vec<u32>, Failure> {
         let added = if parse_special { &self.with_special } else { &self.without_special };
-        let mut progress = Progress { ids: Vec::new(), at: 0, is_within: false };
+        let mut progress = ChunkProgress { ids: Vec::new(), at: 0, is_within: false };
         let mut size = window.max(1);
         while progress.at < text.len() {
             let rest = &text[progress.at..];
@@ -145,7 +145,7 @@ impl Pipeline {
         added: &AddedVocabulary,
         window: &str,
         is_last: bool,
-        progress: &mut Progress,
+        progress: &mut ChunkProgress,
     ) -> tokenizers::Result<bool> {
         let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), window);
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
@@ -160,12 +160,14 @@ impl Pipeline {
         };
         let words: Vec<Word<'_>> = splits.iter().map(word).collect();
         let cut = match is_last {
-            true => Some(Cut { words: words.len(), bytes: 0, end: window.len() }),
+            true => Some(SafeCut { words: words.len(), bytes: 0, end: window.len() }),
             false => self.cuts.last(window, &words, &self.speller),
         };
         // What lies behind the cut is read again with the next window.
-        let is_worth_it = |cut: &Cut| is_last || cut.end >= window.len() / LEAST_PART;
-        let Some(Cut { words: num_words, bytes, end }) = cut.filter(is_worth_it) else { return Ok(false) };
+        let is_worth_it = |cut: &SafeCut| is_last || cut.end >= window.len() / LEAST_PART;
+        let Some(SafeCut { words: num_words, bytes, end }) = cut.filter(is_worth_it) else {
+            return Ok(false);
+        };
         for ((_, _, tokens), word) in splits.iter().zip(&words[..num_words]) {
             let is_rest = progress.is_within && word.start == 0;
             match tokens {

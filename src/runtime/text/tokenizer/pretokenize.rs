@@ -15,7 +15,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior}
 
 /// One cut; each works on the pieces that the one before left.
 #[derive(Debug, Clone, Copy)]
-enum Cut {
+enum SplitRule {
     /// Matches of a regular expression, and what lies between them.
     Regex(&'static str),
     /// Every digit by itself.
@@ -32,13 +32,13 @@ enum Cut {
     Bytes,
 }
 
-use Cut::{Bytes, DigitRuns, EachDigit, EachPunctuation, Gpt2Words, PunctuationRuns, Regex};
+use SplitRule::{Bytes, DigitRuns, EachDigit, EachPunctuation, Gpt2Words, PunctuationRuns, Regex};
 
 /// What goes with a `tokenizer.ggml.pre` name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreRule {
     names: &'static [&'static str],
-    cuts: &'static [Cut],
+    cuts: &'static [SplitRule],
     /// A word that is a token is that token, whatever the merges say (tiktoken's way).
     pub ignore_merges: bool,
     /// The publisher's tokenizer composes characters first (llama.cpp does not).
@@ -321,7 +321,7 @@ impl PreRule {
     }
 }
 
-impl Cut {
+impl SplitRule {
     fn build(self) -> Result<PreTokenizerWrapper, String> {
         Ok(match self {
             Regex(pattern) => {

@@ -36,40 +36,40 @@ struct Symbol {
 
 /// Buffers of one call, and its result.
 #[derive(Default)]
-struct Work {
+struct MergeState {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Pair>,
+    queue: BinaryHeap<MergeCandidate>,
     ids: Vec<u32>,
     after_unknown: bool,
 }
 
 /// Two neighbours that would make a token of `len` bytes.
-struct Pair {
+struct MergeCandidate {
     score: f32,
     left: usize,
     right: usize,
     len: usize,
 }
 
-impl Ord for Pair {
+impl Ord for MergeCandidate {
     fn cmp(&self, other: &Self) -> Ordering {
         self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
     }
 }
 
-impl PartialOrd for Pair {
+impl PartialOrd for MergeCandidate {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Pair {
+impl PartialEq for MergeCandidate {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Pair {}
+impl Eq for MergeCandidate {}
 
 impl Spm {
     /// The vocabulary must have been checked: as many scores as tokens.
@@ -137,7 +137,7 @@ impl Spm {
     /// has neither bytes nor an unknown token.
     pub fn encode(&self, text: &str, is_rest: bool) -> Result<Vec<u32>, String> {
         let text = self.escape(text, is_rest);
-        let mut work = Work { ids: Vec::with_capacity(text.len() / 3), ..Work::default() };
+        let mut work = MergeState { ids: Vec::with_capacity(text.len() / 3), ..MergeState::default() };
         let (mut start, mut previous) = (0, None);
         for (at, c) in text.char_indices() {
             if previous.is_some_and(|previous| !self.neighbours.contains(&(previous, c))) {
@@ -150,8 +150,8 @@ impl Spm {
         Ok(work.ids)
     }
 
-    fn encode_segment(&self, text: &str, work: &mut Work) -> Result<(), String> {
-        let Work { symbols, queue, .. } = &mut *work;
+    fn encode_segment(&self, text: &str, work: &mut MergeState) -> Result<(), String> {
+        let MergeState { symbols, queue, .. } = &mut *work;
         split_characters(text, symbols);
         for left in 0..symbols.len() {
             self.offer(text, symbols, Some(left), symbols[left].next, queue);
@@ -194,18 +194,18 @@ impl Spm {
         symbols: &[Symbol],
         left: Option<usize>,
         right: Option<usize>,
-        queue: &mut BinaryHeap<Pair>,
+        queue: &mut BinaryHeap<MergeCandidate>,
     ) {
         let (Some(left), Some(right)) = (left, right) else { return };
         let start = symbols[left].start;
         let len = symbols[left].len + symbols[right].len;
         if let Some(&id) = self.ids.get(&text[start..start + len]) {
-            queue.push(Pair { score: self.scores[id as usize], left, right, len });
+            queue.push(MergeCandidate { score: self.scores[id as usize], left, right, len });
         }
     }
 
-    fn spell(&self, text: &str, work: &mut Work) -> Result<(), String> {
-        let Work { symbols, ids, after_unknown, .. } = work;
+    fn spell(&self, text: &str, work: &mut MergeState) -> Result<(), String> {
+        let MergeState { symbols, ids, after_unknown, .. } = work;
         for symbol in symbols.iter().filter(|symbol| symbol.len > 0) {
             let piece = &text[symbol.start..symbol.start + symbol.len];
             let known = self.ids.get(piece);

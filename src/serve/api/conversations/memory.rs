@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::{SessionKey, locked};
-use crate::runtime::session::conversation::Dialogue;
 use crate::runtime::session::store::{
-    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, Summary, now_ms,
+    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, now_ms,
 };
+use crate::runtime::turn::SessionChat;
 use crate::runtime::{Error, Result};
 use crate::serve::owner::Owner;
 
@@ -29,7 +29,7 @@ struct Kept {
     /// As it was when it was last closed.
     saved: SavedSession,
     /// Nothing while it is open.
-    dialogue: Option<Dialogue>,
+    session_chat: Option<SessionChat>,
 }
 
 type All = BTreeMap<SessionKey, Kept>;
@@ -37,28 +37,28 @@ type All = BTreeMap<SessionKey, Kept>;
 impl Memory {
     /// # Errors
     /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
-    pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Dialogue> {
+    pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<SessionChat> {
         let mut kept = locked(&self.kept);
         if kept.contains_key(key) {
             return Err(Error::SessionBusy(key.name.to_string()));
         }
         let mut saved = SavedSession::new(model, now_ms());
         saved.owner = key.owner.stored().map(str::to_owned);
-        let dialogue = Dialogue::look_at(saved, model.clone());
-        insert(&mut kept, key.clone(), dialogue.saved().clone(), None)?;
-        Ok(dialogue)
+        let session_chat = SessionChat::look_at(saved, model.clone());
+        insert(&mut kept, key.clone(), session_chat.saved().clone(), None)?;
+        Ok(session_chat)
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
-    pub fn open(&self, key: &SessionKey) -> Result<Dialogue> {
+    pub fn open(&self, key: &SessionKey) -> Result<SessionChat> {
         let mut kept = locked(&self.kept);
         let kept = kept.get_mut(key).ok_or_else(|| not_found(key))?;
-        kept.dialogue.take().ok_or_else(|| Error::SessionBusy(key.name.to_string()))
+        kept.session_chat.take().ok_or_else(|| Error::SessionBusy(key.name.to_string()))
     }
 
-    pub fn close(&self, key: &SessionKey, dialogue: Dialogue) {
-        let kept = Kept { saved: dialogue.saved().clone(), dialogue: Some(dialogue) };
+    pub fn close(&self, key: &SessionKey, session_chat: SessionChat) {
+        let kept = Kept { saved: session_chat.saved().clone(), session_chat: Some(session_chat) };
         locked(&self.kept).insert(key.clone(), kept);
     }
 
@@ -71,7 +71,7 @@ impl Memory {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
         let mut kept = locked(&self.kept);
-        let is_open = kept.get(key).ok_or_else(|| not_found(key))?.dialogue.is_none();
+        let is_open = kept.get(key).ok_or_else(|| not_found(key))?.session_chat.is_none();
         if is_open {
             return Err(Error::SessionBusy(key.name.to_string()));
         }
@@ -112,13 +112,13 @@ impl Memory {
         turns: Option<usize>,
         reason: BranchReason,
         model: &ModelFingerprint,
-    ) -> Result<(SessionKey, Dialogue)> {
+    ) -> Result<(SessionKey, SessionChat)> {
         let mut kept = locked(&self.kept);
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         let branch = branch_of(from, &saved, turns.unwrap_or(saved.turns.len()), reason);
         let key = free_name(&kept, from, &saved);
         insert(&mut kept, key.clone(), branch.clone(), None)?;
-        Ok((key, Dialogue::look_at(branch, model.clone())))
+        Ok((key, SessionChat::look_at(branch, model.clone())))
     }
 
     /// Keeps all turns of an open conversation in a branch; nothing when it has none.
@@ -128,17 +128,17 @@ impl Memory {
     pub fn keep(
         &self,
         key: &SessionKey,
-        dialogue: &Dialogue,
+        session_chat: &SessionChat,
         reason: BranchReason,
     ) -> Result<Option<SessionName>> {
-        let saved = dialogue.saved();
+        let saved = session_chat.saved();
         if saved.turns.is_empty() {
             return Ok(None);
         }
         let mut kept = locked(&self.kept);
         let branch = branch_of(key, saved, saved.turns.len(), reason);
         let name = free_name(&kept, key, saved);
-        let look = Dialogue::look_at(branch.clone(), dialogue.model().clone());
+        let look = SessionChat::look_at(branch.clone(), session_chat.model().clone());
         insert(&mut kept, name.clone(), branch, Some(look))?;
         Ok(Some(name.name))
     }
@@ -148,20 +148,20 @@ impl Memory {
     pub fn restore(
         &self,
         key: &SessionKey,
-        dialogue: &mut Dialogue,
+        session_chat: &mut SessionChat,
         branch: &SessionName,
     ) -> Result<Option<SessionName>> {
         let from = key.sibling(branch.clone());
         let saved = self.read(&from)?;
-        if saved.branch().is_none_or(|branch| branch.of != dialogue.saved().id) {
+        if saved.branch().is_none_or(|branch| branch.of != session_chat.saved().id) {
             let message = format!("session {:?} is not a branch of it", branch.as_str());
             return Err(Error::InvalidParameter { name: "branch", message });
         }
         drop(self.open(&from)?);
-        let kept = self.keep(key, dialogue, BranchReason::Restore)?;
-        let mut restored = dialogue.saved().clone();
+        let kept = self.keep(key, session_chat, BranchReason::Restore)?;
+        let mut restored = session_chat.saved().clone();
         (restored.turns, restored.last_used_ms) = (saved.turns, now_ms());
-        *dialogue = Dialogue::look_at(restored, dialogue.model().clone());
+        *session_chat = SessionChat::look_at(restored, session_chat.model().clone());
         self.forget(&from);
         Ok(kept)
     }
@@ -189,17 +189,22 @@ impl Memory {
         let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
         let mut forked = saved.forked(fork_of, now_ms());
         forked.owner = to.owner.stored().map(str::to_owned);
-        let dialogue = Dialogue::look_at(forked.clone(), model.clone());
-        insert(&mut kept, to.clone(), forked, Some(dialogue))?;
+        let session_chat = SessionChat::look_at(forked.clone(), model.clone());
+        insert(&mut kept, to.clone(), forked, Some(session_chat))?;
         Ok(num_turns)
     }
 }
 
-fn insert(all: &mut All, key: SessionKey, saved: SavedSession, dialogue: Option<Dialogue>) -> Result<()> {
+fn insert(
+    all: &mut All,
+    key: SessionKey,
+    saved: SavedSession,
+    session_chat: Option<SessionChat>,
+) -> Result<()> {
     if all.len() >= MAX_CONVERSATIONS {
         return Err(Error::SessionsFull { capacity: MAX_CONVERSATIONS });
     }
-    all.insert(key, Kept { saved, dialogue });
+    all.insert(key, Kept { saved, session_chat });
     Ok(())
 }
 
@@ -224,7 +229,7 @@ fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
 }
 
 fn listed((key, kept): (&SessionKey, &Kept)) -> Listed {
-    Listed { name: key.name.clone(), summary: Ok(Summary::of(&kept.saved, 0)) }
+    Listed { name: key.name.clone(), summary: Ok(SessionSummary::of(&kept.saved, 0)) }
 }
 
 fn not_found(key: &SessionKey) -> Error {

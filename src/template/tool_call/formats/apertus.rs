@@ -1,7 +1,7 @@
 //! `<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|>` (Apertus)
 
 use super::{Frame, JsonCalls, Notation};
-use crate::template::tool_call::json_text::quoted;
+use crate::tool_call::json_text::quoted;
 
 pub const APERTUS: Notation = Notation {
     name: "apertus",

@@ -1,7 +1,7 @@
 //! `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
 
 use super::{Frame, Notation, objects};
-use crate::template::tool_call::json_text::quoted;
+use crate::tool_call::json_text::quoted;
 
 pub const COMMAND_ACTION: Notation = Notation {
     name: "command-action",

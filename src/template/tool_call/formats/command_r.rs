@@ -1,7 +1,7 @@
 //! `Action:` and a code block of `[{"tool_name": ..., "parameters": {...}}]` (Command R and R+)
 
 use super::{Frame, Notation, objects};
-use crate::template::tool_call::json_text::quoted;
+use crate::tool_call::json_text::quoted;
 
 pub const COMMAND_R: Notation = Notation {
     name: "command-r",

@@ -1,7 +1,7 @@
 //! ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`` (DeepSeek V3.1)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{Marks, NamedJson};
 
 pub const DEEPSEEK_V31: Notation = Notation {
     name: "deepseek-v3.1",

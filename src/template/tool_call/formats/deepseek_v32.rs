@@ -1,8 +1,8 @@
 //! `<｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="K" string="true">` value (DeepSeek V3.2)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Tagging;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::Tagging;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const DEEPSEEK_V32: Notation = Notation {
     name: "deepseek-v3.2",

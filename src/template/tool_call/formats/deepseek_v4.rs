@@ -2,7 +2,7 @@
 
 use super::deepseek_v32::{DEEPSEEK_V32, TAGS};
 use super::{Frame, Notation};
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const DEEPSEEK_V4: Notation = Notation {
     name: "deepseek-v4",

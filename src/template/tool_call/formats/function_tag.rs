@@ -1,7 +1,7 @@
 //! `<function=NAME>{...}</function>` (Functionary 3.1)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{Marks, NamedJson};
 
 pub const FUNCTION_TAG: Notation = Notation {
     name: "function-tag",

@@ -1,8 +1,8 @@
 //! `>>>NAME`, a line break and `{...}`; text stands behind `>>>all` (Functionary 3.2). The prompt ends with `>>>`.
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Messages;
-use crate::template::tool_call::recipient::Recipient;
+use crate::tool_call::grammar::Messages;
+use crate::tool_call::recipient::Recipient;
 
 pub const FUNCTIONARY32: Notation = Notation {
     name: "functionary-3.2",

@@ -1,8 +1,8 @@
 //! `<|tool_call>call:NAME{key:value}<tool_call|>`, strings between `<|"|>` (Gemma 4)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::gemma::GemmaCall;
-use crate::template::tool_call::grammar::Style;
+use crate::tool_call::gemma::GemmaCall;
+use crate::tool_call::grammar::Style;
 
 pub const GEMMA: Notation = Notation {
     name: "gemma",

@@ -1,8 +1,8 @@
 //! `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on, Ling 3)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::glm::{GlmCall, Marks};
-use crate::template::tool_call::grammar::Tagging;
+use crate::tool_call::glm::{GlmCall, Marks};
+use crate::tool_call::grammar::Tagging;
 
 pub const GLM: Notation = Notation {
     name: "glm",

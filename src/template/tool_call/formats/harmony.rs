@@ -1,7 +1,7 @@
 //! `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
 
 use super::Notation;
-use crate::template::tool_call::harmony::{MARKUP, Protocol};
+use crate::tool_call::harmony::{MARKUP, Protocol};
 
 pub const HARMONY: Notation = Notation {
     name: "harmony",

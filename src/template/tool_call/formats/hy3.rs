@@ -2,8 +2,8 @@
 //! suffix on every tag (Hy3)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::glm::{GlmCall, Marks};
-use crate::template::tool_call::grammar::Tagging;
+use crate::tool_call::glm::{GlmCall, Marks};
+use crate::tool_call::grammar::Tagging;
 
 pub const HY3: Notation = Notation {
     name: "hy3",

@@ -1,7 +1,7 @@
 //! `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{Marks, NamedJson};
 
 pub const KIMI: Notation = Notation {
     name: "kimi",

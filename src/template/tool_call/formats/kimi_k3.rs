@@ -2,8 +2,8 @@
 //! `<|open|>tools<|sep|>` (Kimi K3)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::{Messages, Tagging};
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::{Messages, Tagging};
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const KIMI_K3: Notation = Notation {
     name: "kimi-k3",

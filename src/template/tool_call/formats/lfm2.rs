@@ -4,7 +4,7 @@
 
 use super::pythonic::PYTHONIC;
 use super::{Frame, Notation};
-use crate::template::tool_call::pythonic::PythonicCalls;
+use crate::tool_call::pythonic::PythonicCalls;
 
 pub const LFM2: Notation = Notation {
     name: "lfm2",

@@ -2,8 +2,8 @@
 //! built-in tools only (Llama 3.1 on)
 
 use super::{Frame, JsonCalls, Notation};
-use crate::template::tool_call::json_text::quoted;
-use crate::template::tool_call::pythonic::PythonTag;
+use crate::tool_call::json_text::quoted;
+use crate::tool_call::pythonic::PythonTag;
 
 pub const LLAMA3: Notation = Notation {
     name: "llama3",

@@ -1,8 +1,8 @@
 //! `<function name="NAME"><param name="K">` value `</param></function>`, values with markup in CDATA (MiniCPM5)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Tagging;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::Tagging;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const MINICPM5: Notation = Notation {
     name: "minicpm5",

@@ -1,8 +1,8 @@
 //! `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value `</parameter></invoke></minimax:tool_call>` (MiniMax M2)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Tagging;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::Tagging;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const MINIMAX_M2: Notation = Notation {
     name: "minimax-m2",

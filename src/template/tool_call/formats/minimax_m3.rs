@@ -2,7 +2,7 @@
 //! (MiniMax M3)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::minimax_m3::{M3Calls, TOKEN};
+use crate::tool_call::minimax_m3::{M3Calls, TOKEN};
 
 pub const MINIMAX_M3: Notation = Notation {
     name: "minimax-m3",

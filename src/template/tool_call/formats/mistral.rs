@@ -1,7 +1,7 @@
 //! `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
 
 use super::{Frame, Notation, named_object};
-use crate::template::tool_call::named_json::MistralCalls;
+use crate::tool_call::named_json::MistralCalls;
 
 pub const MISTRAL: Notation = Notation {
     name: "mistral",

@@ -1,7 +1,7 @@
 //! `[TOOL_CALLS]NAME[ARGS]{...}`, perhaps with `[CALL_ID]` (Mistral v11 on)
 
 use super::Notation;
-use crate::template::tool_call::named_json::MistralCalls;
+use crate::tool_call::named_json::MistralCalls;
 
 pub const MISTRAL_ARGS: Notation = Notation {
     name: "mistral-args",

@@ -1,10 +1,10 @@
 //! ` to=NAME<|message|><atem:function_calls><atem:invoke name="NAME"><atem:parameter name="K">` value (Muse Glimmer)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::Reader;
-use crate::template::tool_call::grammar::{Messages, Tagging};
-use crate::template::tool_call::harmony::Protocol;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::Reader;
+use crate::tool_call::grammar::{Messages, Tagging};
+use crate::tool_call::harmony::Protocol;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const SECTION: &str = "<atem:function_calls>";
 

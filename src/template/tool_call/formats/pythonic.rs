@@ -4,8 +4,8 @@
 //! the bracket, the name and the parenthesis.
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Style;
-use crate::template::tool_call::pythonic::PythonicCalls;
+use crate::tool_call::grammar::Style;
+use crate::tool_call::pythonic::PythonicCalls;
 
 pub const PYTHONIC: Notation = Notation {
     name: "pythonic",

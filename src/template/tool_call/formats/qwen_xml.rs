@@ -1,8 +1,8 @@
 //! `<function=NAME><parameter=K>` value `</parameter></function>`, usually in `<tool_call>` (Qwen3-Coder, Qwen 3.5)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Tagging;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::Tagging;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const QWEN_XML: Notation = Notation {
     name: "qwen-xml",

@@ -2,8 +2,8 @@
 
 use super::qwen_xml::{TAGGING, TAGS};
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Tagging;
-use crate::template::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::grammar::Tagging;
+use crate::tool_call::xml::{Tags, XmlCalls};
 
 pub const SEED_XML: Notation = Notation {
     name: "seed-xml",

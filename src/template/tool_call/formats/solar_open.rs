@@ -1,8 +1,8 @@
 //! `<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|>` (Solar Open)
 
 use super::{Frame, Notation};
-use crate::template::tool_call::grammar::Messages;
-use crate::template::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::grammar::Messages;
+use crate::tool_call::named_json::{Marks, NamedJson};
 
 pub const SOLAR_OPEN: Notation = Notation {
     name: "solar-open",

@@ -3,9 +3,9 @@
 //! Every block is converted by itself and by the same operations on every instruction set.
 
 use super::{BLOCK, Block, LARGEST, ROWS, TILE};
-use crate::runtime::kernel::Dtype;
-use crate::runtime::kernel::isa::{Isa, dispatch};
-use crate::runtime::kernel::quant::dequantize_row;
+use crate::Dtype;
+use crate::isa::{Isa, dispatch};
+use crate::quant::dequantize_row;
 
 /// Blocks whose largest value is below this become zero: their scales, or the inverse of them, are not normal numbers.
 const TINY: f32 = 1e-30;

@@ -27,9 +27,9 @@ use std::io;
 use std::ops::Range;
 
 use super::{MAX_TOGETHER, Output, Source, Variant};
-use crate::runtime::kernel::memory::{Arena, Memory};
-use crate::runtime::kernel::pool::Pool;
-use crate::runtime::kernel::{Dtype, Isa};
+use crate::memory::{Arena, Memory};
+use crate::pool::Pool;
+use crate::{Dtype, Isa};
 
 /// Values along K that share a scale.
 const BLOCK: usize = 32;

@@ -2,8 +2,8 @@
 
 use super::super::tests::Random;
 use super::*;
-use crate::runtime::kernel::isa;
-use crate::runtime::kernel::quant::dequantize_row;
+use crate::isa;
+use crate::quant::dequantize_row;
 
 /// Values of very different sizes, some of them zero or tiny.
 fn weights(dtype: Dtype, count: usize, random: &mut Random) -> Vec<u8> {

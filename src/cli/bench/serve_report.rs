@@ -1,0 +1,227 @@
+//! Reports of `bench serve`: the points of a sweep as a table, CSV or Markdown, and warnings about them.
+
+use super::figures::{percent, quoted, sparkline};
+use super::point::{Latency, Point};
+use super::record::Document;
+use super::stats;
+use crate::cli::report::columns;
+
+/// One row per point; latencies as median and 99th percentile.
+pub fn table(document: &Document) -> String {
+    let mut text = String::new();
+    if let Some(server) = &document.server {
+        let software = server.software.as_deref().map_or(String::new(), |name| format!(" ({name})"));
+        text.push_str(&format!("{} at {}{software}\n\n", server.model, server.endpoint));
+    }
+    let header = [
+        "load",
+        "answered",
+        "req/s",
+        "output t/s",
+        "ttft p50 / p99 ms",
+        "itl p50 / p99",
+        "tpot p50 / p99",
+        "e2e p50 / p99",
+        "per part",
+        "cached",
+        "good",
+        "ttft over time",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for point in &document.points {
+        let failed: usize = point.errors.values().sum();
+        let good = point
+            .goodput
+            .map_or(String::new(), |good| format!("{} {:.2}/s", percent(good.share), good.per_second));
+        rows.push(vec![
+            point.name.clone(),
+            format!("{} of {}", point.requests - failed, point.requests),
+            format!("{:.2}", point.requests_per_second),
+            format!("{:.1}", point.output_tokens_per_second),
+            pair(point.ttft_ms),
+            pair(point.itl_ms),
+            pair(point.tpot_ms),
+            pair(point.e2e_ms),
+            point.tokens_per_chunk.map_or(String::new(), |count| format!("{count:.2}")),
+            percent(point.cached_share),
+            good,
+            course(point),
+        ]);
+    }
+    text + &columns(&rows)
+}
+
+fn pair(latency: Option<Latency>) -> String {
+    let number = |value: f64| if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+    latency.map_or("-".to_owned(), |latency| format!("{} / {}", number(latency.p50), number(latency.p99)))
+}
+
+/// How the time to the first token went over the point: means of up to twelve parts.
+fn course(point: &Point) -> String {
+    const PARTS: usize = 12;
+    let times: Vec<f64> = point.turns.iter().filter_map(|turn| turn.first_ms).collect();
+    let size = times.len().div_ceil(PARTS).max(1);
+    let means: Vec<f64> = times.chunks(size).map(stats::mean).collect();
+    sparkline(&means)
+}
+
+const FIGURES: [&str; 6] = ["mean", "p50", "p90", "p95", "p99", "max"];
+
+fn figures(latency: Option<Latency>) -> Vec<String> {
+    match latency {
+        None => vec![String::new(); FIGURES.len()],
+        Some(l) => [l.mean, l.p50, l.p90, l.p95, l.p99, l.max].map(|value| value.to_string()).to_vec(),
+    }
+}
+
+pub fn csv(document: &Document) -> String {
+    let mut header: Vec<String> = [
+        "load",
+        "requests",
+        "failed",
+        "seconds",
+        "requests_per_second",
+        "prompt_tokens_per_second",
+        "output_tokens_per_second",
+        "cached_share",
+        "tokens_per_chunk",
+        "good_share",
+        "good_per_second",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for name in ["ttft", "itl", "tpot", "e2e", "late"] {
+        header.extend(FIGURES.map(|figure| format!("{name}_{figure}_ms")));
+    }
+    let mut text = header.join(",") + "\n";
+    for point in &document.points {
+        let option = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+        let mut cells = vec![
+            point.name.clone(),
+            point.requests.to_string(),
+            point.errors.values().sum::<usize>().to_string(),
+            point.seconds.to_string(),
+            point.requests_per_second.to_string(),
+            point.prompt_tokens_per_second.to_string(),
+            point.output_tokens_per_second.to_string(),
+            point.cached_share.to_string(),
+            option(point.tokens_per_chunk),
+            option(point.goodput.map(|good| good.share)),
+            option(point.goodput.map(|good| good.per_second)),
+        ];
+        for latency in [point.ttft_ms, point.itl_ms, point.tpot_ms, point.e2e_ms, point.late_ms] {
+            cells.extend(figures(latency));
+        }
+        text.push_str(&(cells.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(",") + "\n"));
+    }
+    text
+}
+
+pub fn markdown(document: &Document) -> String {
+    let mut text = String::from(
+        "| load | answered | req/s | output t/s | TTFT p50 / p99 ms | ITL p50 / p99 ms | TPOT p50 / p99 ms | E2E p50 / p99 ms |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for point in &document.points {
+        let failed: usize = point.errors.values().sum();
+        text.push_str(&format!(
+            "| {} | {} of {} | {:.2} | {:.1} | {} | {} | {} | {} |\n",
+            point.name,
+            point.requests - failed,
+            point.requests,
+            point.requests_per_second,
+            point.output_tokens_per_second,
+            pair(point.ttft_ms),
+            pair(point.itl_ms),
+            pair(point.tpot_ms),
+            pair(point.e2e_ms),
+        ));
+    }
+    text
+}
+
+/// Why not to believe the points.
+pub fn warnings(document: &Document) -> Vec<String> {
+    let mut found = Vec::new();
+    if document.server.as_ref().is_some_and(|server| !server.counts_tokens) {
+        found.push("the server does not count tokens: each part of a stream counts as one token".to_owned());
+    }
+    for point in &document.points {
+        let name = &point.name;
+        for (kind, count) in &point.errors {
+            found.push(format!("{name}: {count} of {} requests failed ({kind})", point.requests));
+        }
+        let answered = point.turns.iter().filter(|turn| turn.is_ok()).count();
+        if answered > 0 && answered < 100 {
+            found.push(format!("{name}: the 99th percentile of {answered} requests is about their maximum"));
+        }
+        if let Some(late) = point.late_ms.filter(|late| late.p99 > 20.0) {
+            found.push(format!(
+                "{name}: requests were sent up to {:.0} ms late: this client did not keep up",
+                late.max
+            ));
+        }
+        if point.cached_share > 0.5 && point.turns.iter().all(|turn| turn.turn == 1) {
+            found.push(format!(
+                "{name}: {} of the prompts' tokens came from the server's cache",
+                percent(point.cached_share)
+            ));
+        }
+        if let Some(count) = point.tokens_per_chunk.filter(|count| *count > 1.2) {
+            found.push(format!(
+                "{name}: a part of the stream has {count:.1} tokens: itl is not the time per token, tpot is"
+            ));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+pub mod sample {
+    use super::super::point::Loop;
+    use super::super::point::tests::turn;
+    use super::*;
+
+    /// Points with declared times.
+    pub fn points() -> Vec<Point> {
+        let slo = "ttft=200,tpot=50".parse().ok();
+        let of = |concurrency: usize| {
+            let slower = concurrency as f64;
+            let turns: Vec<_> = (0..8)
+                .map(|n| {
+                    turn(f64::from(n) * 0.5, 90.0 * slower + 5.0 * f64::from(n), &[20.0 * slower; 15], 16)
+                })
+                .collect();
+            Point::new(Loop::Closed { concurrency }, turns, 4.0 / slower, slo)
+        };
+        let mut points = vec![of(1), of(4)];
+        points[1].turns[0].error = Some("timeout".to_owned());
+        let four = std::mem::take(&mut points[1].turns);
+        points[1] = Point::new(Loop::Closed { concurrency: 4 }, four, 1.0, slo);
+        points
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::bench::record::ServerFacts;
+    use crate::cli::bench::report;
+
+    #[test]
+    fn points_in_every_form() {
+        let mut document = report::sample::document(1.0);
+        document.cases.clear();
+        document.points = sample::points();
+        document.server = Some(ServerFacts {
+            endpoint: "http://127.0.0.1:8484/v1".to_owned(),
+            model: "m".to_owned(),
+            software: Some("uvicorn".to_owned()),
+            counts_tokens: false,
+        });
+        insta::assert_snapshot!("serve_table", table(&document));
+        insta::assert_snapshot!("serve_csv", csv(&document));
+        insta::assert_snapshot!("serve_md", markdown(&document));
+        insta::assert_snapshot!("serve_warnings", warnings(&document).join("\n"));
+    }
+}

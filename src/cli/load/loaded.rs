@@ -1,0 +1,177 @@
+//! A loaded model as the commands use it: facts, text side, engine client and grammar compiler.
+
+use std::cell::OnceCell;
+use std::time::Duration;
+
+use crate::cli::terminal::Terminal;
+use crate::runtime::load::hub::Resolved;
+use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
+use crate::runtime::session::store::{ModelFingerprint, SavedSession};
+use crate::runtime::text::Vocabulary;
+use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
+use crate::template::{Conversation, DateTime, TemplateError};
+
+/// How long the end of a turn waits for KV to be saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Facts about a loaded model that reports and defaults read.
+#[derive(Debug, Clone, Default)]
+pub struct ModelInfo {
+    /// The name in results.
+    pub name: String,
+    /// Most tokens of prompt and answer together.
+    pub context_tokens: usize,
+    pub vocab_size: usize,
+    pub defaults: GenerationDefaults,
+    /// The file that `defaults` were read from, e.g. `generation_config.json`.
+    pub defaults_source: String,
+    pub has_chat_template: bool,
+    pub load_time: Duration,
+}
+
+/// A model without its weights.
+pub struct LoadedTexts {
+    pub(super) info: ModelInfo,
+    pub(super) chat_tokenizer: ChatTokenizer,
+    fingerprint: ModelFingerprint,
+    /// One clock per run, so that every row of a batch sees the same date.
+    now: OnceCell<DateTime>,
+}
+
+impl LoadedTexts {
+    pub(super) fn new(
+        resolved: &Resolved,
+        texts: ModelTexts,
+        template: Option<&str>,
+        context_tokens: usize,
+    ) -> Self {
+        let (defaults, defaults_source) = (texts.defaults.clone(), texts.defaults_source.to_owned());
+        let identity = texts.identity.clone();
+        let chat_tokenizer = ChatTokenizer::new(texts, template);
+        let info = ModelInfo {
+            name: resolved.name.clone(),
+            context_tokens,
+            defaults,
+            defaults_source,
+            has_chat_template: chat_tokenizer.has_template(),
+            ..ModelInfo::default()
+        };
+        let fingerprint = load::with_template(&identity, chat_tokenizer.template_source());
+        let (name, reference) = (resolved.name.clone(), resolved.reference());
+        let fingerprint = ModelFingerprint { name, fingerprint, reference };
+        Self { info, chat_tokenizer, fingerprint, now: OnceCell::new() }
+    }
+
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    pub fn chat_tokenizer(&self) -> &ChatTokenizer {
+        &self.chat_tokenizer
+    }
+
+    pub fn fingerprint(&self) -> &ModelFingerprint {
+        &self.fingerprint
+    }
+
+    /// The tokens as the engine's explanations read them.
+    pub fn vocabulary(&self) -> &dyn Vocabulary {
+        &**self.chat_tokenizer.tokenizer()
+    }
+
+    /// Renders the conversation with the model's chat template, up to the header of the answer.
+    ///
+    /// # Errors
+    /// Those of [`ChatTokenizer::render`].
+    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        self.chat_tokenizer.render(conversation, *self.now.get_or_init(DateTime::utc_now))
+    }
+
+    pub fn into_parts(self) -> (ModelInfo, ChatTokenizer, ModelFingerprint) {
+        (self.info, self.chat_tokenizer, self.fingerprint)
+    }
+}
+
+/// A loaded model and its engine.
+pub struct Loaded {
+    pub(super) texts: LoadedTexts,
+    pub(super) engine: EngineClient,
+    pub(super) compiler: GrammarCompiler,
+}
+
+impl Loaded {
+    pub fn info(&self) -> &ModelInfo {
+        &self.texts.info
+    }
+
+    pub fn texts(&self) -> &LoadedTexts {
+        &self.texts
+    }
+
+    pub fn engine(&self) -> &EngineClient {
+        &self.engine
+    }
+
+    /// Compiles grammars for this model's answers.
+    pub fn compiler(&self) -> &GrammarCompiler {
+        &self.compiler
+    }
+
+    /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
+    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
+        self.texts.chat_tokenizer.set_frontend(frontend);
+        self
+    }
+
+    pub fn into_parts(self) -> (LoadedTexts, EngineClient) {
+        (self.texts, self.engine)
+    }
+
+    /// Gives the engine the tokens of a saved session's last turn, so that it can report what of them is reused, and why
+    /// not more.
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn restore(&self, name: &str, saved: &SavedSession) -> Result<(), Error> {
+        match saved.tokens_of(&self.texts.fingerprint) {
+            Some(tokens) => self.engine.restore_session(name, tokens),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the KV of this turn is on disk, and warns of what went wrong there.
+    pub fn settle(&self, terminal: &Terminal) {
+        if let Ok(false) = self.engine.flush_disk(FLUSH_TIMEOUT) {
+            terminal
+                .warn("the disk is slow: not all KV was saved, and the next turn computes the rest again");
+        }
+        self.engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+    }
+}
+
+#[cfg(test)]
+mod scripted {
+    use super::*;
+    use crate::runtime::EngineTransport;
+    use crate::runtime::client::script::Script;
+
+    impl Loaded {
+        /// A model whose engine is `script`.
+        pub fn scripted(script: &Script) -> Self {
+            let (chat_tokenizer, spec) = (script.chat_tokenizer(), script.spec());
+            let info = ModelInfo {
+                name: script.name.clone(),
+                context_tokens: spec.context_length(),
+                vocab_size: spec.vocab_size(),
+                has_chat_template: chat_tokenizer.has_template(),
+                defaults_source: "generation_config.json".to_owned(),
+                ..ModelInfo::default()
+            };
+            let fingerprint =
+                ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
+            let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
+            let texts = LoadedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
+            Self { texts, engine: EngineClient::new(script.clone()), compiler }
+        }
+    }
+}

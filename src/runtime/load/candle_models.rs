@@ -1,0 +1,76 @@
+//! Loading what candle-transformers computes: what of the options it honours, what it takes, and what the user is told.
+
+use candle_core::Device as CandleDevice;
+
+use super::{Device, LoadOptions, ModelFiles, backend, open_device};
+use crate::runtime::backend::KvType;
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::Dtype;
+use crate::runtime::memory::Demand;
+use crate::runtime::model::Model;
+use crate::runtime::model::candle_models::{Plan, Prefill};
+
+/// Refuses what is asked and cannot be had: weights and KV are f32. KV in f16 is what everybody gets who does not ask.
+pub fn check(files: &ModelFiles, plan: &Plan, options: &LoadOptions) -> Result<(), LoadError> {
+    let asked = match (options.quantize, options.dtype, options.kv_type) {
+        (Some(dtype), _, _) => format!("weights in {}", dtype.name()),
+        (None, Some(dtype), _) if dtype != Dtype::F32 => format!("weights in {}", dtype.name()),
+        (_, _, KvType::Q8_0) => format!("KV in {}", options.kv_type.name()),
+        (None, None | Some(_), KvType::F32 | KvType::F16) => return Ok(()),
+    };
+    let message =
+        format!("{} runs through candle-transformers, in f32 and not with {asked}", plan.architecture);
+    Err(files.facts().unsupported(message))
+}
+
+/// What the user should know of a model that is computed elsewhere.
+pub fn notices(plan: &Plan) -> Vec<String> {
+    let name = plan.architecture;
+    let prompts = match plan.prefill {
+        Prefill::Chunks => "prompts in chunks of 32 tokens",
+        Prefill::Beginning => "prompts at once up to 512 tokens, and one by one beyond",
+        Prefill::Single => "prompts one token at a time",
+    };
+    let general = format!(
+        "{name} has no description of its own in llmctl and runs through candle-transformers: slower, in f32, each sequence by \
+         itself, {prompts}; sessions only grow (no rewinding, no forks, nothing shared) and their KV is not kept on disk; candle chooses its \
+         instructions (--cpu does not reach it)"
+    );
+    [general].into_iter().chain(plan.notices.iter().cloned()).collect()
+}
+
+/// Bytes that a model takes: all weights widened, and one of them still as it was.
+pub fn demand(files: &ModelFiles, plan: &Plan) -> Demand {
+    let tensors = files.tensors();
+    let values = tensors.names().into_iter().filter_map(|name| {
+        let (shape, _) = tensors.describe(&name)?;
+        Some(shape.iter().fold(1u64, |count, &size| count.saturating_mul(size as u64)))
+    });
+    let values: Vec<u64> = values.collect();
+    let largest = values.iter().max().copied().unwrap_or(0);
+    let all = values.into_iter().fold(largest, u64::saturating_add);
+    Demand {
+        weights: all.saturating_mul(size_of::<f32>() as u64),
+        kv_per_token: (plan.kv_bytes_per_token().saturating_add(plan.attention_bytes_per_token())) as u64,
+        kv_fixed: plan.group().page_bytes as u64,
+        fixed: plan.activation_bytes() as u64,
+    }
+}
+
+/// Reads the weights onto the device.
+///
+/// # Errors
+/// Those of [`Plan::load`]; [`LoadError::Device`] when there is no such device.
+pub fn load(
+    files: &ModelFiles,
+    plan: Plan,
+    options: &LoadOptions,
+    context_length: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Box<dyn Model>, LoadError> {
+    let (device, cpu) = match options.device {
+        Device::Cpu(cpu) => (CandleDevice::Cpu, Some(cpu)),
+        Device::Candle(kind) => (open_device(kind).map_err(backend)?, None),
+    };
+    Ok(Box::new(plan.load(files.tensors(), context_length, device, cpu, progress)?))
+}

@@ -1,0 +1,154 @@
+//! Sessions driven token by token: `prefill`, `decode_one` and `seek`.
+//!
+//! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it until
+//! `reset`. A token that ends the generation is returned but never resident.
+
+use std::borrow::Cow;
+
+use super::Session;
+use crate::runtime::error::{Error, Result};
+use crate::runtime::request::{Sampling, validate_prompt};
+use crate::runtime::sample::draw_seed;
+use crate::runtime::sequence::TurnStart;
+use crate::runtime::spec::EngineSpec;
+use crate::runtime::step::{Executor, FeedInput, SequenceFeed};
+use crate::runtime::text::Vocabulary;
+
+/// What one decode step gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DecodeOutcome {
+    /// A token, resident now. `piece` may be part of a character, and is empty for control tokens.
+    Token { id: u32, piece: Vec<u8> },
+    /// A token that ends the generation: not forwarded, not resident.
+    Eos { id: u32 },
+    /// The session was asked to stop: no token, the position has not moved.
+    Stopped,
+}
+
+impl DecodeOutcome {
+    pub fn token(&self) -> Option<u32> {
+        match *self {
+            DecodeOutcome::Token { id, .. } | DecodeOutcome::Eos { id } => Some(id),
+            DecodeOutcome::Stopped => None,
+        }
+    }
+
+    pub fn is_eos(&self) -> bool {
+        matches!(self, DecodeOutcome::Eos { .. })
+    }
+
+    /// Whether the decode loop ends here: end of generation, or stopped.
+    pub fn is_terminal(&self) -> bool {
+        !matches!(self, DecodeOutcome::Token { .. })
+    }
+}
+
+impl Session {
+    /// Appends `tokens` in chunks of the engine's step size and samples the first generated token after the last one.
+    ///
+    /// # Errors
+    /// Untouched: [`Error::Poisoned`], [`Error::PromptEmpty`], [`Error::InvalidParameter`], and
+    /// [`Error::PromptTooLong`] when no place is left for an answer. Poisoned: [`Error::Backend`].
+    pub fn prefill(&mut self, executor: &mut Executor, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+        self.check_prefill(executor.spec(), tokens, sampling)?;
+        self.stop.clear();
+        let seed = sampling.seed.unwrap_or_else(draw_seed);
+        let generated_from = self.position() + tokens.len();
+        self.sequence.begin_turn(TurnStart { generated_from, seed, ..TurnStart::default() });
+        let mut chunks = tokens.chunks(executor.spec().config.step_tokens).peekable();
+        while let Some(chunk) = chunks.next() {
+            let is_last = chunks.peek().is_none();
+            let input = if is_last { FeedInput::LastChunk(chunk) } else { FeedInput::Chunk(chunk) };
+            if let Err(error) = self.step(executor, input, sampling) {
+                self.sequence.poison(); // also when an earlier chunk is all that has changed
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// What `prefill` refuses, without doing anything.
+    ///
+    /// # Errors
+    /// Those of `prefill` that leave the session untouched.
+    pub fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+        self.check_healthy()?;
+        validate_prompt(tokens, spec.vocab_size())?;
+        sampling.validate(spec.vocab_size())?;
+        let prompt_tokens = self.position() + tokens.len();
+        if prompt_tokens >= spec.context_length() {
+            return Err(Error::PromptTooLong { prompt_tokens, context_tokens: spec.context_length() });
+        }
+        Ok(())
+    }
+
+    /// Returns the pending token, makes it resident and samples the next. The order of checks is part of the contract:
+    /// a stop comes before an end of generation, and that before a full context, so that it is seen there too.
+    /// The seed in force is the one that `prefill` was given.
+    ///
+    /// # Errors
+    /// Untouched: [`Error::Poisoned`], [`Error::InvalidParameter`], [`Error::InvalidState`] without a pending token or
+    /// with a full context. Poisoned: [`Error::Backend`].
+    pub fn decode_one(
+        &mut self,
+        executor: &mut Executor,
+        vocabulary: &dyn Vocabulary,
+        sampling: &Sampling,
+    ) -> Result<DecodeOutcome> {
+        self.check_healthy()?;
+        sampling.validate(executor.spec().vocab_size())?;
+        let pending =
+            self.sequence.pending().ok_or(Error::InvalidState("no pending token: prefill first"))?;
+        let id = pending.id;
+        if self.stop.is_stopped() {
+            return Ok(DecodeOutcome::Stopped);
+        }
+        if executor.spec().ends_generation(id) {
+            self.sequence.clear_pending();
+            return Ok(DecodeOutcome::Eos { id });
+        }
+        if self.position() >= executor.spec().context_length() {
+            return Err(Error::InvalidState("the context is full"));
+        }
+        self.step(executor, FeedInput::Pending, sampling)?;
+        let bytes = if vocabulary.is_special(id) { None } else { vocabulary.token_bytes(id) };
+        Ok(DecodeOutcome::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
+    }
+
+    /// Whether a token has been sampled that is not resident yet.
+    pub fn has_pending(&self) -> bool {
+        self.sequence.pending().is_some()
+    }
+
+    fn step(&mut self, executor: &mut Executor, input: FeedInput<'_>, sampling: &Sampling) -> Result<()> {
+        let mut feeds =
+            [SequenceFeed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
+        executor.step(&mut feeds).pop().expect("one result per feed")
+    }
+
+    /// Rewinds to `position` resident tokens and forgets the pending one.
+    ///
+    /// # Errors
+    /// All leave the session untouched: [`Error::Poisoned`]; [`Error::InvalidParameter`] beyond the resident tokens;
+    /// [`Error::NotSupported`] when the model cannot rewind: reset and prefill instead.
+    pub fn seek(&mut self, spec: &EngineSpec, position: usize) -> Result<()> {
+        self.check_healthy()?;
+        if position > self.position() {
+            let message = format!("{position} is beyond the {} resident tokens", self.position());
+            return Err(Error::InvalidParameter { name: "position", message });
+        }
+        if !spec.model.can_rewind {
+            return Err(Error::NotSupported("rewinding a session"));
+        }
+        if !self.sequence.truncate(position) {
+            return Err(Error::NotSupported(
+                "rewinding to where a window or a recurrent state has left no trace",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_healthy(&self) -> Result<()> {
+        if self.sequence.is_poisoned() { Err(Error::Poisoned) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,377 @@
+//! A conversation in progress: its turns, the answers that go back into prompts as token ids, and the file it is saved in, if
+//! any.
+//!
+//! A turn is two calls. [`SessionChat::begin`] changes nothing and returns the prompt. [`SessionChat::finish`] takes the answer;
+//! when it returns, the turn is on disk. If anything fails between the two, the conversation is as before. Only ids of the same
+//! model go back into prompts; another model gets the text.
+//!
+//! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is that of the
+//! conversation's first turn, because a later date would change every prompt of a resumed conversation.
+
+use super::answer::Answer;
+use super::plan::{Planner, TurnPlan};
+use super::{AnswerStart, TurnError, TurnRequest};
+use crate::runtime::chat_tokenizer::ChatTokenizer;
+use crate::runtime::error::{Error, Result};
+use crate::runtime::request::{Finish, Outcome, Sampling};
+use crate::runtime::session::prefill::common_prefix;
+use crate::runtime::session::store::{
+    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
+};
+use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
+use crate::template::{Conversation, DateTime, Message};
+
+/// A conversation in progress.
+#[derive(Debug)]
+pub struct SessionChat {
+    model: ModelFingerprint,
+    /// All finished turns; what `writer` says when there is one.
+    saved: SavedSession,
+    transcript: Transcript,
+    writer: Option<SessionWriter>,
+}
+
+/// A turn that has been prompted and not answered yet.
+#[derive(Debug, Clone)]
+pub struct PromptedTurn {
+    prompt: SplicedPrompt,
+    tokens: Vec<u32>,
+    /// All messages before the answer.
+    messages: Vec<Message>,
+    /// Finished turns that this one follows; later ones it replaces.
+    kept_turns: usize,
+    /// Messages of those turns.
+    kept_messages: usize,
+    started_ms: u64,
+}
+
+/// A turn that has been planned and not answered yet.
+#[derive(Debug, Clone)]
+pub struct PlannedTurn {
+    pub plan: TurnPlan,
+    pub prompted: PromptedTurn,
+    sampling: Sampling,
+}
+
+/// The answer to a prompted turn, as it is recorded.
+#[derive(Debug, Clone)]
+pub struct RecordedAnswer {
+    /// As the client gets it, and may send it back.
+    pub message: Message,
+    /// All generated ids except the end-of-generation token.
+    pub generated: Vec<u32>,
+    pub outcome: Outcome,
+    /// As requested.
+    pub sampling: Sampling,
+}
+
+/// What became of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// The turn is part of the conversation, and on disk when the conversation is saved.
+    Kept,
+    /// It was cancelled before the answer's first token: there is nothing to keep, and the conversation is as before.
+    Empty,
+}
+
+impl SessionChat {
+    /// A new conversation that is not saved.
+    pub fn new(model: ModelFingerprint) -> Self {
+        Self::with(SavedSession::new(&model, now_ms()), None, model)
+    }
+
+    /// Goes on with a saved session, be it an empty one; `model` gives the next answers.
+    pub fn resume(writer: SessionWriter, model: ModelFingerprint) -> Self {
+        Self::with(writer.saved().clone(), Some(writer), model)
+    }
+
+    /// As [`Self::resume`], without the right to write: nothing more is saved.
+    pub fn look_at(saved: SavedSession, model: ModelFingerprint) -> Self {
+        Self::with(saved, None, model)
+    }
+
+    /// The same conversation, whose next answers `model` gives. Whoever may write to it still may.
+    pub fn answered_by(self, model: ModelFingerprint) -> Self {
+        Self::with(self.saved, self.writer, model)
+    }
+
+    fn with(saved: SavedSession, writer: Option<SessionWriter>, model: ModelFingerprint) -> Self {
+        Self { transcript: saved.transcript(&model), model, saved, writer }
+    }
+
+    /// What the user should know about the conversation before it goes on, one sentence each.
+    pub fn notices(&self) -> Vec<String> {
+        let mut notices: Vec<String> =
+            self.writer.as_ref().map(|writer| writer.notices().to_vec()).unwrap_or_default();
+        let is_foreign = |saved: &&SavedTurn| !saved.model.is_same(&self.model);
+        let foreign: Vec<&SavedTurn> =
+            self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
+        if let Some(last) = foreign.last() {
+            let (count, name) = (self.saved.turns.len(), &last.model.name);
+            let what = match foreign.len() {
+                all if all == count => "this session was started".to_owned(),
+                some => format!("{some} of {count} turns were answered"),
+            };
+            let changed = match *name == self.model.name {
+                true => " when it had other weights, another tokenizer or template",
+                false => "",
+            };
+            notices.push(format!(
+                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
+            ));
+        }
+        notices
+    }
+
+    /// All finished turns.
+    pub fn saved(&self) -> &SavedSession {
+        &self.saved
+    }
+
+    /// The messages so far.
+    pub fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.saved.messages()
+    }
+
+    /// The messages so far and `added`, for [`Self::prompt`]; tools and template variables are the caller's to add.
+    pub fn followed_by(&self, added: Vec<Message>) -> Conversation {
+        let messages = self.messages().cloned().chain(added).collect();
+        Conversation { messages, ..Conversation::default() }
+    }
+
+    /// Renders and encodes the prompt of the next answer. `conversation` holds all messages, as a client sends them. Finished
+    /// turns that it repeats stay; the new turn replaces those from the first that it does not repeat.
+    ///
+    /// # Errors
+    /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express.
+    pub fn prompt(&self, chat_tokenizer: &ChatTokenizer, conversation: Conversation) -> Result<PromptedTurn> {
+        let started_ms = now_ms();
+        let date = self.date(started_ms);
+        let prompt = self.transcript.splice(&conversation, |shown| chat_tokenizer.render(shown, date))?;
+        let tokens = prompt.ids(|text, is_start| match is_start {
+            true => chat_tokenizer.encode(text),
+            false => chat_tokenizer.encode_rest(text),
+        })?;
+        let messages = conversation.messages;
+        let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
+        Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
+    }
+
+    /// Plans the next turn. `conversation` is as for [`Self::prompt`].
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn begin(
+        &self,
+        planner: Planner<'_>,
+        conversation: Conversation,
+        turn: &TurnRequest,
+    ) -> Result<PlannedTurn, TurnError> {
+        let prompted = self.prompt(planner.chat_tokenizer, conversation)?;
+        let mut tokens = prompted.tokens.clone();
+        if let AnswerStart::Text(start) = &turn.answer_start {
+            tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
+        }
+        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
+        Ok(PlannedTurn { plan, prompted, sampling: turn.sampling.clone() })
+    }
+
+    /// Takes the answer to a turn that [`Self::begin`] planned.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub fn finish(&mut self, turn: PlannedTurn, answer: &Answer) -> Result<Finished> {
+        let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
+        let PlannedTurn { prompted, sampling, .. } = turn;
+        self.record(prompted, RecordedAnswer { message, generated, outcome, sampling })
+    }
+
+    /// What templates are told of the time; `now_ms` before there is a turn.
+    fn date(&self, now_ms: u64) -> DateTime {
+        let began_ms = self.saved.turns.first().map_or(now_ms, |first| first.turn.started_ms);
+        DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
+    }
+
+    /// The model that gives the next answers.
+    pub fn model(&self) -> &ModelFingerprint {
+        &self.model
+    }
+
+    /// Adds a turn. When this returns, the turn is on disk. A cancelled turn is marked as such, and dropped if its answer had
+    /// not begun.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the turn is not part of the conversation.
+    pub fn record(&mut self, turn: PromptedTurn, answer: RecordedAnswer) -> Result<Finished> {
+        let RecordedAnswer { message, generated, outcome, sampling } = answer;
+        if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
+            return Ok(Finished::Empty);
+        }
+        // A stop string was generated, and is not part of what the client saw.
+        let is_shown_whole = !matches!(outcome.finish, Finish::StopString(_));
+        let after = turn.prompt.splice_after();
+        let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens);
+        let added = turn.messages[turn.kept_messages..].iter().cloned();
+        let record = StoredTurn {
+            messages: added.chain([message.clone()]).collect(),
+            kept_tokens,
+            prompt_tail: turn.tokens[kept_tokens..].to_vec(),
+            generated: generated.clone(),
+            splice_after: is_shown_whole.then(|| after.to_owned()),
+            sampling: Sampling { seed: Some(outcome.seed), ..sampling },
+            finish: outcome.finish,
+            usage: outcome.usage,
+            started_ms: turn.started_ms,
+            finished_ms: now_ms(),
+        };
+        self.add(turn.kept_turns, record)?;
+        let ids = is_shown_whole.then_some(generated.as_slice());
+        self.transcript.record(&turn.messages, &message, after, ids);
+        Ok(Finished::Kept)
+    }
+
+    /// How many tokens of the first `turns` turns the prompt begins with; none after an answer of another model.
+    fn common_tokens(&self, turns: usize, prompt: &[u32]) -> usize {
+        let mut kept = self.saved.clone();
+        kept.turns.truncate(turns);
+        common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
+    }
+
+    fn add(&mut self, kept_turns: usize, turn: StoredTurn) -> Result<()> {
+        if let Some(writer) = &mut self.writer {
+            writer.append_after(kept_turns, &self.model, &turn)?;
+            self.saved = writer.saved().clone();
+            return Ok(());
+        }
+        self.saved.turns.truncate(kept_turns);
+        self.saved.last_used_ms = turn.finished_ms;
+        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into() }.into());
+        Ok(())
+    }
+
+    /// Goes back to the first `turns` turns: undo, or the beginning of an edit.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when there are fewer; [`Error::Store`].
+    pub fn rewind(&mut self, turns: usize) -> Result<()> {
+        if turns > self.saved.turns.len() {
+            let message = format!("the conversation has {} turns, not {turns}", self.saved.turns.len());
+            return Err(Error::InvalidParameter { name: "turns", message });
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.truncate(turns)?;
+        }
+        self.saved.turns.truncate(turns);
+        self.transcript = self.saved.transcript(&self.model);
+        Ok(())
+    }
+
+    /// Keeps all turns in a branch of the session, for a caller who is about to take some back or to replace them: the
+    /// branch's name. `None` when there are no turns, or nothing of the conversation is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: nothing may be taken back then.
+    pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
+        self.writer.as_ref().map_or(Ok(None), |writer| writer.keep(reason))
+    }
+
+    /// Goes on with what a branch holds; what this session held becomes a branch (its name), unless the branch holds it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] when the conversation is not saved; as [`SessionWriter::restore`].
+    pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
+        let Some(writer) = &mut self.writer else {
+            return Err(Error::InvalidState("the conversation is not saved"));
+        };
+        let kept = writer.restore(branch)?;
+        self.saved = writer.saved().clone();
+        self.transcript = self.saved.transcript(&self.model);
+        Ok(kept)
+    }
+
+    /// A branch of the session with its first `turns` turns (all when `None`), open for writing; `None` when the
+    /// conversation is not saved. This conversation stays as it is.
+    ///
+    /// # Errors
+    /// As [`SessionWriter::branch`].
+    pub fn branch(&self, turns: Option<usize>, reason: BranchReason) -> Result<Option<Self>> {
+        let Some(writer) = &self.writer else { return Ok(None) };
+        Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
+    }
+
+    /// Ends the conversation and removes its session, where it is saved.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove(self) -> Result<()> {
+        self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
+    }
+
+    /// Ends the conversation. A session that never had a turn is removed: whether it was.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove_if_empty(self) -> Result<bool> {
+        self.writer.map_or(Ok(false), SessionWriter::remove_if_empty)
+    }
+}
+
+/// How many turns of a conversation the messages begin with: all of them, where they continue it.
+pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
+    repeated(saved, messages).0
+}
+
+/// How many turns, and messages of them, the messages begin with.
+fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
+    let (mut num_turns, mut num_messages) = (0, 0);
+    for saved in &saved.turns {
+        let ours = &saved.turn.messages;
+        let theirs = messages.get(num_messages..num_messages + ours.len()).unwrap_or_default();
+        if theirs.len() < ours.len() || !ours.iter().zip(theirs).all(|(a, b)| says_the_same(a, b)) {
+            break;
+        }
+        num_turns += 1;
+        num_messages += ours.len();
+    }
+    (num_turns, num_messages)
+}
+
+/// Whether two messages are the same turn of the same conversation, be they spelt differently.
+fn says_the_same(a: &Message, b: &Message) -> bool {
+    a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
+}
+
+impl PromptedTurn {
+    /// The ids to ask the engine with.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The end of the prompt's text, what the answer stands behind.
+    pub fn tail(&self) -> &str {
+        self.prompt.splice_after()
+    }
+
+    /// Earlier answers that are part of the prompt as they were generated.
+    pub fn num_spliced(&self) -> usize {
+        self.prompt.num_spliced()
+    }
+
+    /// Finished turns that the answer will follow; those after them it replaces.
+    pub fn num_kept_turns(&self) -> usize {
+        self.kept_turns
+    }
+
+    /// The prompt as text, earlier answers as their tokens read.
+    pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
+        let text = |segment: &SplicedSegment| match segment {
+            SplicedSegment::Text(text) => text.clone(),
+            SplicedSegment::Ids(ids) => {
+                let bytes: Vec<u8> =
+                    ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+        };
+        self.prompt.segments.iter().map(text).collect()
+    }
+}
