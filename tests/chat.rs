@@ -1048,21 +1048,21 @@ fn a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line() {
 #[test]
 fn a_conversation_far_beyond_a_smaller_context_can_drop_turns() {
     let place = Place::new();
-    let line = format!("{}\n", "how do I save a conversation ".repeat(88));
-    finish(command(&place, &["--session", "f", "-n", "1"]), &line.repeat(6)).check(0, "");
-    assert_eq!(questions(&place, "f").len(), 6);
-    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "64"]), 100);
-    term.expect("/64 > ");
+    let line = format!("{}\n", "how do I save a conversation ".repeat(12));
+    finish(command(&place, &["--session", "f", "-n", "1"]), &line.repeat(5)).check(0, "");
+    assert_eq!(questions(&place, "f").len(), 5);
+    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "96"]), 100);
+    term.expect("/96 > ");
     term.send("and now?\r");
     term.expect("drop the oldest");
     term.expect("d, c or s?");
     term.send("s\r");
     term.expect("(not sent)");
-    term.expect("/64 > and now?");
+    term.expect("/96 > and now?");
     term.send("\x03");
-    term.expect("/64 > ");
+    term.expect("/96 > ");
     term.leave();
-    assert_eq!(questions(&place, "f").len(), 6);
+    assert_eq!(questions(&place, "f").len(), 5);
 }
 
 #[test]
