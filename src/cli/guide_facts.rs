@@ -13,12 +13,12 @@ use super::chat::command::TABLE;
 use super::error::{Exit, Kind};
 
 #[derive(Deserialize)]
-struct File {
-    fact: Vec<Fact>,
+struct FactsFile {
+    fact: Vec<TaughtFact>,
 }
 
 #[derive(Deserialize)]
-struct Fact {
+struct TaughtFact {
     id: String,
     answers: Vec<String>,
     example: Option<String>,
@@ -193,14 +193,14 @@ fn visit(command: &clap::Command, see: &mut dyn FnMut(&clap::Command)) {
     command.get_subcommands().for_each(|command| visit(command, see));
 }
 
-fn facts() -> Vec<Fact> {
+fn facts() -> Vec<TaughtFact> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/guide/train/facts");
     let mut paths: Vec<_> =
         fs::read_dir(&folder).expect("guide's facts").map(|entry| entry.expect("a file").path()).collect();
     paths.sort();
     let read = |path| {
         let text = fs::read_to_string(path).expect("reads");
-        toml::from_str::<File>(&text).unwrap_or_else(|error| panic!("{error}")).fact
+        toml::from_str::<FactsFile>(&text).unwrap_or_else(|error| panic!("{error}")).fact
     };
     paths.iter().flat_map(read).collect()
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::App;
 use super::access_log::AccessLog;
-use super::engines::Place;
+use super::engines::EngineStatus;
 use super::error::{ApiError, STAGE_WAIT};
 use super::observe::Observer;
 use super::policy::{Bodies, Policy};
@@ -126,9 +126,8 @@ impl Lifecycle {
     pub fn status(&self, status: &str) -> serde_json::Value {
         let mut body = json!({"status": status});
         if let Some(app) = self.app().filter(|app| app.settings().isolated) {
-            let worker =
-                |place: Place| json!({"state": place.standing.name(), "restarts": place.num_restarts});
-            body["workers"] = app.engines().places().into_iter().map(worker).collect();
+            let worker = |worker: EngineStatus| json!({"state": worker.health.name(), "restarts": worker.num_restarts});
+            body["workers"] = app.engines().statuses().into_iter().map(worker).collect();
         }
         body
     }

@@ -15,8 +15,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::engine::Standing;
-use super::engines::Place;
+use super::engine::Health;
+use super::engines::EngineStatus;
 use crate::runtime::{Finish, Outcome, Started};
 
 /// Content type of [`MetricsFormat::Text`].
@@ -151,14 +151,14 @@ pub struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    fn set(&self, engine: usize, place: &Place) {
+    fn set(&self, engine: usize, status: &EngineStatus) {
         let labels = EngineLabels { engine: engine.to_string() };
         let level = |gauge: &PerEngine<Level>, value: usize| {
             gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        let load = place.load.unwrap_or_default(); // an engine that is not there has nothing
+        let load = status.load.unwrap_or_default(); // an engine that is not there has nothing
         let held = load.kv_capacity.saturating_sub(load.kv_free);
-        level(&self.up, usize::from(place.standing == Standing::Up));
+        level(&self.up, usize::from(status.health == Health::Up));
         level(&self.running, load.num_running);
         level(&self.waiting, load.num_waiting);
         level(&self.sessions, load.num_sessions);
@@ -302,14 +302,14 @@ impl Metrics {
         (0..num_engines).for_each(|engine| self.turns.begin(engine));
     }
 
-    /// What `/metrics` answers. `engines` are those of the model, where there is one; they and `is_ready` as they are now.
-    pub fn encode(&self, format: MetricsFormat, engines: &[Place], is_ready: bool) -> String {
+    /// Returns the body of `/metrics`. `engines` is empty while the model loads.
+    pub fn encode(&self, format: MetricsFormat, engines: &[EngineStatus], is_ready: bool) -> String {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = &self.engine;
         engine.ready.set(i64::from(is_ready));
-        let num_restarts: u64 = engines.iter().map(|place| place.num_restarts).sum();
+        let num_restarts: u64 = engines.iter().map(|status| status.num_restarts).sum();
         engine.restarts.inc_by(num_restarts.saturating_sub(engine.restarts.get()));
-        engines.iter().enumerate().for_each(|(index, place)| engine.set(index, place));
+        engines.iter().enumerate().for_each(|(index, status)| engine.set(index, status));
         self.process.read();
         let mut out = String::new();
         text::encode(&mut out, &registry).expect("a string takes everything");
@@ -422,8 +422,8 @@ mod tests {
         metrics.http.requests.get_or_create(&labels).inc();
         let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..EngineLoad::default() };
         let places = [
-            Place { standing: Standing::Up, num_restarts: 0, load: Some(load) },
-            Place { standing: Standing::Down, num_restarts: 2, load: None },
+            EngineStatus { health: Health::Up, num_restarts: 0, load: Some(load) },
+            EngineStatus { health: Health::Down, num_restarts: 2, load: None },
         ];
         let text = metrics.encode(MetricsFormat::Text, &places, true);
         for expected in [

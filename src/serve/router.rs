@@ -96,8 +96,8 @@ async fn ready(State(lifecycle): State<Lifecycle>) -> Result<Json<serde_json::Va
 async fn metrics(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = MetricsFormat::accepted(accept.unwrap_or_default());
-    let places = lifecycle.app().map_or_else(Vec::new, |app| app.engines().places());
+    let statuses = lifecycle.app().map_or_else(Vec::new, |app| app.engines().statuses());
     let is_ready = lifecycle.check_ready().is_ok();
-    let text = lifecycle.observer().metrics().encode(format, &places, is_ready);
+    let text = lifecycle.observer().metrics().encode(format, &statuses, is_ready);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }

@@ -79,7 +79,7 @@ fn bytes(tensor: &Tensor, quantize: Option<Dtype>) -> u64 {
 
 /// A step of the kind that a case repeats.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct CaseStep {
     /// Tokens that it computes.
     pub rows: u64,
     /// Those of them that are sampled from.
@@ -88,19 +88,21 @@ pub struct Step {
     pub behind: u64,
 }
 
-impl Step {
+impl CaseStep {
     /// Nothing for cases that mix kinds of steps or measure a time.
-    pub fn of(case: &Case, step_tokens: usize) -> Option<Step> {
+    pub fn of(case: &Case, step_tokens: usize) -> Option<CaseStep> {
         let sequences = case.sequences as u64;
         match case.work {
-            Work::Prompt { tokens } => Some(Step {
+            Work::Prompt { tokens } => Some(CaseStep {
                 rows: (tokens * case.sequences).min(step_tokens) as u64,
                 sampled: 0,
                 behind: (case.depth + tokens / 2) as u64,
             }),
-            Work::Generate { tokens } => {
-                Some(Step { rows: sequences, sampled: sequences, behind: (case.depth + tokens / 2) as u64 })
-            }
+            Work::Generate { tokens } => Some(CaseStep {
+                rows: sequences,
+                sampled: sequences,
+                behind: (case.depth + tokens / 2) as u64,
+            }),
             _ => None,
         }
     }
@@ -117,7 +119,7 @@ impl Step {
 }
 
 /// The highest rate in tokens per second that the limits allow, and the median as a share of it.
-pub fn limit(step: &Step, cost: &TokenCost, probe: &Probe, median: f64) -> Option<RateLimit> {
+pub fn limit(step: &CaseStep, cost: &TokenCost, probe: &Probe, median: f64) -> Option<RateLimit> {
     let peak = if cost.is_integer { probe.int8_gop_s } else { probe.f32_gop_s };
     let arithmetic = peak.map(|peak| step.operations(cost) as f64 / (peak * 1e9));
     let memory = step.bytes(cost) as f64 / (probe.read_gb_s * 1e9);
@@ -184,9 +186,9 @@ mod tests {
             is_integer: true,
         };
         let probe = Probe { threads: 2, read_gb_s: 1.0, int8_gop_s: Some(100.0), f32_gop_s: Some(10.0) };
-        let of = |work, depth, sequences| Step::of(&Case { work, depth, sequences }, 128);
+        let of = |work, depth, sequences| CaseStep::of(&Case { work, depth, sequences }, 128);
         let prompt = of(Work::Prompt { tokens: 512 }, 0, 1).expect("a step");
-        assert_eq!(prompt, Step { rows: 128, sampled: 0, behind: 256 });
+        assert_eq!(prompt, CaseStep { rows: 128, sampled: 0, behind: 256 });
         let found = limit(&prompt, &cost, &probe, 50_000.0).expect("a limit");
         // 128 rows of 10^6 operations at 10^11 per second.
         assert_eq!((found.by.as_str(), found.rate.round()), ("arithmetic", 100_000.0));

@@ -40,9 +40,9 @@ use super::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::model_facts;
 use engine::{Around, EngineSubject, Recipe};
-use plan::{Case, SessionTest, Sweep};
+use plan::{Case, CaseSweep, SessionTest};
 use record::{BenchSetting, CaseResult, Document, SCHEMA};
-use report::Format;
+use report::BenchFormat;
 use runner::{BenchObserver, BenchSubject, Halt, Rounds};
 
 /// Measure speed, and how far to trust the figures
@@ -66,7 +66,7 @@ pub struct BenchArgs {
     pub engine: EngineSweepArgs,
 
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub output: BenchOutputArgs,
 
     /// What the configuration files call models; filled in after the parse.
     #[arg(skip)]
@@ -76,7 +76,7 @@ pub struct BenchArgs {
 /// What else there is to do.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
-    Serve(Box<serve::ServeArgs>),
+    Serve(Box<serve::BenchServeArgs>),
     Compare(compare::CompareArgs),
 }
 
@@ -178,10 +178,10 @@ pub struct EngineSweepArgs {
 /// Where results go.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
-pub struct OutputArgs {
+pub struct BenchOutputArgs {
     /// What goes to stdout
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub output: Format,
+    pub output: BenchFormat,
 
     /// Write all results to this JSON file too, after every measurement
     #[arg(long, value_name = "FILE")]
@@ -261,7 +261,7 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
 fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let tests = &args.tests;
     check_machine(&args.engine)?;
-    let cases = plan::cases(&Sweep {
+    let cases = plan::cases(&CaseSweep {
         prompts: tests.n_prompt.clone(),
         generated: tests.n_gen.clone(),
         pairs: tests.pg.clone(),
@@ -285,7 +285,7 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
-    let mut run = Run { args, document: &mut document, output: &mut output, bar: bar(terminal) };
+    let mut run = BenchRun { args, document: &mut document, output: &mut output, bar: bar(terminal) };
     let ended = run.measure(recipes, &cases, &around);
     run.bar.finish_and_clear();
     document.complete = matches!(ended, Ok(None));
@@ -315,7 +315,7 @@ fn check_machine(sweep: &EngineSweepArgs) -> Result<(), CommandError> {
 
 /// What becomes of a document: judged, saved, printed, drawn, compared.
 struct Outlook<'a> {
-    args: &'a OutputArgs,
+    args: &'a BenchOutputArgs,
     terminal: &'a Terminal,
     baseline: Option<Document>,
 }
@@ -323,7 +323,7 @@ struct Outlook<'a> {
 impl<'a> Outlook<'a> {
     /// # Errors
     /// Those of reading the baseline, before anything is measured.
-    fn new(args: &'a OutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+    fn new(args: &'a BenchOutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
         let baseline = args.baseline.as_deref().map(compare::read).transpose()?;
         Ok(Self { args, terminal, baseline })
     }
@@ -353,8 +353,10 @@ impl<'a> Outlook<'a> {
         let compared = compare::compared(baseline, document, "this run", threshold)?;
         let text = compare::text(&first, &compared);
         match self.args.output {
-            Format::Table | Format::Md => drop(print(&format!("\n{text}"))?),
-            Format::Json | Format::Jsonl | Format::Csv => self.terminal.report(text.trim_end()),
+            BenchFormat::Table | BenchFormat::Md => drop(print(&format!("\n{text}"))?),
+            BenchFormat::Json | BenchFormat::Jsonl | BenchFormat::Csv => {
+                self.terminal.report(text.trim_end())
+            }
         }
         Ok(compare::exit(&[compared]))
     }
@@ -475,7 +477,7 @@ fn limit(document: &Document, result: &CaseResult) -> Option<record::RateLimit> 
     let probes: Vec<_> = probes.collect();
     let mut probe = (*probes.first()?).clone();
     probe.read_gb_s = stats::mean(&probes.iter().map(|probe| probe.read_gb_s).collect::<Vec<_>>());
-    let step = cost::Step::of(&result.case, result.setting.step_tokens)?;
+    let step = cost::CaseStep::of(&result.case, result.setting.step_tokens)?;
     // Weights that caches hold are not read from memory.
     let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
     cost::limit(&step, &cost, &probe, result.summary.median)
@@ -489,14 +491,14 @@ fn bar(terminal: &Terminal) -> ProgressBar {
 }
 
 /// A run in progress: what was measured, and who hears of it.
-struct Run<'a> {
+struct BenchRun<'a> {
     args: &'a BenchArgs,
     document: &'a mut Document,
     output: &'a mut Output<std::io::StdoutLock<'static>>,
     bar: ProgressBar,
 }
 
-impl Run<'_> {
+impl BenchRun<'_> {
     /// Measures all cases on all engines. Returns the signal that cut it short, if one did.
     fn measure(
         &mut self,
@@ -542,7 +544,7 @@ impl Run<'_> {
         cases: &[Case],
     ) -> Result<Option<u8>, CommandError> {
         self.document.models.extend(engines.iter().map(|engine| engine.facts().clone()));
-        if self.args.output.output == Format::Jsonl {
+        if self.args.output.output == BenchFormat::Jsonl {
             let _ = self.say(&report::first_line(self.document))?; // a reader that is gone is noticed at the first sample
         }
         let mut subjects: Vec<&mut dyn BenchSubject> =
@@ -564,7 +566,7 @@ impl Run<'_> {
     }
 }
 
-impl BenchObserver for Run<'_> {
+impl BenchObserver for BenchRun<'_> {
     fn next(&mut self, case: &Case, setting: &BenchSetting, done: usize, total: usize) {
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
@@ -577,7 +579,7 @@ impl BenchObserver for Run<'_> {
             so_far.save(path)?;
         }
         match self.args.output.output {
-            Format::Jsonl => self.say(&report::sample_line(&results[index])),
+            BenchFormat::Jsonl => self.say(&report::sample_line(&results[index])),
             _ => Ok(ControlFlow::Continue(())),
         }
     }

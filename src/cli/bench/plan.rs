@@ -10,7 +10,7 @@ use crate::cli::error::CommandError;
 
 /// A comma-separated sweep over what `llmctl bench` is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sweep {
+pub struct CaseSweep {
     /// 0 leaves out, here and in `generated`, as in llama-bench.
     pub prompts: Vec<usize>,
     pub generated: Vec<usize>,
@@ -156,7 +156,7 @@ impl Case {
 ///
 /// # Errors
 /// A usage error when nothing is left to measure.
-pub fn cases(sweep: &Sweep) -> Result<Vec<Case>, CommandError> {
+pub fn cases(sweep: &CaseSweep) -> Result<Vec<Case>, CommandError> {
     let works = sweep.prompts.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Prompt { tokens });
     let works = works
         .chain(sweep.generated.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Generate { tokens }));
@@ -179,7 +179,7 @@ pub fn cases(sweep: &Sweep) -> Result<Vec<Case>, CommandError> {
     Ok(cases)
 }
 
-fn session_cases(sweep: &Sweep, first: usize) -> Vec<Case> {
+fn session_cases(sweep: &CaseSweep, first: usize) -> Vec<Case> {
     const SESSIONS: usize = 4;
     let turn = sweep.turn;
     let case = |work, sequences| Case { work, depth: 0, sequences };
@@ -220,25 +220,26 @@ pub fn pair(text: &str) -> Result<(usize, usize), String> {
 mod tests {
     use super::*;
 
-    fn sweep() -> Sweep {
-        Sweep {
+    fn sweep() -> CaseSweep {
+        CaseSweep {
             prompts: vec![512],
             generated: vec![128],
             depths: vec![0],
             sequences: vec![1],
             turn: 32,
-            ..Sweep::default()
+            ..CaseSweep::default()
         }
     }
 
-    fn names(sweep: &Sweep) -> Vec<String> {
+    fn names(sweep: &CaseSweep) -> Vec<String> {
         cases(sweep).expect("cases").iter().map(Case::name).collect()
     }
 
     #[test]
     fn names_are_those_of_llama_bench() {
         assert_eq!(names(&sweep()), ["pp512", "tg128"]);
-        let sweep = Sweep { depths: vec![0, 2048], sequences: vec![1, 8], pairs: vec![(16, 4)], ..sweep() };
+        let sweep =
+            CaseSweep { depths: vec![0, 2048], sequences: vec![1, 8], pairs: vec![(16, 4)], ..sweep() };
         let pp = ["pp512", "pp512 x8", "pp512@d2048", "pp512@d2048 x8"].map(str::to_owned);
         let tg = pp.clone().map(|name| name.replace("pp512", "tg128"));
         let both = pp.clone().map(|name| name.replace("pp512", "pp16+tg4"));
@@ -247,9 +248,9 @@ mod tests {
 
     #[test]
     fn zero_leaves_out_and_nothing_is_an_error() {
-        assert_eq!(names(&Sweep { prompts: vec![0], ..sweep() }), ["tg128"]);
-        assert_eq!(names(&Sweep { generated: vec![0, 128, 128], prompts: vec![], ..sweep() }), ["tg128"]);
-        let nothing = Sweep { generated: vec![0], prompts: vec![0], ..sweep() };
+        assert_eq!(names(&CaseSweep { prompts: vec![0], ..sweep() }), ["tg128"]);
+        assert_eq!(names(&CaseSweep { generated: vec![0, 128, 128], prompts: vec![], ..sweep() }), ["tg128"]);
+        let nothing = CaseSweep { generated: vec![0], prompts: vec![0], ..sweep() };
         assert!(cases(&nothing).unwrap_err().to_string().contains("nothing is left"));
     }
 
@@ -257,7 +258,7 @@ mod tests {
     fn session_tests_come_with_what_they_are_compared_with() {
         use SessionTest::{Fork, Restore, Shared, Warm};
         let with = |sessions: &[SessionTest], sequences: &[usize]| {
-            let sweep = Sweep {
+            let sweep = CaseSweep {
                 generated: vec![],
                 sessions: sessions.to_vec(),
                 sequences: sequences.to_vec(),

@@ -48,7 +48,7 @@ impl Loop {
 
 /// One request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Turn {
+pub struct TurnSample {
     /// Seconds from the start of the point to when it should have been sent.
     pub at_s: f64,
     /// How much later it was sent.
@@ -69,7 +69,7 @@ pub struct Turn {
     pub error: Option<String>,
 }
 
-impl Turn {
+impl TurnSample {
     pub fn is_ok(&self) -> bool {
         self.error.is_none()
     }
@@ -125,7 +125,7 @@ pub struct Slo {
 }
 
 impl Slo {
-    fn is_met(&self, turn: &Turn) -> bool {
+    fn is_met(&self, turn: &TurnSample) -> bool {
         let within = |limit: Option<f64>, value: Option<f64>| {
             limit.is_none_or(|limit| value.is_some_and(|value| value <= limit))
         };
@@ -195,19 +195,19 @@ pub struct Point {
     /// How late requests were sent.
     pub late_ms: Option<Latency>,
     pub goodput: Option<Goodput>,
-    pub turns: Vec<Turn>,
+    pub turns: Vec<TurnSample>,
 }
 
 impl Point {
     /// The figures of requests that took `seconds` in all.
-    pub fn new(kind: Loop, mut turns: Vec<Turn>, seconds: f64, slo: Option<Slo>) -> Self {
+    pub fn new(kind: Loop, mut turns: Vec<TurnSample>, seconds: f64, slo: Option<Slo>) -> Self {
         turns.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-        let ok: Vec<&Turn> = turns.iter().filter(|turn| turn.is_ok()).collect();
+        let ok: Vec<&TurnSample> = turns.iter().filter(|turn| turn.is_ok()).collect();
         let mut errors = BTreeMap::new();
         for kind in turns.iter().filter_map(|turn| turn.error.as_ref()) {
             *errors.entry(kind.clone()).or_insert(0) += 1;
         }
-        let sum = |count: fn(&Turn) -> usize| ok.iter().map(|turn| count(turn)).sum::<usize>() as f64;
+        let sum = |count: fn(&TurnSample) -> usize| ok.iter().map(|turn| count(turn)).sum::<usize>() as f64;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let (prompt, output) = (sum(|turn| turn.prompt_tokens), sum(|turn| turn.output_tokens));
         let chunks = ok
@@ -246,8 +246,8 @@ pub mod tests {
     use super::*;
 
     /// A request that took these many milliseconds.
-    pub fn turn(at_s: f64, first_ms: f64, gaps_ms: &[f64], output_tokens: usize) -> Turn {
-        Turn {
+    pub fn turn(at_s: f64, first_ms: f64, gaps_ms: &[f64], output_tokens: usize) -> TurnSample {
+        TurnSample {
             at_s,
             turn: 1,
             prompt_tokens: 100,
@@ -256,13 +256,18 @@ pub mod tests {
             first_ms: Some(first_ms),
             total_ms: first_ms + gaps_ms.iter().sum::<f64>(),
             gaps_ms: gaps_ms.to_vec(),
-            ..Turn::default()
+            ..TurnSample::default()
         }
     }
 
     #[test]
     fn figures_of_a_point() {
-        let failed = Turn { at_s: 0.5, error: Some("http_429".to_owned()), total_ms: 1.0, ..Turn::default() };
+        let failed = TurnSample {
+            at_s: 0.5,
+            error: Some("http_429".to_owned()),
+            total_ms: 1.0,
+            ..TurnSample::default()
+        };
         let turns = vec![turn(1.0, 300.0, &[20.0, 40.0], 5), turn(0.0, 100.0, &[10.0, 10.0], 3), failed];
         let slo = "ttft=200,tpot=15".parse().expect("limits");
         let point = Point::new(Loop::Closed { concurrency: 2 }, turns, 2.0, Some(slo));
@@ -272,7 +277,7 @@ pub mod tests {
         assert_eq!(point.cached_share, 0.5);
         assert_eq!(point.tokens_per_chunk, Some(8.0 / 6.0));
         // (360 - 300) / 4 and (120 - 100) / 2.
-        assert_eq!(point.turns.iter().filter_map(Turn::tpot_ms).collect::<Vec<_>>(), [10.0, 15.0]);
+        assert_eq!(point.turns.iter().filter_map(TurnSample::tpot_ms).collect::<Vec<_>>(), [10.0, 15.0]);
         let goodput = point.goodput.expect("limits were given");
         assert_eq!((goodput.share, goodput.per_second), (1.0 / 3.0, 0.5));
         assert_eq!(point.itl_ms.map(|latency| latency.count), Some(4));
@@ -301,6 +306,6 @@ pub mod tests {
         // A single token keeps any limit per token; none at all keeps no limit on the first.
         let slo: Slo = "tpot=1,ttft=1000".parse().expect("limits");
         assert!(slo.is_met(&turn(0.0, 5.0, &[], 1)));
-        assert!(!slo.is_met(&Turn { first_ms: None, ..turn(0.0, 5.0, &[], 0) }));
+        assert!(!slo.is_met(&TurnSample { first_ms: None, ..turn(0.0, 5.0, &[], 0) }));
     }
 }

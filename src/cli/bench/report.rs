@@ -13,7 +13,7 @@ use crate::cli::report::{bytes, columns};
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum BenchFormat {
     /// For people
     #[default]
     Table,
@@ -28,18 +28,18 @@ pub enum Format {
 }
 
 /// The whole document, for `--output` of a form that is written at the end.
-pub fn render(document: &Document, format: Format) -> String {
+pub fn render(document: &Document, format: BenchFormat) -> String {
     match format {
-        Format::Table => table(document),
-        Format::Json => {
+        BenchFormat::Table => table(document),
+        BenchFormat::Json => {
             let text = serde_json::to_string_pretty(document);
             text.expect("names are strings and numbers are finite or null") + "\n"
         }
-        Format::Jsonl => last_lines(document),
-        Format::Csv if document.server.is_some() => serve_report::csv(document),
-        Format::Csv => csv(document),
-        Format::Md if document.server.is_some() => serve_report::markdown(document),
-        Format::Md => markdown(document),
+        BenchFormat::Jsonl => last_lines(document),
+        BenchFormat::Csv if document.server.is_some() => serve_report::csv(document),
+        BenchFormat::Csv => csv(document),
+        BenchFormat::Md if document.server.is_some() => serve_report::markdown(document),
+        BenchFormat::Md => markdown(document),
     }
 }
 
@@ -252,7 +252,7 @@ fn last_lines(document: &Document) -> String {
 pub mod sample {
     //! A whole document, measured on mock engines.
 
-    use super::super::plan::{self, Sweep};
+    use super::super::plan::{self, CaseSweep};
     use super::super::record::{BenchSetting, Build, HostFacts, Load, Probe, TokenCost};
     use super::super::runner::mock::{Counting, Mock};
     use super::super::runner::{self, Rounds};
@@ -309,12 +309,12 @@ pub mod sample {
 
     /// Two engines, one prompt test and one at depth. `faster` multiplies the rates.
     pub fn document(faster: f64) -> Document {
-        let sweep = Sweep {
+        let sweep = CaseSweep {
             prompts: vec![512],
             generated: vec![128],
             depths: vec![0],
             sequences: vec![1],
-            ..Sweep::default()
+            ..CaseSweep::default()
         };
         let cases = plan::cases(&sweep).expect("cases");
         let times = |values: &[f64]| values.iter().map(|value| value * faster).collect::<Vec<_>>();
@@ -355,10 +355,10 @@ mod tests {
     fn a_whole_report_in_every_form() {
         let document = sample::document(1.0);
         for (name, format) in [
-            ("bench_table", Format::Table),
-            ("bench_csv", Format::Csv),
-            ("bench_md", Format::Md),
-            ("bench_jsonl", Format::Jsonl),
+            ("bench_table", BenchFormat::Table),
+            ("bench_csv", BenchFormat::Csv),
+            ("bench_md", BenchFormat::Md),
+            ("bench_jsonl", BenchFormat::Jsonl),
         ] {
             insta::assert_snapshot!(name, render(&document, format));
         }
@@ -372,7 +372,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("result.json");
         document.save(&path).expect("saved");
-        assert_eq!(std::fs::read_to_string(&path).expect("a file"), render(&document, Format::Json));
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), render(&document, BenchFormat::Json));
         assert_eq!(Document::read(&path).expect("a document"), document);
         assert!(!folder.path().join("result.json.part").exists());
     }

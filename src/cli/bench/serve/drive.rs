@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::arrivals;
-use super::client::{Answer, Client};
+use super::client::{LoadClient, TimedAnswer};
 use super::text::{self, Ruler};
 use super::trace::{Arrival, BLOCK_TOKENS};
-use crate::cli::bench::point::{Loop, Turn};
+use crate::cli::bench::point::{Loop, TurnSample};
 use crate::cli::bench::stats::SplitMix64;
 
 /// Which of a server's endpoints is asked.
@@ -86,16 +86,16 @@ pub struct Bounds {
 }
 
 /// What all users of a point share.
-pub struct Ledger {
+pub struct LoadLedger {
     start: Instant,
     deadline: Option<Instant>,
     left: AtomicUsize,
-    turns: Mutex<Vec<Turn>>,
+    turns: Mutex<Vec<TurnSample>>,
     /// A server that does not count tokens has been met.
     pub uncounted: AtomicBool,
 }
 
-impl Ledger {
+impl LoadLedger {
     fn new(bounds: Bounds) -> Self {
         let start = Instant::now();
         Self {
@@ -114,7 +114,7 @@ impl Ledger {
         in_time && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    fn enter(&self, turn: Turn) {
+    fn enter(&self, turn: TurnSample) {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner).push(turn);
     }
 
@@ -123,7 +123,7 @@ impl Ledger {
     }
 
     /// All requests that have ended, and seconds from the start to the end of the last.
-    fn close(&self) -> (Vec<Turn>, f64) {
+    fn close(&self) -> (Vec<TurnSample>, f64) {
         let turns = std::mem::take(&mut *self.turns.lock().unwrap_or_else(PoisonError::into_inner));
         let end = turns.iter().map(|turn| turn.at_s + turn.total_ms / 1000.0).fold(0.0, f64::max);
         (turns, end)
@@ -132,7 +132,7 @@ impl Ledger {
 
 /// What a point has come to.
 pub struct Driven {
-    pub turns: Vec<Turn>,
+    pub turns: Vec<TurnSample>,
     pub seconds: f64,
     /// Tokens of answers were counted by chunks, because the server does not say.
     pub uncounted: bool,
@@ -141,7 +141,7 @@ pub struct Driven {
 
 /// Sends what `kind` says until it is done or `interrupted` gives a signal; `watch` hears how many requests have ended.
 pub async fn drive(
-    client: &Arc<Client>,
+    client: &Arc<LoadClient>,
     work: &Arc<Workload>,
     kind: Loop,
     trace: &[Arrival],
@@ -150,7 +150,7 @@ pub async fn drive(
     watch: &dyn Fn(usize),
 ) -> Driven {
     const POLL: Duration = Duration::from_millis(25);
-    let ledger = Arc::new(Ledger::new(bounds));
+    let ledger = Arc::new(LoadLedger::new(bounds));
     let mut everybody = JoinSet::new();
     let users = Users { client: client.clone(), work: work.clone(), ledger: ledger.clone() };
     match kind {
@@ -194,9 +194,9 @@ pub async fn drive(
 /// Whoever sends requests.
 #[derive(Clone)]
 struct Users {
-    client: Arc<Client>,
+    client: Arc<LoadClient>,
     work: Arc<Workload>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<LoadLedger>,
 }
 
 impl Users {
@@ -268,7 +268,7 @@ impl Users {
         let late = self.ledger.start.elapsed().saturating_sub(Duration::from_secs_f64(at_s));
         let late_ms = milliseconds(late);
         let sent = Instant::now();
-        let entry = Turn { at_s, late_ms, turn, ..Turn::default() };
+        let entry = TurnSample { at_s, late_ms, turn, ..TurnSample::default() };
         match self.client.complete(self.work.path(), &body).await {
             Ok(answer) => {
                 if answer.usage.is_none() {
@@ -280,7 +280,7 @@ impl Users {
             Err(trouble) => {
                 tracing::info!("a request failed: {trouble}");
                 let total_ms = late_ms + milliseconds(sent.elapsed());
-                self.ledger.enter(Turn { total_ms, error: Some(trouble.kind()), ..entry });
+                self.ledger.enter(TurnSample { total_ms, error: Some(trouble.kind()), ..entry });
                 None
             }
         }
@@ -288,10 +288,10 @@ impl Users {
 }
 
 /// A request that has its answer. Without the server's count, each chunk is taken for a token.
-fn answered(entry: Turn, answer: &Answer) -> Turn {
+fn answered(entry: TurnSample, answer: &TimedAnswer) -> TurnSample {
     let usage = answer.usage.unwrap_or_default();
     let gaps = answer.chunks.windows(2).map(|pair| milliseconds(pair[1] - pair[0]));
-    Turn {
+    TurnSample {
         prompt_tokens: usage.prompt_tokens,
         cached_tokens: usage.cached_tokens,
         output_tokens: if answer.usage.is_some() { usage.completion_tokens } else { answer.chunks.len() },
@@ -342,25 +342,25 @@ mod tests {
     fn latency_counts_from_when_a_request_was_due() {
         let ms = Duration::from_millis;
         let usage = ChunkUsage { prompt_tokens: 9, completion_tokens: 6, cached_tokens: 3 };
-        let answer = Answer {
+        let answer = TimedAnswer {
             chunks: vec![ms(100), ms(120), ms(160)],
             end: ms(165),
             usage: Some(usage),
-            ..Answer::default()
+            ..TimedAnswer::default()
         };
-        let entry = Turn { at_s: 1.0, late_ms: 50.0, turn: 1, ..Turn::default() };
+        let entry = TurnSample { at_s: 1.0, late_ms: 50.0, turn: 1, ..TurnSample::default() };
         let turn = answered(entry.clone(), &answer);
         assert_eq!((turn.first_ms, turn.total_ms), (Some(150.0), 215.0));
         assert_eq!((turn.gaps_ms.as_slice(), turn.output_tokens), (&[20.0, 40.0][..], 6));
-        let uncounted = answered(entry, &Answer { usage: None, ..answer });
+        let uncounted = answered(entry, &TimedAnswer { usage: None, ..answer });
         assert_eq!((uncounted.output_tokens, uncounted.prompt_tokens), (3, 0));
     }
 
     #[test]
     fn a_ledger_is_bounded_by_number_and_by_time() {
-        let ledger = Ledger::new(Bounds { requests: 2, duration: None });
+        let ledger = LoadLedger::new(Bounds { requests: 2, duration: None });
         assert_eq!([ledger.claim(), ledger.claim(), ledger.claim()], [true, true, false]);
-        let late = Ledger::new(Bounds { requests: 2, duration: Some(Duration::ZERO) });
+        let late = LoadLedger::new(Bounds { requests: 2, duration: Some(Duration::ZERO) });
         assert!(!late.claim());
     }
 }

@@ -59,7 +59,7 @@ impl SseParser {
 
 /// What one event of a completion says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chunk {
+pub struct StreamChunk {
     /// Text of the answer, of its reasoning, or of a tool call.
     pub text: String,
     pub finish: Option<String>,
@@ -78,7 +78,7 @@ pub struct ChunkUsage {
 ///
 /// # Errors
 /// When it is no JSON object.
-pub fn chunk(data: &str) -> Result<Chunk, String> {
+pub fn chunk(data: &str) -> Result<StreamChunk, String> {
     let value: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("no JSON object".to_owned());
@@ -94,7 +94,7 @@ pub fn chunk(data: &str) -> Result<Chunk, String> {
             text.push_str(part.as_str().unwrap_or_default());
         }
     }
-    Ok(Chunk {
+    Ok(StreamChunk {
         text,
         finish: choice["finish_reason"].as_str().map(str::to_owned),
         usage: usage(&value["usage"]),
