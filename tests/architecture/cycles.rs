@@ -10,7 +10,7 @@ use super::{Source, assert_clean, crate_paths, module_of, sources, tokens};
 
 /// Cycles that are still there: the folder, and the nodes of one cycle. This list may only shrink.
 const CYCLES: &[(&str, &[&str])] = &[
-    ("cli", &["batch", "load", "run", "sessions"]),
+    ("cli", &["batch", "run", "sessions"]),
     ("cli", &["config", "explain", "variables"]),
     ("cli", &["serve", "workers"]),
     ("cli::bench", &["machine", "record", "report", "serve", "validity"]),

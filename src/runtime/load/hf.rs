@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::GenerationDefaults;
 use crate::runtime::error::{Error, LoadError};
-use crate::runtime::request::Sampling;
+use crate::runtime::request::{SAMPLING, SamplingNumbers};
 
 /// Largest configuration file that is read; real ones stay below a megabyte, an index of a huge model below ten.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -114,43 +114,38 @@ pub struct GenerationConfig {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] naming the key, when a value is of the wrong type or out of the range that
-/// [`Sampling::validate`] allows.
+/// [`crate::runtime::Sampling::validate`] allows.
 pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
     let path = folder.join("generation_config.json");
     let Some(value) = optional_json(&path)? else { return Ok(None) };
     let keys = Keys { path: &path, object: object(&path, &value)? };
     let eos_token_ids = keys.ids("eos_token_id")?;
     let greedy = keys.bool("do_sample")? == Some(false);
-    let read = GenerationDefaults {
-        temperature: keys.f32("temperature")?,
-        top_k: keys.top_k()?,
-        top_p: keys.f32("top_p")?,
-        min_p: keys.f32("min_p")?,
-        repetition_penalty: keys.f32("repetition_penalty")?,
-    };
+    let mut read = GenerationDefaults { top_k: keys.top_k()?, ..GenerationDefaults::default() };
+    for number in SAMPLING {
+        if let Some(key) = number.config_key() {
+            number.give(&mut read.numbers, keys.f32(key)?);
+        }
+    }
     check_ranges(&path, &read)?;
     let defaults = if greedy {
         // The repetition penalty changes which token is the most likely one, so it stays.
-        let repetition_penalty = read.repetition_penalty;
-        GenerationDefaults { temperature: Some(0.0), repetition_penalty, ..GenerationDefaults::default() }
+        let repetition_penalty = read.numbers.repetition_penalty;
+        let numbers =
+            SamplingNumbers { temperature: Some(0.0), repetition_penalty, ..SamplingNumbers::default() };
+        GenerationDefaults { numbers, top_k: None }
     } else {
         read
     };
     Ok(Some(GenerationConfig { defaults, eos_token_ids }))
 }
 
-/// The one validator of sampling ranges decides here too; its parameter names are the file's keys.
+/// Checks the ranges of `defaults`.
+///
+/// # Errors
+/// [`LoadError::Malformed`] naming the key, which is the parameter's name.
 fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadError> {
-    let off = Sampling::default();
-    let sampling = Sampling {
-        temperature: defaults.temperature.unwrap_or(off.temperature),
-        top_k: defaults.top_k,
-        top_p: defaults.top_p.unwrap_or(off.top_p),
-        min_p: defaults.min_p.unwrap_or(off.min_p),
-        repetition_penalty: defaults.repetition_penalty.unwrap_or(off.repetition_penalty),
-        ..off
-    };
-    sampling.validate(usize::MAX).map_err(|error| match error {
+    defaults.sampling().validate(usize::MAX).map_err(|error| match error {
         Error::InvalidParameter { name, message } => {
             LoadError::malformed(path, format!("key {name:?}"), message)
         }
