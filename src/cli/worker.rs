@@ -110,9 +110,9 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
 
 fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
     let (texts, engine) = load::load(&args.model, engine_options(args), terminal)?.into_parts();
-    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
-    let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
-    Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
+    let fingerprint = texts.fingerprint().fingerprint.clone();
+    let model = ModelId { name: texts.info().name.clone(), fingerprint };
+    Ok(WorkerContext { engine, tokenizer: texts.chat_tokenizer().tokenizer().clone(), model })
 }
 
 fn engine_options(args: &WorkerArgs) -> EngineOptions {
