@@ -20,6 +20,7 @@ fmt:
 
 lint:
     cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-targets --locked --no-default-features -- -D warnings
 
 # Licences, advisories and sources of dependencies (needs cargo-deny)
 deny:

@@ -10,7 +10,7 @@ use llmctl::runtime::load::tokenizer::{from_folder, hf_settings};
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
 use llmctl::runtime::text::{HfSettings, Tokenizer};
-use llmctl::runtime::turn::session_chat::{Answer, Finished, PromptedTurn, SessionChat};
+use llmctl::runtime::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
 use llmctl::runtime::{
     ChatTokenizer, Engine, EngineConfig, Error, Event, Finish, Outcome, Request, ReuseReason, Sampling,
     Started, Timings, Usage,
@@ -125,8 +125,8 @@ impl Chat {
         let (started, outcome, generated, heard) = sorted(events);
         assert_eq!(heard, text);
         let usage = outcome.usage.clone();
-        let answer = Answer { message: answer, generated, outcome, sampling: Sampling::default() };
-        assert_eq!(self.session_chat.finish(turn, answer).expect("kept"), Finished::Kept);
+        let answer = RecordedAnswer { message: answer, generated, outcome, sampling: Sampling::default() };
+        assert_eq!(self.session_chat.record(turn, answer).expect("kept"), Finished::Kept);
         self.client.messages.push(returned);
         Counted { started, usage, resident }
     }
@@ -293,13 +293,13 @@ fn plain() -> ChatTokenizer {
     chat_tokenizer(parity_tokenizer("llama"), PLAIN)
 }
 
-fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> Answer {
+fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> RecordedAnswer {
     let letter = |c: char| chat_tokenizer.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
     let generated: Vec<u32> = text.chars().flat_map(letter).collect();
     let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: generated.len() };
     let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 7 };
     let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
-    Answer { message: Message::assistant(text), generated, outcome, sampling }
+    RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling }
 }
 
 fn prompt(session_chat: &SessionChat, chat_tokenizer: &ChatTokenizer, question: &str) -> PromptedTurn {
@@ -308,7 +308,7 @@ fn prompt(session_chat: &SessionChat, chat_tokenizer: &ChatTokenizer, question: 
 
 fn take_turn(session_chat: &mut SessionChat, chat_tokenizer: &ChatTokenizer, question: &str, text: &str) {
     let turn = prompt(session_chat, chat_tokenizer, question);
-    let finished = session_chat.finish(turn, answer(text, Finish::Eos(1), chat_tokenizer)).expect("kept");
+    let finished = session_chat.record(turn, answer(text, Finish::Eos(1), chat_tokenizer)).expect("kept");
     assert_eq!(finished, Finished::Kept);
 }
 
@@ -359,7 +359,7 @@ fn a_turn_that_fails_or_is_cancelled_at_once_leaves_the_conversation_as_before()
     drop(prompt(&session_chat, &chat_tokenizer, "fails"));
     let turn = prompt(&session_chat, &chat_tokenizer, "cancelled");
     let finished =
-        session_chat.finish(turn, answer("", Finish::Cancelled, &chat_tokenizer)).expect("nothing to do");
+        session_chat.record(turn, answer("", Finish::Cancelled, &chat_tokenizer)).expect("nothing to do");
     assert_eq!((finished, session_chat.saved(), lines(folder.path())), (Finished::Empty, &before, 2));
     assert_eq!(prompt(&session_chat, &chat_tokenizer, "two?").num_spliced(), 1);
 }
@@ -370,7 +370,7 @@ fn a_cancelled_turn_is_kept_as_such_and_goes_back_as_it_was() {
     let chat_tokenizer = plain();
     let mut session_chat = dialogue_of(&store, &name, model("1"));
     let turn = prompt(&session_chat, &chat_tokenizer, "count");
-    session_chat.finish(turn, answer("one, tw", Finish::Cancelled, &chat_tokenizer)).expect("kept");
+    session_chat.record(turn, answer("one, tw", Finish::Cancelled, &chat_tokenizer)).expect("kept");
     let saved = store.read(&name).expect("readable");
     assert_eq!(saved.turns[0].turn.finish, Finish::Cancelled);
     assert_eq!(prompt(&session_chat, &chat_tokenizer, "go on").num_spliced(), 1);
@@ -384,7 +384,7 @@ fn an_answer_that_a_stop_string_cut_goes_back_as_text() {
     let turn = prompt(&session_chat, &chat_tokenizer, "list");
     let mut cut = answer("a, b END", Finish::StopString("END".to_owned()), &chat_tokenizer);
     cut.message = Message::assistant("a, b ");
-    session_chat.finish(turn, cut).expect("kept");
+    session_chat.record(turn, cut).expect("kept");
     let check = |session_chat: &SessionChat| {
         let turn = prompt(session_chat, &chat_tokenizer, "more");
         assert_eq!(turn.num_spliced(), 0);
@@ -421,7 +421,7 @@ fn another_model_gets_the_text_and_not_the_ids() {
     assert_eq!(turn.num_spliced(), 0);
     assert!(turn.text(&chat_tokenizer).contains("uno"), "the messages stay");
     let tokens = turn.tokens().len();
-    session_chat.finish(turn, answer("dos", Finish::Eos(1), &chat_tokenizer)).expect("kept");
+    session_chat.record(turn, answer("dos", Finish::Eos(1), &chat_tokenizer)).expect("kept");
     let second = session_chat.saved().turns[1].clone();
     assert_eq!((second.turn.kept_tokens, second.turn.prompt_tail.len()), (0, tokens));
     assert_eq!(session_chat.saved().num_tokens(), tokens + 3, "of the second model alone");
@@ -448,7 +448,7 @@ fn turns_that_a_client_edits_are_replaced_when_the_new_one_is_finished() {
         3,
         "nothing is given up before there is a new one"
     );
-    session_chat.finish(turn, answer("deux", Finish::Eos(1), &chat_tokenizer)).expect("kept");
+    session_chat.record(turn, answer("deux", Finish::Eos(1), &chat_tokenizer)).expect("kept");
     let saved = store.read(&name).expect("readable");
     assert_eq!(&saved, session_chat.saved());
     // One line did it: a crash in the middle of it would have left the old turns.

@@ -4,6 +4,7 @@ mod common;
 
 mod architecture;
 mod candle_backend;
+#[cfg(feature = "candle-families")]
 mod candle_families;
 mod chat;
 mod cli;

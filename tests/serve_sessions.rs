@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
 use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::runtime::turn::session_chat::{Answer, SessionChat};
+use llmctl::runtime::turn::session_chat::{RecordedAnswer, SessionChat};
 use llmctl::runtime::{Finish, Outcome, Sampling, Timings, Usage};
 use llmctl::serve::Settings;
 use llmctl::template::{Content, Message};
@@ -162,7 +162,7 @@ fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str
     let outcome = Outcome { finish: Finish::Eos(1), usage, timings: Timings::default(), seed: 1 };
     let sampling = Sampling::default();
     session_chat
-        .finish(turn, Answer { message: Message::assistant(text), generated, outcome, sampling })
+        .record(turn, RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling })
         .expect("kept");
 }
 

@@ -13,8 +13,8 @@ use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
-    SystemMessages, TemplateError, ToolCallFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, ReasoningFormat, RenderOptions, Shown,
+    SpecialTokens, SystemMessages, TemplateError, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -72,6 +72,11 @@ impl ChatTokenizer {
     pub fn set_tool_format(&mut self, format: ToolCallFormat) {
         self.dialect.tool_calls = Some(format);
         self.accommodation.spells_tools = format == GENERIC || !self.shown.tools;
+    }
+
+    /// Sets the format of the model's reasoning, whatever its template shows.
+    pub fn set_reasoning_format(&mut self, format: ReasoningFormat) {
+        self.dialect.reasoning = Some(format);
     }
 
     /// Whether the model is told of the tools of a conversation, and in a format that its calls are read in.

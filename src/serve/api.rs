@@ -1,8 +1,8 @@
 //! The endpoints.
 //!
 //! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
-//! (`collect`) or as a stream (`sse`); `eta` tells how long a prompt takes; `turn` is the words between them, `voice` tells answer,
-//! reasoning and calls apart; `plain` keeps markup out of messages.
+//! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
+//! keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
 //! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
@@ -14,6 +14,7 @@ mod completions;
 pub(crate) mod conversations;
 mod drive;
 mod eta;
+mod generate;
 pub(crate) mod line;
 mod listing;
 mod models;
@@ -26,8 +27,6 @@ mod sessions;
 mod sse;
 mod text;
 pub(crate) mod transient;
-mod turn;
-mod voice;
 
 use axum::Router;
 use axum::routing::{get, post};
@@ -109,7 +108,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let app = app.clone();
     let done = tokio::task::spawn_blocking(move || work(&app)).await;
-    done.map_err(|_| drive::internal("the request failed within the server"))?
+    done.map_err(|_| ApiError::internal("the request failed within the server"))?
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::tokenizer;
-use llmctl::runtime::model::arch::{Facts, Recognised, recognise};
+use llmctl::runtime::model::arch::{ConfigReader, Recognised, recognise};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
@@ -84,12 +84,13 @@ pub fn config_json(data: &[u8]) -> bool {
     }
     let ends = hf::config_eos_ids(Path::new("fuzz"), &config);
     assert_eq!(format!("{ends:?}"), format!("{:?}", hf::config_eos_ids(Path::new("fuzz"), &config)));
-    let facts = Facts::hugging_face(PathBuf::from("fuzz/config.json"), config);
+    let facts = ConfigReader::hugging_face(PathBuf::from("fuzz/config.json"), config);
     match recognise(&facts) {
         Ok(Recognised::Native(description)) => {
             let config = &description.config;
             assert!(!config.layers.is_empty() && config.vocab_size > 0 && config.context_length > 0);
         }
+        #[cfg(feature = "candle-families")]
         Ok(Recognised::CandleModel(plan)) => assert!(plan.sizes.num_layers > 0 && plan.sizes.vocab_size > 0),
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -379,7 +380,7 @@ pub fn http_body(data: &[u8]) -> bool {
         params::logprobs(&mut fields, None);
         let template = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
         switches::switches(&mut fields, template, None);
-        tools::asked(&mut fields);
+        tools::tools(&mut fields, false);
         shape::shape(&mut fields, false);
         params::labels(&mut fields);
         fields.end();

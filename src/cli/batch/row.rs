@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::run::ask::Ask;
 use crate::runtime::grammar::GrammarSource;
+use crate::runtime::turn::OutputConstraint;
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::shape::Shape;
 use crate::serve::wire::switches::{Template, switches};
 use crate::serve::wire::{self, Fields, Problems, message, params, shape};
 use crate::template::{Conversation, Message, Role};
@@ -215,7 +215,7 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
     let has_format = fields.has("response_format");
     let schema_open = shape::is_open(&mut fields, defaults.schema_open);
     let grammar = match shape::shape(&mut fields, schema_open) {
-        Some(Shape { source, .. }) => Some(source),
+        Some(OutputConstraint { source, .. }) => Some(source),
         None if has_format => None, // it asks for plain text
         None => defaults.grammar.clone(),
     };

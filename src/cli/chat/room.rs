@@ -13,7 +13,7 @@ use crate::cli::output::OutputError;
 use crate::cli::run::answer::{Ending, Heard, Sink, generate};
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
-use crate::runtime::turn::session_chat::{Answer, PromptedTurn};
+use crate::runtime::turn::session_chat::{PromptedTurn, RecordedAnswer};
 use crate::runtime::{Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
 use crate::template::{Conversation, Message, parse_answer};
 
@@ -240,7 +240,7 @@ impl Chat<'_> {
         Err(self.too_long(needed))
     }
 
-    fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<Answer, CommandError> {
+    fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<RecordedAnswer, CommandError> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let prompt = turn.tokens().to_vec();
@@ -266,14 +266,14 @@ impl Chat<'_> {
             });
         }
         let message = Message::assistant(parsed.content.trim());
-        Ok(Answer { message, generated: said.ids, outcome, sampling })
+        Ok(RecordedAnswer { message, generated: said.ids, outcome, sampling })
     }
 
     /// Makes the conversation a summary, if there is one, and these turns.
     fn replay(
         &mut self,
         system: Option<String>,
-        summary: Option<&Answer>,
+        summary: Option<&RecordedAnswer>,
         turns: &[Arc<SavedTurn>],
     ) -> Result<(), CommandError> {
         let mut messages: Vec<Message> = system.into_iter().map(Message::system).collect();
@@ -281,7 +281,7 @@ impl Chat<'_> {
             messages.push(Message::user(SUMMARY_TITLE));
             // The text goes back into prompts, not the ids: they answered another prompt, perhaps after reasoning.
             let generated = self.ids_of(&summary.message)?;
-            self.replay_turn(&mut messages, Answer { generated, ..summary.clone() })?;
+            self.replay_turn(&mut messages, RecordedAnswer { generated, ..summary.clone() })?;
         }
         for saved in turns {
             let turn = &saved.turn;
@@ -298,14 +298,18 @@ impl Chat<'_> {
             let sampling = turn.sampling.clone();
             self.replay_turn(
                 &mut messages,
-                Answer { message: message.clone(), generated, outcome, sampling },
+                RecordedAnswer { message: message.clone(), generated, outcome, sampling },
             )?;
         }
         self.last = None;
         Ok(())
     }
 
-    fn replay_turn(&mut self, messages: &mut Vec<Message>, answer: Answer) -> Result<(), CommandError> {
+    fn replay_turn(
+        &mut self,
+        messages: &mut Vec<Message>,
+        answer: RecordedAnswer,
+    ) -> Result<(), CommandError> {
         let chat_tokenizer = self.llm().texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let tools = self.tool_definitions();
@@ -314,7 +318,8 @@ impl Chat<'_> {
         let turn = self.session_chat.prompt(chat_tokenizer, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();
-        self.session_chat.finish(turn, Answer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
+        self.session_chat
+            .record(turn, RecordedAnswer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
         messages.push(message);
         Ok(())
     }

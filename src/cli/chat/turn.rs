@@ -236,8 +236,8 @@ impl Chat<'_> {
             Some(reason) => self.set_aside(reason)?,
             None => None,
         };
-        let answer = session_chat::Answer { message, generated, outcome: outcome.clone(), sampling };
-        let is_kept = self.session_chat.finish(turn, answer)? == Finished::Kept;
+        let answer = session_chat::RecordedAnswer { message, generated, outcome: outcome.clone(), sampling };
+        let is_kept = self.session_chat.record(turn, answer)? == Finished::Kept;
         if is_kept {
             self.pending = None;
             if asked.has_files {

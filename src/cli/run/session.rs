@@ -106,13 +106,13 @@ fn take_turn(
     let mut keep = |finished: Finished<'_>| {
         let Some(turn) = turn.take() else { return Ok(()) };
         let is_cut = finished.outcome.finish == Finish::Cancelled;
-        let answer = session_chat::Answer {
+        let answer = session_chat::RecordedAnswer {
             message: Message::assistant(&finished.said.text),
             generated: finished.said.ids.clone(),
             outcome: finished.outcome.clone(),
             sampling: finished.sampling.clone(),
         };
-        match session_chat.finish(turn, answer)? {
+        match session_chat.record(turn, answer)? {
             session_chat::Finished::Kept if is_cut => {
                 terminal.note(&format!("session {name}: the answer so far is kept as a cancelled turn"));
             }

@@ -1,9 +1,9 @@
-//! The engine's side of KV on disk: what is brought back before a request starts, and what a session leaves there.
+//! The engine's side of KV on disk: restores pages before a request starts, and saves pages of sessions.
 //!
-//! Invariants: a request starts once all its answers are in, whatever they are: what could not be read is computed. Pages
-//! that came from disk are held for their request, within what it was promised. What is to be saved is remembered by name and
-//! pins nothing: if its memory is used otherwise before its turn, only warmth is lost. A page is copied out only when the I/O
-//! thread has room for it, and while others generate only a few per step.
+//! Invariants: a request starts when every read has been answered; pages that could not be read are computed.
+//! Restored pages are held for their request and count against its promise. Pages to save are remembered by
+//! name and not pinned: if their memory is reclaimed first, only warmth is lost. A page is copied out only
+//! when the I/O thread has room, and only a few per step while requests run.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::session::prefill::common_prefix;
 
-/// Bytes copied out in a step while others generate: about a millisecond.
+/// Bytes copied out per step while requests run; takes about a millisecond.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;
-/// How long to leave the I/O thread alone when it has no room.
+/// Pause before trying again when the I/O thread has no room.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
-/// How long a step waits for the disk when it has nothing else to do; commands wait with it.
+/// Longest wait of an otherwise idle step for the disk. Commands to the engine wait with it.
 const LOAD_PAUSE: Duration = Duration::from_millis(10);
 
-/// KV on disk, as the engine uses it.
+/// The store and the engine's pending reads and writes.
 #[derive(Debug)]
 pub(super) struct KvDisk {
     store: DiskStore,
@@ -32,32 +32,32 @@ pub(super) struct KvDisk {
     notices: Vec<String>,
 }
 
-/// A full page of some sequence.
+/// Identity of a full page within a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PageAt {
     group: usize,
-    /// Pages before it.
+    /// Number of pages before it.
     number: usize,
     name: PageName,
     parent: Option<PageName>,
     tokens: Box<[u32]>,
 }
 
-/// An admitted request that waits for pages.
+/// An admitted request that waits for pages from disk.
 #[derive(Debug)]
 struct Restoring {
     request: QueuedRequest,
     wanted: Vec<PageAt>,
     arrived: HeldPages,
-    /// What is in memory already, held so that what arrives does not take its place.
+    /// Pages already in memory, held so that restored pages do not evict them.
     _held: HeldPages,
-    /// Pages that are on disk but of no use, and what is wrong with the first.
+    /// Number of unusable pages on disk, and the reason for the first.
     lost: Option<(usize, String)>,
-    /// Leading prompt tokens that memory alone would have given.
+    /// Prompt tokens covered by pages in memory.
     num_indexed: usize,
 }
 
-/// What there is of a prompt, in memory and on disk.
+/// Pages of a prompt, in memory and on disk.
 #[derive(Debug, Default)]
 struct Wanted {
     pages: Vec<PageAt>,
@@ -65,7 +65,7 @@ struct Wanted {
     num_indexed: usize,
 }
 
-/// Pages in the order of a sequence. Let go of from the end, as a table does: of a chain the beginning is worth most.
+/// Pages in sequence order. Released from the end, because the start of a chain is the most reusable.
 #[derive(Debug, Default)]
 struct HeldPages(Vec<PageHold>);
 
@@ -100,7 +100,7 @@ impl PageAt {
     }
 }
 
-/// Pages to be saved, in order, none twice.
+/// Queue of pages to save, without duplicates.
 #[derive(Debug, Default)]
 struct Saves {
     order: VecDeque<PageAt>,
@@ -134,7 +134,7 @@ impl KvDisk {
         self.restoring.iter().map(|restoring| &restoring.request.generation)
     }
 
-    /// Gives up a request that has not started; what was asked for on its behalf arrives for nobody.
+    /// Removes a request that has not started. Its pending reads are ignored when they arrive.
     pub fn remove(&mut self, is_wanted: impl Fn(&Generation) -> bool) -> Option<QueuedRequest> {
         let index = self.generations().position(is_wanted)?;
         Some(self.restoring.remove(index).request)
@@ -145,9 +145,9 @@ impl KvDisk {
     }
 }
 
-/// The engine with a disk behind it.
+/// The disk's part in the engine's steps.
 impl Engine {
-    /// Keeps what named sessions compute in `store`, and brings it back from there. Of no use without warm resume.
+    /// Saves KV of named sessions in `store` and restores it from there. No effect without warm resume.
     pub fn set_disk(&mut self, store: DiskStore) {
         let largest = self.spec().model.groups.iter().map(|group| group.page_bytes).max().unwrap_or(0);
         let limit = store.limit_bytes();
@@ -160,13 +160,13 @@ impl Engine {
         }
     }
 
-    /// What the user should know of the disk, once each.
+    /// Returns the disk's notices for the user, and clears them.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.poll_disk();
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
     }
 
-    /// Saves what is still to be saved, for at most so long; false when that was not enough.
+    /// Saves pending pages within `timeout`. Returns false if it was too short.
     pub fn flush_disk(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
         let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
@@ -181,7 +181,7 @@ impl Engine {
         self.disk.as_ref().is_none_or(|disk| disk.store.flush(left()))
     }
 
-    /// When a step has something to do for the disk though no request is in flight.
+    /// Returns when the disk needs a step although no request is in flight.
     pub(super) fn disk_wakeup(&self) -> Option<Instant> {
         let disk = self.disk.as_ref()?;
         let first = disk.saves.order.front()?;
@@ -189,7 +189,7 @@ impl Engine {
         Some(Instant::now() + pause)
     }
 
-    /// What the disk has answered, and what it may be given to do.
+    /// Handles answers of the disk, and gives it pages to save.
     pub(super) fn advance_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let is_busy = !self.running.is_empty();
@@ -201,7 +201,7 @@ impl Engine {
         self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
     }
 
-    /// Takes in what the disk has answered.
+    /// Handles the events of the store.
     fn poll_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for event in disk.store.poll() {
@@ -227,9 +227,9 @@ impl Engine {
     }
 }
 
-/// Bringing back.
+/// Restoring.
 impl Engine {
-    /// Asks for what of the prompt the disk has and memory has not; gives the request back when that is nothing.
+    /// Starts reading pages of the prompt that only the disk has. Returns the request if there are none.
     pub(super) fn restore(&mut self, request: QueuedRequest) -> Option<QueuedRequest> {
         let Wanted { pages: wanted, held, num_indexed } = self.wanted_pages(&request.generation);
         let Some(disk) = self.disk.as_mut().filter(|_| !wanted.is_empty()) else { return Some(request) };
@@ -242,7 +242,7 @@ impl Engine {
         None
     }
 
-    /// Pages on disk that would carry the prompt further than what is in memory.
+    /// Returns pages on disk that extend the resumable prefix beyond what memory holds.
     fn wanted_pages(&self, generation: &Generation) -> Wanted {
         let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Wanted::default() };
         let groups = &self.spec().model.groups;
@@ -271,14 +271,14 @@ impl Engine {
         wanted
     }
 
-    /// Leading prompt tokens that its session has in memory.
+    /// Returns how many leading prompt tokens its session has in memory.
     fn num_resident_of(&self, generation: &Generation) -> usize {
         let session = generation.session().and_then(|name| self.sessions.find(name).ok());
         let session = session.and_then(|id| self.sessions.get(id).ok());
         session.map_or(0, |session| common_prefix(session.tokens(), generation.prompt()))
     }
 
-    /// Takes the page off the list of one request that waits for it.
+    /// Removes the page from a request that waits for it.
     fn take_wanted(&mut self, key: disk::DiskPageKey) -> Option<(RequestId, PageAt)> {
         self.disk.as_mut()?.restoring.iter_mut().find_map(|restoring| {
             let index = restoring.wanted.iter().position(|page| page.disk_key() == key)?;
@@ -307,7 +307,8 @@ impl Engine {
         restoring.find(|restoring| restoring.request.generation.id() == id)
     }
 
-    /// A page with this content, findable from now on; nothing when there is no room, or these are not its bytes.
+    /// Writes a page into memory and publishes it in the index; `None` if no page is free or the model
+    /// rejects the bytes.
     fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<PageHold> {
         self.make_room(self.page_bytes(wanted.group));
         let page = self.pool.take(wanted.group)?;
@@ -321,7 +322,7 @@ impl Engine {
         Some(page)
     }
 
-    /// Starts those whose answers are all in.
+    /// Starts requests whose reads have all been answered.
     fn start_restored(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let is_ready = |restoring: &mut Restoring| restoring.wanted.is_empty();
@@ -330,7 +331,7 @@ impl Engine {
             if let Some((count, reason)) = lost {
                 self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
             }
-            // The pages are let go of when the sequence holds them.
+            // The sequence takes its own references to the pages here.
             self.begin(request.generation, (!arrived.0.is_empty()).then_some(num_indexed));
         }
     }
@@ -338,8 +339,9 @@ impl Engine {
 
 /// Saving.
 impl Engine {
-    /// Remembers what of a session is worth having after a restart: all rows that are kept for ever, and what windows and
-    /// states need at the end and at the end of the prompt, where the next turn may part.
+    /// Queues the pages of a session that are worth having after a restart: all full-attention pages, and
+    /// what windows and recurrent states need at the end and at the end of the prompt, where the next turn
+    /// may part.
     pub(super) fn save_session(&mut self, generation: &Generation) {
         let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
@@ -351,16 +353,17 @@ impl Engine {
         pages.sort_unstable_by_key(|&(group, number)| (number, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
-        // What is there already is used again: of a live conversation nothing goes before what nobody uses.
+        // Touch pages that are already saved, so that a live conversation is evicted last.
         let is_new = |page: &PageAt| {
             !disk.store.touch(page.disk_key(), page.number as u32)
                 && !disk.saves.keys.contains(&page.disk_key())
         };
-        let news: Vec<_> = pages.filter(is_new).collect(); // those that are to be saved are not among them
+        let news: Vec<_> = pages.filter(is_new).collect(); // collected first, because pushing changes what is new
         news.into_iter().for_each(|page| disk.saves.push(page));
     }
 
-    /// Copies out up to `num_bytes` of what is to be saved, as far as the I/O thread has room; whether it got on.
+    /// Copies out up to `num_bytes` of pending pages while the I/O thread has room. Returns whether it copied
+    /// any.
     fn save_pages(&mut self, num_bytes: usize) -> bool {
         let Self { disk, pool, executor, .. } = self;
         let Some(disk) = disk else { return false };
@@ -384,7 +387,7 @@ impl Engine {
     }
 }
 
-/// The pages that a sequence of `len` tokens needs to go on, as group and number.
+/// Lists the pages, as group and number, that a sequence of `len` tokens needs to resume.
 fn pages_of(groups: &[KvGroup], len: usize) -> impl Iterator<Item = (usize, usize)> {
     let numbers = move |(group, spec): (usize, &KvGroup)| {
         spec.pages_needed(len).unwrap_or_default().map(move |number| (group, number))

@@ -1,10 +1,11 @@
-//! The engine: the model, its pages, its sessions and the requests in flight. A synchronous value without threads or
-//! channels; tests call it directly, `thread` gives it a thread of its own.
+//! The engine: a model, its KV pages, its sessions and the requests in flight. A synchronous value without
+//! threads or channels: tests call it directly, and `thread` gives it a thread.
 //!
-//! Invariants: a request that is refused has cost nothing; bytes promised to running requests and to sessions driven by hand
-//! never exceed the pool, and what named sessions hold while idle is promised to nobody and goes when needed, so nothing
-//! that has started runs out of pages; whatever ends a request, its pages are free or its session's, and its last event is
-//! out by the end of that step. A failed step fails the requests in it, resets their sessions, and touches no others.
+//! Invariants: a refused request leaves no trace. The bytes promised to running requests and to step-wise
+//! sessions never exceed the pool; the pages of idle named sessions are promised to none and are evicted on
+//! demand. So a request that has started never runs out of pages. When a request ends, its pages are free or
+//! belong to its session, and its last event is delivered in that step. A failed step fails the requests in
+//! it and resets their sessions, and affects no others.
 
 mod disk;
 mod generation;
@@ -51,26 +52,29 @@ pub struct Engine {
     schedule_clock: u64,
 }
 
-/// Requests in flight and KV in use, in bytes.
+/// Requests in flight, and KV memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineLoad {
     pub num_waiting: usize,
     pub num_running: usize,
     pub num_sessions: usize,
-    /// Held by nobody; what is cached there is used again when it is needed.
+    /// Free, counting cached pages, which are reclaimed on demand.
     pub kv_free: usize,
     pub kv_capacity: usize,
-    /// With memory behind it, cached pages included.
+    /// Backed by memory, cached pages included.
     pub kv_allocated: usize,
 }
 
 impl Engine {
+    /// Checks `config` against the model.
+    ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when the model cannot serve what `config` asks, naming the field.
+    /// [`Error::InvalidParameter`], naming the field that the model cannot serve.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
-        // Without reuse, or with state beyond the pages, nobody would look for what the index names.
+        // Skip the prefix index when it could never hit: reuse is off, or the model keeps state outside
+        // pages.
         let has_index = spec.config.warm_resume && spec.model.can_rewind;
         let pool = if has_index { PagePool::new } else { PagePool::without_index };
         Ok(Self {
@@ -106,17 +110,17 @@ impl Engine {
         }
     }
 
-    /// Queues a request. Its events come out of `step`.
+    /// Queues a request. `step` returns its events.
     ///
     /// # Errors
-    /// Before any work: those of [`Request::validate`]; [`Error::SessionsFull`] when the sessions leave too few pages
-    /// for it ever to run, or there is no place for the session that it would begin; [`Error::SessionBusy`] when another
-    /// request is in its session; [`Error::QueueFull`].
+    /// All before any work: those of [`Request::validate`]; [`Error::SessionsFull`] if step-wise sessions
+    /// leave too few pages for it ever to run, or no slot is left for its session; [`Error::SessionBusy`] if
+    /// its session has a request; [`Error::QueueFull`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         self.submit_at(request, Instant::now())
     }
 
-    /// As `submit`, at a time of the caller's choosing: deadlines count from it.
+    /// Queues a request as of `now`, from which its deadline counts.
     ///
     /// # Errors
     /// Those of `submit`.
@@ -138,8 +142,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request now: its pages are free, or its session's, on return and `Done` with [`Finish::Cancelled`] comes out of the next
-    /// `step`. False when it is not in flight (any more).
+    /// Ends a request at once, freeing its pages or returning them to its session. The next `step` returns
+    /// `Done` with [`Finish::Cancelled`]. Returns false if the request is not in flight.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let has_id = |generation: &Generation| generation.id() == id;
         if let Some(index) = self.running.iter().position(has_id) {
@@ -152,23 +156,24 @@ impl Engine {
         true
     }
 
-    /// Whether there is nothing to do and nothing to report.
+    /// Returns whether no request is in flight and no event is undelivered.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.num_admitted() == 0 && self.events.is_empty()
     }
 
-    /// When an idle engine wants its next `step`; nothing: not before something is submitted.
+    /// Returns when an idle engine needs its next `step`; `None` if only a new request gives it work.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let expiry = self.spec().config.session_ttl.and_then(|ttl| self.sessions.next_expiry(ttl));
         [expiry, self.disk_wakeup()].into_iter().flatten().min()
     }
 
-    /// Computes one step and returns what happened, in order.
+    /// Computes one step and returns its events in order.
     pub fn step(&mut self) -> EngineEvents {
         self.step_at(Instant::now())
     }
 
-    /// As `step`, at a time of the caller's choosing: deadlines and idle sessions go by it. It must not go back.
+    /// Computes one step as of `now`, which deadlines and idle sessions are measured by. `now` must not go
+    /// back.
     pub fn step_at(&mut self, now: Instant) -> EngineEvents {
         self.end_overdue(now);
         self.advance_disk();
@@ -176,7 +181,7 @@ impl Engine {
         let mut plan = self.plan();
         if !plan.admitted.is_empty() {
             self.start(&plan.admitted);
-            plan = self.plan_running(); // what they need not compute is known only now
+            plan = self.plan_running(); // the resumed prefixes are known only now
         }
         debug_assert!(
             self.queue.is_empty() || self.num_admitted() > 0,
@@ -215,7 +220,8 @@ impl Engine {
         self.running.iter().enumerate().map(running).collect()
     }
 
-    /// Of the prompts that fill the same page next, the one that is furthest: it computes what the others take over.
+    /// Maps each page that several prompts would fill next to the prompt that is furthest along. It computes
+    /// the page; the others wait and take it over.
     fn prefill_owners(&self, pages: &[Option<PageName>]) -> HashMap<PageName, usize> {
         let mut prefill_owners: HashMap<PageName, usize> = HashMap::new();
         for (index, page) in pages.iter().enumerate() {
@@ -238,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// What there is to begin a request with, from its session or the index.
+    /// Returns what a request can resume from: its session or the prefix index.
     fn resume(&mut self, generation: &Generation, num_indexed: Option<usize>) -> Resumed {
         if generation.scores_prompt() {
             let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
@@ -260,7 +266,7 @@ impl Engine {
         self.executor.step(&mut feeds)
     }
 
-    /// Takes pages from idle named sessions, the longest unused first, until `num_bytes` are free.
+    /// Evicts idle named sessions, least recently used first, until `num_bytes` are free.
     fn make_room(&mut self, num_bytes: usize) {
         while self.pool.free_bytes() < num_bytes && self.sessions.evict_oldest() {}
     }
@@ -286,7 +292,7 @@ impl Engine {
         }
     }
 
-    /// Gives a session back what its request leaves.
+    /// Returns the sequence of an ended request to its session, if it has one.
     fn retire(&mut self, generation: Generation) {
         if let Some(name) = generation.session().map(str::to_owned) {
             self.save_session(&generation);
@@ -295,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// Bytes promised to sessions driven by hand: each may fill its context.
+    /// Returns the bytes promised to step-wise sessions, each of which may fill its context.
     fn session_bytes(&self) -> usize {
         self.sessions.num_unnamed() * self.spec().sequence_bytes(self.spec().context_length())
     }
@@ -305,12 +311,12 @@ impl Engine {
         self.running.iter().chain(restoring).map(|generation| self.bytes(generation)).sum()
     }
 
-    /// Requests out of the queue: running, or about to when the disk has answered.
+    /// Returns the number of admitted requests: running, or waiting for pages from disk.
     fn num_admitted(&self) -> usize {
         self.running.len() + self.disk.as_ref().map_or(0, KvDisk::num_restoring)
     }
 
-    /// Bytes promised to a request: it may use all that its limits allow.
+    /// Returns the bytes promised to a request: the most that its limits allow.
     fn bytes(&self, generation: &Generation) -> usize {
         self.spec().sequence_bytes(generation.longest())
     }

@@ -1,8 +1,8 @@
-//! Requests on their way through the engine in time: waiting for admission, overtaken, told their place, overdue.
+//! Requests before and during admission: waiting, bypassed, informed of their position, overdue.
 //!
-//! Invariants: whoever leaves the queue without having started has cost nothing and leaves no trace: not even the session
-//! that would have begun with it. A place only ever gets better. A waiting request can start whenever nothing runs, so
-//! an engine with a waiting request has something to do.
+//! Invariants: a request that leaves the queue without starting leaves no trace, not even the session it
+//! would have created. A queue position never gets worse. A waiting request can start whenever nothing runs,
+//! so an engine with a waiting request can make progress.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::schedule::WaitingRequest;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Event, Finish};
 
-/// The waiting requests in order of arrival.
+/// Waiting requests in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct RequestQueue {
     entries: VecDeque<QueuedRequest>,
@@ -23,10 +23,10 @@ pub(super) struct RequestQueue {
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
     pub generation: Generation,
-    /// Whether its session was begun for it.
+    /// Whether its session was created for it.
     pub begins_session: bool,
     num_bypassed: usize,
-    /// The place that was announced last, from 1; 0 before the first.
+    /// Position sent last, counted from 1; 0 before the first.
     announced: usize,
 }
 
@@ -52,7 +52,7 @@ impl RequestQueue {
         self.entries.remove(index)
     }
 
-    /// As the schedule sees them; `bytes` is what a request takes at its longest.
+    /// Converts the queue for the scheduler. `bytes` returns the memory of a request at its longest.
     pub fn waiting(&self, bytes: impl Fn(&Generation) -> usize) -> Vec<WaitingRequest> {
         let waiting = |entry: &QueuedRequest| WaitingRequest {
             prompt_left: entry.generation.prompt_left(),
@@ -62,7 +62,7 @@ impl RequestQueue {
         self.entries.iter().map(waiting).collect()
     }
 
-    /// Takes out those at the `admitted` indices, which ascend, and notes whom they have overtaken.
+    /// Removes the requests at the ascending indices `admitted`, and counts the requests that they bypass.
     pub fn take(&mut self, admitted: &[usize]) -> Vec<QueuedRequest> {
         let mut taken = Vec::with_capacity(admitted.len());
         let mut staying = VecDeque::with_capacity(self.entries.len());
@@ -70,7 +70,7 @@ impl RequestQueue {
             if admitted.get(taken.len()) == Some(&index) {
                 taken.push(entry);
             } else {
-                entry.num_bypassed += admitted.len() - taken.len(); // those still to come are behind it
+                entry.num_bypassed += admitted.len() - taken.len(); // those not taken yet come after it
                 staying.push_back(entry);
             }
         }
@@ -78,7 +78,7 @@ impl RequestQueue {
         taken
     }
 
-    /// Tells each its place, where that is news.
+    /// Sends each request its position, if it has changed.
     pub fn announce(&mut self, events: &mut EngineEvents) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             let position = index + 1;
@@ -91,6 +91,8 @@ impl RequestQueue {
 }
 
 impl Engine {
+    /// Checks that one more request may wait.
+    ///
     /// # Errors
     /// [`Error::QueueFull`].
     pub(super) fn check_queue(&self) -> Result<()> {
@@ -99,12 +101,12 @@ impl Engine {
         if admitted + waiting < config.max_running.saturating_add(config.max_waiting) {
             return Ok(());
         }
-        // Those for whom there is room run from the next step on.
+        // Requests that start in the next step do not count as waiting.
         let starting = config.max_running.saturating_sub(admitted);
         Err(Error::QueueFull { waiting: waiting.saturating_sub(starting) })
     }
 
-    /// Ends what has reached its deadline, before any more work is put into it.
+    /// Ends requests whose deadline has passed, before more work goes into them.
     pub(super) fn end_overdue(&mut self, now: Instant) {
         let is_overdue = |generation: &Generation| generation.is_overdue(now);
         while let Some(mut entry) = self.remove_waiting(is_overdue) {
@@ -117,14 +119,14 @@ impl Engine {
         }
     }
 
-    /// Ends a running request now: its memory is free, or its session's, on return.
+    /// Ends a running request at once, freeing its pages or returning them to its session.
     pub(super) fn end_running(&mut self, index: usize, finish: Finish) {
         let mut generation = self.running.remove(index);
         generation.finish(finish, &mut self.events);
         self.retire(generation);
     }
 
-    /// Leaves its session as if the request had never come.
+    /// Restores its session to the state before the request.
     pub(super) fn turn_away(&mut self, entry: &QueuedRequest) {
         let Some(name) = entry.generation.session() else { return };
         self.sessions.set_waiting(name, false);
@@ -135,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// Admits these of the queue; those for whom the disk has something start when that is there.
+    /// Starts admitted requests. Those with pages on disk start once these are read.
     pub(super) fn start(&mut self, admitted: &[usize]) {
         for entry in self.queue.take(admitted) {
             if let Some(entry) = self.restore(entry) {
@@ -144,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Starts a request with what of its prompt is computed already; all beyond `num_indexed` came from disk.
+    /// Starts a request from its resumable prefix. Pages beyond `num_indexed` tokens came from disk.
     pub(super) fn begin(&mut self, mut generation: Generation, num_indexed: Option<usize>) {
         let resumed = self.resume(&generation, num_indexed);
         generation.start(resumed, &mut self.events);
@@ -153,7 +155,7 @@ impl Engine {
         self.running.push(generation);
     }
 
-    /// Takes a request that has not started out of wherever it waits.
+    /// Removes a request that has not started from the queue or the disk's waiting list.
     pub(super) fn remove_waiting(
         &mut self,
         is_wanted: impl Fn(&Generation) -> bool,
@@ -162,7 +164,7 @@ impl Engine {
         entry.or_else(|| self.disk.as_mut()?.remove(is_wanted))
     }
 
-    /// Notes who gets rows in this step: they come after everybody who does not, in the order that they had.
+    /// Marks the requests with rows in this step as scheduled last. They keep their relative order.
     pub(super) fn note_scheduled(&mut self, rows: &[usize]) {
         let with_rows = (0..rows.len()).filter(|&index| rows[index] > 0);
         let mut order: Vec<usize> = with_rows.collect();
@@ -178,7 +180,7 @@ impl Engine {
         self.schedule_clock
     }
 
-    /// The largest amount of memory that a waiting request will ask for.
+    /// Returns the memory of the largest waiting request, in bytes.
     pub(super) fn largest_waiting(&self) -> usize {
         self.queue.generations().map(|generation| self.bytes(generation)).max().unwrap_or(0)
     }

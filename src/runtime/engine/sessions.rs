@@ -1,7 +1,7 @@
-//! What can be asked of the engine's sessions: unnamed ones token by token, named ones between their requests.
+//! Operations on the engine's sessions: step-wise ones token by token, named ones between requests.
 //!
-//! Invariants: a session that a request is in is not touched from here; a refused call changes nothing. Slots are no
-//! limit for names: a new session takes the slot of the idle one used longest ago, which is then not known any more.
+//! Invariants: a session with a request in it is not changed from here. A refused call changes nothing. A new
+//! named session takes the slot of the least recently used idle one, which the engine then forgets.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +16,13 @@ use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionStat
 pub struct SessionDetail {
     #[serde(flatten)]
     pub info: SessionInfo,
-    /// Prompt and generated tokens, an end of generation excluded.
+    /// Prompt and generated tokens, without the end-of-generation token.
     pub tokens: Vec<u32>,
 }
 
-/// Named sessions: a request begins them, and keeps them to itself while it lasts.
+/// Named sessions. At most one request uses a session at a time.
 impl Engine {
-    /// Finds or begins the session of a request; true when it begins with it.
+    /// Finds or creates the session of a request. Returns true if it was created.
     pub(super) fn enter_session(&mut self, name: &str) -> Result<bool> {
         let begins = match self.sessions.find_idle(name) {
             Ok(_) => false,
@@ -37,11 +37,11 @@ impl Engine {
         Ok(begins)
     }
 
-    /// Sees to a slot for one more session. Where all are taken, the idle named session used longest ago goes, `kept`
-    /// excepted; its full pages stay findable until they are reused.
+    /// Frees a slot if all are taken, by removing the least recently used idle named session other than
+    /// `kept`. Its full pages stay in the index until they are reclaimed.
     ///
     /// # Errors
-    /// [`Error::SessionsFull`] when every slot has a request in it or is driven by hand.
+    /// [`Error::SessionsFull`] if every slot is step-wise or has a request.
     fn make_place(&mut self, kept: Option<SessionId>) -> Result<()> {
         let capacity = self.spec().config.max_sessions;
         if self.sessions.len() < capacity || (capacity > 0 && self.sessions.remove_oldest(kept)) {
@@ -50,11 +50,13 @@ impl Engine {
         Err(Error::SessionsFull { capacity })
     }
 
-    /// All named sessions, by name.
+    /// Lists all named sessions in order of name.
     pub fn list_sessions(&self) -> Vec<SessionInfo> {
         self.sessions.names().filter_map(|name| self.look_at(name).ok()).map(|(info, _)| info).collect()
     }
 
+    /// Returns a session with its tokens.
+    ///
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
@@ -62,7 +64,7 @@ impl Engine {
         Ok(SessionDetail { info, tokens: tokens.to_vec() })
     }
 
-    /// A session and its tokens.
+    /// Returns a session's description and its tokens.
     fn look_at(&self, name: &str) -> Result<(SessionInfo, &[u32])> {
         let session = self.sessions.get(self.sessions.find(name)?)?;
         let running = self.running.iter().find(|generation| generation.session() == Some(name));
@@ -82,10 +84,10 @@ impl Engine {
         Ok((info, tokens))
     }
 
-    /// Begins a session that stands for `tokens`, of which nothing is in memory: one that another process has kept.
+    /// Creates a session with `tokens` and without KV in memory, e.g. one that an earlier process saved.
     ///
     /// # Errors
-    /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] when there is one of that name.
+    /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] if the name is in use.
     pub fn restore_session(&mut self, name: &str, tokens: Vec<u32>) -> Result<()> {
         self.check_new_name(name)?;
         self.make_place(None)?;
@@ -103,7 +105,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Empties a session; it stays open.
+    /// Empties a session, which stays open.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
@@ -112,7 +114,7 @@ impl Engine {
         self.reset(id)
     }
 
-    /// Ends a session and frees its place. Its full pages stay findable until they are reused.
+    /// Removes a session and frees its slot. Its full pages stay in the index until they are reclaimed.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
@@ -122,12 +124,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins session `to` with all that `from` holds; their pages are shared until they part.
+    /// Creates session `to` with the content of `from`. They share pages up to where they part.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`] and [`Error::SessionBusy`] for `from`; [`Error::SessionsFull`];
-    /// [`Error::InvalidParameter`] when `to` exists or is no name; [`Error::NotSupported`] when the model's state does not
-    /// lie in pages alone.
+    /// [`Error::InvalidParameter`] if `to` exists or is not a valid name; [`Error::NotSupported`] if the
+    /// model keeps state outside pages.
     pub fn fork_session(&mut self, from: &str, to: &str) -> Result<()> {
         let original = self.sessions.find_idle(from)?;
         self.check_new_name(to)?;
@@ -144,8 +146,10 @@ impl Engine {
     }
 }
 
-/// Sessions driven directly, token by token; see [`crate::runtime::session`] for the contract of each call.
+/// Step-wise sessions, driven token by token; [`crate::runtime::session`] has the contract of each call.
 impl Engine {
+    /// Creates a step-wise session.
+    ///
     /// # Errors
     /// [`Error::SessionsFull`] at [`Engine::serving_capacity`], or while requests in flight need the memory.
     pub fn create_session(&mut self) -> Result<SessionId> {
@@ -159,15 +163,19 @@ impl Engine {
         Ok(self.sessions.create(Sequence::new(&self.pool)))
     }
 
+    /// Appends a prompt and samples the next token.
+    ///
     /// # Errors
     /// Those of [`crate::runtime::session::Session::prefill`], and [`Error::SessionNotFound`].
     pub fn prefill_tokens(&mut self, id: SessionId, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         let session = self.sessions.get(id)?;
-        session.check_prefill(self.spec(), tokens, sampling)?; // a refused call takes no one's pages
+        session.check_prefill(self.spec(), tokens, sampling)?; // a refused call must not evict pages
         self.make_room(session.table().bytes_needed(tokens.len()));
         self.sessions.get_mut(id)?.prefill(&mut self.executor, tokens, sampling)
     }
 
+    /// Generates one token.
+    ///
     /// # Errors
     /// Those of [`crate::runtime::session::Session::decode_one`], and [`Error::SessionNotFound`].
     pub fn decode_one(&mut self, id: SessionId, sampling: &Sampling) -> Result<DecodeOutcome> {
@@ -178,7 +186,7 @@ impl Engine {
         self.sessions.get_mut(id)?.decode_one(&mut self.executor, &*self.vocabulary, sampling)
     }
 
-    /// Tokens resident.
+    /// Returns the number of resident tokens.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].
@@ -186,7 +194,7 @@ impl Engine {
         Ok(self.sessions.get(id)?.position())
     }
 
-    /// The resident tokens.
+    /// Returns the resident tokens.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].
@@ -194,6 +202,8 @@ impl Engine {
         Ok(self.sessions.get(id)?.tokens())
     }
 
+    /// Rewinds to `position` tokens.
+    ///
     /// # Errors
     /// Those of [`crate::runtime::session::Session::seek`], and [`Error::SessionNotFound`].
     pub fn seek(&mut self, id: SessionId, position: usize) -> Result<()> {

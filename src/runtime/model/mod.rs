@@ -2,6 +2,7 @@
 //! run through candle-transformers.
 
 pub mod arch;
+#[cfg(feature = "candle-families")]
 pub mod candle_models;
 pub mod config;
 pub mod decoder;

@@ -1,29 +1,29 @@
-//! Where a session and a prompt part, in words: the answer to "why was this not resumed?".
+//! Describes where a session and a prompt part: the answer to "why was this not resumed?".
 //!
-//! Pure. A difference is the first token at which a session's tokens and the prompt's are not the same, be it that one of
-//! the two ends there; a prompt that goes on where the session ended has none.
+//! Pure. A difference is the first token at which session and prompt differ or one of them ends. A prompt
+//! that continues the session has none.
 
 use super::prefill::common_prefix;
 use crate::runtime::request::Difference;
 use crate::runtime::text::Vocabulary;
 
-/// How many tokens are kept before a difference, and of each side after it.
+/// Tokens shown before a difference, and of each side after it.
 const AROUND: usize = 8;
 
-/// A difference as text. Tokens that are parts of characters show as U+FFFD, control characters as `\n`, `\u{1b}` and so on.
+/// A difference as text. Parts of characters show as U+FFFD, control characters as `\n`, `\u{1b}` and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Tokens that are the same before it.
+    /// Number of equal tokens before it.
     pub position: usize,
     pub before: String,
-    /// What the session goes on with; empty when it ends there.
+    /// Continuation of the session; empty if it ends there.
     pub session: String,
-    /// What the prompt goes on with; empty when it ends there.
+    /// Continuation of the prompt; empty if it ends there.
     pub prompt: String,
 }
 
 impl Difference {
-    /// `None` when the prompt begins with all of `known`.
+    /// Returns `None` if the prompt begins with all of `known`.
     pub fn between(known: &[u32], prompt: &[u32]) -> Option<Self> {
         let position = common_prefix(known, prompt);
         let next = |tokens: &[u32]| tokens[position..tokens.len().min(position + AROUND)].to_vec();
@@ -53,7 +53,7 @@ impl Difference {
     }
 }
 
-/// Control characters and the backslash escaped as in a Rust string; all else as it is.
+/// Escapes control characters and the backslash as in a Rust string.
 fn visible(text: &str) -> String {
     let escaped = |c: char| match c {
         '\\' => "\\\\".to_owned(),

@@ -1,49 +1,50 @@
-//! What of a prompt has to be computed: a pure decision over token ids and counts.
+//! Decides how much of a prompt has to be computed: a pure function of token ids and counts.
 //!
-//! Rules: exact ids decide, never text. A session's own rows serve exactly to the token, indexed pages to the page; the longer
-//! of the two is kept. At least one token is always left to compute, because its logits start the answer. The reasons of
-//! append-only resume (`new`, `exact_prefix`, `mismatch`, `equal`, `dirty`) keep their meaning; where more can be kept than
-//! append-only allows, a finer reason says so. Imports no more of the crate than the words for the answer.
+//! Rules: ids are compared, never text. A session's own rows are reusable to the token, indexed pages to the
+//! page; the longer prefix wins. At least one token is always left to compute, because its logits start the
+//! answer. The reasons of append-only resume (`new`, `exact_prefix`, `mismatch`, `equal`, `dirty`) keep their
+//! meaning; where more is kept than append-only allows, a finer reason says so. Imports only the types of the
+//! answer.
 
 use crate::runtime::request::{Reuse, ReuseReason};
 
-/// What is known when a prompt comes in.
+/// Facts about a prompt's possible prefixes.
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
-    /// The session's tokens; none for a new session or without one.
+    /// The session's tokens; empty for a new session or without one.
     pub tokens: &'a [u32],
-    /// How many of them, from the first, have their rows: all, or none after the pages were given to others.
+    /// Leading tokens with KV in memory: all, or 0 after the pages were evicted.
     pub num_resident: usize,
-    /// Leading tokens that prompt and session have in common and that the session's rows can be cut back to; fewer than are in
-    /// common when the model cannot go on from there.
+    /// Leading tokens common to prompt and session that the session can be truncated to. Less than the common
+    /// prefix if the model cannot resume there.
     pub num_kept: usize,
-    /// Leading prompt tokens that can be had from indexed pages.
+    /// Leading prompt tokens covered by indexed pages.
     pub num_indexed: usize,
-    /// How many of those had to be brought back from disk.
+    /// Of these, tokens that came from disk.
     pub num_restored: usize,
-    /// A step failed under the session: nothing of its own is to be trusted.
+    /// Whether a step failed under the session, so that its own rows must not be used.
     pub dirty: bool,
 }
 
-/// How many leading tokens are the same.
+/// Returns the length of the common prefix.
 pub fn common_prefix(known: &[u32], prompt: &[u32]) -> usize {
     known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count()
 }
 
-/// What to do with a prompt; `keep + feed` is its length.
+/// Split of a prompt; `keep + feed` is its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefillPlan {
     /// Leading tokens whose rows are kept.
     pub keep: usize,
     /// Tokens to compute after them; at least 1.
     pub feed: usize,
-    /// Whether the kept rows lie in indexed pages rather than in the session's own.
+    /// Whether the kept rows are indexed pages rather than the session's own.
     pub from_index: bool,
-    /// How many of the kept rows came from disk.
+    /// Kept tokens that came from disk.
     pub restored: usize,
     pub reason: ReuseReason,
-    /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
-    /// the prompt goes on where the session ended.
+    /// First position at which the session's tokens and the prompt differ or one of them ends. `None` if the
+    /// prompt continues the session.
     pub first_difference: Option<usize>,
 }
 
@@ -58,7 +59,7 @@ impl PrefillPlan {
     }
 }
 
-/// Decides what of a prompt is kept. Panics when the prompt is empty.
+/// Decides how much of a prompt is kept. Panics if the prompt is empty.
 pub fn plan_prefill(known: Known<'_>, prompt: &[u32]) -> PrefillPlan {
     assert!(!prompt.is_empty(), "a prompt has tokens");
     let most = prompt.len() - 1;

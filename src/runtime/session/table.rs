@@ -16,7 +16,7 @@ use crate::runtime::sequence::Sequence;
 #[derive(Debug, Default)]
 pub struct SessionTable {
     sessions: BTreeMap<SessionId, Session>,
-    /// Ids of the named ones.
+    /// Ids of the named sessions.
     names: BTreeMap<String, SessionId>,
     num_created: u64,
     clock: u64,
@@ -31,17 +31,18 @@ impl SessionTable {
         self.sessions.is_empty()
     }
 
-    /// Sessions driven by hand: they keep their pages, named ones only while nobody else needs them.
+    /// Returns the number of step-wise sessions, which keep their pages. Named ones keep them only until they
+    /// are needed.
     pub fn num_unnamed(&self) -> usize {
         self.sessions.len() - self.names.len()
     }
 
-    /// Page tables of all sessions.
+    /// Returns the page tables of all sessions.
     pub fn tables(&self) -> impl Iterator<Item = &PageTable> {
         self.sessions.values().map(Session::table)
     }
 
-    /// An unnamed session that holds `sequence`.
+    /// Creates an unnamed session that holds `sequence`.
     pub fn create(&mut self, sequence: Sequence) -> SessionId {
         self.num_created += 1;
         let id = SessionId(self.num_created);
@@ -49,19 +50,23 @@ impl SessionTable {
         id
     }
 
+    /// Returns a session.
+    ///
     /// # Errors
     /// [`Error::SessionNotFound`] after `remove`.
     pub fn get(&self, id: SessionId) -> Result<&Session> {
         self.sessions.get(&id).ok_or_else(|| Error::SessionNotFound(id.0.to_string()))
     }
 
+    /// Returns a session for changes.
+    ///
     /// # Errors
     /// [`Error::SessionNotFound`] after `remove`.
     pub fn get_mut(&mut self, id: SessionId) -> Result<&mut Session> {
         self.sessions.get_mut(&id).ok_or_else(|| Error::SessionNotFound(id.0.to_string()))
     }
 
-    /// Frees the session's pages and place; false when there is none of that id.
+    /// Removes a session and frees its pages. Returns false if there is none of that id.
     pub fn remove(&mut self, id: SessionId) -> bool {
         self.names.retain(|_, named| *named != id);
         self.sessions.remove(&id).is_some()
@@ -74,13 +79,15 @@ impl SessionTable {
         self.names.keys().map(String::as_str)
     }
 
+    /// Returns the id of a named session.
+    ///
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn find(&self, name: &str) -> Result<SessionId> {
         self.names.get(name).copied().ok_or_else(|| Error::SessionNotFound(name.to_owned()))
     }
 
-    /// The session of that name when no request is in it.
+    /// Returns the id of a named session that has no request.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
@@ -92,7 +99,7 @@ impl SessionTable {
         }
     }
 
-    /// A named session that holds what `original` does, or nothing. The name must be free.
+    /// Creates a named session, a copy of `original` if given. The name must be free.
     pub fn open(&mut self, name: &str, original: Option<SessionId>, pool: &PagePool) -> Result<()> {
         let mut session = Session::new(Sequence::new(pool));
         if let Some(original) = original {
@@ -108,15 +115,15 @@ impl SessionTable {
         Ok(())
     }
 
-    /// A request waits for this idle session, or does not any more. Unknown names change nothing, here and below: a
-    /// session with a request in it cannot be closed.
+    /// Sets whether a request waits for the session. Here and below, unknown names change nothing: a session
+    /// with a request in it cannot be closed.
     pub fn set_waiting(&mut self, name: &str, waiting: bool) {
         if let Some(session) = self.named_mut(name) {
             session.state = if waiting { SessionState::Waiting } else { SessionState::Idle };
         }
     }
 
-    /// Hands the session's rows to the request that starts in it.
+    /// Hands the session's sequence to the request that starts in it.
     pub fn check_out(&mut self, name: &str, pool: &PagePool) -> CheckedOut {
         let mut checked_out = CheckedOut::nothing(pool);
         if let Some(session) = self.named_mut(name) {
@@ -128,8 +135,8 @@ impl SessionTable {
         checked_out
     }
 
-    /// Takes back what the request left. After a failed step that is nothing; a request that was stopped before it had computed
-    /// again what had been given to others leaves the session as it was.
+    /// Takes the sequence back from an ended request. A poisoned one is emptied. If the request stopped
+    /// before it had recomputed the evicted tokens, the session stays evicted.
     pub fn check_in(&mut self, name: &str, mut sequence: Sequence) {
         let Ok(id) = self.find(name) else { return };
         self.touch(id);
@@ -141,7 +148,7 @@ impl SessionTable {
             if session.dirty || !stopped_short {
                 session.evicted.clear();
             }
-            // What is resident of tokens that it still stands for is found in the index.
+            // Resident pages of evicted tokens stay findable in the index.
             if session.dirty || stopped_short {
                 sequence.reset();
             }
@@ -149,7 +156,8 @@ impl SessionTable {
         }
     }
 
-    /// Takes the pages of the named session used longest ago, those that a request waits for last; false when none has any.
+    /// Evicts the least recently used named session, sessions with a waiting request last. Returns false if
+    /// none holds pages.
     pub fn evict_oldest(&mut self) -> bool {
         let named = self.names.values().filter_map(|id| Some((*id, self.sessions.get(id)?)));
         let holding = named.filter(|(_, session)| session.position() > 0);
@@ -158,7 +166,7 @@ impl SessionTable {
         self.sessions.get_mut(&id).map(Session::evict).is_some()
     }
 
-    /// Removes the idle named session used longest ago, `kept` excepted; false when there is none.
+    /// Removes the least recently used idle named session other than `kept`. Returns false if there is none.
     pub fn remove_oldest(&mut self, kept: Option<SessionId>) -> bool {
         let named = self.names.values().filter_map(|id| Some((*id, self.sessions.get(id)?)));
         let idle = named.filter(|(id, session)| session.is_idle() && Some(*id) != kept);
@@ -181,7 +189,7 @@ impl SessionTable {
 
 /// Expiry: idle named sessions give their slots and memory back after a time.
 impl SessionTable {
-    /// Removes the named sessions that have been idle for `ttl` and more.
+    /// Removes named sessions that have been idle for at least `ttl`.
     pub fn expire(&mut self, now: Instant, ttl: Duration) {
         let ids: Vec<SessionId> = self.names.values().copied().collect();
         for id in ids {
@@ -195,11 +203,11 @@ impl SessionTable {
         }
     }
 
-    /// When `expire` has something to do next: at once, if a session has been used since the last time.
+    /// Returns when `expire` has work next: at once if a session was used after its last call.
     pub fn next_expiry(&self, ttl: Duration) -> Option<Instant> {
         let named = self.names.values().filter_map(|id| self.sessions.get(id));
         let expiry = |session: &Session| match session.idle_since {
-            Some(since) => since.checked_add(ttl), // nothing: later than time can tell
+            Some(since) => since.checked_add(ttl), // `None`: beyond the clock's range
             None => Some(Instant::now()),
         };
         named.filter(|session| session.is_idle()).filter_map(expiry).min()

@@ -1,13 +1,14 @@
-//! The transcript: answers of this session go back into later prompts as the exact token ids that were generated.
+//! The transcript: earlier answers of a session go back into prompts as the exact token ids that were
+//! generated.
 //!
-//! A chat template prints an earlier answer as text, which need not become the same ids again (re-serialised tool
-//! arguments, think blocks, merges), and then nothing after it can be resumed. So each answer is remembered under the
-//! chain of messages before it; when a later conversation holds it there, the prompt becomes text, ids, text.
+//! A chat template prints an earlier answer as text, which need not encode to the same ids (re-serialised
+//! tool arguments, think blocks, merges); nothing after it could then be resumed. So each answer is stored
+//! under the chain of messages before it, and a later prompt that contains it there becomes text, ids, text.
 //!
-//! Pure: rendering and encoding are passed in. Any doubt (a mark the template changed, a surrounding it would not have
-//! printed, another text in front of the answer than when it was generated) makes that answer plain text: the prompt
-//! then says the same, and costs a prefill. Beyond the reference, which counts answers: a conversation first seen with
-//! history resumes too, because foreign answers have no entry and do not shift ours.
+//! Pure: rendering and encoding are passed in. In any doubt (the template changed a mark, or printed other
+//! text around it, or the text before the answer differs from when it was generated) the answer goes in as
+//! plain text: the prompt then means the same, and costs a prefill. Answers are found by chain rather than
+//! counted, so a conversation that starts with foreign history resumes too.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,18 +19,18 @@ use serde_json::{Value, json};
 
 use crate::template::message::{Content, Conversation, Message, Role, ToolCall};
 
-/// A part of a prompt.
+/// Part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SplicedSegment {
     Text(String),
-    /// An answer as it was generated.
+    /// The ids of an answer as generated.
     Ids(Vec<u32>),
 }
 
 /// A prompt, ready to be encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplicedPrompt {
-    /// Text at both ends; never two of a kind in a row.
+    /// Text first and last; text and ids alternate.
     pub segments: Vec<SplicedSegment>,
 }
 
@@ -38,12 +39,13 @@ impl SplicedPrompt {
         Self { segments: vec![SplicedSegment::Text(text)] }
     }
 
-    /// Answers that went in as ids.
+    /// Returns the number of answers inserted as ids.
     pub fn num_spliced(&self) -> usize {
         self.segments.iter().filter(|segment| matches!(segment, SplicedSegment::Ids(_))).count()
     }
 
-    /// What the answer to this prompt will stand behind: pass it to [`Transcript::record`], also from disk.
+    /// Returns the prompt's suffix, which the answer will follow. Pass it to [`Transcript::record`], also
+    /// after a restart.
     pub fn splice_after(&self) -> &str {
         match self.segments.last() {
             Some(SplicedSegment::Text(text)) => tail(text),
@@ -51,11 +53,11 @@ impl SplicedPrompt {
         }
     }
 
-    /// All ids. `encode` gets each text and whether it begins the prompt: only there a BOS, or the space that some
-    /// tokenizers put before a text, belongs.
+    /// Returns all ids. `encode` gets each text and whether it starts the prompt: a BOS, or the space that
+    /// some tokenizers put before a text, belongs only there.
     ///
     /// # Errors
-    /// The first of `encode`.
+    /// The first error of `encode`.
     pub fn ids<E>(&self, mut encode: impl FnMut(&str, bool) -> Result<Vec<u32>, E>) -> Result<Vec<u32>, E> {
         let mut ids = Vec::new();
         for (at, segment) in self.segments.iter().enumerate() {
@@ -69,13 +71,14 @@ impl SplicedPrompt {
     }
 }
 
-/// How much of a prompt's end is remembered: an assistant header with its scaffold, and some of what is before.
+/// Bytes of a prompt's suffix that are stored: an assistant header with its empty think block, and some text
+/// before.
 const TAIL_BYTES: usize = 96;
 
-/// What templates put between the assistant header and an answer, in a generation prompt, in history, or in both: think
-/// blocks that are empty, only opened or only closed (Qwen3 and its kin, DeepSeek, GLM, Gemma 4), and white space
-/// (Mistral's `[/INST] `). Tried in this order: history may hold a thought where the mark got an empty block, so a block is
-/// taken off when there is one.
+/// Text that templates put between the assistant header and an answer, in a generation prompt, in history, or
+/// in both: think blocks that are empty, only opened or only closed (Qwen3 and relatives, DeepSeek, GLM,
+/// Gemma 4), and white space (Mistral's `[/INST] `). Tried in this order. A block is removed if there is one,
+/// because history may hold reasoning where the mark got an empty block.
 const SCAFFOLDS: [&str; 14] = [
     "<think>\n\n</think>\n\n",
     "<think>\n\n</think>\n",
@@ -93,19 +96,20 @@ const SCAFFOLDS: [&str; 14] = [
     "\n",
 ];
 
-/// How templates enclose a tool call that they do not print where the message's text stands (Gemma 4).
+/// Delimiters of tool calls in templates that print calls elsewhere than the message's text (Gemma 4).
 const CALL_MARKUP: [(&str, &str); 1] = [("<|tool_call>", "<tool_call|>")];
 
-/// Renderings with marks before all is plain text. Each but the last gives up an answer or a way of marking.
+/// Most renderings with marks before all answers become plain text. Each attempt but the last gives up an
+/// answer or a method.
 const MAX_ATTEMPTS: usize = 4;
 
-/// An answer in a form that ignores what clients change: call ids, reasoning, white space and key order of arguments,
-/// whether a text is one part or a list of them. Equal forms are the same answer.
+/// Normal form of a message that ignores what clients change: call ids, reasoning, white space and key order
+/// of arguments, and whether a text is one part or a list of parts. Equal forms are the same message.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageFingerprint(String);
 
 impl MessageFingerprint {
-    /// Also for messages of other roles, where it serves the chain.
+    /// Also used for messages of other roles, in chains.
     pub fn of(message: &Message) -> Self {
         let calls: Vec<Value> = message
             .tool_calls
@@ -116,7 +120,7 @@ impl MessageFingerprint {
     }
 }
 
-/// No content and an empty one are the same; so are a text and its parts, when all of them are text.
+/// Missing and empty content are equal, and so are a text and its parts if all parts are text.
 fn content_form(content: Option<&Content>) -> Value {
     match content {
         None => Value::String(String::new()),
@@ -132,7 +136,7 @@ fn text_of_part(part: &Value) -> Option<&str> {
     (part.get("type")? == "text").then(|| part.get("text")?.as_str())?
 }
 
-/// Arguments given as JSON text are what the text says; text that is not JSON is itself, byte for byte.
+/// Parses arguments given as JSON text. Text that is not JSON stays as it is, byte for byte.
 fn normal_arguments(arguments: &Value) -> Value {
     match arguments {
         Value::String(text) => match serde_json::from_str(text) {
@@ -155,11 +159,11 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-/// Stands for the messages before an answer. 64 bits are enough: an entry also holds the answer's whole fingerprint,
-/// so that a collision would splice ids of the same answer, which read the same.
+/// Hash of the messages before an answer. 64 bits suffice: an entry also holds the answer's normal form, so a
+/// collision would insert ids of an equal answer.
 type Chain = u64;
 
-/// The chain before each message, and after the last.
+/// Returns the chain before each message, and after the last.
 fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![0];
     for message in messages {
@@ -171,19 +175,19 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
     chains
 }
 
-/// One answer of this session.
+/// An answer of this session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct StoredAnswer {
     fingerprint: MessageFingerprint,
     ids: Vec<u32>,
-    /// The end of the prompt it was generated from.
+    /// Suffix of the prompt it was generated from.
     after: String,
 }
 
-/// The answers of one session that can go back as ids.
+/// Answers of one session that can be inserted as ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transcript {
-    /// One per place in the conversation: an answer generated anew replaces the old one.
+    /// One per position in the conversation: a regenerated answer replaces the old one.
     answers: BTreeMap<Chain, StoredAnswer>,
 }
 
@@ -200,10 +204,10 @@ impl Transcript {
         self.answers.clear();
     }
 
-    /// Remembers the answer to the conversation `before`, once it is final. Answers that are not on this branch of the
-    /// conversation are forgotten, so there are never more than the conversation has. `after` is the prompt's
-    /// [`SplicedPrompt::splice_after`]; `ids` are what was generated, without the end-of-generation token, and `None`
-    /// when they are not what the client was shown (a stop string was cut off).
+    /// Stores the final answer to the conversation `before`, and forgets answers on other branches, so there
+    /// are never more than the conversation has. `after` is the prompt's [`SplicedPrompt::splice_after`].
+    /// `ids` are the generated ids without the end-of-generation token; `None` if the client was shown other
+    /// text, because a stop string was cut off.
     pub fn record(&mut self, before: &[Message], answer: &Message, after: &str, ids: Option<&[u32]>) {
         let chains = chains(before);
         let here = chains[before.len()];
@@ -215,8 +219,8 @@ impl Transcript {
         }
     }
 
-    /// The transcript of a conversation from disk. `known` names answers by their index in `messages`, with what
-    /// [`Self::record`] was told of each.
+    /// Rebuilds a transcript from disk. `known` lists answers by their index in `messages`, with the
+    /// arguments of [`Self::record`].
     pub fn restored<'a>(
         messages: &[Message],
         known: impl IntoIterator<Item = (usize, &'a str, &'a [u32])>,
@@ -229,7 +233,7 @@ impl Transcript {
         Self { answers: known.into_iter().filter_map(answer).collect() }
     }
 
-    /// The ids of the message at `index`, when it is an answer of this session with the same messages before it.
+    /// Returns the ids of the message at `index` if this session generated it after the same messages.
     pub fn lookup(&self, messages: &[Message], index: usize) -> Option<&[u32]> {
         let message = messages.get(index).filter(|message| message.role == Role::Assistant)?;
         let chain = chains(&messages[..index])[index];
@@ -240,11 +244,11 @@ impl Transcript {
         self.answers.get(&chain).filter(|answer| answer.fingerprint == MessageFingerprint::of(message))
     }
 
-    /// The prompt of a conversation, its known answers as ids. `render` gives the text that ends with the generation
-    /// prompt; it is called once for the plain text, and once more, rarely more often, for marked ones.
+    /// Builds the prompt of a conversation, with known answers as ids. `render` returns the text up to and
+    /// including the generation prompt. It is called once without marks, and usually once with marks.
     ///
     /// # Errors
-    /// That of rendering the conversation as it is; a failure on a marked one only means plain text.
+    /// The error of rendering without marks. A failure with marks only means plain text.
     pub fn splice<E>(
         &self,
         conversation: &Conversation,
@@ -289,28 +293,29 @@ impl Transcript {
     }
 }
 
-/// An answer that is to go in as ids.
+/// An answer to insert as ids.
 #[derive(Debug, Clone)]
 struct SpliceTarget<'a> {
-    /// Of the message in the conversation.
+    /// Index of the message in the conversation.
     index: usize,
     answer: &'a StoredAnswer,
     method: MarkMethod,
-    /// A tool call without text can also be marked in its arguments.
+    /// Whether the answer is a tool call without text, which can also be marked in its arguments.
     has_second_way: bool,
 }
 
-/// How an answer is marked in the conversation that is rendered.
+/// Way to mark an answer in the conversation to be rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MarkMethod {
-    /// The message becomes a plain answer whose text is the mark.
+    /// Replace the message by an answer whose text is the mark.
     Content,
-    /// The message stays a tool call whose arguments are the mark; the answer is the whole of the markup around it.
+    /// Keep the message a tool call and put the mark into its arguments; the answer is all markup around it.
     Calls,
 }
 
-/// After doubt: the calls up to the last doubtful answer are marked the second way, since one that is marked wrongly makes
-/// those after it look doubtful; when none is left, the doubtful answers are given up.
+/// Chooses targets for the next attempt. Calls up to the last doubtful answer switch to the second method,
+/// because one that is marked wrongly makes later ones doubtful. If none can switch, the doubtful answers are
+/// dropped.
 fn reconsider<'a>(targets: Vec<SpliceTarget<'a>>, doubtful: &[usize]) -> Vec<SpliceTarget<'a>> {
     let last = doubtful.iter().max().copied().unwrap_or(usize::MAX);
     let is_open = |target: &SpliceTarget<'_>| target.has_second_way && target.index <= last;
@@ -324,7 +329,7 @@ fn reconsider<'a>(targets: Vec<SpliceTarget<'a>>, doubtful: &[usize]) -> Vec<Spl
     targets.into_iter().filter(|target| !doubtful.contains(&target.index)).collect()
 }
 
-/// Words that nothing in a conversation contains, all of one length.
+/// Words of equal length that do not occur in the conversation.
 struct SpliceMarks {
     stem: String,
     count: usize,
@@ -332,7 +337,7 @@ struct SpliceMarks {
 
 impl SpliceMarks {
     fn new(conversation: &Conversation, count: usize) -> Self {
-        // The debug form holds every text of the conversation, its letters and digits as they are.
+        // The debug form contains every text of the conversation, with letters and digits unescaped.
         let everything = format!("{conversation:?}");
         let number = |rest: &str| rest.split_once("xSpliced").and_then(|(digits, _)| digits.parse().ok());
         let taken: BTreeSet<u64> = everything.split("Zq").skip(1).filter_map(number).collect();
@@ -340,7 +345,8 @@ impl SpliceMarks {
         Self { stem: format!("Zq{free}xSpliced"), count }
     }
 
-    /// Letters and digits only: templates trim, escape and split on much else.
+    /// Returns a mark of letters and digits only, because templates trim, escape and split on other
+    /// characters.
     fn mark(&self, target: usize, call: usize) -> String {
         debug_assert!(target < self.count);
         format!("{}{target:06}c{call:03}Qz", self.stem)
@@ -371,7 +377,7 @@ impl SpliceMarks {
     }
 }
 
-/// Cuts the marked rendering at its marks; `Err` names the messages in doubt.
+/// Cuts the marked rendering at its marks. `Err` lists the doubtful messages.
 fn cut(
     marked: &str,
     plain: &str,
@@ -419,7 +425,8 @@ fn cut(
     if doubtful.is_empty() { Ok(segments) } else { Err(doubtful) }
 }
 
-/// Whether the plain rendering goes on with `text` behind what was found of it so far: at its start for the first.
+/// Returns whether `text` occurs in the plain rendering after position `at`; the first text must be at its
+/// start.
 fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
     let found = if is_first { plain.starts_with(text).then_some(0) } else { plain[*at..].find(text) };
     match found {
@@ -431,7 +438,7 @@ fn appears(plain: &str, at: &mut usize, text: &str, is_first: bool) -> bool {
     }
 }
 
-/// Where the answer stands in the marked rendering. Each mark must be there exactly once.
+/// Returns the range of the answer in the marked rendering. Each mark must occur exactly once.
 fn span(marked: &str, marks: &SpliceMarks, at: usize, target: &SpliceTarget<'_>) -> Option<Range<usize>> {
     match target.method {
         MarkMethod::Content => only(marked, &marks.mark(at, 0)),
@@ -459,24 +466,24 @@ fn only(text: &str, mark: &str) -> Option<Range<usize>> {
     found.next().is_none().then_some(start..start + mark.len())
 }
 
-/// The text before an answer, made to end as it did when the answer was generated.
+/// The text before an answer, changed to end as it did when the answer was generated.
 struct Fitted {
     text: String,
-    /// How much of the text that was there is left.
+    /// Bytes of the original text that remain.
     common: usize,
 }
 
-/// Takes the scaffold that history has off, and puts on the one that the generation prompt had.
+/// Removes the empty think block that history has, and adds the one that the generation prompt had.
 ///
 /// ```text
 /// history     ...<|im_end|>\n<|im_start|>assistant\n                        MARK
 /// generated   ...<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n answer
 /// ```
 ///
-/// A text that follows ids may be shorter than what is remembered: then an answer before it was text at that time.
+/// A text that follows ids may be shorter than the stored suffix: an answer before it was text at that time.
 fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
     if wanted.is_empty() {
-        return None; // nobody said
+        return None; // the suffix was not stored
     }
     for printed in SCAFFOLDS {
         let Some(bare) = before.strip_suffix(printed) else { continue };
@@ -490,7 +497,7 @@ fn fitted(before: &str, wanted: &str, follows_ids: bool) -> Option<Fitted> {
     None
 }
 
-/// The last [`TAIL_BYTES`] of a text, at least: it begins at a character.
+/// Returns the last [`TAIL_BYTES`] bytes of a text or a few more, to start at a character.
 fn tail(text: &str) -> &str {
     &text[text.floor_char_boundary(text.len().saturating_sub(TAIL_BYTES))..]
 }

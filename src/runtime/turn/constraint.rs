@@ -1,32 +1,49 @@
-//! An answer that is held to a form, within what the model's own markup puts around it: reasoning that comes first, and
+//! Output constraints, placed within the markup that the model writes around its answer: reasoning that comes first, and
 //! Harmony's messages.
 //!
-//! Pure but for the compiler's cache. A form on its own would forbid the markup that the model writes, and its reader would
-//! miss the answer in what is left.
+//! Pure but for the compiler's cache. A constraint on the whole text would forbid the model's markup, and the parser would not
+//! find the answer in what is left.
 
 use serde_json::{Value, json};
 
+use super::TurnError;
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, GrammarError, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
 use crate::template::{Dialect, ReasoningFormat};
 
-/// Where an answer with a form is going to stand.
+/// What an answer must look like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputConstraint {
+    pub source: GrammarSource,
+    /// The field or flag that asks for it, which errors name.
+    pub param: &'static str,
+}
+
+impl OutputConstraint {
+    /// Blames an error on this constraint's parameter.
+    pub(super) fn blamed(&self) -> impl Fn(Error) -> TurnError + use<> {
+        let param = self.param;
+        move |error| TurnError::Param { param, error }
+    }
+}
+
+/// The place of a constrained answer.
 #[derive(Clone, Copy)]
 pub struct AnswerForm<'a> {
     pub chat_tokenizer: &'a ChatTokenizer,
-    /// The markup in force.
+    /// The markup that the model may write.
     pub dialect: &'a Dialect,
-    /// The end of the rendered prompt: the template may have begun the reasoning there, or ended it.
+    /// The end of the rendered prompt, where the template may have begun the reasoning or ended it.
     pub prompt_tail: &'a str,
 }
 
 impl AnswerForm<'_> {
-    /// The grammar of the whole answer, `source` being that of what its reader gets.
+    /// Compiles the grammar of the whole answer. `source` is the grammar of what the reader gets.
     ///
     /// # Errors
-    /// Those of [`GrammarCompiler::compile`]; [`GrammarError::Unsupported`] where the markup cannot be written, or stands around
-    /// a grammar of the user's own, which holds for the whole.
+    /// As [`GrammarCompiler::compile`]; [`GrammarError::Unsupported`] if a grammar cannot express the markup, or if `source` is a
+    /// Lark grammar, which applies to the whole answer, and the markup would surround it.
     pub fn compile(&self, compiler: &GrammarCompiler, source: &GrammarSource) -> Result<Grammar> {
         let alone = compiler.compile(source)?;
         let is_own = matches!(source, GrammarSource::Lark(_));
@@ -40,17 +57,17 @@ impl AnswerForm<'_> {
         }
     }
 
-    /// The grammar of the whole answer as Lark, for a part of another: it begins with its rule `start`.
+    /// Returns the grammar of the whole answer as Lark text that begins with its rule `start`, as a part of another grammar.
     ///
     /// # Errors
-    /// As [`Self::compile`], and for a grammar of the user's own.
+    /// As [`Self::compile`]; any Lark grammar is refused.
     pub fn lark(&self, source: &GrammarSource) -> Result<String> {
         let body = body(source)?;
         let frame = self.frame(false)?.unwrap_or_else(|| "start: answer\n".to_owned());
         Ok(format!("{frame}answer: {body}\n"))
     }
 
-    /// Lark rules for what stands around the answer, which is their rule `answer`; nothing where it is all there is.
+    /// Returns Lark rules for the markup around the answer, which is their rule `answer`; `None` if there is no markup.
     fn frame(&self, is_own: bool) -> Result<Option<String>> {
         let Self { chat_tokenizer, dialect, prompt_tail } = *self;
         if dialect.reasoning == Some(ReasoningFormat::Harmony) {

@@ -1,4 +1,111 @@
-//! One turn, for every frontend.
+//! One turn of a conversation, for every frontend: a request becomes a plan, and the model's text becomes an answer.
+//!
+//! `plan` turns a [`TurnRequest`] and its input into prompt tokens, a grammar and parser settings. `answer` turns the text that
+//! the engine streams into [`Delta`]s and one [`Answer`]. `session_chat` keeps a conversation's turns and saves them.
+//!
+//! Invariants: no frontend compiles an answer's grammar or parses a model's text; [`Answer::to_message`] is the only way from
+//! an answer into a session and into the next prompt; a tool call gets its id once, when it is parsed.
 
+pub mod answer;
 pub mod constraint;
+pub mod plan;
 pub mod session_chat;
+mod tool_grammar;
+
+use serde_json::Value;
+
+use super::error::Error;
+use super::request::{Limits, Sampling};
+use crate::template::{Conversation, ToolChoice};
+
+pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
+pub use constraint::OutputConstraint;
+pub use plan::{Planner, TurnPlan};
+pub use session_chat::{Finished, PlannedTurn, PromptedTurn, SessionChat, num_repeated};
+
+/// How a turn is to be answered. The input is separate, because one request may have several.
+#[derive(Debug, Clone, Default)]
+pub struct TurnRequest {
+    /// What the answer begins with, before the first generated token.
+    pub answer_start: AnswerStart,
+    pub tools: ToolUse,
+    /// What the answer must look like.
+    pub constraint: Option<OutputConstraint>,
+    /// The reader sees the deltas. Otherwise the whole text is parsed once more at its end, so that a malformed set of calls is
+    /// dropped as a whole.
+    pub is_streamed: bool,
+    pub sampling: Sampling,
+    pub limits: Limits,
+    pub logprobs: Option<usize>,
+    /// Log-probabilities of the prompt's tokens, with this many alternatives each.
+    pub prompt_logprobs: Option<usize>,
+}
+
+/// The input of a turn.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TurnInput {
+    /// Messages to answer, and the tools and variables that the template sees.
+    Chat(Conversation),
+    /// Text to continue, without the chat template.
+    Text(TextPrompt),
+}
+
+/// A prompt without a chat template.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TextPrompt {
+    Text(String),
+    Ids(Vec<u32>),
+    /// Asks for the text between the two, of a model that was trained for it.
+    Infill {
+        prefix: String,
+        suffix: String,
+    },
+}
+
+/// What an answer begins with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum AnswerStart {
+    #[default]
+    Nothing,
+    /// Text, tokenized together with the prompt.
+    Text(String),
+    /// Generated tokens of the answer that is continued.
+    Tokens(Vec<u32>),
+}
+
+/// The tools of a request.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ToolUse {
+    /// In OpenAI's form.
+    pub definitions: Vec<Value>,
+    pub choice: ToolChoice,
+    /// Allows more than one call in an answer.
+    pub is_parallel: bool,
+    /// Arguments may have members that their schema does not name, unless the schema forbids them.
+    pub schema_open: bool,
+}
+
+impl ToolUse {
+    /// Whether the answer may call any.
+    pub fn is_on(&self) -> bool {
+        !self.definitions.is_empty() && self.choice != ToolChoice::None
+    }
+
+    /// The tools that the model sees and may call.
+    pub fn offered(&self) -> &[Value] {
+        if self.is_on() { &self.definitions } else { &[] }
+    }
+}
+
+/// Why a turn cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum TurnError {
+    /// The request asks for something that this model's format does not allow.
+    #[error("{message}")]
+    Unsupported { param: &'static str, message: &'static str },
+    /// An error of one parameter.
+    #[error("{error}")]
+    Param { param: &'static str, error: Error },
+    #[error(transparent)]
+    Other(#[from] Error),
+}

@@ -1,13 +1,16 @@
-//! One conversation in progress, as `run`, `chat` and `serve` share it: its turns, the answers that go back into prompts as
-//! ids, and the file it is saved in, if it is.
+//! A conversation in progress: its turns, the answers that go back into prompts as token ids, and the file it is saved in, if
+//! any.
 //!
-//! A turn is two calls: [`SessionChat::prompt`] changes nothing and gives the ids to ask the engine with;
-//! [`SessionChat::finish`] takes the answer, and what it reports as done is on disk. Between the two anything may fail, and the
-//! conversation is as before. Only ids of the same model go back; another model gets the text.
+//! A turn is two calls. [`SessionChat::begin`] changes nothing and returns the prompt. [`SessionChat::finish`] takes the answer;
+//! when it returns, the turn is on disk. If anything fails between the two, the conversation is as before. Only ids of the same
+//! model go back into prompts; another model gets the text.
 //!
-//! Knows no engine: the caller submits the prompt and gathers the answer. The date that templates see is that of the
-//! conversation's first turn, because a date that moves would make every prompt of a resumed conversation a new one.
+//! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is that of the
+//! conversation's first turn, because a later date would change every prompt of a resumed conversation.
 
+use super::answer::Answer;
+use super::plan::{Planner, TurnPlan};
+use super::{AnswerStart, TurnError, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Finish, Outcome, Sampling};
@@ -42,12 +45,20 @@ pub struct PromptedTurn {
     started_ms: u64,
 }
 
-/// What a prompted turn was answered with.
+/// A turn that has been planned and not answered yet.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct PlannedTurn {
+    pub plan: TurnPlan,
+    pub prompted: PromptedTurn,
+    sampling: Sampling,
+}
+
+/// The answer to a prompted turn, as it is recorded.
+#[derive(Debug, Clone)]
+pub struct RecordedAnswer {
     /// As the client gets it, and may send it back.
     pub message: Message,
-    /// All ids that were generated, the end-of-generation token excluded.
+    /// All generated ids except the end-of-generation token.
     pub generated: Vec<u32>,
     pub outcome: Outcome,
     /// As requested.
@@ -128,8 +139,8 @@ impl SessionChat {
         Conversation { messages, ..Conversation::default() }
     }
 
-    /// The prompt for the next answer. `conversation` holds all messages, as a client sends them: the turns that it repeats
-    /// stay, and from the first that it does not, the new turn takes their place once it is finished.
+    /// Renders and encodes the prompt of the next answer. `conversation` holds all messages, as a client sends them. Finished
+    /// turns that it repeats stay; the new turn replaces those from the first that it does not repeat.
     ///
     /// # Errors
     /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express.
@@ -146,6 +157,35 @@ impl SessionChat {
         Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
     }
 
+    /// Plans the next turn. `conversation` is as for [`Self::prompt`].
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn begin(
+        &self,
+        planner: Planner<'_>,
+        conversation: Conversation,
+        turn: &TurnRequest,
+    ) -> Result<PlannedTurn, TurnError> {
+        let prompted = self.prompt(planner.chat_tokenizer, conversation)?;
+        let mut tokens = prompted.tokens.clone();
+        if let AnswerStart::Text(start) = &turn.answer_start {
+            tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
+        }
+        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
+        Ok(PlannedTurn { plan, prompted, sampling: turn.sampling.clone() })
+    }
+
+    /// Takes the answer to a turn that [`Self::begin`] planned.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub fn finish(&mut self, turn: PlannedTurn, answer: &Answer) -> Result<Finished> {
+        let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
+        let PlannedTurn { prompted, sampling, .. } = turn;
+        self.record(prompted, RecordedAnswer { message, generated, outcome, sampling })
+    }
+
     /// What templates are told of the time; `now_ms` before there is a turn.
     fn date(&self, now_ms: u64) -> DateTime {
         let began_ms = self.saved.turns.first().map_or(now_ms, |first| first.turn.started_ms);
@@ -157,13 +197,13 @@ impl SessionChat {
         &self.model
     }
 
-    /// Takes the answer to a turn that this conversation prompted. When this returns, the turn is on disk; a cancelled one
-    /// too, marked as such, unless it was stopped before its answer began.
+    /// Adds a turn. When this returns, the turn is on disk. A cancelled turn is marked as such, and dropped if its answer had
+    /// not begun.
     ///
     /// # Errors
     /// [`Error::Store`]: the turn is not part of the conversation.
-    pub fn finish(&mut self, turn: PromptedTurn, answer: Answer) -> Result<Finished> {
-        let Answer { message, generated, outcome, sampling } = answer;
+    pub fn record(&mut self, turn: PromptedTurn, answer: RecordedAnswer) -> Result<Finished> {
+        let RecordedAnswer { message, generated, outcome, sampling } = answer;
         if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
             return Ok(Finished::Empty);
         }

@@ -1,8 +1,8 @@
-//! An engine in a process of its own: the lines that go to it and come from it.
+//! An engine in a process of its own, and the protocol between the two processes.
 //!
-//! `docs/worker-protocol.md` is the contract; [`protocol`] is the same in types, used by both ends. [`service`] is the worker's end,
-//! [`remote`] the parent's, both on any two streams; [`process`] is the process that they lead to, `unix` what it takes from the
-//! system.
+//! [`protocol`] is `docs/worker-protocol.md` as types, used by both ends. [`service`] is the worker's end and
+//! [`remote`] the parent's; both work on any two streams. [`process`] starts and watches the child process,
+//! `unix` makes the system calls for it.
 
 pub mod process;
 pub mod protocol;

@@ -1,8 +1,9 @@
-//! Worker processes: started, watched, and ended with all that they have begun.
+//! Worker processes: starts and watches them, and kills their whole process group.
 //!
-//! Invariants: a process is started by a thread that lasts as long as it does, because Linux ends it with that thread; it is
-//! waited for as soon as it has ended, so it never stays as a zombie; its number is only used for a signal while it has not been
-//! waited for. Reads no variable and prints nothing: what a worker says on standard error goes to whoever started it.
+//! Invariants: the thread that starts a process lives as long as the process, because Linux kills the child
+//! with that thread. An ended process is reaped at once, so no zombie stays. Its id is used for signals only
+//! until it is reaped. This module reads no variable and prints nothing: lines from the worker's standard
+//! error go to a callback.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -19,31 +20,31 @@ use super::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 #[cfg(unix)]
 use super::unix;
 
-/// Lines of standard error that are kept for the diagnosis, and bytes of each that count.
+/// Lines of standard error that the diagnosis shows, and the most bytes of each.
 const KEPT_LINES: usize = 8;
 const MAX_LINE_BYTES: usize = 4096;
 
-/// How often it is looked whether a process that says nothing any more has ended.
+/// Interval for polling the exit of a process whose standard error has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A process that uses less of a processor than this part, in percent, does not compute.
+/// Processor use in percent below which a process counts as idle.
 const LEAST_WORK_PERCENT: u64 = 1;
 
-/// Clock ticks per second in /proc/PID/stat: 100 on every architecture of Linux (`USER_HZ`).
+/// Clock ticks per second in /proc/PID/stat; 100 on every Linux architecture (`USER_HZ`).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// How a worker is started.
+/// Command line and limits of a worker.
 #[derive(Clone)]
 pub struct Launch {
     pub program: PathBuf,
     pub args: Vec<OsString>,
-    /// Variables that it does not get.
+    /// Names of environment variables that are removed.
     pub secrets: Vec<OsString>,
-    /// Bytes of memory that it may reserve for itself, and its priority; see [`unix::Limits`].
+    /// Memory limit in bytes and priority; see [`unix::ProcessLimits`].
     pub memory: Option<u64>,
     pub nice: Option<i32>,
     pub timeouts: Timeouts,
-    /// Gets each line of its standard error, on a thread of the worker's own.
+    /// Callback for each line of its standard error. Called on a thread of its own.
     pub on_stderr_line: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -51,7 +52,7 @@ impl Launch {
     /// Starts the worker and waits until it is ready.
     ///
     /// # Errors
-    /// [`StartError`], with how it ended and what it last said.
+    /// [`StartError`], with the exit status and the last lines of standard error.
     pub fn start(&self) -> Result<RemoteEngine, StartError> {
         let (process, input, output) = Process::start(self)?;
         RemoteEngine::connect(output, input, process, self.timeouts)
@@ -64,8 +65,8 @@ impl Launch {
             command.env_remove(name);
         }
         if self.memory.is_some() {
-            // Without memory the standard library would wait for itself: what it prints of an allocation that failed, with
-            // a backtrace that needs memory, it prints under a lock.
+            // Disable backtraces: printing one after a failed allocation needs memory under a lock of the
+            // standard library, and would deadlock.
             command.env("RUST_BACKTRACE", "0");
         }
         #[cfg(unix)]
@@ -74,9 +75,9 @@ impl Launch {
     }
 }
 
-/// A process that runs, or has run.
+/// A child process, running or ended.
 struct Process {
-    /// Bytes of memory that it may reserve for itself.
+    /// Memory limit in bytes.
     memory: Option<u64>,
     state: Mutex<ProcessState>,
     ended: Condvar,
@@ -89,7 +90,7 @@ struct ProcessState {
     last_lines: VecDeque<String>,
 }
 
-/// What it had computed when it was last looked.
+/// Processor time at the last call of `has_computed`.
 struct CpuSample {
     num_ticks: Option<u64>,
     at: Instant,
@@ -117,7 +118,7 @@ impl Process {
         Self { memory, state: Mutex::new(state), ended: Condvar::new(), last_sample: Mutex::new(last_sample) }
     }
 
-    /// What is behind the lock is whole at every moment.
+    /// Locks the state. A poisoned lock is usable, because every statement leaves the state consistent.
     fn lock(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +131,7 @@ impl Process {
         lines.push_back(line.to_owned());
     }
 
-    /// Waits for the process, so that nothing of it is left.
+    /// Waits for the process and stores its exit status.
     fn reap(&self) {
         loop {
             let mut state = self.lock();
@@ -140,7 +141,7 @@ impl Process {
                     state.status = Some(status);
                     break;
                 }
-                // Somebody else has waited for it; how it ended is not known.
+                // Another part of the program has reaped it; the exit status is unknown.
                 Err(_) => {
                     state.status = Some(ExitStatus::default());
                     break;
@@ -153,14 +154,14 @@ impl Process {
     }
 }
 
-/// A process' own thread: starts it, hears what it says, and waits for it.
+/// Body of the process's thread: starts it, forwards its standard error, and reaps it.
 fn keep(
     mut command: Command,
     memory: Option<u64>,
     on_stderr_line: &dyn Fn(&str),
     started: &Sender<std::io::Result<Pipes>>,
 ) {
-    // Nobody is interested in an answer any more only when its receiver has panicked.
+    // Sending fails only if the receiver has panicked.
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return drop(started.send(Err(error))),
@@ -176,7 +177,7 @@ fn keep(
     process.reap();
 }
 
-/// Line by line to the end. A line that is too long comes in parts.
+/// Calls `on_line` for each line up to the end. Long lines are split.
 fn listen(errors: ChildStderr, on_line: &mut dyn FnMut(&str)) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();
@@ -205,7 +206,7 @@ impl ProcessHandle for Process {
         }
         #[cfg(unix)]
         unix::kill_group(state.child.id());
-        // The group is all of it, unless it has left it.
+        // Kill the leader too, in case it has left the group.
         let _ = state.child.kill();
     }
 
@@ -237,18 +238,18 @@ impl ProcessHandle for Process {
     }
 }
 
-/// How it is told that a worker has run out of its memory; the number of bytes follows.
+/// Start of the message for a worker that has exhausted its memory; the number of bytes follows.
 pub const OUT_OF_MEMORY: &str = "it has run out of the memory that it is allowed,";
 
-/// Whether a message is that of a process that gets no more memory: for itself, for a mapping (ENOMEM), or for the stack of a
-/// thread (EAGAIN).
+/// Returns whether a message reports exhausted memory: a failed allocation, a failed mapping (ENOMEM), or a
+/// failed thread stack (EAGAIN).
 pub fn tells_of_no_memory(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let marks = ["memory allocation of", "cannot allocate memory", "resource temporarily unavailable"];
     marks.iter().any(|mark| text.contains(mark)) || text.contains(OUT_OF_MEMORY)
 }
 
-/// Whether it ended for that, or of a signal, as a process does whose stack or loader cannot grow.
+/// Returns whether it printed such a message, or crashed as processes do whose stack or loader cannot grow.
 fn has_run_out(state: &ProcessState) -> bool {
     state.last_lines.iter().any(|line| tells_of_no_memory(line)) || state.status.is_some_and(is_crash)
 }
@@ -256,7 +257,7 @@ fn has_run_out(state: &ProcessState) -> bool {
 #[cfg(unix)]
 fn is_crash(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
-    // 127: the loader could not map a library.
+    // Exit code 127: the loader could not map a library.
     matches!(status.signal(), Some(libc::SIGSEGV | libc::SIGBUS)) || status.code() == Some(127)
 }
 
@@ -265,14 +266,14 @@ fn is_crash(_: ExitStatus) -> bool {
     false
 }
 
-/// The processor time that a process has used so far, of all its threads, in clock ticks: `utime` and `stime` of proc_pid_stat(5).
-/// Nothing where there is no such file.
+/// Returns the processor time of all threads in clock ticks: `utime` + `stime` of proc_pid_stat(5). `None` if
+/// there is no such file.
 fn num_ticks(pid: u32) -> Option<u64> {
     ticks_of(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn ticks_of(stat: &str) -> Option<u64> {
-    // The second field is a name in parentheses, which may hold anything.
+    // The second field is a name in parentheses that may contain anything, so start after its end.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some(field(14)? + field(15)?)

@@ -1,11 +1,11 @@
-//! An engine at the other end of two streams: requests become lines to it, and its lines become events again.
+//! Client of an engine behind two streams: requests become lines, and reply lines become events.
 //!
-//! One thread reads and hands every answer to whoever asked, by its id; one writes what lies in a queue, so that nobody who asks
-//! waits for a pipe; one asks now and then whether the other end still moves.
+//! One thread reads replies and hands each to its caller by id. One writes lines from a queue, so that no
+//! caller waits for a pipe. One sends pings to detect a worker that hangs.
 //!
-//! Invariants: an end that breaks the protocol or stops answering is given up at once and for good: it is killed, and
-//! whatever is open loses its engine (sinks are dropped, calls fail with [`Error::EngineGone`]), so that no answer is ever taken
-//! from a stream that was wrong once. No lock is held while a sink is called. Knows no process: [`ProcessHandle`] is all of it.
+//! Invariants: a worker that breaks the protocol or stops answering is killed for good, and everything open
+//! fails: sinks are dropped and calls return [`Error::EngineGone`]. No reply is used after the first invalid
+//! one. No lock is held while a sink is called. The process is known only as a [`ProcessHandle`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufReader, Read, Write};
@@ -24,50 +24,51 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::request::{Event, Request};
 use crate::runtime::spec::EngineSpec;
 
-/// How often a silent worker is asked whether it still moves.
+/// Interval of pings to a silent worker.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// Requests that a worker has not read yet, in bytes; more are refused as if its queue were full.
+/// Most bytes queued for the worker. Further requests are refused with [`Error::QueueFull`].
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
-/// One that computes may be silent for so many times [`Timeouts::answer`].
+/// A busy worker gets this many times [`Timeouts::answer`] before it is killed.
 const BUSY_FACTOR: u32 = 10;
 
-/// How long a worker may take to end when it is asked to: it saves what its sessions have computed.
+/// Time to shut down, which includes saving the KV of its sessions.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Bytes of a wrong line that are shown.
+/// Bytes of an invalid line that error messages show.
 const SHOWN_BYTES: usize = 120;
 
-/// Who is at the other end.
+/// The process at the other end.
 pub trait ProcessHandle: Send + Sync {
-    /// Ends it, in whatever state it is; then both streams end. Any number of times.
+    /// Kills it in any state, which ends both streams. May be called repeatedly.
     fn kill(&self);
 
-    /// Waits until it has ended and given everything back, and says how it ended.
+    /// Waits until it is reaped, and describes how it ended.
     fn wait(&self) -> String;
 
-    /// Whether it has computed since it was last asked; nothing where that cannot be known.
+    /// Returns whether it has used the processor since the last call; `None` if that is unknown.
     fn has_computed(&self) -> Option<bool>;
 }
 
-/// How long a worker is waited for.
+/// Time limits for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until it is ready.
+    /// Until the ready line.
     pub start: Duration,
-    /// For an answer, while it does not compute. A worker answers between two steps, so one that computes has ten times as long.
+    /// Until an answer, while the worker is idle. A worker answers between two steps, so a busy one gets ten
+    /// times as long.
     pub answer: Duration,
 }
 
-/// Why there is no engine at the other end.
+/// Error of starting a worker.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StartError {
-    /// It says why.
+    /// Error that the worker reported.
     #[error(transparent)]
     Refused(Error),
 
-    /// It ended, was too slow, or said what is no part of the protocol.
+    /// The worker ended, was too slow, or broke the protocol.
     #[error("{0}")]
     Lost(String),
 }
@@ -80,7 +81,7 @@ pub struct RemoteEngine {
 }
 
 impl RemoteEngine {
-    /// Waits until the other end says that it is ready. When it does not, it is killed.
+    /// Waits for the ready line. Kills the worker if it does not come.
     ///
     /// # Errors
     /// [`StartError`].
@@ -100,7 +101,7 @@ impl RemoteEngine {
                 link.give_up(format!("it was not ready within {:?}", timeouts.start));
                 None
             }
-            Err(RecvTimeoutError::Disconnected) => None, // it is being given up
+            Err(RecvTimeoutError::Disconnected) => None, // the reading thread is giving up
         };
         let Some(ready) = ready else {
             let how = link.wait_for_end();
@@ -116,12 +117,12 @@ impl RemoteEngine {
         Ok(Self { spec, model, link })
     }
 
-    /// The model that it has loaded.
+    /// Returns the identity of the loaded model.
     pub fn model(&self) -> &ModelId {
         &self.model
     }
 
-    /// An answer that is none to what was asked ends it.
+    /// Gives up the worker because of an answer of the wrong kind.
     fn unexpected<T>(&self, op: &str, answer: &ReplyBody) -> Result<T> {
         self.link.give_up(format!("it answered {op} with {}", shown(format!("{answer:?}").as_bytes())));
         Err(Error::EngineGone)
@@ -137,7 +138,7 @@ impl RemoteEngine {
     }
 }
 
-/// A ready line that this end can go on from.
+/// Checks the protocol version.
 fn checked(ready: Ready, link: &Link) -> Option<Ready> {
     if ready.protocol == VERSION {
         return Some(ready);
@@ -213,7 +214,7 @@ impl EngineTransport for RemoteEngine {
     }
 
     fn flush_disk(&self, timeout: Duration) -> Result<bool> {
-        // It does nothing else meanwhile, and answers no ping.
+        // The worker answers no ping while it saves.
         self.link.expect_busy(timeout);
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         match self.link.ask(Op::Flush(Flush { timeout_ms }))? {
@@ -257,7 +258,7 @@ fn named(name: &str) -> Named {
     Named { session_id: name.to_owned() }
 }
 
-/// The protocol closes and resets what there is not; the engine says that there is not.
+/// Restores the engine's error: in the protocol, closing or resetting an unknown session succeeds.
 fn found(name: &str, existed: Option<bool>) -> Result<()> {
     match existed {
         Some(false) => Err(Error::SessionNotFound(name.to_owned())),
@@ -271,24 +272,24 @@ impl Drop for RemoteEngine {
     }
 }
 
-/// What the threads of one engine share.
+/// State that the threads of one engine share.
 struct Link {
     process: Arc<dyn ProcessHandle>,
     outbox: Outbox,
     open: Mutex<Connection>,
-    /// The state has changed.
+    /// Signalled when the state changes.
     changed: Condvar,
 }
 
-/// What is under way.
+/// State of the worker and its open calls.
 struct Connection {
     state: WorkerState,
     num_calls: i64,
     pending: HashMap<i64, PendingCall>,
-    /// As of the last answer that told it; who waits and who runs is counted from `pending`.
+    /// Load in the last pong. The numbers of requests are counted from `pending` instead.
     load: EngineLoad,
     last_line_at: Instant,
-    /// It was asked for something that takes so long.
+    /// Deadline of an operation during which the worker answers no ping.
     busy_until: Instant,
     reader: Option<thread::ThreadId>,
 }
@@ -296,26 +297,26 @@ struct Connection {
 #[derive(Debug, PartialEq)]
 enum WorkerState {
     Up,
-    /// It was asked to end.
+    /// Asked to shut down.
     Leaving,
-    /// Given up, and why.
+    /// Given up, with the reason; being killed.
     GivenUp(String),
-    /// Nothing is left of it, and this is how it came to that.
+    /// Reaped, with the reason.
     Ended(String),
 }
 
-/// Who waits for an answer.
+/// An open call.
 enum PendingCall {
     Generation(RemoteGeneration),
     Call(Sender<ReplyBody>),
-    /// A ping, and when it was sent.
+    /// A ping and the time it was sent.
     Ping(Instant),
-    /// Whatever it is, nobody is interested.
+    /// A cancellation, whose answer is ignored.
     Cancel,
 }
 
 struct RemoteGeneration {
-    /// Nothing while it is being called.
+    /// `None` while it is being called.
     sink: Option<Sink>,
     stop: StopHandle,
     is_started: bool,
@@ -340,7 +341,7 @@ impl Connection {
         }
     }
 
-    /// Requests are counted here, so that one that was asked a moment ago is among them.
+    /// Returns the load, with requests counted here so that the newest are included.
     fn load(&self) -> EngineLoad {
         let num_open = self.generations().count();
         let num_running = self.generations().filter(|generation| generation.is_started).count();
@@ -380,7 +381,7 @@ impl Link {
         Self { process, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
     }
 
-    /// What is behind the lock is whole at every moment.
+    /// Locks the connection. A poisoned lock is usable, because every statement leaves it consistent.
     fn lock(&self) -> MutexGuard<'_, Connection> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -389,7 +390,7 @@ impl Link {
         self.lock().register(call)
     }
 
-    /// Asks, and waits for the answer.
+    /// Calls the worker and waits for the answer.
     fn ask(&self, op: Op) -> Result<ReplyBody> {
         let (sender, answer) = mpsc::channel();
         let id = self.register(PendingCall::Call(sender))?;
@@ -401,14 +402,14 @@ impl Link {
         }
     }
 
-    /// Asks for something whose answer nobody waits for.
+    /// Calls the worker without waiting.
     fn send_call(&self, call: PendingCall, op: Op) {
         if let Ok(id) = self.register(call) {
             self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
         }
     }
 
-    /// Ends a generation, if it is still under way.
+    /// Cancels a generation that is still open.
     fn cancel(&self, id: i64) {
         let is_open = matches!(self.lock().pending.get(&id), Some(PendingCall::Generation(_)));
         if is_open {
@@ -416,14 +417,14 @@ impl Link {
         }
     }
 
-    /// A request that was not sent: too much waits to be read by the worker.
+    /// Fails a request that was not sent, because too many bytes are queued.
     fn refuse(&self, id: i64) {
         let mut open = self.lock();
         let waiting = open.generations().count();
         let call = open.pending.remove(&id);
         drop(open);
         if let Some(PendingCall::Generation(RemoteGeneration { sink: Some(mut sink), .. })) = call {
-            let _ = sink(Event::Failed(Error::QueueFull { waiting })); // it was the last
+            let _ = sink(Event::Failed(Error::QueueFull { waiting })); // the sink's return value no longer matters
         }
     }
 
@@ -432,7 +433,7 @@ impl Link {
         open.busy_until = open.busy_until.max(Instant::now() + time);
     }
 
-    /// Nothing more is expected of it. Only the first reason counts.
+    /// Kills the worker and fails what is open. Only the first reason is kept.
     fn give_up(&self, why: String) {
         let mut open = self.lock();
         if matches!(open.state, WorkerState::GivenUp(_) | WorkerState::Ended(_)) {
@@ -444,10 +445,10 @@ impl Link {
         self.changed.notify_all();
         self.outbox.close();
         self.process.kill();
-        drop(pending); // their owners learn of it, and may ask what became of the engine
+        drop(pending); // dropped after the kill: callers learn of it and may ask for the reason
     }
 
-    /// Asks it to end, and waits for that; what is under way loses its engine.
+    /// Asks the worker to shut down and waits for it. Open calls fail.
     fn leave(&self) {
         let mut open = self.lock();
         if open.is_up() {
@@ -463,7 +464,7 @@ impl Link {
         self.outbox.close();
         drop(pending);
         if is_reader {
-            return; // the last handle went with a sink: this thread is the one that sees it end
+            return; // the last handle was dropped inside a sink, on the thread that waits for the end
         }
         let is_leaving = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
         let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_leaving);
@@ -473,7 +474,7 @@ impl Link {
         }
     }
 
-    /// Waits until nothing is left of it; says how it came to that.
+    /// Waits until the worker is reaped; returns the reason, or `None` after a timeout.
     fn wait_for_end(&self) -> Option<String> {
         let is_there = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
         let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_there);
@@ -484,7 +485,7 @@ impl Link {
         }
     }
 
-    /// The reading thread.
+    /// Body of the reading thread.
     fn read(&self, from: impl Read, ready: Sender<Result<Ready, StartError>>) {
         self.lock().reader = Some(thread::current().id());
         let mut from = BufReader::with_capacity(1 << 16, from);
@@ -522,12 +523,12 @@ impl Link {
         self.changed.notify_all();
     }
 
-    /// Passes an answer on.
+    /// Dispatches one reply line.
     fn handle_line(&self, line: &[u8]) -> Result<(), String> {
         let mut open = self.lock();
         open.last_line_at = Instant::now();
         if !open.is_up() {
-            return Ok(()); // what it says on its way out is for nobody
+            return Ok(()); // replies after the shutdown are ignored
         }
         drop(open);
         let Reply { id, answer } = Reply::parse(line)
@@ -556,7 +557,7 @@ impl Link {
         })?;
         let sink = match self.lock().pending.get_mut(&id) {
             Some(PendingCall::Generation(generation)) => generation.sink.take(),
-            _ => None, // it was given up meanwhile
+            _ => None, // it was given up in the meantime
         };
         if let Some(sink) = sink {
             self.deliver(id, sink, event);
@@ -576,14 +577,14 @@ impl Link {
         Ok(())
     }
 
-    /// Calls a generation's sink, without the lock.
+    /// Calls a generation's sink without the lock.
     fn deliver(&self, id: i64, mut sink: Sink, event: Event) {
         let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
         let mut stop = None;
         {
             let mut open = self.lock();
             if is_last {
-                open.pending.remove(&id); // whoever hears that it has ended finds it gone
+                open.pending.remove(&id); // before the sink learns of the end
             } else if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
                 generation.is_started |= matches!(event, Event::Started(_));
                 stop = Some(generation.stop.clone());
@@ -602,10 +603,10 @@ impl Link {
             return;
         }
         drop(open);
-        drop(sink); // it was given up meanwhile
+        drop(sink); // it was given up in the meantime
     }
 
-    /// The writing thread. Ends, and with it the stream, when the queue is closed and empty.
+    /// Body of the writing thread. It ends, and closes the stream, when the queue is closed and empty.
     fn write(&self, mut to: impl Write) {
         while let Some(line) = self.outbox.take() {
             let written = to.write_all(&line).and_then(|()| to.flush());
@@ -615,7 +616,7 @@ impl Link {
         }
     }
 
-    /// The watching thread: gives up an end that has stopped to move.
+    /// Body of the watching thread: gives up a worker that has stopped answering.
     fn watch(&self, timeout: Duration) {
         let mut last_busy_at = Instant::now();
         loop {
@@ -648,9 +649,9 @@ impl Link {
     }
 }
 
-/// The first line.
+/// Handles the first line.
 fn begin(line: &[u8], ready: &Sender<Result<Ready, StartError>>) -> Result<(), String> {
-    // Whoever waits may have had enough.
+    // Sending fails if `connect` has timed out.
     match Reply::parse(line).map(|reply| reply.answer) {
         Ok(ReplyBody::Ready(line)) => {
             let _ = ready.send(Ok(*line));
@@ -665,14 +666,14 @@ fn begin(line: &[u8], ready: &Sender<Result<Ready, StartError>>) -> Result<(), S
     }
 }
 
-/// The beginning of what should not have been said.
+/// Quotes the start of an invalid line.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(SHOWN_BYTES)]);
     let dots = if line.len() > SHOWN_BYTES { " ..." } else { "" };
     format!("{text:?}{dots}")
 }
 
-/// Lines that wait to be written.
+/// Queue of lines to write.
 #[derive(Default)]
 struct Outbox {
     queue: Mutex<OutboxLines>,
@@ -686,17 +687,17 @@ struct OutboxLines {
     is_closed: bool,
 }
 
-/// What a full queue does to a line.
+/// Treatment of a line when the queue is full.
 #[derive(Clone, Copy, PartialEq)]
 enum Urgency {
-    /// It is refused.
+    /// Refuse it.
     WithRoom,
-    /// It is taken: those who send such are few, or wait for the answer.
+    /// Queue it anyway: such lines are few, or their callers wait for the answer.
     Always,
 }
 
 impl Outbox {
-    /// False when there is no room. After the end nothing is kept, and nobody will miss it.
+    /// Queues a line. Returns false if the queue is full. Drops the line if the queue is closed.
     fn push(&self, call: &WorkerCall, urgency: Urgency) -> bool {
         let mut line = serde_json::to_vec(call).expect("calls are plain data with text for keys");
         line.push(b'\n');
@@ -715,7 +716,7 @@ impl Outbox {
         true
     }
 
-    /// The next line; waits for it. Nothing after the end.
+    /// Waits for the next line; `None` after the queue is closed and empty.
     fn take(&self) -> Option<Vec<u8>> {
         let is_idle = |queue: &mut OutboxLines| queue.lines.is_empty() && !queue.is_closed;
         let mut queue = self.changed.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
@@ -724,7 +725,7 @@ impl Outbox {
         Some(line)
     }
 
-    /// Nothing more is taken; what waits is still written.
+    /// Closes the queue; lines in it are still written.
     fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();

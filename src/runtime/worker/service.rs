@@ -1,13 +1,15 @@
-//! The worker's side of the protocol, over any pair of streams: takes calls, drives the engine, writes the lines.
+//! The worker's end of the protocol, over any pair of streams: reads calls, drives the engine, writes
+//! replies.
 //!
-//! A thread reads, one writes, one takes calls up; those without an id have a thread that does them one after the other, and
-//! what may take long (text to encode, a grammar to compile, questions that wait for the engine's step) has threads beside it.
+//! Threads: one reads, one writes, and the caller's dispatches. Calls without an id have a thread that
+//! answers them in order. Slow work has threads beside it: encoding text, compiling grammars, and questions
+//! that wait for the engine's step.
 //!
-//! Invariants: every call gets exactly one last line, whatever becomes of it, unless the worker ends first; a line is written
-//! whole. The engine never waits for a reader: lines wait in memory, bounded by what the calls under way may say, and there are
-//! at most so many of those ([`OpenCalls`]) before no further line is read. Whoever asks without ids is answered before the end
-//! of the input counts. An end, of whatever kind, stops everything under way, waits a moment for it, and saves what sessions
-//! have computed.
+//! Invariants: every call gets exactly one last line unless the worker ends first, and lines are written
+//! whole. The engine never waits for a reader: lines wait in memory, which is bounded because at most
+//! [`OpenCalls`] calls are open before reading pauses. Calls without an id are answered before the end of the
+//! input takes effect. Every kind of shutdown cancels open calls, waits up to [`GRACE`] for them, and saves
+//! the KV of sessions.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
@@ -32,38 +34,39 @@ use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::request::{Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
-/// Calls beyond those that the engine takes: questions, refusals, what a slow reader has not read yet.
+/// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
+/// read.
 const SPARE_CALLS: usize = 256;
 
 /// Threads that encode text and compile grammars.
 const PREPARERS: usize = 4;
 
-/// What a pipe holds on Linux: about as much is read and written at once.
+/// Capacity of a Linux pipe in bytes, the unit of reads and writes.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// How often it is looked whether the last call of an ended input is answered.
+/// Interval for polling whether the last call of an ended input is answered.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// How long the end waits for requests to end, and again for the reader to take the last lines.
+/// Longest wait of the shutdown for open calls, and again for the reader of the last lines.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long the end waits for KV to be saved.
+/// Longest wait of the shutdown for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a worker works with.
+/// What a worker serves: the engine, its tokenizer and its identity.
 pub struct WorkerContext {
     pub engine: EngineClient,
     pub tokenizer: Arc<Tokenizer>,
     pub model: ModelId,
 }
 
-/// How a worker came to its end.
+/// Result of a worker's run.
 #[derive(Debug)]
 pub struct WorkerExit {
     pub why: ShutdownCause,
-    /// False when the disk took too long over the KV of sessions.
+    /// False if saving the sessions' KV timed out.
     pub is_saved: bool,
-    /// What the user should know, one sentence each.
+    /// Notices for the user, one sentence each.
     pub notices: Vec<String>,
 }
 
@@ -71,11 +74,11 @@ pub struct WorkerExit {
 pub enum ShutdownCause {
     /// The input ended.
     Input,
-    /// Asked for by this call.
+    /// A shutdown call, with its id.
     Shutdown(Option<Id>),
-    /// Asked for from outside.
+    /// A [`Stopper`].
     Stopped,
-    /// Nobody reads the output any more.
+    /// The reader of the output has closed it.
     ReaderGone,
     OutputFailed(io::Error),
     EngineGone,
@@ -87,7 +90,7 @@ enum InputEvent {
     End(ShutdownCause),
 }
 
-/// The input, read from the first moment, so that its end is seen while the model is loaded.
+/// Reader of the input. It starts before the model is loaded, so that an early end of the input is seen.
 pub struct CallInbox {
     notices: Receiver<InputEvent>,
     sender: Sender<InputEvent>,
@@ -95,22 +98,23 @@ pub struct CallInbox {
     is_serving: Arc<AtomicBool>,
 }
 
-/// Ends a worker from outside; clones end the same one.
+/// Shuts a worker down from outside. Clones refer to the same worker.
 #[derive(Clone)]
 pub struct Stopper(Sender<InputEvent>);
 
 impl Stopper {
     pub fn stop(&self) {
-        // Without a receiver it has ended already.
+        // Without a receiver the worker has ended already.
         let _ = self.0.send(InputEvent::End(ShutdownCause::Stopped));
     }
 }
 
 impl CallInbox {
-    /// Begins to read. `ended_early` is called when the input ends before [`CallInbox::serve`], and has asked nothing.
+    /// Starts reading. `ended_early` is called if the input ends before [`CallInbox::serve`] and contains no
+    /// call.
     ///
     /// # Errors
-    /// The system's, when it has no thread to give.
+    /// [`io::Error`] if the system cannot start a thread.
     pub fn open(
         input: impl Read + Send + 'static,
         ended_early: impl FnOnce() + Send + 'static,
@@ -125,13 +129,13 @@ impl CallInbox {
             if num_calls == 0 && !is_serving.load(Ordering::SeqCst) {
                 ended_early();
             }
-            let _ = sender.send(InputEvent::End(ShutdownCause::Input)); // it may have ended for another reason
+            let _ = sender.send(InputEvent::End(ShutdownCause::Input)); // no receiver after another shutdown
         };
         thread::Builder::new().name("input".to_owned()).spawn(body)?;
         Ok(inbox)
     }
 
-    /// From now on the end of the input does not end the process early: there is something to tell, and an exit code with it.
+    /// Disables `ended_early`, because the process has an error to report and an exit code to set.
     pub fn stay(&self) {
         self.is_serving.store(true, Ordering::SeqCst);
     }
@@ -140,10 +144,10 @@ impl CallInbox {
         Stopper(self.sender.clone())
     }
 
-    /// Says that it is ready, and answers calls until the end.
+    /// Sends the ready line and answers calls until the shutdown.
     ///
     /// # Errors
-    /// The system's, when it has no thread to give.
+    /// [`io::Error`] if the system cannot start a thread.
     pub fn serve(self, worker: WorkerContext, output: impl Write + Send + 'static) -> io::Result<WorkerExit> {
         self.is_serving.store(true, Ordering::SeqCst);
         let config = &worker.engine.spec().config;
@@ -183,7 +187,7 @@ fn ready(worker: &WorkerContext) -> ReplyBody {
     }))
 }
 
-/// The reading thread: to the end of the input. Returns how many calls there were.
+/// Body of the reading thread. Returns the number of calls read.
 fn read_all(input: impl Read, notices: &Sender<InputEvent>, open_calls: &OpenCalls) -> usize {
     let mut input = BufReader::with_capacity(PIPE_BYTES, input);
     let mut line = Vec::new();
@@ -193,7 +197,7 @@ fn read_all(input: impl Read, notices: &Sender<InputEvent>, open_calls: &OpenCal
             Ok(Received::Line) if line.iter().all(u8::is_ascii_whitespace) => continue,
             Ok(Received::Line) => InputEvent::Line(std::mem::take(&mut line)),
             Ok(Received::TooLong) => InputEvent::TooLong,
-            // Who wrote half a line is gone, and cannot be answered.
+            // The writer of a torn line has ended, so nobody reads an answer.
             Ok(Received::Torn | Received::End) | Err(_) => return num_calls,
         };
         num_calls += 1;
@@ -204,7 +208,7 @@ fn read_all(input: impl Read, notices: &Sender<InputEvent>, open_calls: &OpenCal
     }
 }
 
-/// Until something ends the worker.
+/// Dispatches calls until something shuts the worker down.
 fn take_calls(
     dispatcher: &Arc<Dispatcher>,
     pools: &CallPools,
@@ -223,13 +227,13 @@ fn take_calls(
             }
             Ok(InputEvent::End(ShutdownCause::Input)) => return answer_the_rest(pools, notices),
             Ok(InputEvent::End(why)) => return why,
-            Err(_) => return ShutdownCause::Stopped, // not while the desk lives, which can send
+            Err(_) => return ShutdownCause::Stopped, // unreachable while the dispatcher, which holds a sender, lives
         }
     }
 }
 
-/// The input has ended: what came one after the other is still answered, as whoever pipes a file into the worker expects. A
-/// parent that has died takes the other end of the output with it, which ends the wait.
+/// Answers the calls without an id that were read before the input ended, as users expect who pipe a file
+/// into the worker. A dead parent closes the output too, which ends the wait.
 fn answer_the_rest(pools: &CallPools, notices: &Receiver<InputEvent>) -> ShutdownCause {
     while pools.num_in_line.load(Ordering::SeqCst) > 0 {
         match notices.recv_timeout(LOOK_EVERY) {
@@ -241,7 +245,7 @@ fn answer_the_rest(pools: &CallPools, notices: &Receiver<InputEvent>) -> Shutdow
     ShutdownCause::Input
 }
 
-/// Sends a call where it is answered; what is quick and what must not wait is answered here.
+/// Routes a call to a thread. Answers cancellations and refusals here, because they must not wait.
 fn dispatch(dispatcher: &Arc<Dispatcher>, pools: &CallPools, call: Result<WorkerCall, Refusal>) {
     let (id, op) = match call {
         Ok(WorkerCall { id: Some(id), .. }) if dispatcher.has(&id) => {
@@ -267,14 +271,14 @@ fn dispatch(dispatcher: &Arc<Dispatcher>, pools: &CallPools, call: Result<Worker
     }
 }
 
-/// A generation to begin.
+/// A generation to prepare and submit.
 struct GenerateJob {
     guard: CallGuard,
     generate: Box<Generate>,
     stop: StopHandle,
 }
 
-/// The threads that calls go to.
+/// The threads that answer calls.
 struct CallPools {
     one_by_one: Sender<Result<Op, Refusal>>,
     /// Calls without an id that are not answered yet.
@@ -312,7 +316,8 @@ impl CallPools {
         Ok(Self { one_by_one, num_in_line, preparers, questions })
     }
 
-    // The threads live as long as their senders, so a call is lost only when one of them has panicked; dropping it answers it.
+    // The threads live as long as their senders, so sending fails only after a panic; dropping the guard then
+    // answers the call.
 
     fn one_by_one(&self, call: Result<Op, Refusal>) {
         self.num_in_line.fetch_add(1, Ordering::SeqCst);
@@ -328,7 +333,7 @@ impl CallPools {
     }
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Dispatcher {
     engine: EngineClient,
     tokenizer: Arc<Tokenizer>,
@@ -341,7 +346,7 @@ struct Dispatcher {
 
 #[derive(Default)]
 struct ActiveCalls {
-    /// By id; of those without one, there is one at a time. Generations can be stopped.
+    /// Open calls by id; at most one has none. Generations have a handle to stop them.
     calls: HashMap<Option<Id>, Option<StopHandle>>,
     is_ending: bool,
 }
@@ -355,15 +360,15 @@ impl Dispatcher {
     }
 
     fn send(&self, line: OutputLine) {
-        let _ = self.lines.send(line); // the writer goes only after the end
+        let _ = self.lines.send(line); // the writer ends only after `OutputLine::End`
     }
 
-    /// Whether a call of this id is under way.
+    /// Returns whether a call with this id is open.
     fn has(&self, id: &Id) -> bool {
         lock(&self.active).calls.contains_key(&Some(id.clone()))
     }
 
-    /// Tells the generation of this id, or all, to stop; returns how many were told.
+    /// Stops the generation with this id, or all of them. Returns how many were stopped.
     fn cancel(&self, request: Option<&Id>) -> usize {
         let stops: Vec<StopHandle> = {
             let active = lock(&self.active);
@@ -377,7 +382,7 @@ impl Dispatcher {
         stops.len()
     }
 
-    /// The thread of calls without an id.
+    /// Body of the thread for calls without an id.
     fn answer_one_by_one(self: &Arc<Self>, calls: &Receiver<Result<Op, Refusal>>, num_in_line: &AtomicUsize) {
         for call in calls {
             match call {
@@ -388,7 +393,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns when it is answered.
+    /// Answers a call and returns when its last line is queued.
     fn answer_alone(self: &Arc<Self>, op: Op) {
         let (over, wait) = mpsc::channel();
         let (mut guard, stop) = CallGuard::new(self, None, matches!(op, Op::Generate(_)));
@@ -397,10 +402,10 @@ impl Dispatcher {
             Op::Generate(generate) => self.generate(GenerateJob { guard, generate, stop }),
             op => self.answer(guard, op),
         }
-        let _ = wait.recv(); // fails when the ticket goes
+        let _ = wait.recv(); // fails when the guard is dropped
     }
 
-    /// Prepares and submits; what follows comes from the engine's thread.
+    /// Prepares and submits a generation. Its events arrive on the engine's thread.
     fn generate(&self, job: GenerateJob) {
         let GenerateJob { mut guard, generate, stop } = job;
         guard.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
@@ -425,7 +430,8 @@ impl Dispatcher {
             }
             ControlFlow::Continue(())
         };
-        // It has been validated, so what fails is the engine, and then the ticket in the dropped sink says so.
+        // The request is valid, so an error means that the engine is gone; the guard in the dropped sink
+        // reports that.
         if let Ok(engine_stop) = self.engine.submit_to(request, Box::new(sink)) {
             stop.on_stop(move || engine_stop.stop());
         }
@@ -444,13 +450,13 @@ impl Dispatcher {
         Ok(request)
     }
 
-    /// Everything but generations.
+    /// Answers all calls but generations.
     fn answer(&self, mut guard: CallGuard, op: Op) {
         guard.session = op.session().map(str::to_owned);
         if let Op::Shutdown(_) = op {
             let why = ShutdownCause::Shutdown(guard.id.clone());
             guard.leave();
-            let _ = self.notices.send(InputEvent::End(why)); // without a receiver it is ending already
+            let _ = self.notices.send(InputEvent::End(why)); // without a receiver the worker is ending already
             return;
         }
         match self.ask(op, guard.id.is_some()) {
@@ -464,7 +470,8 @@ impl Dispatcher {
         let told = |existed: bool| tells_more.then_some(existed);
         Ok(match op {
             Op::Open(Named { session_id }) => {
-                // A new session that stands for nothing; of a name that is no name, the protocol knows nothing.
+                // Open a session by restoring it with no tokens. The engine's error for a name in use means
+                // that it existed.
                 let existed = match engine.restore_session(&session_id, Vec::new()) {
                     Err(Error::InvalidParameter { .. }) => true,
                     other => other.map(|()| false)?,
@@ -497,12 +504,12 @@ impl Dispatcher {
                 ReplyBody::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
             }
             Op::Generate(_) | Op::Cancel(_) | Op::Shutdown(_) => {
-                return Err(Error::InvalidState("no question to the engine")); // they are taken before
+                return Err(Error::InvalidState("no question to the engine")); // handled before
             }
         })
     }
 
-    /// Stops what is under way, saves, and sees the last lines off.
+    /// Stops open calls, saves, and waits for the last lines to be written.
     fn finish(&self, why: ShutdownCause, written: &Receiver<()>) -> WorkerExit {
         lock(&self.active).is_ending = true;
         self.cancel(None);
@@ -514,25 +521,26 @@ impl Dispatcher {
             self.send(OutputLine::Last(Reply { id: id.clone(), answer: ReplyBody::Bye { bye: Yes } }));
         }
         self.send(OutputLine::End);
-        // A reader that does not read keeps no worker alive.
+        // Bounded, so that a stalled reader does not keep the worker alive.
         let _ = written.recv_timeout(GRACE);
         WorkerExit { why, is_saved, notices }
     }
 
-    /// Whether all is saved, and notices; nothing when the engine does not come to it: a step that hangs keeps no worker alive.
+    /// Saves KV. Returns whether all is saved, and notices; `None` if the engine does not answer in time, so
+    /// that a hanging step does not keep the worker alive.
     fn save(&self) -> Option<(bool, Vec<String>)> {
         let (sender, saved) = mpsc::channel();
         let engine = self.engine.clone();
         let save = move || {
             let is_saved = engine.flush_disk(FLUSH_TIMEOUT).unwrap_or(false);
-            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // nobody may be waiting any more
+            let _ = sender.send((is_saved, engine.take_notices().unwrap_or_default())); // the receiver may have timed out
         };
         thread::Builder::new().name("save".to_owned()).spawn(save).ok()?;
         saved.recv_timeout(FLUSH_TIMEOUT + GRACE).ok()
     }
 }
 
-/// Whether there was such a session.
+/// Maps `SessionNotFound` to `false`.
 fn existed(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(true),
@@ -541,19 +549,19 @@ fn existed(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// A call under way. Its last line takes it off the desk; one that is lost says that the engine is.
+/// An open call. Sending its last line closes it. A guard that is dropped reports [`Error::EngineGone`].
 struct CallGuard {
     id: Option<Id>,
-    /// Named in errors.
+    /// Session named in error lines.
     session: Option<String>,
     dispatcher: Arc<Dispatcher>,
     is_over: bool,
-    /// Goes when it is over.
+    /// Closed when the call is.
     over: Option<Sender<()>>,
 }
 
 impl CallGuard {
-    /// With what stops it. No other call of this id is under way.
+    /// Opens a call and returns its stop handle. No other open call may have this id.
     fn new(dispatcher: &Arc<Dispatcher>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
         let stop = StopHandle::default();
         lock(&dispatcher.active).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
@@ -579,7 +587,7 @@ impl CallGuard {
         self.end(ReplyBody::Error(ErrorLine { error, code, detail: None, session_id: None }));
     }
 
-    /// Over without a line of its own.
+    /// Closes the call without a line.
     fn leave(mut self) {
         self.unregister();
     }
@@ -590,10 +598,10 @@ impl CallGuard {
             line.session_id = self.session.take();
             is_engine_gone = line.code == Some(ErrorCode::EngineGone);
         }
-        self.unregister(); // before its client can hear of it and use the id again
+        self.unregister(); // before its client can read the line and reuse the id
         self.dispatcher.send(OutputLine::Last(Reply { id: self.id.clone(), answer }));
         if is_engine_gone {
-            let _ = self.dispatcher.notices.send(InputEvent::End(ShutdownCause::EngineGone)); // it may be ending already
+            let _ = self.dispatcher.notices.send(InputEvent::End(ShutdownCause::EngineGone)); // the worker may be ending already
         }
     }
 
@@ -616,16 +624,16 @@ impl Drop for CallGuard {
     }
 }
 
-/// Something for the writing thread.
+/// Message to the writing thread.
 enum OutputLine {
     Said(Reply),
-    /// Nothing follows it from the same call.
+    /// The last line of its call.
     Last(Reply),
-    /// Nothing follows it at all.
+    /// The last message.
     End,
 }
 
-/// The writing thread's own.
+/// State of the writing thread.
 struct OutputWriter<W> {
     output: W,
     open_calls: Arc<OpenCalls>,
@@ -664,7 +672,7 @@ impl<W: Write> OutputWriter<W> {
         }
     }
 
-    /// Once it has failed, lines go nowhere, so that nobody waits for them until the worker ends.
+    /// Writes bytes. After an error, later bytes are discarded so that no call waits for them.
     fn write(&mut self, bytes: &[u8]) {
         if self.is_broken {
             return;
@@ -680,11 +688,12 @@ impl<W: Write> OutputWriter<W> {
             io::ErrorKind::BrokenPipe => ShutdownCause::ReaderGone,
             _ => ShutdownCause::OutputFailed(error),
         };
-        let _ = self.notices.send(InputEvent::End(why)); // it may be ending already
+        let _ = self.notices.send(InputEvent::End(why)); // the worker may be ending already
     }
 }
 
-/// How many calls are read and not yet answered to the last byte; the reading thread waits at the limit.
+/// Count of calls that are read and whose answers are not fully written. The reading thread waits at the
+/// limit.
 struct OpenCalls {
     count: Mutex<Count>,
     fewer: Condvar,
@@ -718,7 +727,7 @@ impl OpenCalls {
     }
 }
 
-/// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
+/// Locks `mutex`. A poisoned lock is usable, because every statement leaves the data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

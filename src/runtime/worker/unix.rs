@@ -1,24 +1,26 @@
-//! What the standard library does not say about child processes: limits that they begin with, and the end of a whole group.
+//! System calls for child processes that the standard library lacks: limits set before exec, and killing a
+//! process group.
 //!
-//! The one file of the workers with `unsafe`. What runs between fork and exec calls the system and nothing else: no memory is
-//! taken there, because another thread may hold the allocator's lock for ever.
+//! The only file of the workers with `unsafe`. Code between fork and exec makes system calls only. It
+//! allocates nothing, because another thread may hold the allocator's lock for ever.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What a child is held to.
+/// Resource limits of a child process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProcessLimits {
-    /// Bytes of memory that it may reserve for itself (`RLIMIT_DATA`, Linux): private memory that it can write to, which is KV, packed
-    /// weights, buffers and stacks. Files that are mapped to be read do not count.
+    /// Limit on private writable memory in bytes (`RLIMIT_DATA`, Linux): KV, packed weights, buffers and
+    /// stacks. Read-only file mappings do not count.
     pub memory: Option<u64>,
-    /// -20 to 19; see nice(2).
+    /// Priority from -20 to 19; see nice(2).
     pub nice: Option<i32>,
 }
 
-/// Has the child begin in a process group of its own, where no Ctrl-C of this terminal reaches it, without ears for SIGINT and
-/// SIGTERM, which are its parent's business, held to `limits`, and on Linux with its life tied to the thread that starts it.
+/// Configures the child before exec: a process group of its own, so that this terminal's Ctrl-C does not
+/// reach it; SIGINT and SIGTERM ignored, because the parent handles them; `limits`; and on Linux, death with
+/// the thread that starts it.
 pub fn prepare(command: &mut Command, limits: ProcessLimits) {
     command.process_group(0);
     // SAFETY: reads a number.
@@ -71,16 +73,17 @@ fn die_with_parent(parent: libc::pid_t) -> io::Result<()> {
     if is_orphan { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) }
 }
 
-/// Elsewhere the end of its standard input has to do.
+/// Does nothing: on other systems the child ends when its standard input does.
 #[cfg(not(target_os = "linux"))]
 fn die_with_parent(_: libc::pid_t) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills a process group. The caller knows that its first process has not been waited for, so that the number is still its own.
+/// Kills a process group. The caller must not have waited for its leader, or the id may belong to another
+/// process.
 pub fn kill_group(leader: u32) {
     if let Ok(leader @ 2..) = libc::pid_t::try_from(leader) {
-        // SAFETY: sends a signal. That nobody is left to get it is no error here.
+        // SAFETY: sends a signal. An error because the group is empty is harmless.
         unsafe { libc::kill(-leader, libc::SIGKILL) };
     }
 }

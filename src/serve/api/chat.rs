@@ -7,38 +7,38 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::body::JsonBody;
+use super::generate::{FinishedChoice, Totals};
 use super::reply::{self, Head, Ignored, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, Chunks};
-use super::turn::{Answered, Delta, Said, SaidCall, Totals};
 use super::{blocking, collect, drive};
 use crate::runtime::Token;
+use crate::runtime::turn::{Answer, Delta};
 use crate::serve::App;
-use crate::serve::access::{RequestId, X_TOOL_FORMAT};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
-use crate::serve::wire::message::tool_call_json;
-use crate::template::ToolCall;
+use crate::serve::request_id::{HttpRequestId, X_TOOL_FORMAT};
+use crate::serve::wire::answer::message_json;
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
     caller: Caller,
-    RequestId(request_id): RequestId,
+    HttpRequestId(request_id): HttpRequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
-    let request::Chat { ask, streaming, shows_reasoning, has_functions, ignored } = chat;
+    let request::Chat { request, streaming, shows_reasoning, has_functions, ignored } = chat;
     let style = Style {
-        num_choices: ask.num_choices,
-        logprobs: ask.logprobs.is_some(),
+        num_choices: request.num_choices,
+        logprobs: request.turn.logprobs.is_some(),
         streaming,
         shows_reasoning,
         has_functions,
     };
     let head = Head::new(&app, "chatcmpl");
-    let is_generic = ask.tools.is_on() && app.model().chat_tokenizer.spells_tools();
-    let running = drive::begin(&app, ask).await?;
+    let is_generic = request.turn.tools.is_on() && app.model().chat_tokenizer.spells_tools();
+    let running = drive::begin(&app, request).await?;
     let placed = reply::PlacedHeader(running.placed.clone());
     let mut response = match streaming.is_on {
         true => {
@@ -67,8 +67,8 @@ struct Style {
 }
 
 impl Style {
-    fn finish_reason(&self, answer: &Answered) -> &'static str {
-        match answer.finish_reason() {
+    fn finish_reason(&self, choice: &FinishedChoice) -> &'static str {
+        match choice.finish_reason() {
             "tool_calls" if self.has_functions => "function_call",
             reason => reason,
         }
@@ -77,44 +77,34 @@ impl Style {
 
 /// The whole answer.
 fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Value {
-    let choice = |(index, (answer, tokens)): (usize, &(Answered, Vec<Token>))| {
+    let choice = |(index, choice): (usize, &FinishedChoice)| {
         json!({
             "index": index,
-            "message": message(&answer.said, style),
-            "logprobs": style.logprobs.then(|| head.chat_logprobs(tokens)),
-            "finish_reason": style.finish_reason(answer),
+            "message": message(&choice.answer, style),
+            "logprobs": style.logprobs.then(|| head.chat_logprobs(&choice.answer.tokens)),
+            "finish_reason": style.finish_reason(choice),
         })
     };
     let choices = collected.choices.iter().enumerate().map(choice).collect();
     let mut object = head.object("chat.completion", choices);
     object.insert("usage".to_owned(), reply::usage(&collected.totals));
     object.insert("timings".to_owned(), reply::timings(&collected.totals));
-    let first = collected.choices.first().and_then(|(answer, _)| answer.placed.as_ref());
+    let first = collected.choices.first().and_then(|choice| choice.placed.as_ref());
     object.extend(first.map(reply::placed));
     Value::Object(object)
 }
 
-/// The content is a string whenever the answer is one, be it empty, and null when there is nothing but calls.
-fn message(said: &Said, style: &Style) -> Value {
-    let is_call_only = said.content.is_empty() && !said.calls.is_empty();
-    let content = if is_call_only { Value::Null } else { said.content.as_str().into() };
-    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if style.shows_reasoning && !said.reasoning.is_empty() {
-        message["reasoning_content"] = said.reasoning.as_str().into();
-    }
-    if let Some(call) = said.calls.first().filter(|_| style.has_functions) {
+/// Writes the message of a choice in this style.
+fn message(answer: &Answer, style: &Style) -> Value {
+    let mut message = message_json(answer, style.shows_reasoning);
+    if let Some(call) = answer.tool_calls.first().filter(|_| style.has_functions) {
         message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
-    } else if !said.calls.is_empty() {
-        let call = |call: &SaidCall| {
-            let arguments = Value::String(call.arguments.clone());
-            tool_call_json(&ToolCall { id: Some(call.id.clone()), name: call.name.clone(), arguments })
-        };
-        message["tool_calls"] = said.calls.iter().map(call).collect();
+        message.as_object_mut().map(|members| members.shift_remove("tool_calls"));
     }
     message
 }
 
-/// The answer as it comes.
+/// Writes the chunks of a stream.
 struct ChatChunks {
     head: Head,
     style: Style,
@@ -156,7 +146,7 @@ impl Chunks for ChatChunks {
         self.usage.prompt(total);
     }
 
-    fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
+    fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
         self.usage.count(tokens.len());
         if self.style.logprobs {
             self.held[choice].extend(tokens);
@@ -168,10 +158,10 @@ impl Chunks for ChatChunks {
         deltas.map(|delta| Value::Object(self.delta(choice, delta, None))).collect()
     }
 
-    fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
-        let mut chunk = self.delta(choice, json!({}), Some(self.style.finish_reason(answer)));
-        chunk.insert("timings".to_owned(), reply::choice_timings(answer));
-        chunk.extend(answer.placed.as_ref().map(reply::placed));
+    fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value> {
+        let mut chunk = self.delta(choice, json!({}), Some(self.style.finish_reason(finished)));
+        chunk.insert("timings".to_owned(), reply::choice_timings(&finished.answer));
+        chunk.extend(finished.placed.as_ref().map(reply::placed));
         vec![Value::Object(chunk)]
     }
 

@@ -1,15 +1,14 @@
-//! An answer that is waited for as a whole.
+//! Waits for a whole answer.
 
 use super::drive;
-use super::turn::{Answered, Running, Totals, Update};
-use crate::runtime::{Logprob, Token};
+use super::generate::{FinishedChoice, Running, Totals, Update};
+use crate::runtime::Logprob;
 use crate::serve::error::ApiError;
 
 /// A whole answer.
 pub struct Collected {
-    /// Each with its tokens.
-    pub choices: Vec<(Answered, Vec<Token>)>,
-    /// Of each, what was asked about the tokens of its prompt.
+    pub choices: Vec<FinishedChoice>,
+    /// Of each choice, the log-probabilities of its prompt's tokens.
     pub scores: Vec<Vec<Logprob>>,
     pub totals: Totals,
 }
@@ -19,26 +18,20 @@ pub struct Collected {
 /// # Errors
 /// Why there is no answer.
 pub async fn all(mut running: Running) -> Result<Collected, ApiError> {
-    let mut tokens: Vec<Vec<Token>> = Vec::new();
     let mut scores: Vec<Vec<Logprob>> = Vec::new();
-    let mut answers: Vec<Option<Answered>> = Vec::new();
+    let mut choices: Vec<Option<FinishedChoice>> = Vec::new();
     while let Some(update) = running.updates.recv().await {
         match update {
-            Update::Progress(_) => {}
-            Update::Again => {
-                tokens.clear();
+            Update::Progress(_) | Update::Deltas { .. } => {}
+            Update::Restarted => {
                 scores.clear();
-                answers.clear();
+                choices.clear();
             }
             Update::Scored { choice, logprobs } => at(&mut scores, choice).extend(logprobs),
-            Update::Said { choice, tokens: new, .. } => at(&mut tokens, choice).extend(new),
-            Update::Finished { choice, answer } => *at(&mut answers, choice) = Some(answer),
+            Update::Finished { choice, finished } => *at(&mut choices, choice) = Some(finished),
             Update::Ended(totals) => {
-                tokens.resize_with(answers.len(), Vec::new);
-                scores.resize_with(answers.len(), Vec::new);
-                let choices = answers.into_iter().zip(tokens);
-                let choices = choices.filter_map(|(answer, tokens)| Some((answer?, tokens))).collect();
-                return Ok(Collected { choices, scores, totals });
+                scores.resize_with(choices.len(), Vec::new);
+                return Ok(Collected { choices: choices.into_iter().flatten().collect(), scores, totals });
             }
             Update::Failed(error) => return Err(error),
         }

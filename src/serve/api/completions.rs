@@ -8,16 +8,17 @@ use serde_json::{Map, Value, json};
 
 use super::body::JsonBody;
 use super::collect::{self, Collected};
+use super::generate::{FinishedChoice, Sent, Totals};
 use super::reply::{self, Echoed, Head, Ignored, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, Chunks};
-use super::turn::{Answered, Delta, Sent, Totals};
 use super::{blocking, drive};
+use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
 use crate::serve::App;
-use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::request_id::HttpRequestId;
 
 const OBJECT: &str = "text_completion";
 
@@ -25,16 +26,16 @@ pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
     caller: Caller,
-    RequestId(request_id): RequestId,
+    HttpRequestId(request_id): HttpRequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let asked =
         blocking(&app, move |app| request::completion(app, body, &headers, &caller, request_id)).await?;
-    let request::Completion { ask, streaming, echo, ignored } = asked;
-    let (num_choices, logprobs, scores_prompt) =
-        (ask.num_choices, ask.logprobs.is_some(), ask.prompt_logprobs.is_some());
+    let request::Completion { request, streaming, echo, ignored } = asked;
+    let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
+    let scores_prompt = request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
-    let mut running = drive::begin(&app, ask).await?;
+    let mut running = drive::begin(&app, request).await?;
     let usage = RunningUsage::new(streaming, running.prompt_tokens());
     let prompts = std::mem::take(&mut running.prompts);
     // The choices of one prompt stand together.
@@ -66,14 +67,15 @@ struct Style {
 fn completion(head: &Head, style: Style, echoed: Vec<Echoed>, collected: &Collected) -> Value {
     let scores = collected.scores.iter().cloned();
     let echoed = echoed.into_iter().zip(scores).map(|(echoed, scores)| Echoed { scores, ..echoed });
-    let choice = |(index, ((answer, tokens), echoed)): (usize, (&(Answered, Vec<Token>), Echoed))| {
+    let choice = |(index, (choice, echoed)): (usize, (&FinishedChoice, Echoed))| {
+        let tokens = &choice.answer.tokens;
         let mut offset = if style.scores_prompt { 0 } else { echoed.text.chars().count() };
         let told = Some(&echoed).filter(|_| style.scores_prompt);
         json!({
             "index": index,
-            "text": format!("{}{}", echoed.text, answer.said.content),
+            "text": format!("{}{}", echoed.text, choice.answer.content),
             "logprobs": style.logprobs.then(|| head.completion_logprobs(told, tokens, &mut offset)),
-            "finish_reason": answer.finish_reason(),
+            "finish_reason": choice.finish_reason(),
         })
     };
     let choices = collected.choices.iter().zip(echoed).enumerate().map(choice).collect();
@@ -144,7 +146,7 @@ impl Chunks for TextChunks {
         }
     }
 
-    fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
+    fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
         self.usage.count(tokens.len());
         if self.style.logprobs {
             self.held[choice].tokens.extend(tokens);
@@ -158,10 +160,10 @@ impl Chunks for TextChunks {
         echo.into_iter().chain(chunks).collect()
     }
 
-    fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value> {
+    fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value> {
         let echo = self.echo(choice);
-        let mut chunk = self.text(choice, "", Some(answer.finish_reason()));
-        chunk.insert("timings".to_owned(), reply::choice_timings(answer));
+        let mut chunk = self.text(choice, "", Some(finished.finish_reason()));
+        chunk.insert("timings".to_owned(), reply::choice_timings(&finished.answer));
         echo.into_iter().chain([Value::Object(chunk)]).collect()
     }
 

@@ -19,7 +19,7 @@ use super::transient::Held;
 use crate::runtime::session::store::{
     BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
-use crate::runtime::turn::session_chat::{SessionChat, num_repeated};
+use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::runtime::{Difference, Error, Result, Reuse, Started};
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::drive::{Admission, Admitted};
+use super::generate::{GenerateRequest, InSession, Progress, Session, Update};
 use super::line::{Entered, Turn};
-use super::turn::{Ask, InSession, Progress, Session, Update};
 use super::{blocking, drive};
 use crate::runtime::Error;
 use crate::serve::App;
@@ -44,13 +44,13 @@ pub struct Patience<'a> {
 impl<'a> Patience<'a> {
     pub fn new(
         app: &App,
-        ask: &Ask,
+        request: &GenerateRequest,
         admitted: &'a mut Option<oneshot::Sender<Admission>>,
         updates: &'a UnboundedSender<Update>,
     ) -> Self {
         let (begun, longest) = (Instant::now(), app.settings().session_wait);
-        let deadline = ask.limits.deadline.filter(|deadline| *deadline < longest);
-        let refusal = match (deadline, &ask.session) {
+        let deadline = request.turn.limits.deadline.filter(|deadline| *deadline < longest);
+        let refusal = match (deadline, &request.session) {
             (Some(deadline), _) => Error::DeadlineExceeded { deadline }.into(),
             (None, Some(Session::Stored(session))) => still_busy(session, longest),
             (None, _) => drive::internal("nothing is waited for"),
@@ -59,7 +59,7 @@ impl<'a> Patience<'a> {
         Self {
             admitted,
             updates,
-            is_streamed: ask.is_streamed,
+            is_streamed: request.turn.is_streamed,
             begun,
             give_up_at,
             refusal,

@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::conversations::Placed;
+use super::generate::Totals;
 use super::request::Streaming;
-use super::turn::{Answered, Totals};
+use crate::runtime::turn::Answer;
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
 use crate::serve::wire::answer::{self, CompletionLogprobs};
@@ -163,12 +164,6 @@ impl IntoResponseParts for PlacedHeader {
     }
 }
 
-/// The id of a tool call.
-pub fn call_id() -> String {
-    let hex = Uuid::new_v4().simple().to_string();
-    format!("call_{}", &hex[..24])
-}
-
 pub fn usage(totals: &Totals) -> Value {
     let mut usage = answer::usage(&totals.usage);
     usage["completion_tokens_details"] = json!({"reasoning_tokens": totals.num_reasoning_tokens});
@@ -181,8 +176,8 @@ pub fn timings(totals: &Totals) -> Value {
 }
 
 /// The times of one choice.
-pub fn choice_timings(answer: &Answered) -> Value {
-    timings_json(&answer.outcome.timings, &answer.outcome.usage, &answer.reuse)
+pub fn choice_timings(answer: &Answer) -> Value {
+    timings_json(&answer.outcome.timings, &answer.outcome.usage, &answer.reuse())
 }
 
 fn timings_json(timings: &Timings, usage: &Usage, reuse: &Reuse) -> Value {

@@ -1,4 +1,4 @@
-//! Bodies to asks: which fields the two generating endpoints know, and what each means.
+//! From bodies to requests: which fields the two generating endpoints know, and what each means.
 //!
 //! Every field is honoured or refused here, before any work. What is checked where: the form and the ranges in `wire`,
 //! what depends on the model here, the context by the engine.
@@ -7,7 +7,8 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::body::session_of;
-use super::turn::{Ask, Prompt, RawText, Session, Shape, ToolUse};
+use super::generate::{GenerateRequest, Prompt, Session};
+use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -25,7 +26,7 @@ const COMPLETION_TOKENS: usize = 16;
 
 /// A chat completion.
 pub struct Chat {
-    pub ask: Ask,
+    pub request: GenerateRequest,
     pub streaming: Streaming,
     pub shows_reasoning: bool,
     /// Calls are asked for and told in OpenAI's older form.
@@ -36,7 +37,7 @@ pub struct Chat {
 
 /// A completion.
 pub struct Completion {
-    pub ask: Ask,
+    pub request: GenerateRequest,
     pub streaming: Streaming,
     /// Answers begin with their prompts.
     pub echo: bool,
@@ -60,7 +61,7 @@ struct Common {
     sampling: Sampling,
     limits: Limits,
     logprobs: Option<usize>,
-    shape: Option<Shape>,
+    constraint: Option<OutputConstraint>,
     streaming: Streaming,
 }
 
@@ -81,7 +82,7 @@ pub fn chat(
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
-    conversation.tools = tools.heard().to_vec();
+    conversation.tools = tools.offered().to_vec();
     let common =
         common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
     fields.only("modalities", &[json!(["text"])]);
@@ -102,8 +103,9 @@ pub fn chat(
     let session = session_of(in_body, appends, headers, caller)?;
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
-    let ask = Ask { session, tools, ..common.ask(Prompt::Chat(conversation), request_id) };
-    Ok(Chat { ask, streaming, shows_reasoning, has_functions, ignored })
+    let mut request = common.request(Prompt::Chat(conversation), session, request_id);
+    request.turn.tools = tools;
+    Ok(Chat { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
 /// What the template gets.
@@ -111,7 +113,7 @@ pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
     let (conversation, _) = conversation_without_tools(app, fields);
     fields.only("add_generation_prompt", &[true.into()]);
     fields.only("continue_final_message", &[false.into()]);
-    Conversation { tools: tools(app, fields, false).heard().to_vec(), ..conversation }
+    Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }
 }
 
 /// And whether its reasoning is to be shown.
@@ -166,26 +168,18 @@ pub fn completion(
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
     // They take computing the prompt anew, which a client's hint is no reason against.
     let session = session.filter(|_| prompt_logprobs.is_none());
-    let ask = Ask { session, prompt_logprobs, ..common.ask(Prompt::Texts(prompts), request_id) };
-    Ok(Completion { ask, streaming, echo, ignored })
+    let mut request = common.request(Prompt::Texts(prompts), session, request_id);
+    request.turn.prompt_logprobs = prompt_logprobs;
+    Ok(Completion { request, streaming, echo, ignored })
 }
 
 impl Common {
-    fn ask(self, prompt: Prompt, request_id: String) -> Ask {
-        let Self { num_choices, sampling, limits, logprobs, shape, streaming } = self;
-        Ask {
-            prompt,
-            num_choices,
-            sampling,
-            limits,
-            logprobs,
-            prompt_logprobs: None,
-            shape,
-            request_id,
-            is_streamed: streaming.is_on,
-            session: None,
-            tools: ToolUse::default(),
-        }
+    fn request(self, prompt: Prompt, session: Option<Session>, request_id: String) -> GenerateRequest {
+        let Self { num_choices, sampling, limits, logprobs, constraint, streaming } = self;
+        let is_streamed = streaming.is_on;
+        let turn =
+            TurnRequest { sampling, limits, logprobs, constraint, is_streamed, ..TurnRequest::default() };
+        GenerateRequest { prompt, turn, num_choices, session, request_id }
     }
 }
 
@@ -213,7 +207,7 @@ fn common(
         sampling: params::sampling(fields, &app.model().defaults.sampling()),
         limits: params::limits(fields, &limits, reading.may_be_none),
         logprobs: params::logprobs(fields, None),
-        shape: shape::shape(fields, reading.schema_open),
+        constraint: shape::shape(fields, reading.schema_open),
         streaming: streaming(fields),
     };
     params::labels(fields);
@@ -223,8 +217,7 @@ fn common(
 
 /// `tools` with how they may be called.
 fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
-    let tools::Asked { definitions, choice, parallel } = tools::asked(fields);
-    let tools = ToolUse { definitions, choice, parallel, schema_open };
+    let tools = tools::tools(fields, schema_open);
     let chat_tokenizer = &app.model().chat_tokenizer;
     if tools.is_on() && !chat_tokenizer.shows_tools() {
         let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
@@ -314,7 +307,7 @@ fn check_session(session: Option<&Session>, appends: bool, num_choices: usize) -
 }
 
 /// A text, ids, or a list of either.
-fn prompts(fields: &mut Fields<'_>) -> Vec<RawText> {
+fn prompts(fields: &mut Fields<'_>) -> Vec<TextPrompt> {
     let prompts = match fields.take("prompt") {
         None => {
             fields.wrong("prompt", "is missing");
@@ -325,7 +318,7 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<RawText> {
             return Vec::new();
         }
         Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
-            token_ids(&items).map(|ids| vec![RawText::Ids(ids)])
+            token_ids(&items).map(|ids| vec![TextPrompt::Ids(ids)])
         }
         Some(Value::Array(items)) => items.iter().map(raw_text).collect(),
         Some(value) => raw_text(&value).map(|text| vec![text]),
@@ -337,26 +330,30 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<RawText> {
 }
 
 /// With `suffix`, what stands between it and each prompt is asked for.
-fn between(fields: &mut Fields<'_>, prompts: Vec<RawText>, chat_tokenizer: &ChatTokenizer) -> Vec<RawText> {
+fn between(
+    fields: &mut Fields<'_>,
+    prompts: Vec<TextPrompt>,
+    chat_tokenizer: &ChatTokenizer,
+) -> Vec<TextPrompt> {
     let Some(suffix) = fields.text("suffix").filter(|suffix| !suffix.is_empty()) else { return prompts };
     if chat_tokenizer.infill().is_none() {
         fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
     }
     let texts = prompts.into_iter().map(|prompt| match prompt {
-        RawText::Text(prefix) => Some(RawText::Between { prefix, suffix: suffix.clone() }),
-        RawText::Ids(_) | RawText::Between { .. } => None,
+        TextPrompt::Text(prefix) => Some(TextPrompt::Infill { prefix, suffix: suffix.clone() }),
+        TextPrompt::Ids(_) | TextPrompt::Infill { .. } => None,
     });
-    let texts: Option<Vec<RawText>> = texts.collect();
+    let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {
         fields.out_of_range("suffix", "needs prompts that are text, not token ids");
     }
     texts.unwrap_or_default()
 }
 
-fn raw_text(value: &Value) -> Option<RawText> {
+fn raw_text(value: &Value) -> Option<TextPrompt> {
     match value {
-        Value::String(text) => Some(RawText::Text(text.clone())),
-        Value::Array(items) => token_ids(items).map(RawText::Ids),
+        Value::String(text) => Some(TextPrompt::Text(text.clone())),
+        Value::Array(items) => token_ids(items).map(TextPrompt::Ids),
         _ => None,
     }
 }

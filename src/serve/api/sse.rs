@@ -15,8 +15,10 @@ use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::turn::{Answered, Delta, Progress, Running, Totals, Update};
+use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
+use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
+use crate::serve::error::ApiError;
 
 /// How often a silent stream is told that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -28,7 +30,7 @@ pub trait Chunks: Send + 'static {
     fn opening(&mut self) -> Vec<Value>;
 
     /// More of a choice. Called for every token, also those that say nothing yet.
-    fn said(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
+    fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
 
     /// A prompt has so many tokens.
     fn prompt(&mut self, _total: usize) {}
@@ -36,7 +38,7 @@ pub trait Chunks: Send + 'static {
     /// What was asked about more tokens of a choice's prompt; comes before anything is said of it.
     fn scored(&mut self, _choice: usize, _logprobs: Vec<Logprob>) {}
 
-    fn finished(&mut self, choice: usize, answer: &Answered) -> Vec<Value>;
+    fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value>;
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value>;
 }
@@ -104,20 +106,20 @@ impl<C: Chunks> Feed<C> {
                 }
                 return;
             }
-            Some(Update::Again) => return, // nothing has been said
+            Some(Update::Restarted) => return, // nothing has been said
             Some(Update::Scored { choice, logprobs }) => {
                 self.chunks.scored(choice, logprobs);
                 return;
             }
-            Some(Update::Said { choice, deltas, tokens }) => {
+            Some(Update::Deltas { choice, deltas, tokens }) => {
                 self.progress = None;
-                self.chunks.said(choice, deltas, tokens)
+                self.chunks.deltas(choice, deltas, tokens)
             }
-            Some(Update::Finished { choice, answer }) => self.chunks.finished(choice, &answer),
+            Some(Update::Finished { choice, finished }) => self.chunks.finished(choice, &finished),
             Some(Update::Ended(totals)) => return self.end(|chunks| chunks.ending(&totals)),
             Some(Update::Failed(error)) => return self.end(|_| vec![error.body()]),
             // The task that answers is gone without a word: a bug of ours, and no reason to leave the client waiting.
-            None => return self.end(|_| vec![super::drive::internal("the answer ended early").body()]),
+            None => return self.end(|_| vec![ApiError::internal("the answer ended early").body()]),
         };
         self.push(objects);
     }

@@ -15,7 +15,7 @@ use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 
 use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
-use crate::runtime::turn::session_chat::{SessionChat, num_repeated};
+use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::serve::owner::{Caller, Owner};
 use crate::template::Message;
 

@@ -1,14 +1,38 @@
-//! What answers have in common on the wire: counts and log-probabilities.
+//! Parts of answers that all wire formats share: the chat message, counts and log-probabilities.
 
 use serde_json::{Map, Value, json};
 
+use super::message::tool_call_json;
+use crate::runtime::turn::{Answer, AnsweredCall};
 use crate::runtime::{Logprob, Token, Usage};
+use crate::template::ToolCall;
 
 /// What OpenAI's API gives for the log-probability of what cannot be.
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// The bytes that a token stands for.
 pub type TokenBytes<'a> = &'a dyn Fn(u32) -> Vec<u8>;
+
+/// Writes an answer as a chat message. The content is a string, possibly empty, and null if there are only calls.
+pub fn message_json(answer: &Answer, shows_reasoning: bool) -> Value {
+    let Answer { content, reasoning, tool_calls, .. } = answer;
+    let is_call_only = content.is_empty() && !tool_calls.is_empty();
+    let content = if is_call_only { Value::Null } else { content.as_str().into() };
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if shows_reasoning && !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.as_str().into();
+    }
+    if !tool_calls.is_empty() {
+        message["tool_calls"] = tool_calls.iter().map(call_json).collect();
+    }
+    message
+}
+
+/// Writes a tool call of an answer.
+pub fn call_json(call: &AnsweredCall) -> Value {
+    let arguments = Value::String(call.arguments.clone());
+    tool_call_json(&ToolCall { id: Some(call.id.clone()), name: call.name.clone(), arguments })
+}
 
 pub fn usage(usage: &Usage) -> Value {
     json!({

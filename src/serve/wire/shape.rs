@@ -7,17 +7,10 @@ use serde_json::{Value, json};
 
 use super::Fields;
 use crate::runtime::grammar::GrammarSource;
+use crate::runtime::turn::OutputConstraint;
 
 /// The switch of a request that leaves objects of schemas open, as the standard has it.
 pub const OPEN: &str = "schema_open";
-
-/// What an answer must look like.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shape {
-    pub source: GrammarSource,
-    /// The field that asks for it.
-    pub param: &'static str,
-}
 
 /// What a request says of schemas: itself, else as the caller does.
 pub fn is_open(fields: &mut Fields<'_>, default: bool) -> bool {
@@ -25,10 +18,10 @@ pub fn is_open(fields: &mut Fields<'_>, default: bool) -> bool {
 }
 
 /// The form that the fields ask for. Objects of its schemas are closed unless `is_open`.
-pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<Shape> {
-    let mut shapes: Vec<Shape> = Vec::new();
+pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint> {
+    let mut constraints: Vec<OutputConstraint> = Vec::new();
     let mut add = |source: Option<GrammarSource>, param: &'static str| {
-        shapes.extend(source.map(|source| Shape { source, param }));
+        constraints.extend(source.map(|source| OutputConstraint { source, param }));
     };
     add(response_format(fields), "response_format");
     for param in ["json_schema", "guided_json"] {
@@ -47,11 +40,14 @@ pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<Shape> {
     for name in ["guided_decoding_backend", "structured_outputs_backend"] {
         fields.hint(name);
     }
-    if let [_, second, ..] = &shapes[..] {
+    if let [_, second, ..] = &constraints[..] {
         fields.out_of_range(second.param, "is a second form, and an answer has one");
     }
-    let shape = shapes.into_iter().next()?;
-    Some(Shape { source: if is_open { shape.source } else { shape.source.closed() }, ..shape })
+    let constraint = constraints.into_iter().next()?;
+    Some(OutputConstraint {
+        source: if is_open { constraint.source } else { constraint.source.closed() },
+        ..constraint
+    })
 }
 
 /// OpenAI's three forms, and the schema within `json_object` that llama.cpp and Hugging Face write. A schema is enforced

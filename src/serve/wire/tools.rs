@@ -5,19 +5,11 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use crate::runtime::turn::ToolUse;
 use crate::template::ToolChoice;
 
-/// The tools of a request.
-pub struct Asked {
-    /// In OpenAI's form.
-    pub definitions: Vec<Value>,
-    pub choice: ToolChoice,
-    /// More than one call in an answer.
-    pub parallel: bool,
-}
-
-/// The fields that speak of tools.
-pub fn asked(fields: &mut Fields<'_>) -> Asked {
+/// Reads the fields that speak of tools.
+pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let mut definitions = fields.list("tools").unwrap_or_default();
     for (index, definition) in definitions.iter().enumerate() {
         check_tool(fields, &format!("tools[{index}]"), definition);
@@ -36,7 +28,7 @@ pub fn asked(fields: &mut Fields<'_>) -> Asked {
     let name = if fields.has("function_call") { "function_call" } else { "tool_choice" };
     let choice = choice(fields, name, &mut definitions);
     // The older form has place for one call.
-    Asked { definitions, choice, parallel: parallel && !has_functions }
+    ToolUse { definitions, choice, is_parallel: parallel && !has_functions, schema_open }
 }
 
 fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {

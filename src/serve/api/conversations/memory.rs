@@ -9,7 +9,7 @@ use super::{SessionKey, locked};
 use crate::runtime::session::store::{
     Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, now_ms,
 };
-use crate::runtime::turn::session_chat::SessionChat;
+use crate::runtime::turn::SessionChat;
 use crate::runtime::{Error, Result};
 use crate::serve::owner::Owner;
 

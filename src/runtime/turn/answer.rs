@@ -1,0 +1,290 @@
+//! The model's text taken apart while it streams: content, reasoning and tool calls.
+//!
+//! A streaming reader gets deltas as soon as they are certain, and calls that it has seen cannot be taken back. A reader of the
+//! whole answer gets either all calls or none. A session stores what its reader got.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
+use crate::template::{
+    Content, Dialect, Message, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall, parse_answer,
+};
+
+/// A part of an answer, in the order in which it was generated.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Delta {
+    Content(String),
+    Reasoning(String),
+    /// A tool call begins.
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// The fragments of one call, concatenated, are JSON text.
+    Arguments {
+        index: usize,
+        fragment: String,
+    },
+    /// A tool call is complete.
+    CallEnd {
+        index: usize,
+    },
+}
+
+/// A finished answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub content: String,
+    pub reasoning: String,
+    pub tool_calls: Vec<AnsweredCall>,
+    /// Tokens of the reasoning, including its markup.
+    pub num_reasoning_tokens: usize,
+    /// All generated tokens except the end-of-generation token.
+    pub tokens: Vec<Token>,
+    pub outcome: Outcome,
+    /// `None` if the request ended before its prompt was looked at.
+    pub started: Option<Started>,
+}
+
+/// A tool call of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnsweredCall {
+    pub id: String,
+    pub name: String,
+    /// JSON text of an object, unless the call is cut.
+    pub arguments: String,
+    /// The call was neither cut nor malformed. Otherwise it must not be executed.
+    pub is_whole: bool,
+}
+
+impl Answer {
+    /// Returns the message that conversations keep. A call that was cut is left out, so that the model never sees it again.
+    pub fn to_message(&self) -> Message {
+        let call = |call: &AnsweredCall| ToolCall {
+            id: Some(call.id.clone()),
+            name: call.name.clone(),
+            arguments: serde_json::from_str(&call.arguments)
+                .unwrap_or_else(|_| call.arguments.as_str().into()),
+        };
+        let tool_calls: Vec<ToolCall> =
+            self.tool_calls.iter().filter(|call| call.is_whole).map(call).collect();
+        let is_call_only = self.content.is_empty() && !tool_calls.is_empty();
+        Message {
+            content: (!is_call_only).then(|| Content::Text(self.content.clone())),
+            reasoning: (!self.reasoning.is_empty()).then(|| self.reasoning.clone()),
+            tool_calls,
+            ..Message::new(Role::Assistant, "")
+        }
+    }
+
+    /// Returns the calls to execute: all of them if all are whole and the answer was not cancelled, else none.
+    pub fn calls_to_run(&self) -> &[AnsweredCall] {
+        let is_whole = self.tool_calls.iter().all(|call| call.is_whole);
+        if is_whole && self.outcome.finish != Finish::Cancelled { &self.tool_calls } else { &[] }
+    }
+
+    /// Returns OpenAI's word for the end: `tool_calls` if there are calls to execute, else why the engine stopped.
+    pub fn finish_reason(&self) -> &'static str {
+        if self.calls_to_run().is_empty() { self.outcome.finish.reason() } else { "tool_calls" }
+    }
+
+    /// Returns the generated token ids.
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+
+    /// Returns how the prompt began.
+    pub fn reuse(&self) -> Reuse {
+        self.started.as_ref().map(|started| started.reuse).unwrap_or_default()
+    }
+}
+
+/// Parser settings that all answers to one prompt share.
+#[derive(Debug, Clone)]
+pub struct ParserConfig {
+    /// `None` if all text is content.
+    format: Option<Arc<AnswerFormat>>,
+    /// What the answer begins with, and the generated tokens of it.
+    start: (String, Vec<u32>),
+}
+
+#[derive(Debug)]
+struct AnswerFormat {
+    dialect: Dialect,
+    tools: Vec<Value>,
+    prompt_tail: String,
+    is_streamed: bool,
+}
+
+impl ParserConfig {
+    /// All text is content. The answer begins with `start`.
+    pub fn plain(start: &str) -> Self {
+        Self { format: None, start: (start.to_owned(), Vec::new()) }
+    }
+
+    /// `tools` are those that may be called, `prompt_tail` is the end of the rendered prompt.
+    pub fn chat(dialect: Dialect, tools: &[Value], prompt_tail: &str, is_streamed: bool) -> Self {
+        let (tools, prompt_tail) = (tools.to_vec(), prompt_tail.to_owned());
+        let format = AnswerFormat { dialect, tools, prompt_tail, is_streamed };
+        Self { format: Some(Arc::new(format)), start: Default::default() }
+    }
+
+    /// Puts a text in front of what is generated, with the tokens of it that were generated before.
+    pub fn starting_with(self, text: &str, ids: &[u32]) -> Self {
+        Self { start: (text.to_owned(), ids.to_vec()), ..self }
+    }
+
+    /// Begins one more answer. The deltas are those of its given beginning.
+    pub fn stream(&self) -> (AnswerStream, Vec<Delta>) {
+        let parser = |format: &Arc<AnswerFormat>| {
+            OutputParser::new(&format.dialect, &format.tools, &format.prompt_tail)
+        };
+        let mut stream = AnswerStream {
+            parser: self.format.as_ref().map(parser),
+            format: self.format.clone(),
+            ..AnswerStream::default()
+        };
+        let (text, ids) = &self.start;
+        let tokens: Vec<Token> = ids.iter().map(|&id| Token { id, logprob: None }).collect();
+        let deltas = stream.push(text, &tokens);
+        (stream, deltas)
+    }
+}
+
+/// An answer while it is generated.
+#[derive(Debug, Default)]
+pub struct AnswerStream {
+    /// `None` if all text is content, and after the end.
+    parser: Option<OutputParser>,
+    format: Option<Arc<AnswerFormat>>,
+    /// The whole text, if it is parsed again at its end.
+    text: String,
+    content: String,
+    reasoning: String,
+    tool_calls: Vec<AnsweredCall>,
+    num_reasoning_tokens: usize,
+    /// Tokens that belong to the next piece.
+    num_pending_tokens: usize,
+    tokens: Vec<Token>,
+    pub started: Option<Started>,
+}
+
+impl AnswerStream {
+    /// Takes the text of more tokens.
+    pub fn push(&mut self, text: &str, tokens: &[Token]) -> Vec<Delta> {
+        self.tokens.extend_from_slice(tokens);
+        self.num_pending_tokens += tokens.len();
+        if self.is_parsed_whole() {
+            self.text.push_str(text);
+        }
+        let pieces = match &mut self.parser {
+            Some(parser) => parser.push(text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Content(text.to_owned())],
+        };
+        self.take(pieces)
+    }
+
+    /// Ends the text and returns what was held back. `is_cut` if the model did not end it. Does nothing the second time.
+    pub fn flush(&mut self, is_cut: bool) -> Vec<Delta> {
+        let Some(parser) = self.parser.take() else { return Vec::new() };
+        let deltas = self.take(parser.finish(is_cut));
+        if let Some(format) = self.format.clone().filter(|format| !format.is_streamed) {
+            let AnswerFormat { dialect, tools, prompt_tail, .. } = &*format;
+            self.replace(parse_answer(dialect, tools, prompt_tail, &self.text, is_cut));
+        }
+        deltas
+    }
+
+    /// Ends the answer with what the engine said of it; returns what was held back too.
+    pub fn finish(mut self, outcome: Outcome) -> (Vec<Delta>, Answer) {
+        let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
+        let deltas = self.flush(is_cut);
+        let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, started, .. } = self;
+        let answer =
+            Answer { content, reasoning, tool_calls, num_reasoning_tokens, tokens, outcome, started };
+        (deltas, answer)
+    }
+
+    /// Returns the outcome of an answer whose reader has left, as far as it is known.
+    pub fn cancelled(&self) -> Outcome {
+        let started = self.started.as_ref();
+        let usage = Usage {
+            prompt_tokens: started.map_or(0, |started| started.prompt_tokens),
+            cached_tokens: started.map_or(0, |started| started.reuse.cached_tokens),
+            completion_tokens: self.tokens.len(),
+        };
+        let seed = started.map_or(0, |started| started.seed);
+        Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }
+    }
+
+    /// Whether neither content nor a call has begun.
+    pub fn may_be_reasoning(&self) -> bool {
+        self.content.is_empty() && self.tool_calls.is_empty()
+    }
+
+    fn is_parsed_whole(&self) -> bool {
+        self.format.as_ref().is_some_and(|format| !format.is_streamed)
+    }
+
+    fn replace(&mut self, whole: ParsedAnswer) {
+        let call =
+            |ParsedCall { name, arguments }| AnsweredCall { id: call_id(), name, arguments, is_whole: true };
+        self.tool_calls = whole.calls.into_iter().map(call).collect();
+        (self.content, self.reasoning) = (whole.content, whole.reasoning);
+    }
+
+    fn take(&mut self, pieces: Vec<Piece>) -> Vec<Delta> {
+        if let Some(piece) = pieces.last() {
+            let num_tokens = std::mem::take(&mut self.num_pending_tokens);
+            if matches!(piece, Piece::Reasoning(_)) {
+                self.num_reasoning_tokens += num_tokens;
+            }
+        }
+        pieces.into_iter().map(|piece| self.add(piece)).collect()
+    }
+
+    fn add(&mut self, piece: Piece) -> Delta {
+        match piece {
+            Piece::Content(text) => {
+                self.content.push_str(&text);
+                Delta::Content(text)
+            }
+            Piece::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                Delta::Reasoning(text)
+            }
+            Piece::CallName { index, name } => {
+                let (id, arguments) = (call_id(), String::new());
+                self.tool_calls.push(AnsweredCall {
+                    id: id.clone(),
+                    name: name.clone(),
+                    arguments,
+                    is_whole: false,
+                });
+                Delta::Call { index, id, name }
+            }
+            Piece::CallArguments { index, fragment } => {
+                if let Some(call) = self.tool_calls.get_mut(index) {
+                    call.arguments.push_str(&fragment);
+                }
+                Delta::Arguments { index, fragment }
+            }
+            Piece::CallEnd { index } => {
+                if let Some(call) = self.tool_calls.get_mut(index) {
+                    call.is_whole = true;
+                }
+                Delta::CallEnd { index }
+            }
+        }
+    }
+}
+
+fn call_id() -> String {
+    let hex = Uuid::new_v4().simple().to_string();
+    format!("call_{}", &hex[..24])
+}

@@ -1,0 +1,161 @@
+//! From a turn's input to prompt tokens, a grammar and parser settings.
+//!
+//! Pure but for the grammar compiler's cache; rendering, encoding and compiling may take long, so servers plan on blocking
+//! threads. A [`TurnPlan`] borrows nothing and holds no lock: it can be sent to another engine when the first is lost.
+
+use std::sync::Arc;
+
+use super::answer::ParserConfig;
+use super::constraint::AnswerForm;
+use super::tool_grammar::tool_grammar;
+use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
+use crate::runtime::chat_tokenizer::ChatTokenizer;
+use crate::runtime::error::{Error, Result};
+use crate::runtime::grammar::{Grammar, GrammarCompiler};
+use crate::runtime::request::Request;
+use crate::template::{Conversation, DateTime, Dialect};
+
+/// Plans turns for one model.
+#[derive(Clone, Copy)]
+pub struct Planner<'a> {
+    pub chat_tokenizer: &'a ChatTokenizer,
+    pub grammars: &'a GrammarCompiler,
+}
+
+/// Everything that the engine and the parser need for one answer.
+#[derive(Debug, Clone)]
+pub struct TurnPlan {
+    /// The prompt, including the beginning of the answer.
+    pub tokens: Vec<u32>,
+    /// The prompt as text, if it was planned outside a session.
+    pub text: String,
+    pub grammar: Option<Grammar>,
+    /// Special tokens that the parser must see as text.
+    pub markup: Arc<[u32]>,
+    pub parser: ParserConfig,
+}
+
+impl TurnPlan {
+    /// The engine's request, in no session.
+    pub fn request(&self, turn: &TurnRequest) -> Request {
+        Request {
+            prompt: self.tokens.clone(),
+            sampling: turn.sampling.clone(),
+            limits: turn.limits.clone(),
+            logprobs: turn.logprobs,
+            prompt_logprobs: turn.prompt_logprobs,
+            grammar: self.grammar.clone(),
+            markup: self.markup.clone(),
+            ..Request::default()
+        }
+    }
+}
+
+impl Planner<'_> {
+    /// Plans a turn that belongs to no session. `now` is the time that chat templates see.
+    ///
+    /// # Errors
+    /// Errors of the template, the tokenizer, the tools and the constraint.
+    pub fn plan(&self, input: &TurnInput, now: DateTime, turn: &TurnRequest) -> Result<TurnPlan, TurnError> {
+        match input {
+            TurnInput::Chat(conversation) => self.plan_chat(conversation, now, turn),
+            TurnInput::Text(text) => self.plan_text(text, turn),
+        }
+    }
+
+    /// Plans the answer to a conversation that belongs to no session.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub fn plan_chat(
+        &self,
+        conversation: &Conversation,
+        now: DateTime,
+        turn: &TurnRequest,
+    ) -> Result<TurnPlan, TurnError> {
+        let mut text = self.chat_tokenizer.render(conversation, now).map_err(Error::from)?;
+        let prompt_tail = text.clone();
+        if let AnswerStart::Text(start) = &turn.answer_start {
+            text.push_str(start);
+        }
+        let tokens = self.chat_tokenizer.encode(&text)?;
+        let plan = self.plan_answer(tokens, &prompt_tail, turn)?;
+        Ok(TurnPlan { text, ..plan })
+    }
+
+    /// Plans the continuation of a text.
+    ///
+    /// # Errors
+    /// As [`Self::plan`]; `suffix` if the model has no tokens for infilling.
+    pub fn plan_text(&self, prompt: &TextPrompt, turn: &TurnRequest) -> Result<TurnPlan, TurnError> {
+        let tokenizer = self.chat_tokenizer;
+        let start = match &turn.answer_start {
+            AnswerStart::Text(start) => start.as_str(),
+            _ => "",
+        };
+        let (tokens, text) = match prompt {
+            TextPrompt::Text(text) => {
+                let text = format!("{text}{start}");
+                (tokenizer.encode(&text)?, text)
+            }
+            TextPrompt::Ids(ids) => (ids.clone(), tokenizer.tokenizer().decode(ids, true)),
+            TextPrompt::Infill { prefix, suffix } => {
+                let message = "suffix: this model has no such tokens";
+                let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;
+                (infill.prompt(tokenizer.tokenizer(), prefix, suffix)?, prefix.clone())
+            }
+        };
+        let compile = |constraint: &OutputConstraint| {
+            self.grammars.compile(&constraint.source).map_err(constraint.blamed())
+        };
+        let grammar = turn.constraint.as_ref().map(compile).transpose()?;
+        let parser = ParserConfig::plain(start);
+        Ok(TurnPlan { tokens, text, grammar, markup: Arc::default(), parser })
+    }
+
+    /// Plans the answer behind a rendered prompt that ends with `prompt_tail`. `tokens` contain [`AnswerStart::Text`] already,
+    /// and not [`AnswerStart::Tokens`].
+    pub(super) fn plan_answer(
+        &self,
+        mut tokens: Vec<u32>,
+        prompt_tail: &str,
+        turn: &TurnRequest,
+    ) -> Result<TurnPlan, TurnError> {
+        let all_markup = self.chat_tokenizer.dialect();
+        // Markup of calls that the request does not offer is text like any other, and must reach the reader.
+        let markup = self.chat_tokenizer.markup(&all_markup);
+        let tool_calls = all_markup.tool_calls.filter(|_| turn.tools.is_on());
+        let dialect = Dialect { tool_calls, ..all_markup };
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, dialect: &dialect, prompt_tail };
+        let constraint = turn.constraint.as_ref();
+        let compile = |constraint: &OutputConstraint| {
+            form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
+        };
+        let mut grammar = constraint.map(compile).transpose()?;
+        if turn.tools.is_on() {
+            grammar = tool_grammar(self.grammars, form, &turn.tools, constraint)?;
+        }
+        let parser = ParserConfig::chat(dialect, turn.tools.offered(), prompt_tail, turn.is_streamed);
+        let parser = match &turn.answer_start {
+            AnswerStart::Nothing => parser,
+            AnswerStart::Text(text) => parser.starting_with(text, &[]),
+            AnswerStart::Tokens(ids) => {
+                tokens.extend(ids);
+                parser.starting_with(&self.shown_text(ids, &markup), ids)
+            }
+        };
+        Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })
+    }
+
+    /// The text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
+    fn shown_text(&self, ids: &[u32], markup: &[u32]) -> String {
+        let tokenizer = self.chat_tokenizer.tokenizer();
+        let is_shown = |id: &&u32| !tokenizer.is_special(**id) || markup.contains(id);
+        let bytes: Vec<u8> = ids
+            .iter()
+            .filter(is_shown)
+            .flat_map(|&id| self.chat_tokenizer.token_bytes(id).into_owned())
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}

@@ -1,0 +1,138 @@
+//! The grammar that keeps tool calls well-formed: arguments follow their schemas as far as a grammar can enforce that.
+
+use serde_json::{Map, Value, json};
+
+use super::constraint::AnswerForm;
+use super::{OutputConstraint, ToolUse, TurnError};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
+use crate::template::ToolChoice;
+
+/// Returns the grammar of an answer with tools; `None` if nothing constrains it. With a constraint, an answer that may leave the
+/// calls out satisfies the constraint instead.
+pub fn tool_grammar(
+    compiler: &GrammarCompiler,
+    form: AnswerForm<'_>,
+    tools: &ToolUse,
+    constraint: Option<&OutputConstraint>,
+) -> Result<Option<Grammar>, TurnError> {
+    let AnswerForm { chat_tokenizer, dialect, prompt_tail } = form;
+    let special = |text: &str| chat_tokenizer.special(text);
+    let constraint = constraint.filter(|_| tools.choice == ToolChoice::Auto);
+    let choice = if constraint.is_some() { &ToolChoice::Required } else { &tools.choice };
+    let lark = |constraint: &OutputConstraint| form.lark(&constraint.source).map_err(constraint.blamed());
+    let otherwise = constraint.map(lark).transpose()?;
+    let compile = |definitions: &[Value]| {
+        let calls = dialect.tool_grammar(definitions, choice, tools.is_parallel, prompt_tail, &special);
+        let whole = calls.map(|calls| match &otherwise {
+            Some(form) => either(&calls, form),
+            None => calls,
+        });
+        whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
+    };
+    let blamed = |error| TurnError::Param { param: "tools", error };
+    let simplified: Vec<Value> =
+        tools.definitions.iter().map(|tool| simplified(tool, tools.schema_open)).collect();
+    match compile(&simplified) {
+        Ok(None) => match not_enforced(tools, constraint.is_some()) {
+            Some(error) => Err(error),
+            None => Ok(None),
+        },
+        // OpenAI promises arguments that follow their schema for strict tools alone.
+        Err(Error::Grammar(_)) if !tools.definitions.iter().all(is_strict) => {
+            let relaxed: Vec<Value> = simplified.iter().map(relaxed).collect();
+            compile(&relaxed).map_err(blamed)
+        }
+        compiled => compiled.map_err(blamed),
+    }
+}
+
+/// Returns what a request asks for that takes a grammar, if calls in this model's format have none.
+fn not_enforced(tools: &ToolUse, has_constraint: bool) -> Option<TurnError> {
+    let (param, message) = match tools {
+        _ if has_constraint => (
+            "response_format",
+            "response_format beside tools: calls in this model's format cannot be enforced; tool_choice \"none\" \
+             switches them off",
+        ),
+        ToolUse { choice, .. } if *choice != ToolChoice::Auto => (
+            "tool_choice",
+            "tool_choice: calls in this model's format cannot be enforced, only \"auto\" and \"none\"",
+        ),
+        ToolUse { is_parallel: false, .. } => (
+            "parallel_tool_calls",
+            "parallel_tool_calls: calls in this model's format cannot be limited to one",
+        ),
+        _ => return None,
+    };
+    Some(TurnError::Unsupported { param, message })
+}
+
+/// Returns a grammar that allows what either of two allows. Their rules have different names, except `start`.
+fn either(calls: &str, form: &str) -> String {
+    let renamed = |lark: &str, name: &str| {
+        let rest = lark.strip_prefix("start:").unwrap_or(lark);
+        format!("{name}:{rest}")
+    };
+    format!("start: calls | form\n{}\n{}\n", renamed(calls, "calls"), renamed(form, "form"))
+}
+
+fn is_strict(definition: &Value) -> bool {
+    definition["function"]["strict"] == true
+}
+
+/// Removes from a tool's parameters what constrains nothing, and closes their objects unless they open them or `open` is set.
+fn simplified(definition: &Value, open: bool) -> Value {
+    let mut definition = definition.clone();
+    if let Some(parameters) = definition.pointer_mut("/function/parameters") {
+        let simple = grammar::simplified(parameters);
+        *parameters = if open { simple } else { grammar::closed(&simple) };
+    }
+    definition
+}
+
+/// Reduces a tool's parameters to their names and types, unless the tool is strict. The names stay because some call formats
+/// write only known members.
+fn relaxed(definition: &Value) -> Value {
+    let mut definition = definition.clone();
+    if is_strict(&definition) {
+        return definition;
+    }
+    let given = definition["function"]["parameters"].take();
+    let loose = |value: &Value| value.get("type").map_or_else(|| json!({}), |kind| json!({"type": kind}));
+    let members = given["properties"].as_object().into_iter().flatten();
+    let members: Map<String, Value> = members.map(|(name, value)| (name.clone(), loose(value))).collect();
+    let mut parameters = json!({"type": "object"});
+    if !members.is_empty() {
+        parameters["properties"] = members.into();
+        if given["required"].is_array() {
+            parameters["required"] = given["required"].clone();
+        }
+        if given["additionalProperties"] == false {
+            parameters["additionalProperties"] = false.into();
+        }
+    }
+    definition["function"]["parameters"] = parameters;
+    definition
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_whose_schema_cannot_be_enforced_keeps_its_names_and_types() {
+        let tool = |strict: bool| {
+            json!({"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+                "type": "object", "required": ["tags"], "additionalProperties": false,
+                "properties": {"tags": {"type": "array", "uniqueItems": true}, "any": {"minimum": 3}},
+            }}})
+        };
+        assert_eq!(relaxed(&tool(true)), tool(true));
+        let expected = json!({
+            "type": "object", "properties": {"tags": {"type": "array"}, "any": {}}, "required": ["tags"],
+            "additionalProperties": false,
+        });
+        assert_eq!(relaxed(&tool(false))["function"]["parameters"], expected);
+    }
+}

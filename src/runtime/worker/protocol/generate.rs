@@ -1,0 +1,223 @@
+//! The `generate` call: its fields and defaults on the wire, and the conversion from and to [`Request`].
+//!
+//! Invariant: a request that [`Request::validate`] accepts comes out of the two conversions unchanged.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::events::{duration, ms};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::grammar::{Grammar, GrammarSource};
+use crate::runtime::request::{Limits, Overflow, Request, Sampling, SamplingNumbers};
+
+/// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Generate {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_segments: Option<Vec<PromptSegment>>,
+    /// Generate up to the end of the context if not positive.
+    pub max_new_tokens: i64,
+    pub overflow: Overflow,
+    /// 0 disables it.
+    pub top_k: usize,
+    /// Refuses unknown fields, too.
+    #[serde(flatten)]
+    pub numbers: SamplingNumbers,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// 0 draws a random seed.
+    pub seed: u64,
+    /// Seed used verbatim; unlike in `seed`, 0 is a seed. Takes precedence over `seed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact_seed: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
+    /// Empty for no session.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub session_id: String,
+    pub ignore_eos: bool,
+    pub render_special: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub markup: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<usize>,
+    /// Generate nothing; only the prompt's log-probabilities are wanted.
+    #[serde(skip_serializing_if = "is_false")]
+    pub prompt_only: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<GrammarSource>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<f64>,
+    /// Send every [`Event`] in full.
+    pub events: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// Part of a prompt: text or ids. If both are given, the ids are used.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PromptSegment {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<u32>>,
+}
+
+impl Default for Generate {
+    fn default() -> Self {
+        Self {
+            prompt: None,
+            prompt_segments: None,
+            max_new_tokens: -1,
+            overflow: Overflow::Clamp,
+            top_k: 0,
+            numbers: SamplingNumbers::default(),
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+            exact_seed: None,
+            stop: Vec::new(),
+            session_id: String::new(),
+            ignore_eos: false,
+            render_special: false,
+            markup: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            prompt_only: false,
+            stop_ids: Vec::new(),
+            grammar: None,
+            deadline_ms: None,
+            events: false,
+        }
+    }
+}
+
+/// Encodes a request with all events. For a request that [`Request::validate`] accepts,
+/// [`Generate::into_request`] restores it unchanged.
+impl From<&Request> for Generate {
+    fn from(request: &Request) -> Self {
+        let Request {
+            prompt,
+            sampling,
+            limits,
+            logprobs,
+            prompt_logprobs,
+            render_special,
+            markup,
+            grammar,
+            session,
+        } = request;
+        Self {
+            prompt: None,
+            prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(prompt.clone()) }]),
+            max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
+            overflow: limits.overflow,
+            top_k: sampling.top_k.unwrap_or(0),
+            numbers: SamplingNumbers::of(sampling),
+            logit_bias: sampling.logit_bias.clone(),
+            seed: 0,
+            exact_seed: sampling.seed,
+            stop: limits.stop.clone(),
+            session_id: session.clone().unwrap_or_default(),
+            ignore_eos: limits.ignore_eos,
+            render_special: *render_special,
+            markup: markup.to_vec(),
+            logprobs: *logprobs,
+            prompt_logprobs: *prompt_logprobs,
+            prompt_only: limits.max_tokens == Some(0),
+            stop_ids: limits.stop_ids.clone(),
+            grammar: grammar.as_ref().map(|grammar| grammar.source().clone()),
+            deadline_ms: limits.deadline.map(ms),
+            events: true,
+        }
+    }
+}
+
+impl Generate {
+    /// Returns whether `into_request` has to encode text or compile a grammar, which takes long.
+    pub fn is_work(&self) -> bool {
+        let has_text = |segment: &PromptSegment| segment.ids.is_none();
+        self.grammar.is_some()
+            || self.prompt.is_some()
+            || self.prompt_segments.as_ref().is_some_and(|segments| segments.iter().any(has_text))
+    }
+
+    /// Converts to a request. `encode` gets a text and whether other tokens precede it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] if the prompt is missing or given twice, or the deadline is not a
+    /// duration; errors of `encode` and `compile`. Does not call [`Request::validate`].
+    pub fn into_request(
+        self,
+        encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
+        compile: impl Fn(&GrammarSource) -> Result<Grammar>,
+    ) -> Result<Request> {
+        let prompt = read_prompt(self.prompt, self.prompt_segments, encode)?;
+        let deadline = self.deadline_ms.map(|ms| {
+            let time = duration(ms).ok_or_else(|| format!("{ms} is not a time"));
+            time.map_err(|message| Error::InvalidParameter { name: "deadline_ms", message })
+        });
+        let mut sampling = Sampling {
+            top_k: Some(self.top_k).filter(|&k| k > 0),
+            logit_bias: self.logit_bias,
+            seed: self.exact_seed.or(Some(self.seed).filter(|&seed| seed > 0)),
+            ..Sampling::default()
+        };
+        self.numbers.apply(&mut sampling);
+        Ok(Request {
+            prompt,
+            sampling,
+            limits: Limits {
+                max_tokens: match self.prompt_only {
+                    true => Some(0),
+                    false => usize::try_from(self.max_new_tokens).ok().filter(|&tokens| tokens > 0),
+                },
+                overflow: self.overflow,
+                stop: self.stop,
+                stop_ids: self.stop_ids,
+                ignore_eos: self.ignore_eos,
+                deadline: deadline.transpose()?,
+            },
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            render_special: self.render_special,
+            markup: self.markup.into(),
+            grammar: self.grammar.as_ref().map(compile).transpose()?,
+            session: Some(self.session_id).filter(|name| !name.is_empty()),
+        })
+    }
+}
+
+fn read_prompt(
+    text: Option<String>,
+    segments: Option<Vec<PromptSegment>>,
+    encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
+) -> Result<Vec<u32>> {
+    let refuse = |message: &str| Error::InvalidParameter { name: "prompt", message: message.to_owned() };
+    let segments = match (text, segments) {
+        (Some(text), None) => return encode(&text, false),
+        (None, Some(segments)) => segments,
+        (None, None) => return Err(refuse("neither prompt nor prompt_segments is given")),
+        (Some(_), Some(_)) => return Err(refuse("prompt and prompt_segments exclude each other")),
+    };
+    let mut prompt = Vec::new();
+    for segment in segments {
+        match segment {
+            PromptSegment { ids: Some(ids), .. } if prompt.is_empty() => prompt = ids,
+            PromptSegment { ids: Some(ids), .. } => prompt.extend(ids),
+            PromptSegment { text: Some(text), .. } => prompt.extend(encode(&text, !prompt.is_empty())?),
+            PromptSegment { .. } => return Err(refuse("a segment has neither text nor ids")),
+        }
+    }
+    Ok(prompt)
+}
