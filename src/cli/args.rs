@@ -366,10 +366,10 @@ fn sampling_flag(parameter: SamplingParameter) -> Arg {
     match parameter {
         SamplingParameter::Number(number) => flag
             .help(number.help.trim())
-            .value_name(number.value_name())
+            .value_name(number.facts.value_name)
             .value_parser(value_parser!(f32))
             .allow_negative_numbers(true)
-            .hide_short_help(!number.is_common()),
+            .hide_short_help(!number.facts.is_common),
         SamplingParameter::TopK => flag
             .help("Choose among the K most likely tokens; `all` or -1 for no limit")
             .value_name("K")

@@ -156,7 +156,7 @@ fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
     let top_k = top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0);
     let mut defaults = GenerationDefaults { top_k, ..GenerationDefaults::default() };
     for number in SAMPLING {
-        if let Some(key) = number.gguf_key() {
+        if let Some(key) = number.facts.gguf_key {
             number.give(&mut defaults.numbers, metadata.get(key)?);
         }
     }

@@ -123,7 +123,7 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
     let greedy = keys.bool("do_sample")? == Some(false);
     let mut read = GenerationDefaults { top_k: keys.top_k()?, ..GenerationDefaults::default() };
     for number in SAMPLING {
-        if let Some(key) = number.config_key() {
+        if let Some(key) = number.facts.config_key {
             number.give(&mut read.numbers, keys.f32(key)?);
         }
     }

@@ -53,24 +53,24 @@ impl Range {
 
 /// Facts about a parameter that do not depend on its type.
 #[derive(Debug, Clone, Copy)]
-struct Facts {
-    default: f32,
-    range: Range,
+pub struct ParameterFacts {
+    pub default: f32,
+    pub range: Range,
     /// Letter of the value in `--help`.
-    value_name: &'static str,
+    pub value_name: &'static str,
     /// Whether the short help shows it.
-    is_common: bool,
+    pub is_common: bool,
     /// Names in request fields; the first is the parameter's own.
-    spellings: &'static [&'static str],
+    pub spellings: &'static [&'static str],
     /// The key in a model's generation_config.json, if publishers recommend values of it.
-    config_key: Option<&'static str>,
+    pub config_key: Option<&'static str>,
     /// The key in a GGUF file.
-    gguf_key: Option<&'static str>,
+    pub gguf_key: Option<&'static str>,
     /// Whether records and worker lines leave it out at its default, because readers older than it refuse it.
-    is_optional: bool,
+    pub is_optional: bool,
 }
 
-const RARE: Facts = Facts {
+const RARE: ParameterFacts = ParameterFacts {
     default: 0.0,
     range: from(0.0, 1.0),
     value_name: "X",
@@ -87,7 +87,7 @@ pub struct SamplingNumber {
     pub name: &'static str,
     /// One line for `--help`.
     pub help: &'static str,
-    facts: Facts,
+    pub facts: ParameterFacts,
     get: fn(&Sampling) -> f32,
     set: fn(&mut Sampling, f32),
     given: fn(&SamplingNumbers) -> Option<f32>,
@@ -117,7 +117,7 @@ macro_rules! numbers {
         impl Default for Sampling {
             fn default() -> Self {
                 let (top_k, logit_bias, seed) = Default::default();
-                Self { $($name: { const FACTS: Facts = $facts; FACTS.default },)* top_k, logit_bias, seed }
+                Self { $($name: { const FACTS: ParameterFacts = $facts; FACTS.default },)* top_k, logit_bias, seed }
             }
         }
 
@@ -136,38 +136,38 @@ macro_rules! numbers {
 
 numbers! {
     /// Randomness, 0 to 2; 0 always takes the most likely token
-    temperature: Facts {
+    temperature: ParameterFacts {
         range: from(0.0, 2.0), value_name: "T", is_common: true,
         config_key: Some("temperature"), gguf_key: Some("general.sampling.temp"), ..RARE
     },
     /// Choose among the most likely tokens that together have probability P, above 0 up to 1
-    top_p: Facts {
+    top_p: ParameterFacts {
         default: 1.0, range: above(0.0, 1.0), value_name: "P", is_common: true,
         config_key: Some("top_p"), gguf_key: Some("general.sampling.top_p"), ..RARE
     },
     /// Drop tokens less than P times as likely as the most likely one, 0 to 1
-    min_p: Facts {
+    min_p: ParameterFacts {
         value_name: "P",
         config_key: Some("min_p"), gguf_key: Some("general.sampling.min_p"), ..RARE
     },
     /// Choose among the tokens nearest to the average surprise that together have probability P, above 0 up to 1; 1 is off
-    typical_p: Facts {
+    typical_p: ParameterFacts {
         default: 1.0, range: above(0.0, 1.0), value_name: "P", spellings: &["typical_p", "typ_p"],
         config_key: Some("typical_p"), is_optional: true, ..RARE
     },
     /// Drop tokens whose logit is more than N standard deviations below the highest; 0 and less is off
-    top_n_sigma: Facts {
+    top_n_sigma: ParameterFacts {
         default: -1.0, range: from(-1.0, 100.0), value_name: "N", is_optional: true, ..RARE
     },
     /// Make tokens seen before less likely, above 0 up to 2; 1 is off
-    repetition_penalty: Facts {
+    repetition_penalty: ParameterFacts {
         default: 1.0, range: above(0.0, 2.0), value_name: "R", spellings: &["repetition_penalty", "repeat_penalty"],
         config_key: Some("repetition_penalty"), gguf_key: Some("general.sampling.penalty_repeat"), ..RARE
     },
     /// Subtract from the logit of every token generated before, -2 to 2
-    presence_penalty: Facts { range: from(-2.0, 2.0), ..RARE },
+    presence_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },
     /// Subtract once for each time a token was generated before, -2 to 2
-    frequency_penalty: Facts { range: from(-2.0, 2.0), ..RARE },
+    frequency_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },
 }
 
 /// A sampling parameter of any type.
@@ -214,36 +214,12 @@ impl SamplingNumber {
         (self.give)(numbers, value);
     }
 
-    pub fn default(&self) -> f32 {
-        self.facts.default
-    }
-
-    pub fn range(&self) -> Range {
-        self.facts.range
-    }
-
-    pub fn value_name(&self) -> &'static str {
-        self.facts.value_name
-    }
-
-    pub fn is_common(&self) -> bool {
-        self.facts.is_common
-    }
-
     /// Returns its names in request fields, its own first.
     pub fn spellings(&'static self) -> &'static [&'static str] {
         match self.facts.spellings {
             [] => std::slice::from_ref(&self.name),
             spellings => spellings,
         }
-    }
-
-    pub fn config_key(&self) -> Option<&'static str> {
-        self.facts.config_key
-    }
-
-    pub fn gguf_key(&self) -> Option<&'static str> {
-        self.facts.gguf_key
     }
 }
 
@@ -277,7 +253,7 @@ impl SamplingNumbers {
             let value = number.get(sampling);
             number.give(
                 &mut numbers,
-                Some(value).filter(|_| !number.facts.is_optional || value != number.default()),
+                Some(value).filter(|_| !number.facts.is_optional || value != number.facts.default),
             );
         }
         numbers
@@ -342,7 +318,7 @@ mod tests {
     fn defaults_are_in_range_and_beyond_the_ends_is_refused_by_name() {
         Sampling::default().validate(0).expect("the defaults");
         for number in SAMPLING {
-            let Range { low, excludes_low, high } = number.range();
+            let Range { low, excludes_low, high } = number.facts.range;
             for (value, is_valid) in [
                 (high, true),
                 (low, !excludes_low),
@@ -357,7 +333,7 @@ mod tests {
                 assert_eq!(checked.is_ok(), is_valid, "{} = {value}", number.name);
                 if let Err(error) = checked {
                     assert!(matches!(error, Error::InvalidParameter { name, .. } if name == number.name));
-                    assert!(error.to_string().ends_with(&format!("is not in {}", number.range())), "{error}");
+                    assert!(error.to_string().ends_with(&format!("is not in {}", number.facts.range)), "{error}");
                 }
             }
         }
@@ -393,12 +369,12 @@ mod tests {
                 assert!(row.is_some_and(|row| row.contains("| honoured")), "http-fields.md: {spelling}");
             }
             assert!(protocol.contains(&format!("`{}`", number.name)), "worker-protocol.md: {}", number.name);
-            let Range { low, excludes_low, high } = number.range();
+            let Range { low, excludes_low, high } = number.facts.range;
             let minimum = if excludes_low { "exclusiveMinimum" } else { "minimum" };
             let property = &schema["$defs"]["generate"]["properties"][number.name];
             let facts =
                 [("type", json!("number")), (minimum, json!(low as i64)), ("maximum", json!(high as i64))];
-            for (key, value) in facts.into_iter().chain([("default", json!(number.default() as i64))]) {
+            for (key, value) in facts.into_iter().chain([("default", json!(number.facts.default as i64))]) {
                 assert_eq!(property[key], value, "worker-protocol.schema.json: {}.{key}", number.name);
             }
         }
