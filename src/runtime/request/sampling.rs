@@ -333,7 +333,10 @@ mod tests {
                 assert_eq!(checked.is_ok(), is_valid, "{} = {value}", number.name);
                 if let Err(error) = checked {
                     assert!(matches!(error, Error::InvalidParameter { name, .. } if name == number.name));
-                    assert!(error.to_string().ends_with(&format!("is not in {}", number.facts.range)), "{error}");
+                    assert!(
+                        error.to_string().ends_with(&format!("is not in {}", number.facts.range)),
+                        "{error}"
+                    );
                 }
             }
         }
