@@ -3,10 +3,10 @@
 //! Both are read from the model's own chat template, which prints earlier answers in the form that the model was trained to
 //! give, and never from a model's name: see `probe`.
 
-use super::probe::Shown;
 use super::reasoning::ReasoningFormat;
-use super::tool_call::{Protocol, ToolCallFormat, Tools, grammar};
-use super::{ChatTemplate, SpecialTokens};
+use super::tool_call::writer::Writer;
+use super::tool_call::{Protocol, ToolCallFormat, Tools};
+use super::tool_grammar::{GrammarRequest, lark};
 
 /// What a model's answers are made of besides text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,12 +30,6 @@ pub enum ToolChoice {
 }
 
 impl Dialect {
-    /// Reads the dialect from a chat template's source; nothing where that does not compile.
-    pub fn detect(template_source: &str) -> Self {
-        let template = ChatTemplate::new(template_source, SpecialTokens::default());
-        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
-    }
-
     /// Who reads answers that are rows of messages with headers.
     pub(super) fn protocol(&self) -> Option<Protocol> {
         let of_reasoning = self.reasoning.and_then(|format| format.row().protocol);
@@ -105,15 +99,9 @@ impl Dialect {
         if tools.is_empty() {
             return None;
         }
-        let request = grammar::Request {
-            dialect: self,
-            format,
-            tools: &tools,
-            is_optional,
-            is_parallel,
-            prompt_tail,
-            special,
-        };
-        Some(grammar::lark(&request))
+        let reasoning = self.reasoning;
+        let request =
+            GrammarRequest { reasoning, format, tools: &tools, is_optional, is_parallel, prompt_tail };
+        Some(lark(&request, Writer::new(self.markup(), special)))
     }
 }

@@ -4,15 +4,15 @@
 //! in front of one) and `early` (calls inside reasoning that may count).
 
 use super::dialect::Dialect;
-use super::output::{Piece, push_text};
+use super::piece::{Piece, push_text};
 use super::reasoning::ReasoningFormat;
-use super::tool_call::{Broken, Notation, Reader, Sink, Step};
+use super::tool_call::{Broken, CallParser, Sink, Step, ToolCallSpec};
 
 /// Answers whose reasoning and calls stand between markers.
 #[derive(Debug)]
 pub struct Marked {
     reasoning: Option<ReasoningFormat>,
-    calls: Option<&'static Notation>,
+    calls: Option<&'static ToolCallSpec>,
     state: State,
     /// The beginning of a marker, perhaps.
     held: String,
@@ -33,9 +33,9 @@ pub struct Marked {
 enum State {
     Text,
     Reasoning,
-    Call(Box<dyn Reader>),
+    Call(Box<dyn CallParser>),
     /// A call inside reasoning.
-    EarlyCall(Box<dyn Reader>),
+    EarlyCall(Box<dyn CallParser>),
 }
 
 /// Complete calls inside reasoning, held back until it is known whether anything follows them.
@@ -59,7 +59,7 @@ impl Early {
 }
 
 impl Marked {
-    pub fn new(dialect: &Dialect, calls: Option<&'static Notation>, prompt_tail: &str) -> Self {
+    pub fn new(dialect: &Dialect, calls: Option<&'static ToolCallSpec>, prompt_tail: &str) -> Self {
         let is_reasoning = dialect.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
         let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
         let lead = dialect.reasoning.and_then(|format| format.marks().lead);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::output::parse_answer;
 use super::{
     Accommodation, ChatTemplate, Content, Conversation, DateTime, Dialect, Message, ReasoningFormat,
-    RenderOptions, TemplateError, ToolCall, ToolCallFormat,
+    RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
 };
 
 /// What in a template tells a format.
@@ -77,6 +77,14 @@ impl Shown {
             merges_system: self.system != SystemMessages::Printed,
             spells_tools: !self.tools || self.dialect.tool_calls.is_none(),
         }
+    }
+}
+
+impl Dialect {
+    /// Reads the dialect from a chat template's source; nothing where that does not compile.
+    pub fn detect(template_source: &str) -> Self {
+        let template = ChatTemplate::new(template_source, SpecialTokens::default());
+        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
     }
 }
 
@@ -228,7 +236,6 @@ impl Sign {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SpecialTokens;
 
     fn shown(source: &str) -> Shown {
         Shown::of(&ChatTemplate::new(source, SpecialTokens::default()).expect("a template"))

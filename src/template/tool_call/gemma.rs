@@ -5,7 +5,7 @@
 
 use super::coerce::{Schema, typed};
 use super::json_text::{quoted, whole_value};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{Broken, CallParser, ObjectWriter, Sink, Step};
 
 const QUOTE: &str = "<|\"|>";
 const CLOSE: &str = "<tool_call|>";
@@ -92,7 +92,7 @@ impl GemmaCall {
     }
 }
 
-impl Reader for GemmaCall {
+impl CallParser for GemmaCall {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         match self.place {
             Place::Head => self.take_head(c, sink),

@@ -4,7 +4,7 @@
 //! follows.
 
 use super::coerce::{Schema, coerced};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{Broken, CallParser, ObjectWriter, Sink, Step};
 
 /// The marks of one notation.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl GlmCall {
     }
 }
 
-impl Reader for GlmCall {
+impl CallParser for GlmCall {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         self.held.push(c);
         match self.place {

@@ -11,8 +11,9 @@
 
 use super::json_text::{JsonScanner, Scan};
 use super::named_json::take_object;
-use super::{Broken, Reader, Sink, Step};
-use crate::output::{Piece, push_text};
+use super::xml::{Tags, XmlCalls};
+use super::{Broken, CallParser, Sink, Step};
+use crate::piece::{Piece, push_text};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
@@ -35,6 +36,22 @@ impl Protocol {
     }
 }
 
+/// Begins the calls of an ATEM message.
+pub const ATEM_CALLS: &str = "<atem:function_calls>";
+
+const ATEM_TAGS: Tags = Tags {
+    call: "<atem:invoke name=\"",
+    call_end: "</atem:invoke>",
+    parameter: "<atem:parameter name=\"",
+    parameter_end: "</atem:parameter>",
+    head_end: ">",
+    section_end: "</atem:function_calls>",
+    is_many: true,
+    has_line_breaks: false,
+    has_cdata: false,
+    text_attribute: None,
+};
+
 /// Every marker, for tokenizers that have them as special tokens.
 pub const MARKUP: &[&str] = &[START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"];
 
@@ -45,7 +62,7 @@ enum Body {
     /// Arguments; no scanner when they are complete.
     Call(Option<JsonScanner>),
     /// A call in tags, with what may still be the marker that begins it; no reader when it is complete.
-    Tagged(String, Option<Box<dyn Reader>>),
+    Tagged(String, Option<Box<dyn CallParser>>),
 }
 
 /// Takes the messages of one answer apart.
@@ -142,7 +159,9 @@ impl Harmony {
                 sink.any_name(name);
                 Body::Call(Some(JsonScanner::new()))
             }
-            (Some(_), Protocol::Atem) => Body::Tagged(String::new(), super::formats::muse_glimmer::reader()),
+            (Some(_), Protocol::Atem) => {
+                Body::Tagged(String::new(), Some(Box::new(XmlCalls::new(&ATEM_TAGS, ATEM_CALLS))))
+            }
             _ if self.is_reasoning(header) => Body::Reasoning,
             _ => Body::Content,
         };
@@ -168,7 +187,7 @@ impl Harmony {
         let Some(inside) = reader else {
             return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
         };
-        let marker = super::formats::muse_glimmer::SECTION;
+        let marker = ATEM_CALLS;
         if opener != marker {
             opener.push(c);
             let held = opener.trim_start();

@@ -7,7 +7,7 @@
 //! tool and has arguments; everything else is text.
 
 use super::json_text::{JsonScanner, Malformed, Scan};
-use super::{Broken, Reader, Sink, Step};
+use super::{Broken, CallParser, Sink, Step};
 
 /// One call object.
 #[derive(Debug)]
@@ -387,7 +387,7 @@ impl JsonCalls {
     }
 }
 
-impl Reader for JsonCalls {
+impl CallParser for JsonCalls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         match (self.place, c) {
             (Place::Before, _) if c.is_ascii_whitespace() => Ok(Step::More),

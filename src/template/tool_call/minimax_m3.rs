@@ -5,7 +5,7 @@
 
 use super::coerce::{Schema, coerced};
 use super::json_text::quoted;
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{Broken, CallParser, ObjectWriter, Sink, Step};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -77,7 +77,7 @@ impl M3Calls {
     }
 }
 
-impl Reader for M3Calls {
+impl CallParser for M3Calls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         self.held.push(c);
         match self.place {

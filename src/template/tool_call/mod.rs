@@ -1,34 +1,37 @@
-//! How models write tool calls: `notation` is the table of formats, `formats` has a constant for each, the rest reads and
-//! constrains what they describe.
+//! How models write tool calls: `format` is the table of formats, `formats` has a constant for each, of the type that `spec`
+//! declares. The other files parse calls, and write grammars for them (`writer`, `arguments`, `literals`).
 //!
 //! A reader is given one character at a time behind the marker that begins a call. It names the call before it passes on
 //! arguments, and arguments only as JSON text; the sink refuses the name of a tool that was not given. What a reader
 //! holds back is never lost: the parser keeps the raw text of every call whose name is not out yet.
 
+mod arguments;
 mod coerce;
+mod format;
 mod formats;
 mod gemma;
 mod glm;
-pub(super) mod grammar;
 mod harmony;
 mod json_object;
 mod json_text;
+mod literals;
 mod minimax_m3;
 mod named_json;
-mod notation;
 mod python_literal;
 mod pythonic;
 mod recipient;
+mod spec;
+pub(super) mod writer;
 mod xml;
 
 use serde_json::Value;
 
-use super::output::Piece;
+use super::piece::Piece;
 
+pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;
-pub(super) use notation::Notation;
-pub use notation::ToolCallFormat;
+pub(super) use spec::{Messages, ToolCallSpec};
 
 /// The tools that an answer may call, by name.
 #[derive(Debug, Default)]
@@ -156,7 +159,7 @@ impl Sink<'_> {
 }
 
 /// Reads the calls of one span.
-pub(super) trait Reader: std::fmt::Debug + Send {
+pub(super) trait CallParser: std::fmt::Debug + Send {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken>;
 
     /// The answer ends here; `is_cut` when a limit ended it. `Ok` means that no call is left open.

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::json_text::{JsonScanner, Scan};
-use super::{Broken, Reader, Sink, Step};
+use super::{Broken, CallParser, Sink, Step};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl NamedJson {
     }
 }
 
-impl Reader for NamedJson {
+impl CallParser for NamedJson {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         match &mut self.place {
             Place::Arguments(scanner) => {
@@ -155,7 +155,7 @@ impl MistralCalls {
     }
 }
 
-impl Reader for MistralCalls {
+impl CallParser for MistralCalls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         if let Some(list) = &mut self.list {
             return list.take(c, sink);

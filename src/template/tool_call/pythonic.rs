@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{Broken, CallParser, ObjectWriter, Sink, Step};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -102,7 +102,7 @@ impl PythonicCalls {
     }
 }
 
-impl Reader for PythonicCalls {
+impl CallParser for PythonicCalls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         if let Some(json) = &mut self.json {
             return json.take(c, sink);
@@ -203,7 +203,7 @@ impl PythonTag {
     }
 }
 
-impl Reader for PythonTag {
+impl CallParser for PythonTag {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         match &mut self.inner {
             Some(Inner::Json(json)) => json.take(c, sink),

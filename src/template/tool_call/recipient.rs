@@ -4,7 +4,7 @@
 
 use super::json_text::{JsonScanner, Scan};
 use super::named_json::take_object;
-use super::{Broken, Reader, Sink, Step};
+use super::{Broken, CallParser, Sink, Step};
 
 const MAX_NAME: usize = 256;
 
@@ -37,7 +37,7 @@ impl Recipient {
     }
 }
 
-impl Reader for Recipient {
+impl CallParser for Recipient {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         let Some(scanner) = &mut self.arguments else { return self.take_head(c, sink) };
         let mut text = String::new();

@@ -6,7 +6,7 @@
 
 use super::coerce::{Schema, coerced};
 use super::json_text::{quoted, whole_value};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{Broken, CallParser, ObjectWriter, Sink, Step};
 
 /// The tags of one notation. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
@@ -282,7 +282,7 @@ impl XmlCalls {
     }
 }
 
-impl Reader for XmlCalls {
+impl CallParser for XmlCalls {
     fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
         self.held.push(c);
         match self.place {

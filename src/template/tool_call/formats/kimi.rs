@@ -1,9 +1,9 @@
 //! `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
 
-use super::{Frame, Notation};
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::named_json::{Marks, NamedJson};
 
-pub const KIMI: Notation = Notation {
+pub const KIMI: ToolCallSpec = ToolCallSpec {
     name: "kimi",
     signs: &[&["<|tool_call_begin|>", "<|tool_call_argument_begin|>"]],
     openers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
@@ -15,7 +15,7 @@ pub const KIMI: Notation = Notation {
         writer.numbered(&head, "<|tool_call_argument_begin|>", "<|tool_call_end|>", tool)
     },
     reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const MARKS: Marks = Marks {
