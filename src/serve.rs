@@ -4,28 +4,33 @@
 //! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
 //! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets, runtime and the end of both; `connection` one connection's place and patience,
-//! `half_open` the end of one side of it; `access` what surrounds every request and `ledger` what it came to, `guard` who may
-//! ask, `owner` whose sessions they use, `uploads` how slowly bodies come, `front` the stages and the endpoints for operators;
+//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
+//! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
+//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
+//! of a request, `request_id` its id; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
-//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` say what was
-//! done; `error` the envelope.
+//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
+//! finished turns; `error` is the envelope.
 
 pub mod access;
+pub mod access_log;
 pub mod api;
 pub mod connection;
 pub mod engine;
 pub mod engines;
 pub mod error;
-pub mod front;
 pub mod guard;
 pub mod half_open;
 pub mod ledger;
+pub mod lifecycle;
 pub mod listen;
 pub mod metrics;
 pub mod observe;
 pub mod owner;
+pub mod policy;
 mod preparing;
+pub mod request_id;
+pub mod router;
 pub mod uploads;
 pub mod wire;
 
@@ -48,13 +53,13 @@ use error::ApiError;
 use observe::Observer;
 use preparing::Preparing;
 
-/// What all handlers share; clones are the same server.
+/// The state that all handlers share; clones refer to the same server.
 #[derive(Clone)]
 pub struct App {
-    shared: Arc<Shared>,
+    state: Arc<AppState>,
 }
 
-struct Shared {
+struct AppState {
     model: ServedModel,
     engines: Engines,
     sessions: Option<SessionStore>,
@@ -65,54 +70,54 @@ struct Shared {
     observer: Observer,
     settings: Settings,
     preparing: Preparing,
-    /// Held by every ask until it has come to its end, which may be after its client has gone.
+    /// Read-locked by every request until it has ended, which may be after its client has left.
     in_flight: Arc<RwLock<()>>,
-    /// The time of the drain is over: what is not answered by now will not be.
+    /// The drain timeout is over: requests under way end with an error.
     is_cut_short: AtomicBool,
 }
 
-/// The model that is served, without its weights.
+/// The served model, without its weights.
 pub struct ServedModel {
-    /// What requests call it.
+    /// The name in requests and answers.
     pub id: String,
-    /// Seconds since 1970: when it was loaded.
+    /// When it was loaded, in seconds since 1970.
     pub created: u64,
     pub chat_tokenizer: ChatTokenizer,
     pub fingerprint: ModelFingerprint,
-    /// What the model recommends; requests override it.
+    /// The model's recommended sampling; requests override it.
     pub defaults: GenerationDefaults,
 }
 
-/// How requests are judged.
+/// Settings that apply to all requests.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Fields that are not known are passed over instead of refused.
+    /// Unknown fields are ignored instead of refused.
     pub lenient: bool,
     /// `max_tokens` beyond the context is refused instead of lowered to what the prompt leaves.
     pub strict_limits: bool,
     /// Objects of schemas may have members that the schema does not name, unless it forbids them.
     pub schema_open: bool,
-    /// How long a request may take, waiting included; nothing: as long as it takes.
+    /// Time limit of a request, waiting included; `None` is no limit.
     pub deadline: Option<Duration>,
-    /// How this model writes tool calls and reasoning, where its template does not show it.
+    /// Format of tool calls and of reasoning, if not the one that the template shows.
     pub tool_format: Option<ToolCallFormat>,
     pub reasoning_format: Option<ReasoningFormat>,
-    /// What templates get as `enable_thinking` where a request does not say.
+    /// `enable_thinking` for templates, unless a request sets it.
     pub enable_thinking: Option<bool>,
-    /// The engines are worker processes, which operators want to know of.
+    /// The engines are worker processes, whose state `/health` shows.
     pub isolated: bool,
-    /// Messages that hold special tokens of the model are refused.
+    /// Messages that contain the model's special tokens are refused.
     pub refuses_special_tokens: bool,
-    /// Other names that requests may call the model; `*` is any.
+    /// Other names that requests may use for the model; `*` is any.
     pub aliases: Vec<String>,
-    /// How long a request waits for a session that is busy; not at all when zero.
+    /// How long a request waits for a busy session; zero is not at all.
     pub session_wait: Duration,
-    /// The sessions of the local user may be seen and used by all who may ask.
+    /// All clients may see and use the sessions of the local user.
     pub share_sessions: bool,
 }
 
 impl App {
-    /// `sessions` is where named sessions are kept on disk; without it they live as long as the server.
+    /// Creates the server's state. `sessions` keeps named sessions on disk; with `None` they live as long as the server.
     pub fn new(
         model: ServedModel,
         engines: impl Into<Engines>,
@@ -132,7 +137,7 @@ impl App {
             model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
         }
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
-        let shared = Shared {
+        let state = AppState {
             conversations: Conversations::new(sessions.clone()),
             transients: Transients::new(max_strands),
             lines: Lines::default(),
@@ -146,80 +151,80 @@ impl App {
             in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared) }
+        Self { state: Arc::new(state) }
     }
 
     /// Read-locked by every running request, so that a write lock means that none is left.
     pub fn in_flight(&self) -> Arc<RwLock<()>> {
-        Arc::clone(&self.shared.in_flight)
+        Arc::clone(&self.state.in_flight)
     }
 
-    /// From now on no request goes to an engine any more. What is with one already is cancelled there.
+    /// Ends the drain: no request goes to an engine any more. The caller cancels those that are with one.
     pub fn cut_short(&self) {
-        self.shared.is_cut_short.store(true, Ordering::Release);
+        self.state.is_cut_short.store(true, Ordering::Release);
     }
 
     fn is_cut_short(&self) -> bool {
-        self.shared.is_cut_short.load(Ordering::Acquire)
+        self.state.is_cut_short.load(Ordering::Acquire)
     }
 
     pub fn model(&self) -> &ServedModel {
-        &self.shared.model
+        &self.state.model
     }
 
     pub fn sessions(&self) -> Option<&SessionStore> {
-        self.shared.sessions.as_ref()
+        self.state.sessions.as_ref()
     }
 
-    /// Whether requests may call the model so.
+    /// Whether `name` is a name of the model.
     fn answers_to(&self, name: &str) -> bool {
         name == self.model().id || self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
     fn conversations(&self) -> &Conversations {
-        &self.shared.conversations
+        &self.state.conversations
     }
 
     fn transients(&self) -> &Transients {
-        &self.shared.transients
+        &self.state.transients
     }
 
     fn lines(&self) -> &Lines {
-        &self.shared.lines
+        &self.state.lines
     }
 
-    /// Compiles grammars for the model; one for all requests.
+    /// Returns the grammar compiler, which all requests share.
     fn grammars(&self, engine: &EngineClient) -> &GrammarCompiler {
         let compiler = || engine.spec().grammar_compiler(self.model().chat_tokenizer.tokenizer().clone());
-        self.shared.grammars.get_or_init(compiler)
+        self.state.grammars.get_or_init(compiler)
     }
 
     pub fn observer(&self) -> &Observer {
-        &self.shared.observer
+        &self.state.observer
     }
 
     pub fn settings(&self) -> &Settings {
-        &self.shared.settings
+        &self.state.settings
     }
 
-    /// Where texts wait for their turn to become tokens.
+    /// Returns the limits on texts being tokenised.
     fn preparing(&self) -> &Preparing {
-        &self.shared.preparing
+        &self.state.preparing
     }
 
     pub fn engines(&self) -> &Engines {
-        &self.shared.engines
+        &self.state.engines
     }
 
-    /// The engine that has least to do, of those that are there.
+    /// Returns the engine with the fewest requests.
     ///
     /// # Errors
-    /// 503 while all are being brought back.
+    /// 503 while none is up.
     pub fn engine(&self) -> Result<EngineClient, ApiError> {
         self.engines().any()
     }
 
-    /// The engine that a session is with, or any for none.
+    /// Returns the engine of a session; without a session, the one with the fewest requests.
     ///
     /// # Errors
     /// As [`Self::engine`].
@@ -230,7 +235,7 @@ impl App {
         }
     }
 
-    /// To be told when a request finds that its engine is gone.
+    /// Reports that a request found its engine dead.
     pub fn engine_lost(&self, engine: &EngineClient) {
         self.engines().lost(engine);
     }

@@ -39,6 +39,35 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["error", "hints", "kernel", "machine", "private_files", "repetition"],
 ];
 
+/// Inside cli, as inside runtime.
+const CLI_LAYERS: &[&[&str]] = &[
+    &["guide_facts"], // tests only
+    &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
+    &["batch", "run", "sessions"],
+    &["load"],
+    &["doctor", "resume"],
+    &["config_cmd", "man", "models", "workers"],
+    &["config"],
+    &["explain", "input", "variables"],
+    &["capacity", "flags", "report", "terminal"],
+    &["args", "origin", "output", "places", "signal"],
+    &["clock", "descriptors", "error", "tty", "wrap"],
+];
+
+/// Inside serve.
+const SERVE_LAYERS: &[&[&str]] = &[
+    &["listen"],
+    &["router"],
+    &["access"], // outside of all handlers, and the envelope around their errors
+    &["api", "guard"],
+    &["ledger", "lifecycle"],
+    &["observe"],
+    &["metrics"],
+    &["engines"],
+    &["connection", "engine", "policy", "preparing", "wire"],
+    &["access_log", "error", "half_open", "owner", "request_id", "uploads"],
+];
+
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",

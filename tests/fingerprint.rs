@@ -10,7 +10,7 @@ use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{
     CpuOptions, Device, DeviceKind, Fingerprint, KvType, LoadOptions, ModelFiles, fingerprint,
 };
-use llmctl::runtime::model::arch::describe;
+use llmctl::runtime::model::arch::parse_config;
 use llmctl::runtime::model::config::DecoderConfig;
 use tempfile::TempDir;
 
@@ -20,7 +20,7 @@ use crate::common::golden::{exact, parity_folder};
 /// The decoder's description is not what these tests vary.
 fn config() -> DecoderConfig {
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join("qwen3"))).expect("opens");
-    describe(files.facts()).expect("described").config
+    parse_config(files.config_reader()).expect("described").config
 }
 
 fn of(source: &ModelSource, options: &LoadOptions) -> Fingerprint {

@@ -8,7 +8,7 @@ use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::PAGE_TOKENS;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions, LoadedModel, ModelFiles, load_texts};
-use llmctl::runtime::model::arch::{FAMILIES, Facts, describe};
+use llmctl::runtime::model::arch::{ConfigReader, FAMILIES, parse_config};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -193,7 +193,7 @@ fn real_configurations_are_described_or_refused_by_name() {
             let nested = config["text_config"]["model_type"].as_str().unwrap_or_default();
             let is_known = |name: &str| FAMILIES.iter().any(|family| family.model_types.contains(&name));
             let known = is_known(&model_type) || is_known(nested);
-            match describe(&Facts::hugging_face(path.clone(), config.clone())) {
+            match parse_config(&ConfigReader::hugging_face(path.clone(), config.clone())) {
                 Ok(description) => {
                     assert!(known, "{}", path.display());
                     let text = config.get("text_config").unwrap_or(&config);

@@ -10,8 +10,8 @@ use llmctl::runtime::load::ModelFiles;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::quantize::convert;
 use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::model::arch::{Description, describe};
-use llmctl::runtime::model::decoder::{Decoder, Parts};
+use llmctl::runtime::model::arch::{Description, parse_config};
+use llmctl::runtime::model::decoder::{Decoder, DecoderParts};
 use llmctl::runtime::tensor::TensorSource;
 use serde_json::{Value, json};
 
@@ -26,8 +26,8 @@ const ORIGINAL: u32 = 512;
 
 fn logits(source: &ModelSource, tokens: &[u32]) -> Vec<f32> {
     let files = ModelFiles::open(source).expect("opens");
-    let Description { config, naming } = describe(files.facts()).expect("describes");
-    let parts = Parts {
+    let Description { config, naming } = parse_config(files.config_reader()).expect("describes");
+    let parts = DecoderParts {
         context_length: config.context_length,
         config,
         naming,

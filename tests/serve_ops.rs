@@ -15,10 +15,10 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use llmctl::serve::access::AccessLog;
+use llmctl::serve::access_log::AccessLog;
 use llmctl::serve::connection::ConnectionLimits;
-use llmctl::serve::guard::{Hosts, Keys, Policy};
 use llmctl::serve::owner::KeyLine;
+use llmctl::serve::policy::{Hosts, Keys, Policy};
 use serde_json::Value;
 
 use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
@@ -40,13 +40,13 @@ fn every_stage_says_what_it_is() {
     // A connection from before sees the model come.
     let mut early = connect(at);
     early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "model_loading");
-    let app = app(EngineSlot::new(counting_engine()), server.front().observer().clone());
+    let app = app(EngineSlot::new(counting_engine()), server.lifecycle().observer().clone());
     server.open_with(app.clone(), axum::Router::new());
     assert_eq!(early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").json()["status"], "ready");
     app.engine_lost(&app.engine().expect("up"));
     early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "engine_unavailable");
     assert_eq!(get(at, "/health").status, 200, "the process lives");
-    server.front().drain();
+    server.lifecycle().drain();
     early.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").check(503, "shutting_down");
     early.send("HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert_eq!(early.head().status, 200);
@@ -76,7 +76,7 @@ fn every_refusal_is_in_the_envelope() {
 /// A server with the model's own endpoints.
 fn with_api(policy: Policy) -> llmctl::serve::listen::Server {
     let server = loading(Options { policy, ..Options::default() });
-    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    server.open(app(EngineSlot::new(counting_engine()), server.lifecycle().observer().clone()));
     server
 }
 
@@ -170,7 +170,7 @@ fn the_address_itself_says_what_is_there() {
         (&index["name"], &index["status"], &index["model"]),
         (&"llmctl".into(), &"loading".into(), &Value::Null)
     );
-    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    server.open(app(EngineSlot::new(counting_engine()), server.lifecycle().observer().clone()));
     let index = get(at, "/").json();
     assert_eq!((&index["status"], &index["model"]), (&"serving".into(), &"toy".into()));
     let mut head = connect(at);
@@ -446,7 +446,7 @@ fn the_line_of_a_generation_says_what_it_took() {
     let memory = Memory::default();
     let log = AccessLog::new(Box::new(memory.clone())).expect("a thread");
     let server = loading(Options { log: Some(log.clone()), ..Options::default() });
-    server.open(app(EngineSlot::new(counting_engine()), server.front().observer().clone()));
+    server.open(app(EngineSlot::new(counting_engine()), server.lifecycle().observer().clone()));
     let body = r#"{"prompt": [10, 11, 12], "max_tokens": 2}"#;
     let reply = ask(address(&server), &format!("POST /v1/completions HTTP/1.1\r\n{JSON}"), body);
     assert_eq!(reply.status, 200, "{reply:?}");

@@ -9,9 +9,10 @@ use std::fmt::Write;
 use clap::{Arg, Args, Command, Subcommand};
 use serde_json::json;
 
-use super::config::shape::{self, Scalar, Shape};
-use super::config::{Chosen, Config, Explicit, file};
+use super::config::{Chosen, Config, Explicit, FileRole, file};
 use super::error::{CommandError, Exit, Kind};
+use super::flags::{self, FlagShape, ScalarType};
+use super::origin::Origin;
 use super::places::Places;
 use super::report::{ReportFormat, print, print_json};
 use super::variables;
@@ -83,7 +84,7 @@ const HELPERS: [&str; 7] = ["models", "sessions", "template", "config", "doctor"
 
 /// One flag of one subcommand with the value in force.
 #[derive(Debug, Clone, PartialEq)]
-struct Setting {
+struct ShownSetting {
     /// The subcommand whose table it belongs to; `None` is the top.
     table: Option<String>,
     key: String,
@@ -93,29 +94,10 @@ struct Setting {
     origin: Origin,
 }
 
-impl Setting {
+impl ShownSetting {
     /// By a file, a variable or a flag.
     fn is_set(&self) -> bool {
         self.origin != Origin::BuiltIn
-    }
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum Origin {
-    Flag,
-    Variable(String),
-    File { path: String, line: usize },
-    BuiltIn,
-}
-
-impl std::fmt::Display for Origin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Origin::Flag => f.write_str("flag"),
-            Origin::Variable(name) => f.write_str(name),
-            Origin::File { path, line } => write!(f, "{path}:{line}"),
-            Origin::BuiltIn => f.write_str("built-in"),
-        }
     }
 }
 
@@ -165,7 +147,7 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
         let files: Vec<_> = looked.iter().map(entry).collect();
         return print_json(&json!({"schema": "llmctl.config-path.v1", "files": files}));
     }
-    match looked.iter().find(|l| l.role != super::config::Role::Project) {
+    match looked.iter().find(|l| l.role != FileRole::Project) {
         Some(file) => print(&format!("{}\n", file.path.display())),
         None => {
             let error =
@@ -176,7 +158,7 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
 }
 
 /// Every key with its value, the top first, then table by table.
-fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<Setting>, CommandError> {
+fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<ShownSetting>, CommandError> {
     let mut settings = Scope::new(config, places, command, Vec::new())?.settings()?;
     for below in command.get_subcommands() {
         collect(config, places, (command, below), &[], &mut settings)?;
@@ -191,7 +173,7 @@ fn collect(
     places: &Places,
     (root, below): (&Command, &Command),
     parents: &[String],
-    settings: &mut Vec<Setting>,
+    settings: &mut Vec<ShownSetting>,
 ) -> Result<(), CommandError> {
     let name = below.get_name();
     let own = parents.first().map_or(name.to_owned(), |parent| format!("{parent}.{name}"));
@@ -199,7 +181,7 @@ fn collect(
     let mut found = Scope::new(config, places, below, tables[..1].to_vec())?.settings()?;
     // A global flag may be set in a subcommand's table too.
     let global = Scope::new(config, places, root, tables.clone())?.settings()?;
-    let is_own = |s: &Setting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
+    let is_own = |s: &ShownSetting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
     found.extend(global.into_iter().filter(is_own));
     let is_helper = tables.last().is_some_and(|top| HELPERS.contains(&top.as_str()));
     for setting in found {
@@ -241,12 +223,12 @@ impl<'a> Scope<'a> {
         Ok(Self { config, places, command, tables, chosen })
     }
 
-    fn settings(&self) -> Result<Vec<Setting>, CommandError> {
-        let keyed = self.command.get_arguments().filter_map(|arg| Some((shape::key(arg)?, arg)));
+    fn settings(&self) -> Result<Vec<ShownSetting>, CommandError> {
+        let keyed = self.command.get_arguments().filter_map(|arg| Some((flags::key(arg)?, arg)));
         keyed.map(|(key, arg)| self.setting(key, arg)).collect()
     }
 
-    fn setting(&self, key: &str, arg: &Arg) -> Result<Setting, CommandError> {
+    fn setting(&self, key: &str, arg: &Arg) -> Result<ShownSetting, CommandError> {
         let id = arg.get_id().as_str();
         let (table, words, origin) =
             if let Some(words) = self.config.flag(id).filter(|_| self.tables.is_empty()) {
@@ -254,47 +236,51 @@ impl<'a> Scope<'a> {
             } else if let Some((name, value)) = variables::in_force(arg) {
                 (None, variables::words(arg, &name, &value)?, Origin::Variable(name))
             } else if let Some((file, entry)) = self.chosen.get(id) {
-                let path = self.places.shorten(&file.path);
+                let path = self.places.shorten(&file.path).into();
                 (entry.scope.clone(), entry.values.clone(), Origin::File { path, line: entry.line })
             } else {
                 (self.tables.first().cloned(), built_in(arg), Origin::BuiltIn)
             };
-        let takes_integers =
-            matches!(Shape::of(arg), Shape::One(Scalar::Integer) | Shape::Many(Scalar::Integer));
-        Ok(Setting { table, key: key.to_owned(), value: typed(arg, &words), takes_integers, origin })
+        let takes_integers = matches!(
+            FlagShape::of(arg),
+            FlagShape::One(ScalarType::Integer) | FlagShape::Many(ScalarType::Integer)
+        );
+        Ok(ShownSetting { table, key: key.to_owned(), value: typed(arg, &words), takes_integers, origin })
     }
 }
 
 /// clap's own default; that of a switch (false) or a count (0) is no setting.
 fn built_in(arg: &Arg) -> Vec<String> {
-    match Shape::of(arg) {
-        Shape::Switch | Shape::Count => Vec::new(),
+    match FlagShape::of(arg) {
+        FlagShape::Switch | FlagShape::Count => Vec::new(),
         _ => arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect(),
     }
 }
 
 /// Words as a TOML value of the flag's type; `None` when there are none.
 fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
-    let scalar = |kind: Scalar, word: &String| {
+    let scalar = |kind: ScalarType, word: &String| {
         let integer = || word.parse().ok().map(toml::Value::Integer);
         let float = || word.parse().ok().map(toml::Value::Float);
         let number = match kind {
-            Scalar::Integer => integer(),
-            Scalar::Number | Scalar::TextOrNumber => integer().or_else(float),
-            Scalar::Text => None,
+            ScalarType::Integer => integer(),
+            ScalarType::Number | ScalarType::TextOrNumber => integer().or_else(float),
+            ScalarType::Text => None,
         };
         number.unwrap_or_else(|| toml::Value::String(word.clone()))
     };
-    match Shape::of(arg) {
-        Shape::Switch => words.first().map(|word| toml::Value::Boolean(word == "true")),
-        Shape::Count => words.first().map(|word| scalar(Scalar::Integer, word)),
-        Shape::One(kind) => words.first().map(|word| scalar(kind, word)),
-        Shape::Many(_) if words.is_empty() => None,
-        Shape::Many(kind) => Some(toml::Value::Array(words.iter().map(|word| scalar(kind, word)).collect())),
+    match FlagShape::of(arg) {
+        FlagShape::Switch => words.first().map(|word| toml::Value::Boolean(word == "true")),
+        FlagShape::Count => words.first().map(|word| scalar(ScalarType::Integer, word)),
+        FlagShape::One(kind) => words.first().map(|word| scalar(kind, word)),
+        FlagShape::Many(_) if words.is_empty() => None,
+        FlagShape::Many(kind) => {
+            Some(toml::Value::Array(words.iter().map(|word| scalar(kind, word)).collect()))
+        }
     }
 }
 
-fn to_toml(settings: &[&Setting], config: &Config, places: &Places, origin: bool) -> String {
+fn to_toml(settings: &[&ShownSetting], config: &Config, places: &Places, origin: bool) -> String {
     let mut text = String::new();
     let mut table = None;
     for setting in settings {
@@ -353,7 +339,7 @@ fn push_line(text: &mut String, line: &str, origin: Option<String>) {
     written.expect("a String takes all");
 }
 
-fn to_json(settings: &[Setting], config: &Config) -> serde_json::Value {
+fn to_json(settings: &[ShownSetting], config: &Config) -> serde_json::Value {
     let values: Vec<_> = settings
         .iter()
         .map(|setting| {

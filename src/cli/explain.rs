@@ -4,13 +4,12 @@
 //! Works on clap's own errors and definitions. Every remedy that is named exists: a test looks each one up.
 
 use std::ffi::OsString;
-use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 
-use super::variables::variable;
+use super::flags::{reason, text, variable};
 
 /// The error of parsing `args`, as it is shown.
 pub fn explain(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
@@ -19,59 +18,6 @@ pub fn explain(error: clap::Error, command: &Command, args: &[OsString]) -> clap
         ErrorKind::UnknownArgument => argument(error, command, args),
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => value(error, command, args),
         _ => error,
-    }
-}
-
-/// What is wrong with one value: `"abc" is not a whole number`. `None` for an error of another kind.
-pub fn reason(error: &clap::Error) -> Option<String> {
-    let given = text(error, ContextKind::InvalidValue)?;
-    if error.kind() == ErrorKind::InvalidValue {
-        let known = match error.get(ContextKind::ValidValue) {
-            Some(ContextValue::Strings(known)) => known.join(", "),
-            _ => String::new(),
-        };
-        return Some(match (given.as_str(), known.as_str()) {
-            ("", "") => "a value is missing".to_owned(),
-            ("", _) => format!("a value is missing ({known})"),
-            (_, "") => format!("unknown value {given:?}"),
-            _ => format!("unknown value {given:?} ({known})"),
-        });
-    }
-    let source = std::error::Error::source(error)?;
-    if let Some(wrong) = source.downcast_ref::<ParseIntError>() {
-        return Some(match wrong.kind() {
-            _ if given.is_empty() => "a value is missing".to_owned(),
-            IntErrorKind::PosOverflow => format!("{given} is too large"),
-            _ if given.parse::<i128>().is_ok() => format!("{given} is negative"),
-            _ => format!("{given:?} is not a whole number"),
-        });
-    }
-    if source.is::<ParseFloatError>() {
-        return Some(format!("{given:?} is not a number"));
-    }
-    let said = source.to_string();
-    Some(match said.as_str() {
-        "value was not a boolean" => format!("{given:?} is neither true nor false"),
-        said if said.starts_with("must be ") => said.to_owned(),
-        said => within(&given, said).unwrap_or_else(|| format!("invalid value {given:?}: {said}")),
-    })
-}
-
-/// clap's `9 is not in 1..=5` in words, where it has such a form.
-fn within(given: &str, said: &str) -> Option<String> {
-    let bounds = said.strip_prefix(given)?.strip_prefix(" is not in ")?;
-    let (low, high) = bounds.split_once("..")?;
-    let is_huge = |high: &str| high.parse::<u64>().is_ok_and(|high| high >= u64::from(u32::MAX));
-    Some(match high.trim_start_matches('=') {
-        high if high.is_empty() || is_huge(high) => format!("must be at least {low}, not {given}"),
-        _ => format!("must be from {low} to {}, not {given}", high.trim_start_matches('=')),
-    })
-}
-
-fn text(error: &clap::Error, kind: ContextKind) -> Option<String> {
-    match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.clone()),
-        _ => None,
     }
 }
 
@@ -249,8 +195,6 @@ fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> cla
 
 #[cfg(test)]
 mod tests {
-    use clap::value_parser;
-
     use super::*;
 
     fn parse(words: &[&str]) -> String {
@@ -276,22 +220,6 @@ mod tests {
             &["--kv-memory", "lots"],
             "--kv-memory: invalid value \"lots\": not a size like 512M, 4G or a number of bytes (units: K, M, G, T)",
         );
-    }
-
-    #[test]
-    fn a_flags_own_parser_says_why() {
-        let reason_of = |arg: Arg, value: &str| {
-            let command = Command::new("x").arg(arg.long("flag"));
-            let error = command.try_get_matches_from(["x", &format!("--flag={value}")]).expect_err("wrong");
-            reason(&error).expect("a reason")
-        };
-        let byte = || Arg::new("x").value_parser(value_parser!(u8).range(1..=9));
-        assert_eq!(reason_of(byte(), "10"), "must be from 1 to 9, not 10");
-        assert_eq!(
-            reason_of(Arg::new("x").value_parser(["yes", "no"]), "maybe"),
-            "unknown value \"maybe\" (yes, no)"
-        );
-        assert_eq!(reason_of(Arg::new("x").value_parser(value_parser!(f32)), ""), "\"\" is not a number");
     }
 
     #[test]

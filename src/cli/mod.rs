@@ -6,6 +6,7 @@
 pub mod args;
 pub mod batch;
 pub mod bench;
+pub mod capacity;
 pub mod chat;
 pub mod clock;
 pub mod completions;
@@ -15,6 +16,7 @@ pub mod descriptors;
 pub mod doctor;
 pub mod error;
 pub mod explain;
+pub mod flags;
 #[cfg(test)]
 mod guide_facts;
 pub mod input;
@@ -47,13 +49,13 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
 use config::Config;
-use config::shape::{Scalar, Shape};
 use error::{CommandError, Exit, Kind};
+pub use flags::variable;
+use flags::{FlagShape, ScalarType};
 use origin::Origins;
 use output::OutputError;
 use places::Places;
 use terminal::Terminal;
-pub use variables::variable;
 use variables::with_variables;
 
 /// Run large language models from the terminal
@@ -232,8 +234,10 @@ pub fn command() -> clap::Command {
 
 /// `--seed -1` is a value that is wrong, not a flag that is unknown.
 fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
-    let command = command.mut_args(|arg| match Shape::of(&arg) {
-        Shape::One(Scalar::Integer | Scalar::Number | Scalar::TextOrNumber) if arg.get_long().is_some() => {
+    let command = command.mut_args(|arg| match FlagShape::of(&arg) {
+        FlagShape::One(ScalarType::Integer | ScalarType::Number | ScalarType::TextOrNumber)
+            if arg.get_long().is_some() =>
+        {
             arg.allow_negative_numbers(true)
         }
         _ => arg,

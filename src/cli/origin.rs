@@ -1,7 +1,10 @@
-//! Where a value that proves wrong came from. Ranges are checked where they are known, far from the command line, and there the
-//! message names the flag; here the flag gives way to the file and line, or the variable, that set it.
+//! Where the value of a flag came from, and error messages that say so.
+//!
+//! Ranges are checked where they are known, far from the command line, with a message that begins with the flag. Here the flag in the
+//! message is replaced by the file and line, or the variable, that set it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::parser::ValueSource;
@@ -9,14 +12,27 @@ use clap::{ArgMatches, Command};
 
 use super::error::{CommandError, Kind};
 
-/// What set a flag that is not on the command line.
+/// What set a flag's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
+    Flag,
     Variable(String),
     File { path: PathBuf, line: usize },
+    BuiltIn,
 }
 
-/// The flags of this call that are not on the command line, by their long names.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("flag"),
+            Origin::Variable(name) => f.write_str(name),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::BuiltIn => f.write_str("built-in"),
+        }
+    }
+}
+
+/// The origins of the flags of this call that are not on the command line, by long name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origins(pub BTreeMap<String, Origin>);
 
@@ -34,13 +50,13 @@ impl Origins {
         }
     }
 
-    /// The error with the source of the value in place of the flag that its message begins with.
+    /// Replaces the flag at the beginning of the error's message by the origin of its value.
     pub fn name(&self, error: CommandError) -> CommandError {
         let message = error.to_string();
         let flag = message.strip_prefix("--").and_then(|rest| rest.split_once(": "));
         let Some((flag, wrong)) = flag else { return error };
         match self.0.get(flag) {
-            None => error,
+            None | Some(Origin::Flag | Origin::BuiltIn) => error,
             Some(Origin::Variable(name)) => error.replaced(Kind::Usage, format!("{name}: {wrong}")),
             Some(Origin::File { path, line }) => {
                 let message = format!("{}:{line}: {flag}: {wrong}", path.display());

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Sharing, Span};
+use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Span};
+use super::capacity::CapacityArgs;
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
@@ -21,27 +22,24 @@ use super::load::{self, LoadedTexts};
 use super::places::{Kept, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::workers::{self, IsolationArgs};
+use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineClient, Frontend, private_files};
-use crate::serve::access::AccessLog;
+use crate::serve::access_log::AccessLog;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
 use crate::serve::engines::Engines;
-use crate::serve::front::Front;
-use crate::serve::guard::{Hosts, Keys, Policy};
+use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
+use crate::serve::policy::{Hosts, Keys, Policy};
 use crate::serve::{App, ServedModel, Settings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
 const DEFAULT_PORT: u16 = 8484;
 const DEFAULT_HOST: &str = "127.0.0.1";
-const DEFAULT_PARALLEL: usize = 4;
-const DEFAULT_MAX_WAITING: usize = 64;
-const DEFAULT_MAX_SESSIONS: usize = 256;
 const DEFAULT_SESSION_WAIT: Duration = Duration::from_secs(60);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
@@ -50,10 +48,6 @@ const OTHER_DESCRIPTORS: usize = 128;
 
 /// The pipes of a worker.
 const DESCRIPTORS_PER_WORKER: usize = 3;
-
-/// How often loading the model again is tried after the engine was lost, and the first pause between two attempts.
-pub const RELOAD_ATTEMPTS: u32 = 6;
-pub const RELOAD_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long the end waits for KV to be saved, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -148,35 +142,6 @@ pub struct AccessArgs {
     pub allowed_host: Vec<String>,
 }
 
-/// How much at once.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Capacity")]
-pub struct CapacityArgs {
-    /// Requests that are computed at the same time (default: 4)
-    ///
-    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
-    /// as memory allows.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
-    pub parallel: Option<usize>,
-
-    /// Requests that wait for their turn; more get 429 (default: 64)
-    #[arg(long, value_name = "N", hide_short_help = true)]
-    pub max_waiting: Option<usize>,
-
-    /// Sessions held ready at the same time (default: 256)
-    ///
-    /// One more takes the slot of the one idle longest, which is brought back when it is asked for again. On disk there may be
-    /// any number.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
-    pub max_sessions: Option<usize>,
-
-    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
-    ///
-    /// What it has said stays, and its KV stays on disk.
-    #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<Span>,
-}
-
 /// How sessions are used.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sessions")]
@@ -190,19 +155,6 @@ pub struct SessionArgs {
     /// Without it, sessions over HTTP and those of the terminal know nothing of each other.
     #[arg(long)]
     pub share_sessions: bool,
-}
-
-impl CapacityArgs {
-    /// How an engine is to serve so many.
-    pub fn options(&self, engine: &EngineArgs) -> EngineOptions {
-        let sharing = Sharing {
-            max_running: self.parallel.unwrap_or(DEFAULT_PARALLEL),
-            max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
-            max_sessions: self.max_sessions.unwrap_or(DEFAULT_MAX_SESSIONS),
-            session_ttl: self.session_ttl.map(|span| span.0),
-        };
-        EngineOptions { sharing, ..engine.resolve(true) }
-    }
 }
 
 /// How requests are judged and answers read.
@@ -382,12 +334,12 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
         policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
     }
     let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
-    let front = Front::new(policy, Observer::default(), log.clone());
-    let server = Server::start(listener, front, limits).map_err(io_error("starting the server"))?;
+    let lifecycle = Lifecycle::new(policy, Observer::default(), log.clone());
+    let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
     terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
 
     let (stop, stops) = mpsc::channel();
-    let app = load_app(&args, server.front().observer().clone(), stop.clone(), terminal, places)?;
+    let app = load_app(&args, server.lifecycle().observer().clone(), stop.clone(), terminal, places)?;
     let graceful = Graceful::begin();
     // Whoever waits at the other end is there until the process ends.
     let tell = move |_| drop(stop.send(Stop::Signal));
@@ -498,7 +450,9 @@ fn start_workers(
 ) -> Result<(LoadedTexts, Engines), CommandError> {
     let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), terminal)?;
     let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
-    let slots = workers::start(args, count, texts.fingerprint(), terminal, gave_up)?;
+    let ServeArgs { model, engine, capacity, isolation, .. } = args;
+    let flags = WorkerFlags { model, engine, capacity, isolation };
+    let slots = workers::start(&flags, count, texts.fingerprint(), terminal, gave_up)?;
     Ok((texts, Engines::new(slots)))
 }
 

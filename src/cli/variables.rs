@@ -12,19 +12,8 @@ use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::config::shape::{self, Shape};
-use super::config::{conflict, is_off};
 use super::error::{CommandError, nearest};
-
-/// `LLMCTL_MAX_TOKENS` for `--max-tokens`; none for positional arguments, help and version.
-pub fn variable(arg: &Arg) -> Option<String> {
-    let acts = matches!(
-        arg.get_action(),
-        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
-    );
-    let name = arg.get_long().filter(|_| !acts)?;
-    Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
-}
+use super::flags::{self, FlagShape, conflict, is_off, variable};
 
 /// The flag's variable and its value, where there is one.
 fn set(arg: &Arg) -> Option<(String, OsString)> {
@@ -73,17 +62,17 @@ fn attach(command: Command, taken: &BTreeSet<String>) -> Command {
 
 /// Whether the flag's own parser takes the value.
 fn fits(arg: &Arg, value: &OsStr) -> bool {
-    match (Shape::of(arg), value.to_str()) {
+    match (FlagShape::of(arg), value.to_str()) {
         (_, None) => true, // only some parsers take what is not UTF-8, and they say so themselves
-        (Shape::Switch, Some(word)) => truth(word).is_some(),
-        (_, Some(word)) => shape::check(arg, word).is_ok(),
+        (FlagShape::Switch, Some(word)) => truth(word).is_some(),
+        (_, Some(word)) => flags::check(arg, word).is_ok(),
     }
 }
 
 fn says_off(arg: &Arg, value: &OsStr) -> bool {
     let word = value.to_str().unwrap_or_default();
-    match Shape::of(arg) {
-        Shape::Switch => truth(word) == Some(false),
+    match FlagShape::of(arg) {
+        FlagShape::Switch => truth(word) == Some(false),
         _ => is_off(arg, word),
     }
 }
@@ -109,7 +98,7 @@ pub fn switched_off(command: &Command) -> BTreeSet<String> {
 /// A usage error that names the variable.
 pub fn words(arg: &Arg, name: &str, value: &str) -> Result<Vec<String>, CommandError> {
     let refusal = |message: String| CommandError::usage(format!("{name}: {message}"));
-    if Shape::of(arg) == Shape::Switch {
+    if FlagShape::of(arg) == FlagShape::Switch {
         let truth = truth(value).ok_or_else(|| refusal(format!("{value:?} is neither true nor false")))?;
         return Ok(vec![truth.to_string()]);
     }
@@ -117,7 +106,7 @@ pub fn words(arg: &Arg, name: &str, value: &str) -> Result<Vec<String>, CommandE
         Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
         None => vec![value.to_owned()],
     };
-    words.iter().try_for_each(|word| shape::check(arg, word)).map_err(refusal)?;
+    words.iter().try_for_each(|word| flags::check(arg, word)).map_err(refusal)?;
     Ok(words)
 }
 

@@ -7,12 +7,11 @@ use std::io;
 use std::process;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 
-use super::args::{EngineArgs, EngineOptions, ModelArgs, Span};
+use super::args::{EngineArgs, ModelArgs};
+use super::capacity::WorkerCapacityArgs;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
-use super::serve;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::Error;
@@ -30,36 +29,10 @@ pub struct WorkerArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
-    pub capacity: CapacityArgs,
+    pub capacity: WorkerCapacityArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
-}
-
-/// How much at once.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Capacity")]
-pub struct CapacityArgs {
-    /// Requests that are computed at the same time (default: 4)
-    ///
-    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
-    /// as memory allows.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
-    pub parallel: Option<usize>,
-
-    /// Requests that wait for their turn; more are refused (default: 64)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_waiting: Option<usize>,
-
-    /// Named sessions kept at the same time, a new one in place of the one idle longest; 0: none (default: 256)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_sessions: Option<usize>,
-
-    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
-    ///
-    /// Its KV stays on disk.
-    #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<Span>,
 }
 
 const LONG_HELP: &str = "\
@@ -109,15 +82,11 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
 }
 
 fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
-    let (texts, engine) = load::load(&args.model, engine_options(args), terminal)?.into_parts();
+    let options = args.capacity.options(&args.engine);
+    let (texts, engine) = load::load(&args.model, options, terminal)?.into_parts();
     let (info, chat_tokenizer, fingerprint) = texts.into_parts();
     let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
     Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
-}
-
-fn engine_options(args: &WorkerArgs) -> EngineOptions {
-    let CapacityArgs { parallel, max_waiting, max_sessions, session_ttl } = args.capacity;
-    serve::CapacityArgs { parallel, max_waiting, max_sessions, session_ttl }.options(&args.engine)
 }
 
 /// The parent waits for a line; the exit code says the same to it.

@@ -14,9 +14,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, Span};
+use super::capacity::CapacityArgs;
 use super::error::{CommandError, Kind};
 use super::report::bytes;
-use super::serve::{CapacityArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, ServeArgs};
 use super::terminal::Terminal;
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{memory_limits, tightest};
@@ -25,6 +25,10 @@ use crate::runtime::worker::process::{Launch, tells_of_no_memory};
 use crate::runtime::worker::remote::{StartError, Timeouts};
 use crate::runtime::{EngineClient, Error};
 use crate::serve::engine::{EngineSlot, Recovery};
+
+/// How often loading the model again is tried after the engine was lost, and the first pause between two attempts.
+pub const RELOAD_ATTEMPTS: u32 = 6;
+pub const RELOAD_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a worker may take to load its model, and to answer while it computes nothing.
 const DEFAULT_START: Duration = Duration::from_secs(600);
@@ -114,12 +118,20 @@ impl IsolationArgs {
     }
 }
 
+/// The flags of `serve` that its workers get.
+pub struct WorkerFlags<'a> {
+    pub model: &'a ModelArgs,
+    pub engine: &'a EngineArgs,
+    pub capacity: &'a CapacityArgs,
+    pub isolation: &'a IsolationArgs,
+}
+
 /// Starts all workers side by side and waits until they are ready. `gave_up` is told when the last of them cannot be brought back.
 ///
 /// # Errors
 /// Why one of them cannot load; the system's, when it has no thread or process to give.
 pub fn start(
-    args: &ServeArgs,
+    args: &WorkerFlags<'_>,
     count: usize,
     model: &ModelFingerprint,
     terminal: &Terminal,
@@ -162,7 +174,7 @@ pub fn start(
 }
 
 /// Each worker thinks that what is free is its own.
-fn warn_of_kv(kv_memory: u64, args: &ServeArgs, count: usize, terminal: &Terminal) {
+fn warn_of_kv(kv_memory: u64, args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) {
     let is_on_cpu = !cfg!(feature = "cuda") && !cfg!(feature = "metal");
     let available = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
     let is_chosen = args.engine.kv_memory.is_some() || args.isolation.worker_memory.is_some();
@@ -208,8 +220,8 @@ fn has_run_out(error: &StartError) -> bool {
     matches!(error, StartError::Refused(Error::EngineGone)) || tells_of_no_memory(&error.to_string())
 }
 
-fn launches(args: &ServeArgs, count: usize, terminal: &Terminal) -> Result<Vec<Launch>, CommandError> {
-    let isolation = &args.isolation;
+fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result<Vec<Launch>, CommandError> {
+    let isolation = args.isolation;
     let program = match std::env::var_os(PROGRAM_VARIABLE).filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe().map_err(|error| {
@@ -247,13 +259,13 @@ fn is_secret(name: &str) -> bool {
 }
 
 /// The command line of a worker, without the program.
-fn flags(args: &ServeArgs, count: usize, terminal: &Terminal) -> Vec<OsString> {
+fn flags(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Vec<OsString> {
     let mut flags = Flags(vec!["worker".into(), "--color".into(), "never".into()]);
     flags.0.extend(terminal.verbosity().into_iter().map(OsString::from));
     flags.path("--config", args.isolation.config.as_deref());
-    flags.model(&args.model, count);
-    flags.engine(&args.engine);
-    flags.capacity(&args.capacity);
+    flags.model(args.model, count);
+    flags.engine(args.engine);
+    flags.capacity(args.capacity);
     flags.0
 }
 
@@ -336,6 +348,7 @@ mod tests {
 
     use super::*;
     use crate::cli::args::ColorWhen;
+    use crate::cli::serve::ServeArgs;
     use crate::cli::{Cli, Command};
 
     fn serve(words: &[&str]) -> ServeArgs {
@@ -348,7 +361,9 @@ mod tests {
 
     /// What the worker understands of the flags that it gets.
     fn worker(words: &[&str], count: usize) -> crate::cli::worker::WorkerArgs {
-        let flags = flags(&serve(words), count, &Terminal::new(ColorWhen::Never, 2, false));
+        let ServeArgs { model, engine, capacity, isolation, .. } = &serve(words);
+        let flags = WorkerFlags { model, engine, capacity, isolation };
+        let flags = super::flags(&flags, count, &Terminal::new(ColorWhen::Never, 2, false));
         let words = [vec![OsString::from("llmctl")], flags].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
             Command::Worker(args) => *args,

@@ -1,8 +1,8 @@
-//! What the machine and its container give this process: cgroup directories, CPU model and features, threads.
+//! Facts about the machine and its container: cgroup directories, CPU model and features, usable threads.
 //!
-//! Everything is read below an injectable root ("/" in production), so that tests hand in sample files, and the
-//! parsers are pure. A file that is missing or odd means "nothing known", never an error: these are facts to
-//! report and to plan with. Imports nothing from the crate; reads no environment variable.
+//! Everything is read below an injectable root ("/" in production), so that tests can supply sample files; the
+//! parsers are pure. A file that is missing or malformed yields `None`, never an error: these facts are for reports
+//! and planning. Imports nothing from the crate and reads no environment variable.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -18,7 +18,7 @@ pub struct CgroupDirs {
 
 /// Finds the cgroup directories of this process for `controller` ("memory", "cpu"); v2 first, then v1.
 ///
-/// A hybrid system has both hierarchies and each controller lives in only one of them, so the caller may get two.
+/// A hybrid system has both hierarchies with each controller in only one of them, so the caller may get two.
 pub fn cgroup_dirs(root: &Path, controller: &str) -> Vec<CgroupDirs> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let memberships = parse_memberships(&read("proc/self/cgroup"));
@@ -40,7 +40,7 @@ pub fn cgroup_dirs(root: &Path, controller: &str) -> Vec<CgroupDirs> {
 /// One line of /proc/self/cgroup: `hierarchy-id:controllers:path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Membership {
-    /// Comma-separated; empty for the unified hierarchy.
+    /// Comma-separated controllers; empty for the unified hierarchy.
     controllers: String,
     path: PathBuf,
 }
@@ -62,7 +62,7 @@ fn parse_memberships(text: &str) -> Vec<Membership> {
         .collect()
 }
 
-/// A cgroup file system in /proc/self/mountinfo (proc(5)): which part of the hierarchy is visible, and where.
+/// A cgroup file system in /proc/self/mountinfo (proc(5)): the visible part of the hierarchy and its mount point.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CgroupMount {
     version: u8,
@@ -95,14 +95,14 @@ fn parse_cgroup_mounts(text: &str) -> Vec<CgroupMount> {
         .collect()
 }
 
-/// The kernel writes space, tab, newline and backslash in mountinfo as three octal digits.
+/// Decodes the three-digit octal escapes that the kernel writes for space, tab, newline and backslash in mountinfo.
 fn unescape(field: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     PathBuf::from(escapes.iter().fold(field.to_owned(), |text, (from, to)| text.replace(from, to)))
 }
 
-/// Directories from the process's group up to the mount point. A path outside the mount (`/../..`, which the
-/// kernel shows across cgroup namespaces) leaves the mount point alone.
+/// Lists the directories from the process's group up to the mount point. For a path outside the mount (`/../..`,
+/// which the kernel shows across cgroup namespaces) it lists the mount point only.
 fn walk_up(root: &Path, mount: &CgroupMount, path: &Path) -> Vec<PathBuf> {
     let top = below(root, &mount.mount_point);
     let inside = path.strip_prefix(&mount.root).ok().or_else(|| path.strip_prefix("/").ok());
@@ -111,12 +111,13 @@ fn walk_up(root: &Path, mount: &CgroupMount, path: &Path) -> Vec<PathBuf> {
     innermost.ancestors().take_while(|dir| dir.starts_with(&top)).map(Path::to_path_buf).collect()
 }
 
-/// `path` (absolute) seen from `root`.
+/// Joins the absolute `path` to `root`.
 fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The tightest CPU quota over the cgroup and its parents, in CPUs (1.5 = one and a half); `None` = no quota.
+/// Returns the tightest CPU quota over the cgroup and its parents, in CPUs (1.5 = one and a half); `None` without a
+/// quota.
 pub fn cpu_quota(root: &Path) -> Option<f64> {
     cgroup_dirs(root, "cpu")
         .iter()
@@ -131,7 +132,7 @@ pub fn cpu_quota(root: &Path) -> Option<f64> {
         .min_by(f64::total_cmp)
 }
 
-/// `quota period` in microseconds, as in cpu.max; `max` or a negative quota is none.
+/// Parses `quota period` in microseconds, as in cpu.max; `None` for `max` or a negative quota.
 fn parse_quota(text: &str) -> Option<f64> {
     let mut fields = text.split_whitespace();
     let quota: f64 = fields.next()?.parse().ok()?;
@@ -139,7 +140,7 @@ fn parse_quota(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0 && quota.is_finite()).then(|| quota / period)
 }
 
-/// Processors of the machine, whoever may use them; `None` where that cannot be read.
+/// Counts the machine's processors, including those this process may not use; `None` if they cannot be read.
 pub fn cpu_count(root: &Path) -> Option<usize> {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).ok()?;
     let count =
@@ -147,20 +148,20 @@ pub fn cpu_count(root: &Path) -> Option<usize> {
     Some(count.count()).filter(|&count| count > 0)
 }
 
-/// How many threads compute well here: the CPUs this process may use, by affinity mask and cgroup quota.
+/// Returns the number of threads to compute with: the CPUs this process may use, by affinity mask and cgroup quota.
 /// More threads than the quota are throttled together and run many times slower.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// One instruction-set extension, and whether this CPU (and the operating system) offers it.
+/// One instruction-set extension, and whether this CPU and the operating system support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuFeature {
     pub name: &'static str,
     pub available: bool,
 }
 
-/// The extensions that kernels choose by at run time.
+/// Lists the extensions by which kernels are chosen at run time.
 #[cfg(target_arch = "x86_64")]
 pub fn cpu_features() -> Vec<CpuFeature> {
     macro_rules! detect {
@@ -171,7 +172,7 @@ pub fn cpu_features() -> Vec<CpuFeature> {
     detect!["sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16"]
 }
 
-/// The extensions that kernels choose by at run time.
+/// Lists the extensions by which kernels are chosen at run time.
 #[cfg(target_arch = "aarch64")]
 pub fn cpu_features() -> Vec<CpuFeature> {
     macro_rules! detect {
@@ -182,13 +183,13 @@ pub fn cpu_features() -> Vec<CpuFeature> {
     detect!["neon", "dotprod", "fp16", "i8mm", "bf16"]
 }
 
-/// The extensions that kernels choose by at run time.
+/// Lists the extensions by which kernels are chosen at run time.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn cpu_features() -> Vec<CpuFeature> {
     Vec::new()
 }
 
-/// The CPU's name as the system gives it.
+/// Returns the CPU's name as the system reports it.
 pub fn cpu_model(root: &Path) -> Option<String> {
     parse_cpu_model(&fs::read_to_string(root.join("proc/cpuinfo")).ok()?)
 }

@@ -1,10 +1,10 @@
-//! How much memory this process may still take, and whether a model fits into it.
+//! Memory limits of this process, and whether a model fits into them.
 //!
-//! The kernel kills a process that passes its cgroup's limit without a word, so the question is asked before
-//! loading: every limit is read (cgroup and parents, the machine, the process' own), the smallest wins, and
-//! `fit` says what the largest possible context is. Swap is left out on purpose: weights are read once per
-//! token, and a model that swaps is slower than one that is refused. `fit` is pure; the reader takes a root.
-//! What is free, and kept by the allocator for later, can be given back.
+//! The kernel kills a process that exceeds its cgroup's limit without a message, so the limits are checked before
+//! loading: all are read (cgroup and parents, the machine, the process's own), the smallest counts, and `fit`
+//! computes the largest context that fits. Swap is left out on purpose: weights are read once per token, and a model
+//! that swaps is slower than none. `fit` is pure; the reader takes a root. `give_back` returns free memory that the
+//! allocator holds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,46 +12,46 @@ use std::path::{Path, PathBuf};
 use super::error::LoadError;
 use super::machine::{CgroupDirs, cgroup_dirs};
 
-/// Who sets a limit.
+/// Origin of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitKind {
-    /// A control group: a container, a systemd unit, a job of a batch system.
+    /// A control group: a container, a systemd unit, a batch job.
     Cgroup,
-    /// What the machine has free or can free without swapping.
+    /// The machine's memory that is free or can be freed without swapping.
     System,
     /// `ulimit -v`.
     AddressSpace,
-    /// `ulimit -d`: what the process may write to. Mapped files do not count.
+    /// `ulimit -d`: writable memory. Mapped files do not count.
     Data,
 }
 
 /// One limit on this process's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limit {
+pub struct MemoryLimit {
     pub kind: LimitKind,
-    /// The file it was read from.
+    /// File that the limit was read from.
     pub source: PathBuf,
-    /// Bytes in all.
+    /// The limit in bytes.
     pub total: u64,
-    /// Bytes not yet taken, page cache that the kernel would give back included.
+    /// Bytes not yet taken, including page cache that the kernel would free.
     pub available: u64,
 }
 
-/// Reads every limit in force under `root` ("/" in production). Empty where the system tells nothing
-/// (not Linux): then nothing is refused beforehand.
-pub fn memory_limits(root: &Path) -> Vec<Limit> {
-    let mut limits: Vec<Limit> = cgroup_dirs(root, "memory").iter().flat_map(cgroup_limits).collect();
+/// Reads all limits under `root` ("/" in production). Returns an empty list on systems without these files (not
+/// Linux); no model is then refused beforehand.
+pub fn memory_limits(root: &Path) -> Vec<MemoryLimit> {
+    let mut limits: Vec<MemoryLimit> = cgroup_dirs(root, "memory").iter().flat_map(cgroup_limits).collect();
     let meminfo = root.join("proc/meminfo");
     if let Some((total, available)) = read(&meminfo).as_deref().and_then(parse_meminfo) {
-        limits.push(Limit { kind: LimitKind::System, source: meminfo, total, available });
+        limits.push(MemoryLimit { kind: LimitKind::System, source: meminfo, total, available });
     }
     limits.extend(own_limit(root, LimitKind::AddressSpace, "Max address space", "VmSize:"));
     limits.extend(own_limit(root, LimitKind::Data, "Max data size", "VmData:"));
     limits
 }
 
-/// The limit that is reached first.
-pub fn tightest(limits: &[Limit]) -> Option<&Limit> {
+/// Returns the limit with the fewest available bytes.
+pub fn tightest(limits: &[MemoryLimit]) -> Option<&MemoryLimit> {
     limits.iter().min_by_key(|limit| limit.available)
 }
 
@@ -59,14 +59,14 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-fn cgroup_limits(group: &CgroupDirs) -> Vec<Limit> {
+fn cgroup_limits(group: &CgroupDirs) -> Vec<MemoryLimit> {
     group.dirs.iter().filter_map(|dir| cgroup_limit(group.version, dir)).collect()
 }
 
-fn cgroup_limit(version: u8, dir: &Path) -> Option<Limit> {
+fn cgroup_limit(version: u8, dir: &Path) -> Option<MemoryLimit> {
     let bytes = |name: &str| read(&dir.join(name)).as_deref().and_then(parse_bytes);
     let (source, total, used) = if version == 2 {
-        // Past memory.high the kernel throttles until the process stands still: as good as a limit.
+        // Above memory.high the kernel throttles the process nearly to a halt, so it counts as a limit.
         let (max, high) = (bytes("memory.max"), bytes("memory.high"));
         let by_high = high.is_some_and(|high| max.is_none_or(|max| high < max));
         let source = if by_high { "memory.high" } else { "memory.max" };
@@ -76,16 +76,16 @@ fn cgroup_limit(version: u8, dir: &Path) -> Option<Limit> {
     };
     let reclaimable = read(&dir.join("memory.stat")).map_or(0, |stat| parse_reclaimable(&stat));
     let available = total.saturating_sub(used.saturating_sub(reclaimable));
-    Some(Limit { kind: LimitKind::Cgroup, source: dir.join(source), total, available })
+    Some(MemoryLimit { kind: LimitKind::Cgroup, source: dir.join(source), total, available })
 }
 
-/// A byte count; `None` for v2's `max` and for v1's way of saying the same (the largest page-aligned i64).
+/// Parses a byte count; `None` for v2's `max` and for v1's equivalent, the largest page-aligned i64.
 fn parse_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|&bytes: &u64| bytes < 1 << 62)
 }
 
-/// Clean page cache charged to the group: the model file itself, after an earlier run, is most of it.
-/// v1 gives hierarchical sums under a `total_` prefix; the plain names are the group's own there.
+/// Sums the clean page cache charged to the group, most of which is the model file after an earlier run. v1 prefixes
+/// hierarchical sums with `total_`; its plain names count the group alone.
 fn parse_reclaimable(stat: &str) -> u64 {
     let field = |name: &str| {
         stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
@@ -98,7 +98,7 @@ fn parse_reclaimable(stat: &str) -> u64 {
     sum(["inactive_file", "active_file"]).saturating_sub(sum(["file_dirty", "file_writeback"]))
 }
 
-/// MemTotal and MemAvailable of /proc/meminfo, in bytes.
+/// Parses MemTotal and MemAvailable of /proc/meminfo, in bytes.
 fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     let kibibytes = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -107,15 +107,15 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     Some((kibibytes("MemTotal")?, kibibytes("MemAvailable")?))
 }
 
-/// A limit of this process' own, by its name in /proc/self/limits, and what counts against it, by its name in
-/// /proc/self/status; `unlimited` is none.
-fn own_limit(root: &Path, kind: LimitKind, name: &str, taken: &str) -> Option<Limit> {
+/// Reads a limit of this process by its name in /proc/self/limits, and the bytes that count against it by name in
+/// /proc/self/status; `None` if it is `unlimited`.
+fn own_limit(root: &Path, kind: LimitKind, name: &str, taken: &str) -> Option<MemoryLimit> {
     let source = root.join("proc/self/limits");
     let total = first_word_after(&read(&source)?, name).and_then(|word| parse_bytes(&word))?;
     let status = read(&root.join("proc/self/status")).unwrap_or_default();
     let kibibytes = first_word_after(&status, taken).and_then(|word| word.parse::<u64>().ok());
     let taken = kibibytes.unwrap_or(0).saturating_mul(1024);
-    Some(Limit { kind, source, total, available: total.saturating_sub(taken) })
+    Some(MemoryLimit { kind, source, total, available: total.saturating_sub(taken) })
 }
 
 fn first_word_after(text: &str, name: &str) -> Option<String> {
@@ -123,33 +123,33 @@ fn first_word_after(text: &str, name: &str) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// What a model takes, in bytes.
+/// Memory that a model needs, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// All weights, as they will lie in memory.
+    /// All weights in their form in memory.
     pub weights: u64,
-    /// Keys and values of all layers that see everything, for one token.
+    /// Keys and values of one token, in all layers with full attention.
     pub kv_per_token: u64,
-    /// KV that does not grow with the context: what windows keep, and the rest of a last page.
+    /// KV that does not grow with the context: windows, and the unused rest of a last page.
     pub kv_fixed: u64,
-    /// Whatever does not grow with the context: activations, logits, tokenizer, recurrent state.
+    /// Everything else that does not grow with the context: activations, logits, tokenizer, recurrent states.
     pub fixed: u64,
 }
 
-/// The answer of [`fit`].
+/// Result of [`fit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
-    /// Bytes for the context asked.
+pub struct MemoryFit {
+    /// Bytes for the requested context.
     pub needed: u64,
     pub available: u64,
     pub context: usize,
-    /// The largest context, up to the one asked, that fits; `None` when not even one token does.
+    /// The largest context, at most the requested one, that fits; `None` if not even one token does.
     pub largest_context: Option<usize>,
 }
 
-/// Computes whether `demand` with `context` tokens fits into `available` bytes. Saturates instead of overflowing,
-/// so that a file that claims absurd sizes is simply too big.
-pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
+/// Computes whether `demand` with `context` tokens fits into `available` bytes. Sums saturate, so that a file with
+/// absurd sizes is refused as too big.
+pub fn fit(demand: Demand, context: usize, available: u64) -> MemoryFit {
     let base = demand.weights.saturating_add(demand.fixed).saturating_add(demand.kv_fixed);
     let needed = base.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
     let largest_context = available.checked_sub(base).and_then(|left| {
@@ -157,17 +157,17 @@ pub fn fit(demand: Demand, context: usize, available: u64) -> Fit {
         let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(context);
         (tokens > 0).then_some(tokens)
     });
-    Fit { needed, available, context, largest_context }
+    MemoryFit { needed, available, context, largest_context }
 }
 
-impl Fit {
-    /// Whether the context asked fits.
+impl MemoryFit {
+    /// Returns whether the requested context fits.
     pub fn fits(&self) -> bool {
         self.needed <= self.available
     }
 
     /// # Errors
-    /// [`LoadError::TooBig`] when it does not fit.
+    /// [`LoadError::TooBig`] if it does not fit.
     pub fn check(&self) -> Result<(), LoadError> {
         if self.fits() {
             return Ok(());
@@ -181,8 +181,8 @@ impl Fit {
     }
 }
 
-/// Gives memory back to the system that the allocator holds for what may come: after something that took much of it for once. glibc's
-/// keeps it in an arena per thread; others look after it themselves.
+/// Returns free memory that the allocator holds to the system; called after a phase that used much memory once. glibc
+/// keeps free memory per thread; other allocators return it themselves.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes a number; what it looks at is behind the allocator's own locks.
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn address_space_counts_what_is_mapped() {
         let root = Root::new();
-        let limits = "Limit Soft Hard Units\nMax address space         1073741824           unlimited            bytes\n";
+        let limits = "MemoryLimit Soft Hard Units\nMax address space         1073741824           unlimited            bytes\n";
         root.write("proc/self/limits", limits).write("proc/self/status", "Name:\tx\nVmSize:\t     1024 kB\n");
         assert_eq!(root.tightest(), (LimitKind::AddressSpace, GIB - (1 << 20), "proc/self/limits".into()));
         let unlimited = "Max address space         unlimited            unlimited            bytes\n";

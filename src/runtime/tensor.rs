@@ -1,9 +1,8 @@
-//! Tensors as they lie in files: a type, a shape and bytes that are mapped or owned.
+//! Tensors as stored in files: a type, a shape, and bytes that are mapped or owned.
 //!
-//! `TensorSource` is the one seam between file formats and models: `load/` implements it for GGUF and safetensors,
-//! `model/` reads through it.
-//! Invariants: bytes have been checked against shape and type by whoever made the tensor ([`HostTensor::new`]), and
-//! they start at an address that suits the type's scalars, so that a kernel may view them as `f32` or `f16`.
+//! `TensorSource` separates file formats from models: `load/` implements it for GGUF and safetensors, `model/` reads
+//! through it. Invariants: a tensor's constructor ([`HostTensor::new`]) has checked the bytes against shape and type,
+//! and they start at an address aligned for the type's scalars, so that a kernel may view them as `f32` or `f16`.
 //! Knows no file format.
 
 use std::borrow::Cow;
@@ -17,12 +16,12 @@ use memmap2::Mmap;
 use super::error::LoadError;
 use super::kernel::Dtype;
 
-/// Address alignment of every owned buffer: suits any scalar a file can hold.
+/// Alignment of every owned buffer in bytes; suits any scalar in a file.
 const OWNED_ALIGN: usize = 8;
 
-/// Immutable bytes, in a mapped file or in memory; cloning and slicing share them.
+/// Immutable bytes, in a mapped file or in memory. Clones and slices share them.
 #[derive(Clone)]
-pub struct Bytes {
+pub struct SharedBytes {
     storage: Storage,
     start: usize,
     len: usize,
@@ -32,56 +31,58 @@ pub struct Bytes {
 enum Storage {
     Mapped(Arc<Mmap>),
     Owned(Arc<Vec<u8>>),
-    /// In the program itself, which the system maps as it does other files.
+    /// Part of the executable, which the system maps like other files.
     Static(&'static [u8]),
 }
 
-impl Bytes {
+impl SharedBytes {
     /// Maps a whole regular file for reading.
     ///
-    /// A file that is cut short while it is mapped ends the process with SIGBUS, as with every reader that maps.
+    /// If a file is truncated while mapped, reading it ends the process with SIGBUS, as in every program that maps
+    /// files.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] when there is no such file, [`LoadError::Io`] when it is no regular file or cannot
-    /// be read.
-    pub fn map_file(path: &Path) -> Result<Bytes, LoadError> {
-        // Asked before opening: opening a pipe would wait for a writer.
+    /// [`LoadError::NotFound`] if there is no such file, [`LoadError::Io`] if it is not a regular file or cannot be
+    /// read.
+    pub fn map_file(path: &Path) -> Result<SharedBytes, LoadError> {
+        // Checked before opening: opening a pipe would wait for a writer.
         let kind = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if !kind.is_file() {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
         }
         let file = File::open(path).map_err(|error| LoadError::io(path, &error))?;
-        // SAFETY: the map is private to `Bytes`, never written, and outlives every borrow of it. Another process
+        // SAFETY: the map is private to `SharedBytes`, never written, and outlives every borrow of it. Another process
         // may change the file meanwhile; only plain integers and floats are read from it, for which every bit
         // pattern is valid, and text is checked as UTF-8 each time it is borrowed.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::io(path, &error))?;
         let len = map.len();
-        Ok(Bytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
+        Ok(SharedBytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
     }
 
-    /// A part of these bytes, sharing the storage. Panics when it does not lie within.
-    pub fn slice(&self, start: usize, len: usize) -> Bytes {
+    /// Returns a part of these bytes that shares the storage. Panics if it is out of bounds.
+    pub fn slice(&self, start: usize, len: usize) -> SharedBytes {
         let end = start.checked_add(len).expect("a slice's end fits usize");
         assert!(end <= self.len, "slice {start}..{end} outside {} bytes", self.len);
-        Bytes { storage: self.storage.clone(), start: self.start + start, len }
+        SharedBytes { storage: self.storage.clone(), start: self.start + start, len }
     }
 
-    /// The same bytes at an address divisible by `align` (a power of two, at most 8); copied only when they are not.
-    pub fn aligned_to(self, align: usize) -> Bytes {
+    /// Returns the bytes at an address divisible by `align` (a power of two, at most 8); copies them only if
+    /// necessary.
+    pub fn aligned_to(self, align: usize) -> SharedBytes {
         debug_assert!(align.is_power_of_two() && align <= OWNED_ALIGN);
-        if (self.as_ptr() as usize).is_multiple_of(align) { self } else { Bytes::copied(&self) }
+        if (self.as_ptr() as usize).is_multiple_of(align) { self } else { SharedBytes::copied(&self) }
     }
 
-    fn copied(bytes: &[u8]) -> Bytes {
+    fn copied(bytes: &[u8]) -> SharedBytes {
         let mut buffer = Vec::with_capacity(bytes.len() + OWNED_ALIGN);
         let start = (OWNED_ALIGN - buffer.as_ptr() as usize % OWNED_ALIGN) % OWNED_ALIGN;
         buffer.resize(start, 0);
         buffer.extend_from_slice(bytes); // within the capacity, so the address stays
-        Bytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
+        SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start, len: bytes.len() }
     }
 
-    /// Lets the system take back the memory under a part of a mapped file until it is read again; owned bytes stay. Panics
-    /// when the part does not lie within.
+    /// Lets the system reclaim the memory of a part of a mapped file until it is read again; owned bytes stay. Panics
+    /// if the part is out of bounds.
     pub fn release(&self, part: Range<usize>) {
         let len = self[part.clone()].len();
         #[cfg(unix)]
@@ -90,20 +91,20 @@ impl Bytes {
             let released = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start + part.start, len)
             };
-            // A refusal costs memory and nothing else.
+            // If the system refuses, the only cost is memory.
             let _ = released;
         }
         #[cfg(not(unix))]
         let _ = len;
     }
 
-    /// Whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
+    /// Returns whether the bytes lie in a mapped file, so that the kernel can drop and reread them.
     pub fn is_mapped(&self) -> bool {
         matches!(self.storage, Storage::Mapped(_) | Storage::Static(_))
     }
 }
 
-impl std::ops::Deref for Bytes {
+impl std::ops::Deref for SharedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -116,23 +117,23 @@ impl std::ops::Deref for Bytes {
     }
 }
 
-impl From<&'static [u8]> for Bytes {
+impl From<&'static [u8]> for SharedBytes {
     fn from(bytes: &'static [u8]) -> Self {
-        Bytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }
+        SharedBytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }
     }
 }
 
-impl From<Vec<u8>> for Bytes {
-    /// Takes the buffer over; it is copied only if the allocator did not align it to 8 bytes.
+impl From<Vec<u8>> for SharedBytes {
+    /// Takes ownership of the buffer; copies it only if the allocator did not align it to 8 bytes.
     fn from(buffer: Vec<u8>) -> Self {
         let len = buffer.len();
-        Bytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
+        SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
     }
 }
 
-impl std::fmt::Debug for Bytes {
+impl std::fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Bytes({} {})", self.len, if self.is_mapped() { "mapped" } else { "owned" })
+        write!(f, "SharedBytes({} {})", self.len, if self.is_mapped() { "mapped" } else { "owned" })
     }
 }
 
@@ -142,15 +143,15 @@ impl std::fmt::Debug for Bytes {
 pub struct HostTensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    pub bytes: Bytes,
+    pub bytes: SharedBytes,
 }
 
 impl HostTensor {
-    /// A tensor whose bytes match its shape and are aligned for its type; misaligned bytes are copied.
+    /// Creates a tensor, copying misaligned bytes.
     ///
     /// # Errors
-    /// A sentence for [`LoadError::Tensor`]'s message, when a dimension is zero or the sizes disagree.
-    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: Bytes) -> Result<HostTensor, String> {
+    /// A sentence for [`LoadError::Tensor`]'s message, if a dimension is zero or the sizes disagree.
+    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: SharedBytes) -> Result<HostTensor, String> {
         let wanted = byte_len(dtype, &shape)?;
         if wanted != bytes.len() {
             return Err(format!("{} {shape:?} takes {wanted} bytes, not {}", dtype.name(), bytes.len()));
@@ -158,20 +159,21 @@ impl HostTensor {
         Ok(HostTensor { dtype, shape, bytes: bytes.aligned_to(scalar_align(dtype)) })
     }
 
-    /// Rows and columns of a matrix; a vector is one row.
+    /// Returns the rows and columns of a matrix; a vector counts as one row.
     pub fn rows_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
         (self.shape.iter().rev().skip(1).product(), cols)
     }
 
-    /// Part `index` of the outermost dimension, sharing the bytes. Panics when there is no such part.
+    /// Returns part `index` of the outermost dimension, sharing the bytes. Panics if there is no such part.
     pub fn slice_outer(&self, index: usize) -> HostTensor {
         let shape = self.shape[1..].to_vec();
         let len = self.bytes.len() / self.shape[0];
         HostTensor { dtype: self.dtype, shape, bytes: self.bytes.slice(index * len, len) }
     }
 
-    /// Rows `start..end` of a matrix, sharing the bytes. Panics when out of range or not a matrix.
+    /// Returns rows `start..end` of a matrix, sharing the bytes. Panics if they are out of range or this is not a
+    /// matrix.
     pub fn slice_rows(&self, start: usize, end: usize) -> HostTensor {
         let (rows, cols) = self.rows_cols();
         assert!(self.shape.len() == 2 && start <= end && end <= rows, "slice of rows outside the matrix");
@@ -181,10 +183,10 @@ impl HostTensor {
     }
 }
 
-/// Bytes that a tensor of this type and shape takes.
+/// Returns the bytes of a tensor of this type and shape.
 ///
 /// # Errors
-/// A sentence, when a dimension is zero, a row is no whole number of blocks, or the size overflows.
+/// A sentence if a dimension is zero, a row is not a whole number of blocks, or the size overflows.
 pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
     if shape.contains(&0) {
         return Err(format!("shape {shape:?} has a dimension of zero"));
@@ -204,7 +206,7 @@ pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
         .ok_or_else(|| format!("shape {shape:?} is larger than any memory"))
 }
 
-/// Alignment of the scalars inside a type: block formats begin with, or contain, an `f16` scale.
+/// Alignment of the scalars inside a type: block formats contain an `f16` scale.
 const fn scalar_align(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 => 4,
@@ -212,18 +214,18 @@ const fn scalar_align(dtype: Dtype) -> usize {
     }
 }
 
-/// Named tensors of a model, whatever the file format.
+/// The named tensors of a model, in any file format.
 pub trait TensorSource: Send + Sync {
-    /// The tensor, or `None` when the model has none of that name.
+    /// Returns the tensor, or `None` if the model has none of that name.
     ///
     /// # Errors
-    /// [`LoadError`] naming the tensor when the file's entry is damaged or of a type that is not supported.
+    /// [`LoadError`] naming the tensor if the file's entry is damaged or has an unsupported type.
     fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError>;
 
-    /// Shape and type without touching the bytes; `None` also for a type that is not supported.
+    /// Returns shape and type without touching the bytes; `None` also for an unsupported type.
     fn describe(&self, name: &str) -> Option<(Vec<usize>, Dtype)>;
 
-    /// All names, in file order.
+    /// Returns all names, in file order.
     fn names(&self) -> Vec<Cow<'_, str>>;
 }
 
@@ -233,7 +235,7 @@ mod tests {
 
     #[test]
     fn misaligned_bytes_are_copied_to_an_aligned_place_and_aligned_ones_are_shared() {
-        let whole = Bytes::from((0..64u8).collect::<Vec<_>>());
+        let whole = SharedBytes::from((0..64u8).collect::<Vec<_>>());
         for start in 0..16 {
             let part = whole.slice(start, 12);
             let tensor = HostTensor::new(Dtype::F32, vec![3], part.clone()).unwrap();
@@ -249,7 +251,7 @@ mod tests {
         let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n / 7) as u8).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &content).unwrap();
-        for bytes in [Bytes::map_file(file.path()).unwrap(), content.clone().into()] {
+        for bytes in [SharedBytes::map_file(file.path()).unwrap(), content.clone().into()] {
             let part = bytes.slice(5000, 900_000);
             assert_eq!(*part, content[5000..905_000]);
             #[cfg(target_os = "linux")]
@@ -265,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Resident memory of the mapping that holds `bytes`.
+    /// Returns the resident memory of the mapping that holds `bytes`.
     #[cfg(target_os = "linux")]
     fn resident_kib(bytes: &[u8]) -> usize {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -283,7 +285,8 @@ mod tests {
     #[test]
     fn row_slices_share_the_bytes() {
         let matrix =
-            HostTensor::new(Dtype::F16, vec![4, 3], Bytes::from((0..24u8).collect::<Vec<_>>())).unwrap();
+            HostTensor::new(Dtype::F16, vec![4, 3], SharedBytes::from((0..24u8).collect::<Vec<_>>()))
+                .unwrap();
         let rows = matrix.slice_rows(1, 3);
         assert_eq!(rows.shape, [2, 3]);
         assert_eq!(*rows.bytes, (6..18).collect::<Vec<u8>>());
@@ -292,7 +295,7 @@ mod tests {
 
     #[test]
     fn sizes_that_disagree_or_overflow_are_refused() {
-        let bytes = || Bytes::from(vec![0; 36]);
+        let bytes = || SharedBytes::from(vec![0; 36]);
         assert!(HostTensor::new(Dtype::Q4_0, vec![2, 32], bytes()).is_ok());
         for (shape, word) in [
             (vec![2, 33], "whole number"),

@@ -1,24 +1,18 @@
-//! What surrounds every request: its id, its line in the access log, its place in the counters, and the envelope around
-//! whatever goes wrong, a panic included.
+//! The outermost layer: request id, access log, counters, and OpenAI's error envelope, also after a panic.
 //!
-//! Invariants: each request has exactly one line and one count, written when its response has been sent or given up (`ledger` waits
-//! with the line for what the engine still does); a log that cannot be written to holds nobody up, and what it loses is counted. The path is logged without its query.
+//! Invariants: each request has exactly one log line and one count, made when its response has been sent or given up (`ledger`
+//! holds the line back until the engine has finished, too); lost log lines are counted. The path is logged without its query.
 
 use std::any::Any;
-use std::convert::Infallible;
 use std::future::poll_fn;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::task::{Context, Poll};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
-use axum::extract::{FromRequestParts, MatchedPath, Request, State};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
@@ -27,140 +21,44 @@ use serde_json::{Map, Value, json};
 use super::api;
 use super::connection::{Busy, ConnectionInfo};
 use super::error::ApiError;
-use super::front::Front;
 use super::ledger::Ledger;
+use super::lifecycle::Lifecycle;
 use super::metrics::HttpLabels;
 use super::observe::Observer;
+use super::request_id::{HttpRequestId, X_REQUEST_ID};
 use crate::template::DateTime;
 
-pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Names the format of calls where it is not the model's own.
-pub const X_TOOL_FORMAT: HeaderName = HeaderName::from_static("x-llmctl-tool-format");
-
-/// Longer ids of clients are not taken over.
-const MAX_REQUEST_ID: usize = 128;
-/// Longer paths and user agents are cut in the log.
+/// Longer paths and user agents are cut in the log, in bytes.
 const MAX_LOGGED: usize = 512;
-/// Longer messages of refusals are cut.
+/// Longer error messages of axum are cut, in bytes.
 const MAX_MESSAGE: usize = 4096;
-/// Lines that may wait to be written.
-const LOG_QUEUE: usize = 4096;
-/// What the log says of a client that left before it was answered (nginx's number for it).
+/// Logged as the status if the client left before its response began (nginx's number).
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The `x-request-id` in force: the client's, where it is usable, else a new one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestId(pub String);
-
-impl RequestId {
-    fn of(headers: &HeaderMap) -> Self {
-        let given = headers.get(&X_REQUEST_ID).and_then(|value| value.to_str().ok());
-        let is_usable = |id: &&str| {
-            (1..=MAX_REQUEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
-        };
-        given.filter(is_usable).map_or_else(Self::new, |id| Self(id.to_owned()))
-    }
-
-    fn new() -> Self {
-        Self(format!("req_{}", uuid::Uuid::new_v4().simple()))
-    }
-}
-
-/// For handlers.
-impl<S: Send + Sync> FromRequestParts<S> for RequestId {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let known = parts.extensions.get::<Self>().cloned();
-        Ok(known.unwrap_or_else(|| Self::of(&parts.headers)))
-    }
-}
-
-/// A JSON line per request, written by one thread.
-#[derive(Clone)]
-pub struct AccessLog {
-    lines: SyncSender<Line>,
-}
-
-enum Line {
-    Request(String),
-    /// Answered when all before it has been written.
-    Flush(mpsc::Sender<()>),
-}
-
-impl AccessLog {
-    /// # Errors
-    /// The system's, when it has no thread to give.
-    pub fn new(out: Box<dyn Write + Send>) -> std::io::Result<Self> {
-        let (lines, inbox) = mpsc::sync_channel(LOG_QUEUE);
-        thread::Builder::new().name("access-log".to_owned()).spawn(move || write_lines(out, &inbox))?;
-        Ok(Self { lines })
-    }
-
-    /// False when the line cannot be taken, because as many wait as may.
-    pub fn write(&self, line: &Value) -> bool {
-        self.lines.try_send(Line::Request(format!("{line}\n"))).is_ok()
-    }
-
-    /// Waits until what was logged so far is written; false when that takes longer.
-    pub fn flush(&self, timeout: Duration) -> bool {
-        let (reply, done) = mpsc::channel();
-        let give_up_at = Instant::now() + timeout;
-        // The queue may be full, and its reader stuck.
-        while self.lines.try_send(Line::Flush(reply.clone())).is_err() {
-            if Instant::now() >= give_up_at {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        drop(reply);
-        done.recv_timeout(give_up_at.saturating_duration_since(Instant::now())).is_ok()
-    }
-}
-
-fn write_lines(mut out: Box<dyn Write + Send>, inbox: &Receiver<Line>) {
-    let mut is_failing = false;
-    for line in inbox {
-        let written = match line {
-            Line::Request(line) => out.write_all(line.as_bytes()).and_then(|()| out.flush()),
-            Line::Flush(reply) => {
-                let _ = reply.send(()); // nobody may be waiting any more
-                continue;
-            }
-        };
-        if let Err(error) = &written
-            && !is_failing
-        {
-            tracing::error!("the access log cannot be written: {error}");
-        }
-        is_failing = written.is_err();
-    }
-}
-
 /// The outermost layer.
-pub async fn observe(State(front): State<Front>, mut request: Request, next: Next) -> Response {
-    let id = RequestId::of(request.headers());
+pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, next: Next) -> Response {
+    let id = HttpRequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
-    let ledger = Ledger::new(front.access_log().cloned(), front.observer().clone());
-    let mut entry = Entry::new(&front, &request, &id, ledger.clone());
+    let ledger = Ledger::new(lifecycle.access_log().cloned(), lifecycle.observer().clone());
+    let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = match catch_panic(ledger.of(next.run(request))).await {
         Ok(response) => response,
         Err(panic) => {
-            front.observer().metrics().http.panics.inc();
+            lifecycle.observer().metrics().http.panics.inc();
             tracing::error!("request {}: a bug of the server: {}", id.0, crate::runtime::panic_text(&*panic));
             let message = "the server met a bug while answering this request";
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal_error"), message).into_response()
         }
     };
     let mut response = in_envelope(response, &method, &path).await;
-    add_headers(&front, &id, &mut response);
+    add_headers(&lifecycle, &id, &mut response);
     entry.status = response.status().as_u16();
     let is_head = method == Method::HEAD;
-    response.map(|inner| Body::new(Tracked { inner, entry, has_ended: is_head }))
+    response.map(|inner| Body::new(TrackedBody { inner, entry, has_ended: is_head }))
 }
 
-fn add_headers(front: &Front, id: &RequestId, response: &mut Response) {
+fn add_headers(lifecycle: &Lifecycle, id: &HttpRequestId, response: &mut Response) {
     let status = response.status();
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id.0) {
@@ -168,7 +66,7 @@ fn add_headers(front: &Front, id: &RequestId, response: &mut Response) {
     }
     let says_later = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     if says_later && !headers.contains_key(header::RETRY_AFTER) {
-        let seconds = front.retry_after().as_secs_f64().ceil().max(1.0) as u64;
+        let seconds = lifecycle.retry_after().as_secs_f64().ceil().max(1.0) as u64;
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     if status == StatusCode::UNAUTHORIZED {
@@ -176,7 +74,7 @@ fn add_headers(front: &Front, id: &RequestId, response: &mut Response) {
     }
 }
 
-/// The response itself, unless it is an error that is not in OpenAI's envelope yet: those of the router and of extractors.
+/// Puts error responses of the router and of extractors into OpenAI's envelope; returns others unchanged.
 async fn in_envelope(response: Response, method: &Method, path: &str) -> Response {
     let status = response.status();
     let content_type = response.headers().get(header::CONTENT_TYPE);
@@ -216,7 +114,7 @@ fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_LOGGED)]
 }
 
-/// A panic as a value. Unwind safety: the future is not polled again, and what it shares recovers from poisoned locks.
+/// Returns a panic as an error. Unwind safety: the future is not polled again, and shared state recovers from poisoned locks.
 async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
     let mut future = pin!(future);
     poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
@@ -226,14 +124,14 @@ async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Se
     .await
 }
 
-/// One request, logged and counted when it is dropped.
-struct Entry {
+/// One request; dropping it logs and counts it.
+struct TrackedRequest {
     observer: Observer,
     ledger: Ledger,
-    /// For as long as the request lasts.
+    /// Marks the connection as busy while the request lasts.
     _busy: Option<Busy>,
     start: Instant,
-    id: RequestId,
+    id: HttpRequestId,
     peer: String,
     method: Method,
     route: String,
@@ -244,12 +142,12 @@ struct Entry {
     is_complete: bool,
 }
 
-impl Entry {
-    fn new(front: &Front, request: &Request, id: &RequestId, ledger: Ledger) -> Self {
+impl TrackedRequest {
+    fn new(lifecycle: &Lifecycle, request: &Request, id: &HttpRequestId, ledger: Ledger) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
         let matched = request.extensions().get::<MatchedPath>();
         let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
-        let observer = front.observer().clone();
+        let observer = lifecycle.observer().clone();
         observer.metrics().http.in_flight.inc();
         Self {
             observer,
@@ -292,11 +190,11 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for TrackedRequest {
     fn drop(&mut self) {
         let http = &self.observer.metrics().http;
         http.in_flight.dec();
-        // A method is whatever a client makes up; unknown ones share a label.
+        // Clients may send any method; unknown ones share a label, to bound the number of labels.
         let is_known = |method: &Method| {
             [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT]
                 .contains(method)
@@ -312,14 +210,14 @@ impl Drop for Entry {
     }
 }
 
-/// A response's body on its way out.
-struct Tracked {
+/// A response body that counts its bytes and catches panics while it is streamed.
+struct TrackedBody {
     inner: Body,
-    entry: Entry,
+    entry: TrackedRequest,
     has_ended: bool,
 }
 
-impl HttpBody for Tracked {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -355,7 +253,7 @@ impl HttpBody for Tracked {
     }
 }
 
-impl Drop for Tracked {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
         self.entry.is_complete = self.has_ended || self.inner.is_end_stream();
     }

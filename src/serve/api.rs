@@ -108,7 +108,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let app = app.clone();
     let done = tokio::task::spawn_blocking(move || work(&app)).await;
-    done.map_err(|_| drive::internal("the request failed within the server"))?
+    done.map_err(|_| ApiError::internal("the request failed within the server"))?
 }
 
 #[cfg(test)]

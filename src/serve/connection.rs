@@ -1,11 +1,10 @@
-//! One connection: how long it may be silent, who it is, and its place among all of them.
+//! Connections: their number, their time limits, and what their requests can learn about them.
 //!
-//! A connection is idle, or a request's head is coming in, or a request is under way. Idle ones are kept while there is room:
-//! when one more comes than there may be, the one that has been idle longest goes. So neither many idle connections nor
-//! slow ones keep others out; only when all are in use is a new one refused.
+//! A connection is idle, or receives the head of a request, or has a request under way. A new connection beyond the limit closes
+//! the one that has been idle longest; it is refused only if none is idle. So idle and slow connections cannot keep others out.
 //!
-//! Invariants: at most `max_connections` at a time, but for those on their way out; a request under way is never cut short by
-//! a time limit here, unless its client stops reading.
+//! Invariants: at most `max_connections` at a time, not counting those that are closing; a time limit never ends a request under
+//! way, unless its client stops reading.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,15 +20,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::half_open::{End, HalfOpen, QUESTION, Watch};
+use super::half_open::{ClientEnd, HalfOpen, PeerProbe, QUESTION};
 
-/// How long connections may take over what.
+/// Limits on the number of connections and on their pauses.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimits {
     pub max_connections: usize,
-    /// From the first byte of a request's head to its last.
+    /// Time from the first byte of a request's head to its last.
     pub header_timeout: Duration,
-    /// Between requests, before the first, and while a response is not being read.
+    /// Time between requests, before the first one, and while a response is not read.
     pub idle_timeout: Duration,
 }
 
@@ -43,7 +42,7 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Where a connection comes from.
+/// The client's end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     Tcp(SocketAddr),
@@ -51,60 +50,60 @@ pub enum Peer {
     Local,
 }
 
-/// All connections that are open.
+/// All open connections.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct Connections {
     limits: ConnectionLimits,
-    places: Mutex<Places>,
-    /// Told when the last one goes.
+    table: Mutex<ConnectionTable>,
+    /// Notified when the last one closes.
     emptied: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Places {
+struct ConnectionTable {
     num_open: usize,
-    /// The idle ones, by since when.
+    /// The idle ones, in the order in which they became idle.
     idle: BTreeMap<u64, Arc<Notify>>,
-    /// Counts the times that one became idle.
+    /// Number of times that a connection became idle.
     clock: u64,
 }
 
-impl Crowd {
+impl Connections {
     pub fn new(limits: ConnectionLimits) -> Arc<Self> {
-        Arc::new(Self { limits, places: Mutex::default(), emptied: Notify::new() })
+        Arc::new(Self { limits, table: Mutex::default(), emptied: Notify::new() })
     }
 
     pub fn limits(&self) -> &ConnectionLimits {
         &self.limits
     }
 
-    /// A place for one more. The second value says whether an idle one had to go for it.
+    /// Counts one more connection. The second value says whether an idle one was closed for it.
     ///
     /// # Errors
-    /// [`Full`] when all are in use.
-    pub fn enter(self: &Arc<Self>, peer: Peer) -> Result<(Place, bool), Full> {
-        let mut places = self.lock();
-        let makes_room = places.num_open >= self.limits.max_connections;
+    /// [`Full`] if none is idle.
+    pub fn enter(self: &Arc<Self>, peer: Peer) -> Result<(OpenConnection, bool), Full> {
+        let mut table = self.lock();
+        let makes_room = table.num_open >= self.limits.max_connections;
         if makes_room {
-            let (_, longest_idle) = places.idle.pop_first().ok_or(Full)?;
+            let (_, longest_idle) = table.idle.pop_first().ok_or(Full)?;
             longest_idle.notify_one();
         }
-        places.num_open += 1;
-        drop(places);
-        let state = Mutex::new(State {
+        table.num_open += 1;
+        drop(table);
+        let state = Mutex::new(ConnectionState {
             activity: Activity::Idle(Instant::now()),
             blocked: None,
             idle_key: 0,
-            end: End::Open,
+            end: ClientEnd::Open,
         });
         let info = ConnectionInfo(Arc::new(Connection {
             peer,
-            crowd: Arc::clone(self),
+            connections: Arc::clone(self),
             state,
             must_go: Arc::new(Notify::new()),
         }));
         info.become_idle();
-        Ok((Place(info), makes_room))
+        Ok((OpenConnection(info), makes_room))
     }
 
     pub fn num_open(&self) -> usize {
@@ -112,11 +111,11 @@ impl Crowd {
     }
 
     pub fn num_busy(&self) -> usize {
-        let places = self.lock();
-        places.num_open - places.idle.len().min(places.num_open)
+        let table = self.lock();
+        table.num_open - table.idle.len().min(table.num_open)
     }
 
-    /// Waits until none is open.
+    /// Waits until no connection is open.
     pub async fn emptied(&self) {
         loop {
             let notified = self.emptied.notified();
@@ -127,57 +126,57 @@ impl Crowd {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All places are taken by connections in use.
+/// All connections have a request under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
-/// A connection's place, free again when this is dropped.
+/// Counts a connection as open until it is dropped.
 #[derive(Debug)]
-pub struct Place(ConnectionInfo);
+pub struct OpenConnection(ConnectionInfo);
 
-impl Place {
+impl OpenConnection {
     pub fn info(&self) -> &ConnectionInfo {
         &self.0
     }
 }
 
-impl Drop for Place {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        let crowd = &self.0.0.crowd;
+        let connections = &self.0.0.connections;
         let idle_key = self.0.state().idle_key;
-        let mut places = crowd.lock();
-        places.idle.remove(&idle_key);
-        places.num_open -= 1;
-        if places.num_open == 0 {
-            crowd.emptied.notify_waiters();
+        let mut table = connections.lock();
+        table.idle.remove(&idle_key);
+        table.num_open -= 1;
+        if table.num_open == 0 {
+            connections.emptied.notify_waiters();
         }
     }
 }
 
-/// A connection as its requests know it.
+/// A connection, for its requests; clones refer to the same one.
 #[derive(Debug, Clone)]
 pub struct ConnectionInfo(Arc<Connection>);
 
 #[derive(Debug)]
 struct Connection {
     peer: Peer,
-    crowd: Arc<Crowd>,
-    state: Mutex<State>,
+    connections: Arc<Connections>,
+    state: Mutex<ConnectionState>,
     must_go: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ConnectionState {
     activity: Activity,
-    /// Since when the client takes nothing of what is written.
+    /// Since when writes to the client are blocked; `None` if they are not.
     blocked: Option<Instant>,
     idle_key: u64,
-    end: End,
+    end: ClientEnd,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +185,7 @@ enum Activity {
     /// The head of a request is coming in.
     Head(Instant),
     Request {
-        /// Nothing while its body comes in.
+        /// `None` while its body is coming in.
         whole_since: Option<Instant>,
         /// An interim response may go before the response: HTTP/1.1, and nothing of that is written.
         takes_interim: bool,
@@ -215,7 +214,7 @@ impl Overdue {
 }
 
 impl ConnectionInfo {
-    /// The client's address, where it has one.
+    /// Returns the client's address; `None` for a Unix socket.
     pub fn address(&self) -> Option<IpAddr> {
         match self.0.peer {
             Peer::Tcp(address) => Some(address.ip()),
@@ -227,11 +226,11 @@ impl ConnectionInfo {
         matches!(self.0.peer, Peer::Tcp(_))
     }
 
-    /// A request is under way until the value is dropped.
+    /// Marks a request as under way until the value is dropped.
     pub fn begin_request(&self) -> Busy {
         let mut state = self.state();
         state.activity = Activity::Request { whole_since: None, takes_interim: false };
-        self.0.crowd.lock().idle.remove(&state.idle_key);
+        self.0.connections.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
     }
@@ -240,7 +239,7 @@ impl ConnectionInfo {
         matches!(self.state().activity, Activity::Request { .. })
     }
 
-    /// The request under way has come in with all that belongs to it.
+    /// Records that the request under way has been received, body included.
     pub fn has_whole_request(&self, version: Version) {
         let mut state = self.state();
         if let Activity::Request { whole_since, takes_interim } = &mut state.activity {
@@ -249,7 +248,7 @@ impl ConnectionInfo {
     }
 
     /// The client's side has ended. Whether the client waits for an answer all the same, and whether it is to be asked.
-    fn at_end(&self, watch: impl FnOnce() -> Option<Watch>) -> (bool, bool) {
+    fn at_end(&self, watch: impl FnOnce() -> Option<PeerProbe>) -> (bool, bool) {
         let mut state = self.state();
         let (asked, takes_interim) = match state.activity {
             Activity::Idle(_) => (None, false),
@@ -262,7 +261,7 @@ impl ConnectionInfo {
 
     /// No answer comes through to it.
     fn is_gone(&self) {
-        self.state().end = End::Gone;
+        self.state().end = ClientEnd::Gone;
     }
 
     /// Looks after a client that has ended its side: whether it is there, and has been answered. True when nothing is to come.
@@ -280,7 +279,7 @@ impl ConnectionInfo {
 
     /// When it will have to end if nothing happens, and why.
     pub fn deadline(&self) -> Option<(Instant, Overdue)> {
-        let limits = self.0.crowd.limits();
+        let limits = self.0.connections.limits();
         let state = self.state();
         let of_activity = match state.activity {
             Activity::Idle(since) => Some((after(since, limits.idle_timeout), Overdue::Idle)),
@@ -294,11 +293,11 @@ impl ConnectionInfo {
 
     fn become_idle(&self) {
         let mut state = self.state();
-        let mut places = self.0.crowd.lock();
-        places.clock += 1;
-        state.idle_key = places.clock;
+        let mut table = self.0.connections.lock();
+        table.clock += 1;
+        state.idle_key = table.clock;
         state.activity = Activity::Idle(Instant::now());
-        places.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
+        table.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
     }
 
     fn has_read(&self) {
@@ -316,7 +315,7 @@ impl ConnectionInfo {
         state.blocked = if is_blocked { state.blocked.or_else(|| Some(Instant::now())) } else { None };
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -330,15 +329,15 @@ impl fmt::Display for ConnectionInfo {
     }
 }
 
-/// A time that no server lives to see.
+/// A time that is never reached.
 const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
-/// So long after `since`; a wait longer than the clock can count is one without an end.
+/// Returns `since` plus `wait`; a time that is never reached if the clock cannot represent the sum.
 pub fn after(since: Instant, wait: Duration) -> Instant {
     since.checked_add(wait).unwrap_or_else(|| since + NEVER)
 }
 
-/// Stands for a request under way.
+/// Marks a request as under way; see [`ConnectionInfo::begin_request`].
 #[derive(Debug)]
 pub struct Busy(ConnectionInfo);
 
@@ -348,7 +347,7 @@ impl Drop for Busy {
     }
 }
 
-/// A stream that tells its connection what moves.
+/// A stream that records reads and writes in its connection.
 #[derive(Debug)]
 pub struct Metered<S> {
     stream: S,
@@ -432,41 +431,41 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
 mod tests {
     use super::*;
 
-    fn crowd(max_connections: usize) -> Arc<Crowd> {
-        Crowd::new(ConnectionLimits { max_connections, ..ConnectionLimits::default() })
+    fn connections(max_connections: usize) -> Arc<Connections> {
+        Connections::new(ConnectionLimits { max_connections, ..ConnectionLimits::default() })
     }
 
-    fn enter(crowd: &Arc<Crowd>) -> Result<(Place, bool), Full> {
-        crowd.enter(Peer::Local)
+    fn enter(connections: &Arc<Connections>) -> Result<(OpenConnection, bool), Full> {
+        connections.enter(Peer::Local)
     }
 
     #[tokio::test]
     async fn the_longest_idle_makes_room_and_busy_ones_stay() {
-        let crowd = crowd(3);
-        let [first, second, third] = [(); 3].map(|()| enter(&crowd).expect("room").0);
+        let connections = connections(3);
+        let [first, second, third] = [(); 3].map(|()| enter(&connections).expect("room").0);
         let busy = first.info().begin_request();
         let again = second.info().begin_request();
         drop(again); // idle, but later than the third
-        let (fourth, made_room) = enter(&crowd).expect("the third goes");
+        let (fourth, made_room) = enter(&connections).expect("the third goes");
         assert!(made_room);
         third.info().must_go().await;
         assert_eq!(
-            (crowd.num_open(), crowd.num_busy()),
+            (connections.num_open(), connections.num_busy()),
             (4, 2),
             "the third is on its way out, in nobody's way"
         );
         drop(third);
         let _all = [second.info().begin_request(), fourth.info().begin_request()];
-        assert_eq!(enter(&crowd).err(), Some(Full));
+        assert_eq!(enter(&connections).err(), Some(Full));
         drop(busy);
-        assert!(enter(&crowd).is_ok_and(|(_, made_room)| made_room));
+        assert!(enter(&connections).is_ok_and(|(_, made_room)| made_room));
         first.info().must_go().await;
     }
 
     #[test]
     fn deadlines_follow_what_moves() {
-        let crowd = crowd(1);
-        let (place, _) = enter(&crowd).expect("room");
+        let connections = connections(1);
+        let (place, _) = enter(&connections).expect("room");
         let info = place.info();
         let why = |info: &ConnectionInfo| info.deadline().map(|(_, why)| why);
         assert_eq!(why(info), Some(Overdue::Idle));
@@ -487,6 +486,6 @@ mod tests {
         drop(busy);
         assert_eq!(why(info), Some(Overdue::Idle));
         drop(place);
-        assert_eq!((crowd.num_open(), crowd.num_busy()), (0, 0));
+        assert_eq!((connections.num_open(), connections.num_busy()), (0, 0));
     }
 }

@@ -1,12 +1,10 @@
-//! The way to one engine, a thread or a worker process, and the engine's way back after it was lost.
+//! Restarts an engine whose thread or worker process has died. (A panic inside a step is contained by `step.rs`.)
 //!
-//! A panic in a step fails that step's requests and no more; what is meant here is the loss of the thread itself, or of the
-//! process. A watching thread then builds the engine anew, with pauses that grow while it does not last, and gives up after so
-//! many failures, or so many engines that came to nothing, in a row. Whoever asks meanwhile is told when to come back. Sessions
-//! are not this file's matter: what they had on disk is found there again.
+//! A watcher thread rebuilds the engine, with growing pauses if it fails soon again, and gives up after `max_attempts` failures in
+//! a row. Meanwhile requests get 503 with Retry-After. Sessions are restored elsewhere, from disk.
 //!
-//! Invariant: a report of loss that is late, about an engine that has been replaced, costs the new one no request: it is
-//! asked before it is given up.
+//! Invariant: a late report about an engine that has been replaced harms no request: the watcher asks the current engine
+//! whether it is alive before it replaces it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,71 +16,71 @@ use std::time::{Duration, Instant};
 use super::error::ApiError;
 use crate::runtime::EngineClient;
 
-/// How often the watching thread looks after the engine, and passes its notices on.
+/// How often the watcher checks the engine and logs its notices.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long an engine that is gone may take to give its memory back before the next one is built.
+/// How long to wait for a dead engine to free its memory before the next one is built.
 const UNWIND_TIME: Duration = Duration::from_secs(30);
 
-/// An engine that lasted this long, or has answered a request, is not held responsible for what came before.
+/// An engine that ran this long, or answered a request, resets the count of failures in a row.
 const LASTING: Duration = Duration::from_secs(60);
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How a lost engine comes back.
+/// How to restart a lost engine.
 pub struct Recovery {
-    /// What it is called in the log: `the engine`, `worker 2`.
+    /// Name in the log: `the engine`, `worker 2`.
     pub name: String,
-    /// Makes a new engine of the same model, or says why it cannot.
+    /// Builds a new engine of the same model.
     pub rebuild: Box<dyn FnMut() -> Result<EngineClient, String> + Send>,
-    /// How long that takes, as far as is known.
+    /// Time that the last build took.
     pub build_time: Duration,
-    /// The first attempt is made at once; this is the pause before the second, and each is twice the one before.
+    /// Pause before the second attempt; each further pause is twice the one before. The first attempt has none.
     pub pause: Duration,
-    /// Failures in a row after which it is given up, and engines in a row that came to nothing.
+    /// Failed builds in a row, or engines in a row without an answer, after which the watcher gives up.
     pub max_attempts: u32,
-    /// Told when it has been given up, and why.
+    /// Called with the reason when the watcher gives up.
     pub gave_up: Box<dyn FnMut(String) + Send>,
 }
 
-/// What can be said of an engine's place.
+/// Health of one engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum Health {
     Up,
-    /// Lost, or said to be; it is being brought back.
+    /// Lost, or reported lost; a restart is under way.
     Down,
-    /// Not brought back any more.
+    /// Lost for good: restarts have failed.
     GivenUp,
 }
 
-impl Standing {
-    /// Its name on the wire.
+impl Health {
+    /// Returns the name in `/health`.
     pub fn name(self) -> &'static str {
         match self {
-            Standing::Up => "up",
-            Standing::Down => "restarting",
-            Standing::GivenUp => "failed",
+            Health::Up => "up",
+            Health::Down => "restarting",
+            Health::GivenUp => "failed",
         }
     }
 }
 
-/// Holds the engine that is in use.
+/// The engine in use, and its replacements.
 pub struct EngineSlot {
-    shared: Arc<Shared>,
-    /// Wakes the watching thread; it ends when this goes.
+    state: Arc<SlotState>,
+    /// Wakes the watcher thread, which ends when this is dropped; `None` without recovery.
     watch: Option<Sender<()>>,
 }
 
-struct Shared {
-    state: RwLock<State>,
+struct SlotState {
+    engine: RwLock<EngineState>,
     num_restarts: AtomicU64,
     num_answers: AtomicU64,
 }
 
 #[derive(Clone)]
-enum State {
+enum EngineState {
     Up(EngineClient),
-    /// Somebody says that it is gone; to be asked.
+    /// Reported lost; the watcher has not checked it yet.
     Doubted(EngineClient),
     Down {
         back_at: Instant,
@@ -91,23 +89,25 @@ enum State {
 }
 
 impl EngineSlot {
-    /// Without recovery: an engine that is lost stays lost.
+    /// Creates a slot without recovery: a lost engine stays lost.
     pub fn new(engine: EngineClient) -> Self {
-        let shared = Shared {
-            state: RwLock::new(State::Up(engine)),
+        let state = SlotState {
+            engine: RwLock::new(EngineState::Up(engine)),
             num_restarts: AtomicU64::new(0),
             num_answers: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), watch: None }
+        Self { state: Arc::new(state), watch: None }
     }
 
+    /// Creates a slot with a watcher thread.
+    ///
     /// # Errors
-    /// The system's, when it has no thread to give.
+    /// If the system cannot start a thread.
     pub fn with_recovery(engine: EngineClient, recovery: Recovery) -> std::io::Result<Self> {
         let slot = Self::new(engine);
         let (sender, inbox) = mpsc::channel();
-        let watch = Watch {
-            slot: Arc::downgrade(&slot.shared),
+        let watch = EngineWatcher {
+            slot: Arc::downgrade(&slot.state),
             inbox,
             recovery,
             num_short_lived: 0,
@@ -117,101 +117,103 @@ impl EngineSlot {
         Ok(Self { watch: Some(sender), ..slot })
     }
 
+    /// Returns the engine in use.
+    ///
     /// # Errors
-    /// 503 while there is none.
+    /// 503 with Retry-After while there is none.
     pub fn get(&self) -> Result<EngineClient, ApiError> {
-        match self.shared.state() {
-            State::Up(engine) if engine.is_alive() => Ok(engine),
-            State::Up(_) => {
+        match self.state.get() {
+            EngineState::Up(engine) if engine.is_alive() => Ok(engine),
+            EngineState::Up(_) => {
                 self.lost();
                 Err(ApiError::engine_down())
             }
-            State::Doubted(_) => Err(ApiError::engine_down().retry_after(LOOK_EVERY)),
-            State::Down { back_at } => {
+            EngineState::Doubted(_) => Err(ApiError::engine_down().retry_after(LOOK_EVERY)),
+            EngineState::Down { back_at } => {
                 Err(ApiError::engine_down().retry_after(back_at.saturating_duration_since(Instant::now())))
             }
-            State::GivenUp => Err(ApiError::engine_down().retry_after(LONGEST_PAUSE)),
+            EngineState::GivenUp => Err(ApiError::engine_down().retry_after(LONGEST_PAUSE)),
         }
     }
 
-    /// A request found that the engine is gone.
+    /// Reports that a request found the engine dead.
     pub fn lost(&self) {
-        let doubted = |state: &State| match state {
-            State::Up(engine) if self.watch.is_some() => State::Doubted(engine.clone()),
-            State::Up(_) => State::GivenUp,
+        let doubted = |state: &EngineState| match state {
+            EngineState::Up(engine) if self.watch.is_some() => EngineState::Doubted(engine.clone()),
+            EngineState::Up(_) => EngineState::GivenUp,
             other => other.clone(),
         };
         {
-            let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.engine.write().unwrap_or_else(PoisonError::into_inner);
             *state = doubted(&state);
         }
         if let Some(watch) = &self.watch {
-            // The watching thread ends before this only when the engine has been given up.
+            // Fails only after the watcher has given up.
             let _ = watch.send(());
         }
     }
 
-    /// How often the engine has been brought back.
+    /// Returns how often the engine has been restarted.
     pub fn num_restarts(&self) -> u64 {
-        self.shared.num_restarts.load(Ordering::Relaxed)
+        self.state.num_restarts.load(Ordering::Relaxed)
     }
 
-    /// A request has come to its end, which speaks for the engine.
+    /// Records that the engine has answered a request.
     pub fn answered(&self) {
-        self.shared.num_answers.fetch_add(1, Ordering::Relaxed);
+        self.state.num_answers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether this is the engine in use.
     pub fn holds(&self, engine: &EngineClient) -> bool {
-        match self.shared.state() {
-            State::Up(own) | State::Doubted(own) => own.is_same(engine),
-            State::Down { .. } | State::GivenUp => false,
+        match self.state.get() {
+            EngineState::Up(own) | EngineState::Doubted(own) => own.is_same(engine),
+            EngineState::Down { .. } | EngineState::GivenUp => false,
         }
     }
 
-    pub fn standing(&self) -> Standing {
-        match self.shared.state() {
-            State::Up(engine) if engine.is_alive() => Standing::Up,
-            State::Up(_) | State::Doubted(_) | State::Down { .. } => Standing::Down,
-            State::GivenUp => Standing::GivenUp,
+    pub fn health(&self) -> Health {
+        match self.state.get() {
+            EngineState::Up(engine) if engine.is_alive() => Health::Up,
+            EngineState::Up(_) | EngineState::Doubted(_) | EngineState::Down { .. } => Health::Down,
+            EngineState::GivenUp => Health::GivenUp,
         }
     }
 }
 
-impl Shared {
-    fn state(&self) -> State {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+impl SlotState {
+    fn get(&self) -> EngineState {
+        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, state: State) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    fn set(&self, state: EngineState) {
+        *self.engine.write().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 
-/// The watching thread's own.
-struct Watch {
+/// The state of the watcher thread.
+struct EngineWatcher {
     /// Weak, so that the last user of the slot ends the engine.
-    slot: Weak<Shared>,
+    slot: Weak<SlotState>,
     inbox: Receiver<()>,
     recovery: Recovery,
-    /// Engines in a row that did not last.
+    /// Engines in a row that failed soon.
     num_short_lived: u32,
-    /// What the last one that was lost, or could not be built, said.
+    /// Why the last engine ended or could not be built; `None` if unknown.
     exit_reason: Option<String>,
 }
 
-impl Watch {
+impl EngineWatcher {
     fn run(mut self) {
         let (mut up_since, mut num_answered) = (Instant::now(), 0);
         while !self.is_over(LOOK_EVERY) {
             let Some(slot) = self.slot.upgrade() else { return };
-            let (State::Up(engine) | State::Doubted(engine)) = slot.state() else { return };
+            let (EngineState::Up(engine) | EngineState::Doubted(engine)) = slot.get() else { return };
             if let Ok(notices) = engine.take_notices() {
                 notices.iter().for_each(|notice| tracing::warn!("{notice}"));
-                slot.set(State::Up(engine));
+                slot.set(EngineState::Up(engine));
                 continue;
             }
-            slot.set(State::Down { back_at: Instant::now() + self.recovery.build_time });
+            slot.set(EngineState::Down { back_at: Instant::now() + self.recovery.build_time });
             let answered = slot.num_answers.load(Ordering::Relaxed);
             drop(slot);
             let lasted = up_since.elapsed() >= LASTING || answered > num_answered;
@@ -230,18 +232,18 @@ impl Watch {
         }
     }
 
-    /// Waits so long for news; true when nobody uses the slot any more.
+    /// Waits for a report, at most `timeout`; true if the slot has been dropped.
     fn is_over(&self, timeout: Duration) -> bool {
         matches!(self.inbox.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected))
     }
 
-    /// False when there is nothing more to do for this thread.
+    /// Restarts the engine; false if the slot has been dropped or all attempts failed.
     fn bring_back(&mut self) -> bool {
         for attempt in 0..self.recovery.max_attempts {
             let pause = self.pause(attempt);
             let ready_at = Instant::now() + pause;
             let Some(slot) = self.slot.upgrade() else { return false };
-            slot.set(State::Down { back_at: ready_at + self.recovery.build_time });
+            slot.set(EngineState::Down { back_at: ready_at + self.recovery.build_time });
             drop(slot);
             while let Some(left) = ready_at.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
                 if self.is_over(left) {
@@ -255,7 +257,7 @@ impl Watch {
                     self.recovery.build_time = start.elapsed();
                     let Some(slot) = self.slot.upgrade() else { return false };
                     slot.num_restarts.fetch_add(1, Ordering::Relaxed);
-                    slot.set(State::Up(engine));
+                    slot.set(EngineState::Up(engine));
                     let seconds = start.elapsed().as_secs_f64();
                     tracing::warn!("{} is back after {seconds:.1} s of loading", self.recovery.name);
                     return true;
@@ -273,14 +275,14 @@ impl Watch {
 
     fn give_up(&mut self, what: &str) {
         if let Some(slot) = self.slot.upgrade() {
-            slot.set(State::GivenUp);
+            slot.set(EngineState::GivenUp);
         }
         let why =
             self.exit_reason.take().map_or_else(String::new, |words| format!("; the last time: {words}"));
         (self.recovery.gave_up)(format!("{} {what}{why}", self.recovery.name));
     }
 
-    /// The first attempt is made at once, unless engines do not last.
+    /// Returns the pause before an attempt: none before the first one, unless engines keep failing.
     fn pause(&self, attempt: u32) -> Duration {
         let num_before = self.num_short_lived.saturating_sub(1) + attempt;
         num_before.checked_sub(1).map_or(Duration::ZERO, |doublings| {
@@ -290,7 +292,7 @@ impl Watch {
     }
 }
 
-/// Its memory is needed for the next one. Returns how it ended, where that is known.
+/// Waits until the engine has freed its memory, which the next one needs. Returns why it ended; `None` if unknown.
 fn wait_for_end(engine: EngineClient) -> Option<String> {
     let give_up_at = Instant::now() + UNWIND_TIME;
     while engine.is_alive() && Instant::now() < give_up_at {

@@ -1,38 +1,37 @@
 //! The engines of a server: one, or one per worker process, and which of them a request goes to.
 //!
-//! Sessions are routed by name: each name has an order of all engines that depends on nothing else (rendezvous hashing), and goes to
-//! the first that is up. It then stays there while that one lives, also when an earlier one comes back, because its KV is there.
-//! Requests without a session go to whoever has least to do. Engines know nothing of each other; what a session has said is
-//! known to the conversations, so that any engine can go on with it.
+//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of its order that is up,
+//! and stays with it while it lives, because its KV is there. A request without a session goes to the engine with the fewest
+//! requests. Conversations keep the turns of a session outside of the engines, so that any engine can continue it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::engine::{EngineSlot, Standing};
+use super::engine::{EngineSlot, Health};
 use super::error::ApiError;
 use crate::runtime::{EngineClient, EngineLoad};
 
-/// All engines, each in its place.
+/// All engines of a server.
 pub struct Engines {
     slots: Vec<EngineSlot>,
-    /// Sessions that are not with the first of their order, because that was down when they were asked for.
-    strays: Mutex<HashMap<String, Stray>>,
+    /// Sessions that were rerouted because the first engine of their order was down.
+    rerouted: Mutex<HashMap<String, ReroutedSession>>,
 }
 
-/// Where a session has gone.
+/// The engine that a rerouted session is with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stray {
+struct ReroutedSession {
     slot: usize,
-    /// Which engine of that place: it stays while this is the one.
+    /// Identifies the engine in the slot: after a restart, the session is routed anew.
     num_restarts: u64,
 }
 
-/// One engine's place, for those who look.
+/// The status of one engine, for `/health` and `/metrics`.
 #[derive(Debug, Clone)]
-pub struct Place {
-    pub standing: Standing,
+pub struct EngineStatus {
+    pub health: Health,
     pub num_restarts: u64,
-    /// Nothing while it is not up.
+    /// `None` while it is not up.
     pub load: Option<EngineLoad>,
 }
 
@@ -43,11 +42,13 @@ impl From<EngineSlot> for Engines {
 }
 
 impl Engines {
+    /// Creates the set of engines.
+    ///
     /// # Panics
-    /// Without any.
+    /// If `slots` is empty.
     pub fn new(slots: Vec<EngineSlot>) -> Self {
         assert!(!slots.is_empty(), "a server has an engine");
-        Self { slots, strays: Mutex::default() }
+        Self { slots, rerouted: Mutex::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -58,10 +59,10 @@ impl Engines {
         false
     }
 
-    /// The one with least to do.
+    /// Returns the engine with the fewest requests.
     ///
     /// # Errors
-    /// 503 while there is none; with the time until the first is back.
+    /// 503 while none is up, with the time until the first one is back.
     pub fn any(&self) -> Result<EngineClient, ApiError> {
         let (mut best, mut soonest) = (None, None);
         for slot in &self.slots {
@@ -79,7 +80,7 @@ impl Engines {
         best.map(|(_, engine)| engine).ok_or_else(|| soonest.unwrap_or_else(ApiError::engine_down))
     }
 
-    /// The one that a session is with, or goes to.
+    /// Returns the engine that a session is with, or is routed to.
     ///
     /// # Errors
     /// As [`Self::any`].
@@ -87,8 +88,8 @@ impl Engines {
         if let [only] = &*self.slots {
             return only.get();
         }
-        let mut strays = self.strays();
-        if let Some(&Stray { slot, num_restarts }) = strays.get(session)
+        let mut rerouted = self.rerouted();
+        if let Some(&ReroutedSession { slot, num_restarts }) = rerouted.get(session)
             && self.slots[slot].num_restarts() == num_restarts
             && let Ok(engine) = self.slots[slot].get()
         {
@@ -98,12 +99,12 @@ impl Engines {
         for (nth, slot) in order(session, self.slots.len()).into_iter().enumerate() {
             match self.slots[slot].get() {
                 Ok(engine) if nth == 0 => {
-                    strays.remove(session);
+                    rerouted.remove(session);
                     return Ok(engine);
                 }
                 Ok(engine) => {
                     let num_restarts = self.slots[slot].num_restarts();
-                    strays.insert(session.to_owned(), Stray { slot, num_restarts });
+                    rerouted.insert(session.to_owned(), ReroutedSession { slot, num_restarts });
                     return Ok(engine);
                 }
                 Err(error) => soonest = sooner(soonest, error),
@@ -112,48 +113,49 @@ impl Engines {
         Err(soonest.unwrap_or_else(ApiError::engine_down))
     }
 
-    /// There is no such session any more.
+    /// Forgets the routing of a session that has been removed.
     pub fn forget(&self, session: &str) {
-        self.strays().remove(session);
+        self.rerouted().remove(session);
     }
 
-    /// The number of an engine; 0 for one that has been replaced.
+    /// Returns the index of an engine; 0 for one that has been replaced.
     pub fn index_of(&self, engine: &EngineClient) -> usize {
         self.slots.iter().position(|slot| slot.holds(engine)).unwrap_or(0)
     }
 
-    /// Which engine it is, of all that there ever were.
+    /// Returns a key that no other engine of this server has, before or after it.
     pub fn instance(&self, engine: &EngineClient) -> (usize, u64) {
         let index = self.index_of(engine);
         (index, self.slots[index].num_restarts())
     }
 
-    /// Whether that engine is there still.
+    /// Whether the engine with this key is still up.
     pub fn has(&self, (index, num_restarts): (usize, u64)) -> bool {
         let slot = self.slots.get(index);
         slot.is_some_and(|slot| slot.num_restarts() == num_restarts && slot.get().is_ok())
     }
 
-    /// All that are up.
+    /// Returns all engines that are up.
     pub fn up(&self) -> Vec<EngineClient> {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()
     }
 
-    pub fn places(&self) -> Vec<Place> {
-        let place = |slot: &EngineSlot| Place {
-            standing: slot.standing(),
+    /// Returns the status of each engine.
+    pub fn statuses(&self) -> Vec<EngineStatus> {
+        let status = |slot: &EngineSlot| EngineStatus {
+            health: slot.health(),
             num_restarts: slot.num_restarts(),
             load: slot.get().ok().map(|engine| engine.last_load()),
         };
-        self.slots.iter().map(place).collect()
+        self.slots.iter().map(status).collect()
     }
 
-    /// Somebody found that this one is gone. Late news of one that has been replaced is none.
+    /// Reports that an engine is dead. Ignored if it has been replaced.
     pub fn lost(&self, engine: &EngineClient) {
         self.slots.iter().filter(|slot| slot.holds(engine)).for_each(EngineSlot::lost);
     }
 
-    /// A request of this one has come to its end.
+    /// Records that an engine has answered a request.
     pub fn answered(&self, engine: &EngineClient) {
         self.slots.iter().filter(|slot| slot.holds(engine)).for_each(EngineSlot::answered);
     }
@@ -162,13 +164,13 @@ impl Engines {
         self.slots.iter().map(EngineSlot::num_restarts).sum()
     }
 
-    /// What is behind the lock is whole at every moment.
-    fn strays(&self) -> MutexGuard<'_, HashMap<String, Stray>> {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the table. A poisoned lock is fine: each change is a single insertion or removal.
+    fn rerouted(&self) -> MutexGuard<'_, HashMap<String, ReroutedSession>> {
+        self.rerouted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The refusal of whoever is back first.
+/// Returns the error with the shorter Retry-After.
 fn sooner(other: Option<ApiError>, error: ApiError) -> Option<ApiError> {
     match other {
         Some(other) if other.retry_after <= error.retry_after => Some(other),
@@ -176,7 +178,7 @@ fn sooner(other: Option<ApiError>, error: ApiError) -> Option<ApiError> {
     }
 }
 
-/// All engines, the one that the name belongs to first. The same in every process: highest random weight (Thaler and
+/// Returns the order of engines for a name, the same in every process: highest random weight (Thaler and
 /// Ravishankar, 1998), over FNV-1a with the finisher of SplitMix64.
 fn order(name: &str, count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

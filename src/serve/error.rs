@@ -1,4 +1,4 @@
-//! OpenAI's error envelope, and which status, type and code each refusal of the engine is.
+//! OpenAI's error envelope, and the status, type and code of each error of the engine.
 //!
 //! The only place that maps the engine's errors to HTTP: one `match`, so that a new one is a compile error here.
 
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, StoreError};
 
-/// The code of a request whose engine is not there.
+/// The code of an error for want of a running engine.
 const ENGINE_DOWN: &str = "engine_unavailable";
 
-/// Retry-After while the model loads or the server ends: soon enough to notice the next one.
+/// Retry-After while the model loads or the server drains.
 pub const STAGE_WAIT: Duration = Duration::from_secs(5);
 
-/// A refusal or failure, in OpenAI's words.
+/// An error response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
     pub status: StatusCode,
     pub kind: &'static str,
     pub message: String,
-    /// The field at fault.
+    /// The field that is wrong.
     pub param: Option<String>,
     pub code: Option<&'static str>,
-    /// When to try again.
+    /// Retry-After.
     pub retry_after: Option<Duration>,
 }
 
@@ -42,30 +42,35 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, code, retry_after: None }
     }
 
-    /// A value that cannot be taken.
+    /// Creates a 400 for an invalid value.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some("invalid_value"), message).param(param)
     }
 
-    /// A parameter, or a value of it, that this server does not honour.
+    /// Creates a 400 for a parameter, or a value of one, that this server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), message).param(param)
     }
 
-    /// No engine at the moment.
+    /// Creates a 503 for want of a running engine.
     pub fn engine_down() -> Self {
         let message = "the engine has stopped and is being brought back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(ENGINE_DOWN), message);
         error.retry_after(Duration::from_secs(5))
     }
 
-    /// The server ends, and another one may be found at its address soon.
+    /// Creates a 500, for what only a bug of the server can cause.
+    pub fn internal(message: &str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
+    }
+
+    /// Creates a 503 for a server that drains; another one may listen at its address soon.
     pub fn shutting_down(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message);
         error.retry_after(STAGE_WAIT)
     }
 
-    /// Whether it is [`Self::engine_down`]: another engine, or the same a little later, may do better.
+    /// Whether this is [`Self::engine_down`], so that another engine, or the same one later, may answer.
     pub fn is_engine_down(&self) -> bool {
         self.code == Some(ENGINE_DOWN)
     }
@@ -80,7 +85,7 @@ impl ApiError {
         self
     }
 
-    /// `{"error": {...}}`, as the body of a response or an event of a stream.
+    /// Returns `{"error": {...}}`, for a response body or a stream event.
     pub fn body(&self) -> Value {
         json!({"error": {
             "message": self.message, "type": self.kind, "param": self.param, "code": self.code,

@@ -1,10 +1,10 @@
-//! The end of a client's side of a connection: a part of asking, or a client that is gone. TCP says the same of both.
+//! Half-closed connections: tells a client that still waits for its answer from one that has left. TCP signals both alike.
 //!
-//! A client may end its side right behind a whole request and wait for the answer (`nc -N`, some proxies); most that do so have closed
-//! the connection, and nobody wants the answer. The first kind is asked: an interim response (100 Continue), which every client
-//! of HTTP/1.1 passes over, makes the system of one that has closed say so at once. To one of HTTP/1.0 nothing can be said
-//! before its answer; that is found out within a minute, when the system forgets the connection that was closed.
-//! Who ends its side later than that has gone away, and is not waited for.
+//! A client may close its sending side right after a whole request and wait for the answer (`nc -N`, some proxies); most clients that
+//! do so have closed the connection. An interim response (100 Continue), which every HTTP/1.1 client ignores, makes the system of
+//! a client that has left answer with a reset. An HTTP/1.0 client cannot be probed that way; its system resets the connection
+//! within a minute.
+//! A client that closes its side later has left, and is not waited for.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::time::Instant;
 
-/// How soon after its request the end of a client's side is part of asking.
+/// A client that closes its side within this time after its request still waits for the answer.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a client that has ended its side is looked after.
+/// How often a client that has closed its side is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What systems ask each other, in silence, after so long, and how often without an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_RETRIES: u32 = 3;
 
-/// Asks whether anybody is there.
+/// The interim response that probes the client.
 pub const QUESTION: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Tells whether the system takes the other side to be there.
-pub type Watch = Box<dyn Fn() -> bool + Send>;
+/// Returns whether the system considers the connection open.
+pub type PeerProbe = Box<dyn Fn() -> bool + Send>;
 
-/// A stream of which one side may end before the other.
+/// A stream whose two directions close separately.
 pub trait HalfOpen {
     /// Has the system watch the other side; nothing where that cannot be done.
-    fn watch(&self) -> Option<Watch>;
+    fn watch(&self) -> Option<PeerProbe>;
 }
 
 impl HalfOpen for tokio::net::TcpStream {
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&self) -> Option<PeerProbe> {
         let socket = SockRef::from(self);
         let asking = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE);
         socket.set_tcp_keepalive(&asking.with_retries(KEEP_ALIVE_RETRIES)).ok()?;
@@ -44,74 +44,74 @@ impl HalfOpen for tokio::net::TcpStream {
     }
 }
 
-/// Whoever ends a side of a socket in the file system is taken to be gone.
+/// On a Unix socket, a client that closes its side has left.
 #[cfg(unix)]
 impl HalfOpen for tokio::net::UnixStream {
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&self) -> Option<PeerProbe> {
         None
     }
 }
 
-/// What is known of the client's side.
-pub enum End {
+/// The client's sending side.
+pub enum ClientEnd {
     Open,
-    /// It is ended, and the client waits.
+    /// Closed, while the client waits for its answer.
     Half {
-        watch: Watch,
+        watch: PeerProbe,
         look_at: Instant,
         is_asked: bool,
     },
     Gone,
 }
 
-impl End {
+impl ClientEnd {
     /// The side has ended; `asked` is when what is under way was asked, if anything is. True when the client waits for it.
-    pub fn waits(&mut self, asked: Option<Instant>, watch: impl FnOnce() -> Option<Watch>) -> bool {
+    pub fn waits(&mut self, asked: Option<Instant>, watch: impl FnOnce() -> Option<PeerProbe>) -> bool {
         let Some(asked) = asked else { return false };
         match self {
-            End::Half { .. } => true,
-            End::Open if asked.elapsed() < ENDS_WITHIN => {
+            ClientEnd::Half { .. } => true,
+            ClientEnd::Open if asked.elapsed() < ENDS_WITHIN => {
                 let Some(watch) = watch() else { return false };
-                *self = End::Half { watch, look_at: Instant::now() + LOOK_EVERY, is_asked: false };
+                *self = ClientEnd::Half { watch, look_at: Instant::now() + LOOK_EVERY, is_asked: false };
                 true
             }
-            End::Open | End::Gone => false,
+            ClientEnd::Open | ClientEnd::Gone => false,
         }
     }
 
-    /// Whether the client is to be asked now, which is done once.
+    /// Whether to probe the client now, which happens once.
     pub fn asks(&mut self) -> bool {
         match self {
-            End::Half { is_asked, .. } => !std::mem::replace(is_asked, true),
-            End::Open | End::Gone => false,
+            ClientEnd::Half { is_asked, .. } => !std::mem::replace(is_asked, true),
+            ClientEnd::Open | ClientEnd::Gone => false,
         }
     }
 
-    /// When to look after it.
+    /// Returns when to check the client next.
     pub fn look_at(&self) -> Option<Instant> {
         match self {
-            End::Half { look_at, .. } => Some(*look_at),
-            End::Open | End::Gone => None,
+            ClientEnd::Half { look_at, .. } => Some(*look_at),
+            ClientEnd::Open | ClientEnd::Gone => None,
         }
     }
 
     /// Looks whether the client is there; one that has been answered has nothing to wait for.
     pub fn look(&mut self, is_answered: bool) {
-        if let End::Half { watch, look_at, .. } = self {
+        if let ClientEnd::Half { watch, look_at, .. } = self {
             match !is_answered && watch() {
                 true => *look_at = Instant::now() + LOOK_EVERY,
-                false => *self = End::Gone,
+                false => *self = ClientEnd::Gone,
             }
         }
     }
 }
 
-impl fmt::Debug for End {
+impl fmt::Debug for ClientEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            End::Open => "Open",
-            End::Half { .. } => "Half",
-            End::Gone => "Gone",
+            ClientEnd::Open => "Open",
+            ClientEnd::Half { .. } => "Half",
+            ClientEnd::Gone => "Gone",
         })
     }
 }
@@ -122,13 +122,13 @@ mod tests {
 
     #[test]
     fn only_the_end_right_behind_a_request_is_part_of_it() {
-        let there = || Some(Box::new(|| true) as Watch);
+        let there = || Some(Box::new(|| true) as PeerProbe);
         let now = Instant::now();
-        assert!(!End::Open.waits(None, there), "nothing was asked");
-        assert!(!End::Open.waits(Some(now), || None), "nobody can tell");
+        assert!(!ClientEnd::Open.waits(None, there), "nothing was asked");
+        assert!(!ClientEnd::Open.waits(Some(now), || None), "nobody can tell");
         let late = now.checked_sub(ENDS_WITHIN);
-        assert!(late.is_none() || !End::Open.waits(late, there), "it has gone away");
-        let mut end = End::Open;
+        assert!(late.is_none() || !ClientEnd::Open.waits(late, there), "it has gone away");
+        let mut end = ClientEnd::Open;
         assert!(end.waits(Some(now), there) && end.waits(late, || None), "it waits for as long as it takes");
         assert!(end.asks() && !end.asks(), "it is asked once");
         end.look(false);
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn one_that_does_not_answer_is_gone() {
-        let mut end = End::Open;
+        let mut end = ClientEnd::Open;
         assert!(end.waits(Some(Instant::now()), || Some(Box::new(|| false))));
         end.look(false);
-        assert!(matches!(end, End::Gone) && !end.asks());
+        assert!(matches!(end, ClientEnd::Gone) && !end.asks());
     }
 }

@@ -1,26 +1,26 @@
-//! What one request came to, for its line in the access log: who asked, in which session, and for how many tokens.
+//! The access-log line of one request, gathered while it runs: key, model, session, token counts, response.
 //!
-//! The line is written when nobody adds to it any more: after the response has been sent or given up, and after the engine has let
-//! go, so that what was computed for a client that left is in it.
+//! Invariant: the line is written when the last clone is dropped, that is after the response has been sent or given up and
+//! after the engine has finished. So it also counts tokens computed for a client that has left.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value, json};
 
-use super::access::AccessLog;
+use super::access_log::AccessLog;
 use super::observe::Observer;
 use crate::runtime::Usage;
 
 tokio::task_local! {
-    /// Of the request that this task answers.
+    /// The ledger of the request that this task answers.
     static CURRENT: Ledger;
 }
 
-/// One request's; clones are the same.
+/// The line of one request in the making; clones refer to the same line.
 #[derive(Clone)]
-pub struct Ledger(Arc<Record>);
+pub struct Ledger(Arc<PendingLine>);
 
-struct Record {
+struct PendingLine {
     log: Option<AccessLog>,
     observer: Observer,
     entries: Mutex<Entries>,
@@ -28,7 +28,7 @@ struct Record {
 
 #[derive(Default)]
 struct Entries {
-    /// Nothing until the response is over.
+    /// `None` until the response has ended.
     response: Option<Map<String, Value>>,
     key: Option<String>,
     session: Option<String>,
@@ -38,44 +38,45 @@ struct Entries {
 
 impl Ledger {
     pub fn new(log: Option<AccessLog>, observer: Observer) -> Self {
-        Self(Arc::new(Record { log, observer, entries: Mutex::default() }))
+        Self(Arc::new(PendingLine { log, observer, entries: Mutex::default() }))
     }
 
-    /// That of the request being answered; nothing outside of one.
+    /// Returns the ledger of the request that this task answers; `None` outside of one.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Clone::clone).ok()
     }
 
-    /// Answers a request whose ledger this is.
+    /// Runs `answering` with this as the current ledger.
     pub async fn of<F: Future>(self, answering: F) -> F::Output {
         CURRENT.scope(self, answering).await
     }
 
-    /// Whose key it came with.
+    /// Records the owner of the request's key.
     pub fn key(&self, owner: String) {
         self.entries().key = Some(owner);
     }
 
+    /// Records the model that the request names.
     pub fn asks(&self, model: &str) {
         self.entries().model = Some(model.to_owned());
     }
 
-    /// The session that it is a turn of.
+    /// Records the session.
     pub fn is_in(&self, session: String) {
         self.entries().session = Some(session);
     }
 
-    /// All tokens so far.
+    /// Records the token counts so far.
     pub fn used(&self, usage: &Usage) {
         self.entries().usage = Some(usage.clone());
     }
 
-    /// How it was answered.
+    /// Records the response's part of the line.
     pub fn answered(&self, response: Map<String, Value>) {
         self.entries().response = Some(response);
     }
 
-    /// What is behind the lock is whole at every moment.
+    /// Locks the entries. A poisoned lock is fine: every write is a single assignment.
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +99,7 @@ impl Entries {
     }
 }
 
-impl Drop for Record {
+impl Drop for PendingLine {
     fn drop(&mut self) {
         let entries = std::mem::take(self.entries.get_mut().unwrap_or_else(PoisonError::into_inner));
         let (Some(log), Some(line)) = (&self.log, entries.line()) else { return };

@@ -1,10 +1,10 @@
-//! Sockets: where the server listens, its connections, and its end.
+//! Sockets: listening, accepting connections, draining.
 //!
-//! The only place where async code is started: a runtime of its own with few threads, because all they do is translate. The
-//! caller's thread stays free to load a model and to wait for a signal.
+//! Owns the only async runtime, with few threads, because its tasks only translate between HTTP and the engine. The caller's thread
+//! stays free to load a model and to wait for a signal.
 //!
-//! Invariants: the address is taken before the model is loaded, so that one in use is an error at once; when [`Server::drain`]
-//! returns, nothing listens and nobody is connected any more.
+//! Invariants: the address is bound before the model is loaded, so that an address in use is an error at once; when
+//! [`Server::drain`] returns, all sockets are closed.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -31,36 +31,39 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
-use super::connection::{ConnectionInfo, ConnectionLimits, Crowd, Metered, Overdue, Peer, Place};
+use super::connection::{
+    ConnectionInfo, ConnectionLimits, Connections, Metered, OpenConnection, Overdue, Peer,
+};
 use super::error::ApiError;
-use super::front::{self, Front};
 use super::half_open::HalfOpen;
+use super::lifecycle::Lifecycle;
 use super::observe::Observer;
+use super::router;
 use super::{App, api};
 
-/// Threads of the runtime. The work is in the engine's thread; these parse and frame.
+/// Threads of the runtime; they only parse and frame, the engine has its own.
 const WORKERS: usize = 2;
 
-/// Bytes of a request's head, and of what is read ahead of a body.
+/// Most bytes of a request's head, and of read-ahead of a body.
 const MAX_HEAD: usize = 64 << 10;
 
 /// Connections that the system holds until they are taken; it may allow fewer. std asks for 128, and who comes to a full queue
 /// tries again after a second.
 const BACKLOG: i32 = 4096;
 
-/// How long to wait when the system has no descriptor to give.
+/// Pause before the next attempt if the system has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that are told at the same time that there is no place for them; more are just closed.
+/// Refused connections that get a response at the same time; further ones are closed without one.
 const REFUSALS_AT_ONCE: usize = 64;
 
-/// How long a last word to a client may take.
+/// Time limit for sending the response to a refused connection.
 const LAST_WORD_TIME: Duration = Duration::from_secs(1);
 
-/// How long cancelled streams may take to come to their end.
+/// Time limit for cancelled streams to end.
 const CANCEL_TIME: Duration = Duration::from_secs(5);
 
-/// A socket that is bound, and does not answer yet.
+/// A bound socket that accepts no connections yet.
 #[derive(Debug)]
 pub enum Listener {
     Tcp(std::net::TcpListener),
@@ -69,20 +72,20 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// The first address of `host` that can be bound; port 0 lets the system choose.
+    /// Binds the first address of `host` that can be bound; port 0 lets the system choose.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn tcp(addresses: impl ToSocketAddrs) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind(addresses)?;
         SockRef::from(&listener).listen(BACKLOG)?;
         Ok(Listener::Tcp(listener))
     }
 
-    /// A socket in the file system, for its owner only. One that a process left behind is replaced.
+    /// Binds a Unix socket that only its owner may use. Replaces one that a dead process left behind.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there; `AlreadyExists` when it is something else than a socket; the system's.
+    /// `AddrInUse` if a process listens there; `AlreadyExists` if the path is not a socket; those of the system.
     #[cfg(unix)]
     pub fn unix(path: &std::path::Path) -> io::Result<Self> {
         unix::Socket::bind(path).map(Listener::Unix)
@@ -99,7 +102,7 @@ impl Listener {
     }
 }
 
-/// Where a server is found.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),
@@ -107,7 +110,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// What clients are set to.
+    /// Returns the base URL for clients.
     pub fn base_url(&self) -> String {
         match self {
             Address::Tcp(address) => format!("http://{address}/v1"),
@@ -127,7 +130,7 @@ impl fmt::Display for Address {
 
 #[cfg(unix)]
 mod unix {
-    //! A socket in the file system, gone with its owner.
+    //! A Unix socket whose file is removed on drop.
 
     use std::fs;
     use std::io;
@@ -159,7 +162,7 @@ mod unix {
             &self.path
         }
 
-        /// The listener, once.
+        /// Takes the listener; `None` after the first call.
         pub fn take(&mut self) -> io::Result<UnixListener> {
             self.listener.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
         }
@@ -171,7 +174,7 @@ mod unix {
         }
     }
 
-    /// Removes what a process has left that did not come to its end.
+    /// Removes the socket file of a process that was killed.
     fn remove_stale(path: &Path) -> io::Result<()> {
         let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
         if !metadata.file_type().is_socket() {
@@ -185,54 +188,54 @@ mod unix {
     }
 }
 
-/// How far the connections are.
+/// The phase of all connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Open,
-    /// Requests under way come to their end, the rest closes.
+    /// Requests under way continue; idle connections close.
     Draining,
     Over,
 }
 
-/// A server that runs; dropping it ends it at once.
+/// A running server; dropping it stops it at once.
 pub struct Server {
-    /// Nothing only while it is dropped.
+    /// `None` only while it is dropped.
     runtime: Option<Runtime>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     phase: watch::Sender<Phase>,
     accepting: Option<JoinHandle<()>>,
     address: Address,
 }
 
-struct Shared {
-    front: Front,
-    /// What requests are answered by now.
+struct ServerState {
+    lifecycle: Lifecycle,
+    /// The router for new requests.
     router: RwLock<Router>,
-    crowd: Arc<Crowd>,
+    connections: Arc<Connections>,
     refusals: Arc<Semaphore>,
 }
 
-/// How a server came to its end.
+/// The result of draining a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
-    /// Requests that were under way when the time was over.
+    /// Requests that were still under way at the time limit.
     pub num_cancelled: usize,
 }
 
 impl Server {
-    /// Answers from now on; what needs a model waits for [`Server::open`].
+    /// Starts to accept connections. Endpoints that need a model get 503 until [`Server::open`].
     ///
     /// # Errors
-    /// The system's.
-    pub fn start(listener: Listener, front: Front, limits: ConnectionLimits) -> io::Result<Self> {
+    /// Those of the system.
+    pub fn start(listener: Listener, lifecycle: Lifecycle, limits: ConnectionLimits) -> io::Result<Self> {
         let address = listener.address()?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(WORKERS).thread_name("http").enable_all().build()?;
         let (phase, phases) = watch::channel(Phase::Open);
-        let shared = Arc::new(Shared {
-            router: RwLock::new(front::router(&front, Router::new())),
-            front,
-            crowd: Crowd::new(limits),
+        let shared = Arc::new(ServerState {
+            router: RwLock::new(router::router(&lifecycle, Router::new())),
+            lifecycle,
+            connections: Connections::new(limits),
             refusals: Arc::new(Semaphore::new(REFUSALS_AT_ONCE)),
         });
         let socket = {
@@ -243,51 +246,51 @@ impl Server {
         Ok(Self { runtime: Some(runtime), shared, phase, accepting: Some(accepting), address })
     }
 
-    /// The model is there.
+    /// Serves the model from now on.
     pub fn open(&self, app: App) {
         self.open_with(app, api::routes());
     }
 
-    /// As `open`, with these endpoints in place of the model's own.
+    /// Like `open`, with these endpoints instead of the model's.
     pub fn open_with(&self, app: App, api: Router<App>) {
         let api = api.with_state(app.clone());
-        let router = front::router(&self.shared.front, api);
+        let router = router::router(&self.shared.lifecycle, api);
         *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
-        self.shared.front.open(app);
+        self.shared.lifecycle.open(app);
     }
 
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    pub fn front(&self) -> &Front {
-        &self.shared.front
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.shared.lifecycle
     }
 
-    /// Takes nothing new and waits for what is under way, at most so long; then `cancel` is to end it, and the rest is cut.
+    /// Stops accepting requests and waits for those under way, at most `timeout`; then calls `cancel` and closes what is left.
     pub fn drain(mut self, timeout: Duration, cancel: impl FnOnce()) -> Drained {
-        self.shared.front.drain();
+        self.shared.lifecycle.drain();
         self.phase.send_replace(Phase::Draining);
         let Some(runtime) = &self.runtime else { return Drained { num_cancelled: 0 } };
         let accepting = self.accepting.take();
-        let crowd = &self.shared.crowd;
+        let connections = &self.shared.connections;
         runtime.block_on(async {
             if let Some(accepting) = accepting {
                 let _ = accepting.await; // a panic there has closed the listener as well
             }
             let mut drained = Drained { num_cancelled: 0 };
-            if tokio::time::timeout(timeout, crowd.emptied()).await.is_err() {
-                drained.num_cancelled = crowd.num_busy();
-                if let Some(app) = self.shared.front.app() {
+            if tokio::time::timeout(timeout, connections.emptied()).await.is_err() {
+                drained.num_cancelled = connections.num_busy();
+                if let Some(app) = self.shared.lifecycle.app() {
                     app.cut_short(); // before the engines are told, so that nothing comes to them afterwards
                 }
                 cancel();
-                let _ = tokio::time::timeout(CANCEL_TIME, crowd.emptied()).await;
+                let _ = tokio::time::timeout(CANCEL_TIME, connections.emptied()).await;
                 self.phase.send_replace(Phase::Over);
-                let _ = tokio::time::timeout(LAST_WORD_TIME, crowd.emptied()).await;
+                let _ = tokio::time::timeout(LAST_WORD_TIME, connections.emptied()).await;
             }
             // What a client left behind by going away is still to be saved.
-            if let Some(app) = self.shared.front.app() {
+            if let Some(app) = self.shared.lifecycle.app() {
                 let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
             }
             drained
@@ -332,8 +335,8 @@ impl Socket {
         }
     }
 
-    /// Takes one connection and gives it a task.
-    async fn accept(&self, shared: &Arc<Shared>, phases: &watch::Receiver<Phase>) -> io::Result<()> {
+    /// Accepts one connection and spawns its task.
+    async fn accept(&self, shared: &Arc<ServerState>, phases: &watch::Receiver<Phase>) -> io::Result<()> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
@@ -351,7 +354,7 @@ impl Socket {
 }
 
 /// Runs until the phase changes.
-async fn accept(socket: Socket, shared: Arc<Shared>, phases: watch::Receiver<Phase>) {
+async fn accept(socket: Socket, shared: Arc<ServerState>, phases: watch::Receiver<Phase>) {
     let mut phase = phases.clone();
     let mut is_failing = false;
     loop {
@@ -370,13 +373,13 @@ async fn accept(socket: Socket, shared: Arc<Shared>, phases: watch::Receiver<Pha
     }
 }
 
-impl Shared {
+impl ServerState {
     fn take<S>(self: &Arc<Self>, stream: S, peer: Peer, phases: &watch::Receiver<Phase>)
     where
         S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
-        let http = &self.front.observer().metrics().http;
-        match self.crowd.enter(peer) {
+        let http = &self.lifecycle.observer().metrics().http;
+        match self.connections.enter(peer) {
             Ok((place, makes_room)) => {
                 if makes_room {
                     http.closed("made_room");
@@ -394,22 +397,22 @@ impl Shared {
         let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         let message = "as many connections are in use as may";
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("too_many_connections"), message);
-        let word = last_word(error.retry_after(self.front.retry_after()));
+        let word = last_word(error.retry_after(self.lifecycle.retry_after()));
         tokio::spawn(async move {
             say(stream, &word).await;
             drop(permit);
         });
     }
 
-    /// One connection, from its first byte to its last.
-    async fn serve<S>(self: Arc<Self>, stream: S, place: Place, mut phases: watch::Receiver<Phase>)
+    /// Serves one connection until it closes.
+    async fn serve<S>(self: Arc<Self>, stream: S, place: OpenConnection, mut phases: watch::Receiver<Phase>)
     where
         S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
         if *phases.borrow_and_update() != Phase::Open {
             return;
         }
-        let _open = Counted::new(&self.front);
+        let _open = CountedConnection::new(&self.lifecycle);
         let info = place.info().clone();
         let service = {
             let (shared, info) = (Arc::clone(&self), info.clone());
@@ -445,7 +448,7 @@ impl Shared {
             Pin::new(&mut connection).graceful_shutdown();
         };
         if let Some(overdue) = overdue {
-            self.front.observer().metrics().http.closed(overdue.reason());
+            self.lifecycle.observer().metrics().http.closed(overdue.reason());
             if overdue == Overdue::Header {
                 let message = "the head of the request did not arrive in time";
                 let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message);
@@ -455,7 +458,7 @@ impl Shared {
     }
 }
 
-/// Drives a connection until it ends, or until something takes too long.
+/// Drives a connection until it ends or exceeds a time limit.
 async fn until_overdue<C: Future + Unpin>(
     connection: &mut C,
     info: &ConnectionInfo,
@@ -475,9 +478,9 @@ async fn until_overdue<C: Future + Unpin>(
     .await
 }
 
-/// Hands a request to whatever answers now.
+/// Passes a request to the current router.
 async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     info: ConnectionInfo,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
@@ -502,7 +505,7 @@ fn without_stray_slashes(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// An error as the bytes of a whole response, for where hyper is not asked.
+/// Returns an error as the bytes of a whole response, for connections that hyper does not serve.
 fn last_word(error: ApiError) -> Vec<u8> {
     let body = error.body().to_string();
     let retry_after = error
@@ -516,7 +519,7 @@ fn last_word(error: ApiError) -> Vec<u8> {
     (head + &body).into_bytes()
 }
 
-/// Writes it and waits for the other side to have read it: to close with data unread would take it back.
+/// Writes the response and waits until the client has read it: closing with unread data would discard it.
 async fn say<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, word: &[u8]) {
     let said = async {
         stream.write_all(word).await?;
@@ -528,18 +531,18 @@ async fn say<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, word: &[u8]) {
     let _ = timeout(LAST_WORD_TIME, said).await; // the client may be gone
 }
 
-/// An open connection in the metrics.
-struct Counted(Observer);
+/// Counts an open connection in the metrics until it is dropped.
+struct CountedConnection(Observer);
 
-impl Counted {
-    fn new(front: &Front) -> Self {
-        let observer = front.observer().clone();
+impl CountedConnection {
+    fn new(lifecycle: &Lifecycle) -> Self {
+        let observer = lifecycle.observer().clone();
         observer.metrics().http.connections.inc();
         Self(observer)
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.metrics().http.connections.dec();
     }

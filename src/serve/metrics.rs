@@ -15,12 +15,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::engine::Standing;
-use super::engines::Place;
-use super::observe::TurnRecord;
-use crate::runtime::Finish;
+use super::engine::Health;
+use super::engines::EngineStatus;
+use crate::runtime::{Finish, Outcome, Started};
 
-/// Content type of [`Format::Text`].
+/// Content type of [`MetricsFormat::Text`].
 const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -30,25 +29,43 @@ const LATENCY_BUCKETS: [f64; 15] =
 const TOKEN_BUCKETS: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.0, 5.0];
 
+/// One finished turn, for the log and the metrics.
+#[derive(Debug, Clone)]
+pub struct FinishedTurn {
+    /// The `x-request-id` of the request.
+    pub request_id: String,
+    pub session: Option<String>,
+    /// Index of the engine that answered.
+    pub engine: usize,
+    pub started: Option<Started>,
+    pub outcome: Outcome,
+    /// Times between tokens, in order; one fewer than tokens.
+    pub inter_token: Vec<Duration>,
+}
+
 /// How the numbers are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum MetricsFormat {
     /// Prometheus' own text format, which every reader knows.
     Text,
     /// For those who ask for it.
     OpenMetrics,
 }
 
-impl Format {
+impl MetricsFormat {
     /// By an `Accept` header.
     pub fn accepted(accept: &str) -> Self {
-        if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Text }
+        if accept.contains("application/openmetrics-text") {
+            MetricsFormat::OpenMetrics
+        } else {
+            MetricsFormat::Text
+        }
     }
 
     pub fn content_type(self) -> &'static str {
         match self {
-            Format::Text => TEXT_TYPE,
-            Format::OpenMetrics => OPEN_METRICS_TYPE,
+            MetricsFormat::Text => TEXT_TYPE,
+            MetricsFormat::OpenMetrics => OPEN_METRICS_TYPE,
         }
     }
 }
@@ -134,14 +151,14 @@ pub struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    fn set(&self, engine: usize, place: &Place) {
+    fn set(&self, engine: usize, status: &EngineStatus) {
         let labels = EngineLabels { engine: engine.to_string() };
         let level = |gauge: &PerEngine<Level>, value: usize| {
             gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        let load = place.load.unwrap_or_default(); // an engine that is not there has nothing
+        let load = status.load.unwrap_or_default(); // an engine that is not there has nothing
         let held = load.kv_capacity.saturating_sub(load.kv_free);
-        level(&self.up, usize::from(place.standing == Standing::Up));
+        level(&self.up, usize::from(status.health == Health::Up));
         level(&self.running, load.num_running);
         level(&self.waiting, load.num_waiting);
         level(&self.sessions, load.num_sessions);
@@ -198,7 +215,7 @@ impl TurnMetrics {
         times.iter().for_each(|times| drop(times.get_or_create(&labels)));
     }
 
-    fn add(&self, record: &TurnRecord) {
+    fn add(&self, record: &FinishedTurn) {
         let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
         let engine = record.engine.to_string();
         let labels = EngineLabels { engine: engine.clone() };
@@ -272,7 +289,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub fn turn(&self, record: &TurnRecord) {
+    pub fn turn(&self, record: &FinishedTurn) {
         self.turns.add(record);
     }
 
@@ -285,20 +302,20 @@ impl Metrics {
         (0..num_engines).for_each(|engine| self.turns.begin(engine));
     }
 
-    /// What `/metrics` answers. `engines` are those of the model, where there is one; they and `is_ready` as they are now.
-    pub fn encode(&self, format: Format, engines: &[Place], is_ready: bool) -> String {
+    /// Returns the body of `/metrics`. `engines` is empty while the model loads.
+    pub fn encode(&self, format: MetricsFormat, engines: &[EngineStatus], is_ready: bool) -> String {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = &self.engine;
         engine.ready.set(i64::from(is_ready));
-        let num_restarts: u64 = engines.iter().map(|place| place.num_restarts).sum();
+        let num_restarts: u64 = engines.iter().map(|status| status.num_restarts).sum();
         engine.restarts.inc_by(num_restarts.saturating_sub(engine.restarts.get()));
-        engines.iter().enumerate().for_each(|(index, place)| engine.set(index, place));
+        engines.iter().enumerate().for_each(|(index, status)| engine.set(index, status));
         self.process.read();
         let mut out = String::new();
         text::encode(&mut out, &registry).expect("a string takes everything");
         match format {
-            Format::OpenMetrics => out,
-            Format::Text => to_text(&out),
+            MetricsFormat::OpenMetrics => out,
+            MetricsFormat::Text => to_text(&out),
         }
     }
 
@@ -405,10 +422,10 @@ mod tests {
         metrics.http.requests.get_or_create(&labels).inc();
         let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..EngineLoad::default() };
         let places = [
-            Place { standing: Standing::Up, num_restarts: 0, load: Some(load) },
-            Place { standing: Standing::Down, num_restarts: 2, load: None },
+            EngineStatus { health: Health::Up, num_restarts: 0, load: Some(load) },
+            EngineStatus { health: Health::Down, num_restarts: 2, load: None },
         ];
-        let text = metrics.encode(Format::Text, &places, true);
+        let text = metrics.encode(MetricsFormat::Text, &places, true);
         for expected in [
             "# TYPE vllm:num_requests_running gauge\n",
             "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 3\n",
@@ -427,7 +444,7 @@ mod tests {
             assert!(text.contains(expected), "{expected} in\n{text}");
         }
         assert!(!text.contains("EOF"));
-        let open = metrics.encode(Format::OpenMetrics, &places, true);
+        let open = metrics.encode(MetricsFormat::OpenMetrics, &places, true);
         assert!(open.contains("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total{"), "{open}");
         assert!(open.ends_with("# EOF\n") && open.contains("llmctl_engine_restarts_total 2\n"));
         let samples = |text: &str| {
@@ -439,9 +456,9 @@ mod tests {
 
     #[test]
     fn the_format_is_chosen_by_accept() {
-        assert_eq!(Format::accepted("*/*"), Format::Text);
-        assert_eq!(Format::accepted(""), Format::Text);
+        assert_eq!(MetricsFormat::accepted("*/*"), MetricsFormat::Text);
+        assert_eq!(MetricsFormat::accepted(""), MetricsFormat::Text);
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3";
-        assert_eq!(Format::accepted(prometheus), Format::OpenMetrics);
+        assert_eq!(MetricsFormat::accepted(prometheus), MetricsFormat::OpenMetrics);
     }
 }

@@ -1,68 +1,53 @@
-//! What the server says about its work: one record per turn, for the log, for `/metrics`, and for telling those who are
-//! turned away when to come back.
+//! Takes one record per finished turn and uses it for the log, for `/metrics`, and for Retry-After.
 //!
-//! Invariant: what is logged names sessions and requests, never their text.
+//! Invariant: log lines name sessions and requests, never their text.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::metrics::Metrics;
-use crate::runtime::{EngineLoad, Outcome, Started};
+use super::metrics::{FinishedTurn, Metrics};
+use crate::runtime::EngineLoad;
 
 /// Retry-After before any turn has ended.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(2);
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// Weight of the newest turn in the mean: the last two dozen or so count.
+/// Weight of the newest turn in the mean, which follows about the last two dozen turns.
 const NEWEST_WEIGHT: f64 = 0.08;
 
-/// One finished request, as statistics see it.
-#[derive(Debug, Clone)]
-pub struct TurnRecord {
-    /// The `x-request-id` in force.
-    pub request_id: String,
-    pub session: Option<String>,
-    /// Which engine has answered.
-    pub engine: usize,
-    pub started: Option<Started>,
-    pub outcome: Outcome,
-    /// Times between tokens, in order; one less than there are tokens.
-    pub inter_token: Vec<Duration>,
-}
-
-/// Takes records of what was done; clones are the same observer.
+/// Records finished turns; clones refer to the same records.
 #[derive(Debug, Clone, Default)]
 pub struct Observer {
-    shared: Arc<Shared>,
+    state: Arc<ObserverState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ObserverState {
     metrics: Metrics,
-    pace: Mutex<Pace>,
+    rate: Mutex<TurnRate>,
 }
 
-/// How often a turn comes to its end while there is something to do, the newer ones weighing more.
+/// A moving mean of the time between the ends of turns while the engine is busy.
 #[derive(Debug, Default)]
-struct Pace {
+struct TurnRate {
     last_end: Option<Instant>,
-    /// Seconds from one end to the next.
+    /// Mean seconds from one end to the next; `None` before the first.
     mean: Option<f64>,
 }
 
-impl Pace {
-    /// A turn that was computed for so long has ended.
+impl TurnRate {
+    /// Records the end of a turn that was computed for `took`.
     fn ended(&mut self, at: Instant, took: Duration) {
-        // A pause longer than the turn was one in which there was nothing to do.
+        // If the pause is longer than the turn took, the engine was idle in between: count the turn alone.
         let pause = self.last_end.map_or(took, |last| at.saturating_duration_since(last)).min(took);
         self.last_end = Some(at);
         let seconds = pause.as_secs_f64();
         self.mean = Some(self.mean.map_or(seconds, |mean| mean + NEWEST_WEIGHT * (seconds - mean)));
     }
 
-    /// Until so many more have ended.
+    /// Estimates the time until `num_turns` more turns have ended.
     fn time_of(&self, num_turns: usize) -> Duration {
         let Some(mean) = self.mean else { return UNKNOWN_WAIT };
         let time = Duration::try_from_secs_f64(mean * num_turns as f64).unwrap_or(LONGEST_WAIT);
@@ -71,34 +56,34 @@ impl Pace {
 }
 
 impl Observer {
-    pub fn turn(&self, record: &TurnRecord) {
+    pub fn turn(&self, record: &FinishedTurn) {
         tracing::info!("{}", stats_line(record));
-        self.shared.metrics.turn(record);
+        self.state.metrics.turn(record);
         let timings = &record.outcome.timings;
-        // A request that never started says nothing about how long one takes.
+        // Only started requests tell how long one takes.
         if record.started.is_some() {
             let took = timings.total.saturating_sub(timings.queue);
-            self.pace().ended(Instant::now(), took);
+            self.rate().ended(Instant::now(), took);
         }
     }
 
     pub fn metrics(&self) -> &Metrics {
-        &self.shared.metrics
+        &self.state.metrics
     }
 
-    /// When a request that is turned away now is likely to find a place: when those that wait have started, at the pace
-    /// at which the last turns came to their ends.
+    /// Estimates when a request that is refused now would be accepted: when all waiting requests have started, at the
+    /// rate at which the last turns ended.
     pub fn retry_after(&self, load: &EngineLoad) -> Duration {
-        self.pace().time_of(load.num_waiting.max(1))
+        self.rate().time_of(load.num_waiting.max(1))
     }
 
-    fn pace(&self) -> MutexGuard<'_, Pace> {
-        self.shared.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rate(&self) -> MutexGuard<'_, TurnRate> {
+        self.state.rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The reference server's line per turn, with the names of its fields, and then our own.
-fn stats_line(record: &TurnRecord) -> String {
+/// Returns the log line of a turn: the reference server's fields under their names, then our own.
+fn stats_line(record: &FinishedTurn) -> String {
     let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
     let reason = record.started.as_ref().map_or("not_started", |started| started.reuse.reason.name());
     let prompt_tokens = record.started.as_ref().map_or(usage.prompt_tokens, |started| started.prompt_tokens);
@@ -128,7 +113,7 @@ fn stats_line(record: &TurnRecord) -> String {
     line
 }
 
-/// One word of a line: what would break it up, or a terminal, becomes `?`.
+/// Returns `text` as one word: control characters, spaces and non-ASCII become `?`.
 fn word(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_graphic() { c } else { '?' }).collect()
 }
@@ -136,9 +121,9 @@ fn word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{Finish, Reuse, ReuseReason, Timings, Usage};
+    use crate::runtime::{Finish, Outcome, Reuse, ReuseReason, Started, Timings, Usage};
 
-    fn record(total_ms: u64) -> TurnRecord {
+    fn record(total_ms: u64) -> FinishedTurn {
         let reuse = Reuse { cached_tokens: 6, reason: ReuseReason::ExactPrefix, ..Reuse::default() };
         let started = Started { prompt_tokens: 10, max_tokens: 5, seed: 1, reuse, difference: None };
         let timings = Timings {
@@ -151,7 +136,7 @@ mod tests {
         let usage = Usage { prompt_tokens: 10, cached_tokens: 6, completion_tokens: 5 };
         let outcome = Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1 };
         let session = Some("a b\n".to_owned());
-        TurnRecord {
+        FinishedTurn {
             request_id: "r1".to_owned(),
             session,
             engine: 0,
@@ -169,37 +154,37 @@ mod tests {
              prefilled_prompt_tokens=4 completion_tokens=5 prefill_ms=100.0 prefill_tok_s=40.0 decode_ms=200.0 \
              decode_tok_s=20.0 total_ms=350.0 finish=length queue_ms=50.0 ttft_ms=150.0 request_id=r1"
         );
-        let refused = TurnRecord { session: None, started: None, ..record(350) };
+        let refused = FinishedTurn { session: None, started: None, ..record(350) };
         assert!(stats_line(&refused).starts_with("llm_turn_stats session_id=<scratch> reason=not_started "));
     }
 
     #[test]
-    fn retry_after_follows_the_queue_and_the_pace() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.time_of(64), UNKNOWN_WAIT);
+    fn retry_after_follows_the_queue_and_the_rate() {
+        let mut rate = TurnRate::default();
+        assert_eq!(rate.time_of(64), UNKNOWN_WAIT);
         let begin = Instant::now();
         let at = |ms: u64| begin + Duration::from_millis(ms);
         let took = Duration::from_secs(4);
-        pace.ended(at(0), took);
-        assert_eq!(pace.time_of(3), Duration::from_secs(12), "one alone");
+        rate.ended(at(0), took);
+        assert_eq!(rate.time_of(3), Duration::from_secs(12), "one alone");
         // Four side by side, for a long time: one a second comes to its end, whether they end together or in turns.
         for turn in 1..200_u64 {
-            pace.ended(at(turn / 4 * 4000 + 1), took);
+            rate.ended(at(turn / 4 * 4000 + 1), took);
         }
-        let wait = pace.time_of(16).as_secs_f64();
+        let wait = rate.time_of(16).as_secs_f64();
         assert!((11.0..21.0).contains(&wait), "{wait}");
         for turn in 1..200_u64 {
-            pace.ended(at(200_000 + turn * 1000), took);
+            rate.ended(at(200_000 + turn * 1000), took);
         }
-        let wait = pace.time_of(16).as_secs_f64();
+        let wait = rate.time_of(16).as_secs_f64();
         assert!((15.9..16.1).contains(&wait), "{wait}");
         // A night without requests, then short turns one after the other.
         for turn in 0..200_u64 {
-            pace.ended(at(40_000_000 + turn * 50_000), Duration::from_millis(50));
+            rate.ended(at(40_000_000 + turn * 50_000), Duration::from_millis(50));
         }
-        let wait = pace.time_of(64).as_secs_f64();
+        let wait = rate.time_of(64).as_secs_f64();
         assert!((3.1..3.3).contains(&wait), "{wait}: nothing to do is no pace");
-        assert_eq!((pace.time_of(1), pace.time_of(100_000)), (SHORTEST_WAIT, LONGEST_WAIT));
+        assert_eq!((rate.time_of(1), rate.time_of(100_000)), (SHORTEST_WAIT, LONGEST_WAIT));
     }
 
     #[test]
@@ -213,7 +198,7 @@ mod tests {
             kv_allocated: 0,
         };
         let observer = Observer::default();
-        observer.turn(&TurnRecord { started: None, ..record(100_000) });
+        observer.turn(&FinishedTurn { started: None, ..record(100_000) });
         assert_eq!(observer.retry_after(&load), UNKNOWN_WAIT);
         observer.turn(&record(150));
         assert_eq!(observer.retry_after(&load), Duration::from_secs(6));

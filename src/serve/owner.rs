@@ -1,7 +1,7 @@
-//! Whose sessions a request may use, and the lines of a key file, which say whose a key is.
+//! Owners of sessions, and the lines of a key file, which assign keys to owners.
 //!
-//! Invariants: two keys share sessions only where the file gives them the same owner; an owner is the same after a restart,
-//! as long as the key, or its owner's name, is. What an owner is called says nothing about a key that could be used.
+//! Invariants: two keys share sessions only if the file gives them the same owner; an owner is the same after a restart,
+//! as long as the key, or the owner's name, is. The name of an owner does not reveal a key.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,28 +13,28 @@ use sha2::{Digest, Sha256};
 
 use super::App;
 
-/// Begins the owner of a key without a name of its own; no name in a key file does.
+/// Prefix of the owner of a key without a named owner; names in a key file cannot begin with it.
 const OF_KEY: &str = "key-";
 
-/// Whose requests without keys are. No name in a key file is this one.
+/// The owner of requests to a server without keys; a key file cannot use this name.
 const ANONYMOUS: &str = "anonymous";
 
 const MAX_OWNER_BYTES: usize = 64;
 
-/// Whom a session belongs to.
+/// The owner of a session.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(Option<Arc<str>>);
 
 impl Owner {
-    /// The user of this machine, whose sessions `run` and `chat` keep.
+    /// Returns the local user, who owns the sessions of `run` and `chat`.
     pub const LOCAL: Self = Self(None);
 
-    /// Everybody who asks a server without keys.
+    /// Returns the owner of all requests to a server without keys.
     pub fn anonymous() -> Self {
         Self(Some(ANONYMOUS.into()))
     }
 
-    /// As the file of a session has it.
+    /// Returns the name in the file of a session.
     pub fn stored(&self) -> Option<&str> {
         self.0.as_deref()
     }
@@ -52,7 +52,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Whose sessions a request sees: those of the first, where it begins new ones too, before those of the second.
+/// The owners whose sessions a request sees: first its own, whose new sessions it creates, then the local user if shared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     owner: Owner,
@@ -60,7 +60,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// With `shares_local`, the sessions of the local user are everybody's. Whoever needs no key is that user then.
+    /// With `shares_local`, all callers see the sessions of the local user, and requests without keys are that user.
     pub fn new(owner: Owner, shares_local: bool) -> Self {
         match (shares_local, owner == Owner::anonymous()) {
             (false, _) => Self { owner, also: None },
@@ -69,18 +69,18 @@ impl Caller {
         }
     }
 
-    /// Whose new sessions are.
+    /// Returns the owner of new sessions.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// All whose sessions it sees, in order.
+    /// Returns all owners whose sessions the request sees, in order.
     pub fn owners(&self) -> impl Iterator<Item = &Owner> {
         [Some(&self.owner), self.also.as_ref()].into_iter().flatten()
     }
 }
 
-/// The guard knows who asks; where there is none, nobody has a key.
+/// Set by the guard; without one, requests are anonymous.
 impl FromRequestParts<App> for Caller {
     type Rejection = Infallible;
 
@@ -90,7 +90,7 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
-/// A key and whose it is.
+/// A key and its owner.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyLine {
     pub key: String,
@@ -104,10 +104,10 @@ impl fmt::Debug for KeyLine {
 }
 
 impl KeyLine {
-    /// Reads `KEY [owner=NAME] [# comment]`; nothing where the line holds no more than a comment.
+    /// Parses `KEY [owner=NAME] [# comment]`; `None` for a blank line or a comment.
     ///
     /// # Errors
-    /// What is wrong with the line, without its key.
+    /// What is wrong with the line, without the key.
     pub fn parse(line: &str) -> Result<Option<Self>, String> {
         let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
         let Some(key) = words.next() else { return Ok(None) };

@@ -1,8 +1,8 @@
-//! How much is rendered and tokenised at the same time. Both take memory by the tenfold of a text and a processor for as long as
-//! it is, and the number of requests is the clients' choice.
+//! Bounds how much text is rendered and tokenised at the same time: both take ten times the memory of a text, and clients choose the
+//! number of requests.
 //!
-//! Small texts count by their number and large ones by their size, apart from each other, so that large ones hold up no small
-//! one. Whoever waits longer than [`LONGEST_WAIT`] is told to come back.
+//! Small texts are limited by number and large ones by size, separately, so that large texts do not delay small ones. A
+//! request that waits longer than [`LONGEST_WAIT`] is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const UNIT: usize = 1 << 10;
 
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
-/// Places for texts on their way to tokens; clones are the same.
+/// The limits on texts being prepared; clones share them.
 #[derive(Debug, Clone)]
 pub struct Preparing {
     small: Arc<Semaphore>,
@@ -43,10 +43,10 @@ impl Default for Preparing {
 }
 
 impl Preparing {
-    /// Waits for a place for so many bytes of text, which is free again when the value is dropped.
+    /// Waits until `num_bytes` of text may be prepared; dropping the value ends the preparation.
     ///
     /// # Errors
-    /// 503 when that takes too long.
+    /// 503 after [`LONGEST_WAIT`].
     pub async fn enter(&self, num_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let (places, count) = match num_bytes {
             0..=SMALL => (&self.small, 1),
@@ -62,7 +62,7 @@ impl Preparing {
     }
 }
 
-/// Bytes of text in a conversation, about.
+/// Returns the approximate bytes of text in a conversation.
 pub fn bytes_of(conversation: &Conversation) -> usize {
     let Conversation { messages, tools, documents, kwargs } = conversation;
     let messages: usize = messages.iter().map(bytes_of_message).sum();

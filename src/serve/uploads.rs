@@ -1,10 +1,9 @@
-//! Bodies that are slow to come, counted by who sends them: each holds a connection, and one client must not hold them all.
+//! Limits the slow request bodies of each client, because each holds a connection, and one client must not hold them all.
 //!
-//! A body counts once it has been on its way for [`PROMPT`]; whoever sends what it has at once never meets this. Clients are told
-//! apart by address, of IPv6 by its first 64 bits, which is what one site is given. Those who come through a socket in the file
-//! system are its owner's, and are not counted.
+//! A body counts as slow once it has been on its way for [`PROMPT`]. A client is an IPv4 address or the first 64 bits of an IPv6
+//! address, which is what one site is given. Unix sockets are not counted: all their clients are the owner's.
 //!
-//! Invariant: at most so many slow bodies of an address are waited for at a time; a place is free again when its value is dropped.
+//! Invariant: at most a given number of slow bodies per client at a time; dropping a [`Slow`] frees its place.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,10 +13,10 @@ use std::time::Duration;
 /// A body that has come within this time is not slow.
 pub const PROMPT: Duration = Duration::from_secs(1);
 
-/// The slow bodies of all clients; clones are the same.
+/// The slow bodies of all clients; clones refer to the same counts.
 #[derive(Debug, Clone, Default)]
 pub struct Uploads {
-    /// For each client; 0 is no limit.
+    /// Limit for each client; 0 is no limit.
     most: usize,
     places: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
@@ -27,7 +26,7 @@ impl Uploads {
         Self { most, places: Arc::default() }
     }
 
-    /// A place for one more slow body of this client; nothing when it has as many as it may.
+    /// Counts one more slow body of this client; `None` if it is at its limit.
     pub fn enter(&self, client: Option<IpAddr>) -> Option<Slow> {
         let Some(client) = client.filter(|_| self.most > 0) else { return Some(Slow(None)) };
         let site = site(client);
@@ -41,13 +40,13 @@ impl Uploads {
         Some(Slow(Some((self.clone(), site))))
     }
 
-    /// The counts are whole at every moment.
+    /// Locks the counts. A poisoned lock is fine: each change is a single assignment.
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A slow body's place.
+/// Counts a slow body until it is dropped.
 #[derive(Debug)]
 pub struct Slow(Option<(Uploads, IpAddr)>);
 
@@ -64,7 +63,7 @@ impl Drop for Slow {
     }
 }
 
-/// Who an address belongs to.
+/// Returns the address that stands for a client.
 fn site(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),

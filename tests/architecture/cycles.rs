@@ -1,4 +1,4 @@
-//! Promise: imports inside `src/` form no cycle.
+//! Promise: imports inside `src/` form no cycle, and go down the layers of a folder that has them.
 //!
 //! In every folder, each file and each subfolder (with all that it contains) is one node; an import between two nodes is an
 //! edge. A folder's own file (`mod.rs`, or `serve.rs` for `serve/`) is no node of that folder: it may use its parts, and they may
@@ -10,10 +10,7 @@ use super::{Source, assert_clean, crate_paths, module_of, sources, tokens};
 
 /// Cycles that are still there: the folder, and the nodes of one cycle. This list may only shrink.
 const CYCLES: &[(&str, &[&str])] = &[
-    ("cli", &["batch", "load", "run", "sessions"]),
-    ("cli", &["config", "explain", "variables"]),
-    ("cli", &["serve", "workers"]),
-    ("cli::bench", &["machine", "record", "report", "serve", "validity"]),
+    ("cli", &["batch", "run", "sessions"]),
     ("cli::chat", &["actions", "answer", "command", "complete", "input", "room", "talk", "tools", "turn"]),
     ("runtime::grammar", &["compiler", "state"]),
     ("runtime::kv", &["pool", "table"]),
@@ -24,11 +21,7 @@ const CYCLES: &[(&str, &[&str])] = &[
     ),
     ("runtime::session::store", &["record", "saved"]),
     ("runtime::text::tokenizer", &["bound", "cuts", "pipeline"]),
-    ("serve", &["access", "api", "front", "guard", "ledger"]),
-    ("serve", &["metrics", "observe"]),
     ("serve::api", &["drive", "patience"]),
-    ("serve::api", &["listing", "sessions"]),
-    ("serve::wire", &["fields", "hints"]),
     ("template", &["dialect", "marked", "output", "probe", "reasoning", "tool_call"]),
     ("template::python", &["markup", "methods", "object", "ops", "percent", "text"]),
     ("template::tool_call", &["formats", "grammar", "harmony", "notation"]),
@@ -85,6 +78,41 @@ fn defining_module(
         }
     }
     path
+}
+
+/// Returns one line for each import that does not go to a lower layer, and for each node without a layer.
+///
+/// Imports within a cycle of `allowed` are not judged.
+fn check_layers(
+    sources: &[Source],
+    folders: &[(&str, &[&[&str]])],
+    allowed: &[(&str, &[&str])],
+) -> Vec<String> {
+    let modules: BTreeSet<String> = sources.iter().map(Source::module).collect();
+    let graphs = folder_graphs(sources);
+    let mut violations = Vec::new();
+    for (folder, layers) in folders {
+        let rank = |name: &str| layers.iter().position(|group| group.contains(&name));
+        let inside = modules.iter().filter_map(|module| module.strip_prefix(&format!("{folder}::")));
+        let nodes: BTreeSet<&str> = inside.map(super::first).collect();
+        let unplaced = nodes.iter().filter(|node| rank(node).is_none());
+        violations.extend(unplaced.map(|node| format!("{folder}::{node} has no layer")));
+        let gone = layers.iter().flat_map(|group| group.iter()).filter(|name| !nodes.contains(**name));
+        violations.extend(gone.map(|name| format!("{folder}::{name} has a layer, but does not exist")));
+        for (from, to, example) in edges(graphs.get(*folder)) {
+            let in_cycle =
+                |(at, nodes): &(&str, &[&str])| at == folder && nodes.contains(&from) && nodes.contains(&to);
+            if rank(from) >= rank(to) && !allowed.iter().any(in_cycle) {
+                violations.push(format!("{folder}::{from} must not know {to}: {example}"));
+            }
+        }
+    }
+    violations
+}
+
+fn edges(graph: Option<&Graph>) -> impl Iterator<Item = (&str, &str, &str)> {
+    let nodes = graph.into_iter().flatten();
+    nodes.flat_map(|(from, targets)| targets.iter().map(move |(to, example)| (&**from, &**to, &**example)))
 }
 
 /// Returns the import graph of every folder.
@@ -171,6 +199,12 @@ fn imports_form_no_cycle() {
     assert_clean(check_cycles(&sources(), CYCLES));
 }
 
+#[test]
+fn imports_go_down_the_layers() {
+    let folders = [("cli", super::CLI_LAYERS), ("serve", super::SERVE_LAYERS)];
+    assert_clean(check_layers(&sources(), &folders, CYCLES));
+}
+
 fn tree(files: &[(&str, &str)]) -> Vec<Source> {
     files.iter().map(|(path, text)| Source::new(path, text)).collect()
 }
@@ -198,6 +232,20 @@ fn the_checker_accepts_what_is_no_cycle() {
         ("src/a/y.rs", "#[cfg(test)] mod tests { use super::super::x; }"),
     ];
     assert_clean(check_cycles(&tree(&of_tests), &[]));
+}
+
+#[test]
+fn the_checker_finds_each_import_against_the_layers() {
+    let layers: &[(&str, &[&[&str]])] = &[("a", &[&["x", "w"], &["y"]])];
+    let check = |files: &[(&str, &str)]| check_layers(&tree(files), layers, &[]).len();
+    let (w, x) = (("src/a/w.rs", ""), ("src/a/x.rs", "use super::y::Y;"));
+    assert_eq!(check(&[w, x, ("src/a/y.rs", "")]), 0);
+    assert_eq!(check(&[w, ("src/a/x.rs", ""), ("src/a/y.rs", "use super::x::X;")]), 1, "up");
+    assert_eq!(check(&[w, ("src/a/x.rs", "use super::w;"), ("src/a/y.rs", "")]), 1, "within a layer");
+    assert_eq!(check(&[w, x, ("src/a/y.rs", ""), ("src/a/z.rs", "")]), 1, "a node without a layer");
+    assert_eq!(check(&[w, x]), 1, "a layer's node that is gone");
+    let up = [w, ("src/a/x.rs", "use super::y;"), ("src/a/y.rs", "use super::x;")];
+    assert_clean(check_layers(&tree(&up), layers, &[("a", &["x", "y"])]));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::tensor::{Bytes, HostTensor};
+use llmctl::runtime::tensor::{HostTensor, SharedBytes};
 
 use super::gguf::{F32, GgufBuilder};
 
@@ -38,7 +38,7 @@ pub fn write_k_quants(path: &Path) {
     let mut matrix = |file: GgufBuilder, name: &str, rows: usize, dtype: Dtype| {
         let scale = (3.0 / WIDTH as f32).sqrt();
         let values: Vec<f32> = (0..rows * WIDTH).map(|_| scale * noise.next()).collect();
-        let floats = HostTensor::new(Dtype::F32, vec![rows, WIDTH], Bytes::from(bytes_of(&values)));
+        let floats = HostTensor::new(Dtype::F32, vec![rows, WIDTH], SharedBytes::from(bytes_of(&values)));
         let packed = convert(name, &floats.expect("a matrix"), dtype).expect("packs");
         assert_eq!(packed.dtype, dtype, "{name}");
         let kind = if dtype == Dtype::Q4K { Q4_K } else { Q6_K };

@@ -11,7 +11,7 @@ use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::tokenizer;
-use llmctl::runtime::model::arch::{Facts, Recognised, recognise};
+use llmctl::runtime::model::arch::{ConfigReader, Recognised, recognise};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
@@ -84,7 +84,7 @@ pub fn config_json(data: &[u8]) -> bool {
     }
     let ends = hf::config_eos_ids(Path::new("fuzz"), &config);
     assert_eq!(format!("{ends:?}"), format!("{:?}", hf::config_eos_ids(Path::new("fuzz"), &config)));
-    let facts = Facts::hugging_face(PathBuf::from("fuzz/config.json"), config);
+    let facts = ConfigReader::hugging_face(PathBuf::from("fuzz/config.json"), config);
     match recognise(&facts) {
         Ok(Recognised::Native(description)) => {
             let config = &description.config;

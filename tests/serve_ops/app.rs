@@ -15,15 +15,17 @@ use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{GenerationDefaults, ModelFiles, load_texts};
 use llmctl::runtime::session::store::ModelFingerprint;
 use llmctl::runtime::{ChatTokenizer, EngineClient, Error, Event, Request};
-use llmctl::serve::access::{AccessLog, RequestId};
+use llmctl::serve::access_log::AccessLog;
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::engine::EngineSlot;
 use llmctl::serve::engines::Engines;
 use llmctl::serve::error::ApiError;
-use llmctl::serve::front::Front;
-use llmctl::serve::guard::Policy;
+use llmctl::serve::lifecycle::Lifecycle;
 use llmctl::serve::listen::{Address, Listener, Server};
-use llmctl::serve::observe::{Observer, TurnRecord};
+use llmctl::serve::metrics::FinishedTurn;
+use llmctl::serve::observe::Observer;
+use llmctl::serve::policy::Policy;
+use llmctl::serve::request_id::HttpRequestId;
 use llmctl::serve::{App, ServedModel, Settings};
 use serde_json::Value;
 use tokio::sync::mpsc::unbounded_channel;
@@ -52,7 +54,7 @@ impl Site {
 
     pub fn with(options: Options, engine: EngineSlot) -> Self {
         let server = loading(options);
-        let app = app(engine, server.front().observer().clone());
+        let app = app(engine, server.lifecycle().observer().clone());
         server.open_with(app.clone(), routes());
         Self { server, app }
     }
@@ -83,8 +85,8 @@ pub fn address(server: &Server) -> SocketAddr {
 /// A server without a model yet.
 pub fn loading(options: Options) -> Server {
     let listener = Listener::tcp("127.0.0.1:0").expect("a port");
-    let front = Front::new(options.policy, Observer::default(), options.log);
-    Server::start(listener, front, options.limits).expect("a server")
+    let lifecycle = Lifecycle::new(options.policy, Observer::default(), options.log);
+    Server::start(listener, lifecycle, options.limits).expect("a server")
 }
 
 pub fn app(engine: EngineSlot, observer: Observer) -> App {
@@ -128,7 +130,7 @@ fn routes() -> Router<App> {
     Router::new()
         .route("/echo", post(|body: Bytes| async move { body.len().to_string() }))
         .route("/json", post(|Json(value): Json<Value>| async move { Json(value) }))
-        .route("/id", get(|id: RequestId| async move { id.0 }))
+        .route("/id", get(|id: HttpRequestId| async move { id.0 }))
         .route("/item/{id}", delete(|| async { "gone" }))
         .route("/panic", get(panic_at_once))
         .route("/panic-later", get(panic_later))
@@ -158,7 +160,7 @@ async fn endless() -> Response {
 }
 
 /// Counts on from the number in the body, a chunk per number; ends with `done` and why, or `failed` and why.
-async fn turn(State(app): State<App>, id: RequestId, body: String) -> Result<Response, ApiError> {
+async fn turn(State(app): State<App>, id: HttpRequestId, body: String) -> Result<Response, ApiError> {
     let words: Vec<&str> = body.split(' ').collect();
     let first = words[0].parse().map_err(|_| ApiError::invalid("body", "not a number"))?;
     let request = Request { session: words.get(1).map(|name| (*name).to_owned()), ..limited(&[first], 200) };
@@ -189,7 +191,7 @@ async fn turn(State(app): State<App>, id: RequestId, body: String) -> Result<Res
                     let said = format!("done {}", outcome.finish.reason());
                     let (request_id, session, started) = (id.0.clone(), session.clone(), started.take());
                     let inter_token = vec![Duration::from_millis(1)];
-                    app.observer().turn(&TurnRecord {
+                    app.observer().turn(&FinishedTurn {
                         request_id,
                         session,
                         engine: 0,

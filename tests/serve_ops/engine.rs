@@ -195,7 +195,8 @@ fn one_of_several_engines_is_enough() {
     let slots = engines.each_ref().map(|engine| EngineSlot::new(engine.clone()));
     let server = loading(Options::default());
     let settings = llmctl::serve::Settings { isolated: true, ..Default::default() };
-    let app = super::app::app_with(Engines::new(slots.into()), server.front().observer().clone(), settings);
+    let app =
+        super::app::app_with(Engines::new(slots.into()), server.lifecycle().observer().clone(), settings);
     server.open_with(app.clone(), axum::Router::new());
     let at = super::app::address(&server);
     let states = |reply: &super::client::Reply| {
@@ -261,11 +262,11 @@ fn streams_come_to_their_end_before_the_server_does() {
     let mut idle = connect(at);
     assert_eq!(idle.ask("GET /ready HTTP/1.1\r\nHost: localhost", "").status, 200);
     let Site { server, app } = site;
-    let front = server.front().clone();
+    let lifecycle = server.lifecycle().clone();
     let draining =
         std::thread::spawn(move || server.drain(Duration::from_secs(600), || panic!("there is time")));
     assert!(idle.is_closed(), "who asks nothing is not waited for");
-    assert_eq!(front.check_stage().map_err(|error| error.code), Err(Some("shutting_down")));
+    assert_eq!(lifecycle.check_stage().map_err(|error| error.code), Err(Some("shutting_down")));
     eventually("nothing listens", || std::net::TcpStream::connect(at).is_err());
     drop(gate);
     let mut said = String::new();
@@ -322,7 +323,7 @@ fn a_server_without_a_model_ends_at_once() {
     // Also when there is a model, and nobody asked anything.
     let server = loading(Options::default());
     let slot = EngineSlot::new(counting_engine());
-    server.open_with(app(slot, server.front().observer().clone()), axum::Router::new());
+    server.open_with(app(slot, server.lifecycle().observer().clone()), axum::Router::new());
     assert_eq!(server.drain(Duration::from_secs(600), || panic!("there is time")).num_cancelled, 0);
 }
 
@@ -332,17 +333,17 @@ mod unix {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use llmctl::serve::connection::ConnectionLimits;
-    use llmctl::serve::front::Front;
-    use llmctl::serve::guard::Policy;
+    use llmctl::serve::lifecycle::Lifecycle;
     use llmctl::serve::listen::{Listener, Server};
     use llmctl::serve::observe::Observer;
+    use llmctl::serve::policy::Policy;
 
     use super::super::client::Client;
 
     fn start(path: &std::path::Path) -> Server {
         let listener = Listener::unix(path).expect("a socket");
-        let front = Front::new(Policy::default(), Observer::default(), None);
-        Server::start(listener, front, ConnectionLimits::default()).expect("a server")
+        let lifecycle = Lifecycle::new(Policy::default(), Observer::default(), None);
+        Server::start(listener, lifecycle, ConnectionLimits::default()).expect("a server")
     }
 
     #[test]

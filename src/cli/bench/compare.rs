@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::figures::{Labels, percent};
+use super::point::Point;
 use super::record::{Document, SCHEMA};
-use super::report::Labels;
-use super::serve::point::Point;
-use super::validity::{FEW, percent};
+use super::validity::FEW;
 use super::{llama_bench, stats};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::report::{ReportFormat, columns, print, print_json};

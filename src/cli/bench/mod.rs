@@ -7,14 +7,17 @@
 pub mod compare;
 pub mod cost;
 pub mod engine;
+pub mod figures;
 pub mod llama_bench;
 pub mod machine;
 pub mod plan;
 pub mod plot;
+pub mod point;
 pub mod record;
 pub mod report;
 pub mod runner;
 pub mod serve;
+pub mod serve_report;
 pub mod stats;
 pub mod validity;
 

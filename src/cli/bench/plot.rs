@@ -6,10 +6,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::cost::Step;
+use super::figures::Labels;
+use super::point::{Latency, Loop, Point};
 use super::record::Document;
-use super::report::Labels;
-use super::serve::arrivals::Loop;
-use super::serve::point::{Latency, Point};
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 
@@ -447,7 +446,7 @@ fn draw_legend(page: &mut String, chart: &Chart) {
 #[cfg(test)]
 mod tests {
     use super::super::report::sample;
-    use super::super::serve::show;
+    use super::super::serve_report;
     use super::*;
 
     #[test]
@@ -455,7 +454,7 @@ mod tests {
         let mut document = sample::document(1.0);
         let names = |document: &Document| charts(document).iter().map(|chart| chart.name).collect::<Vec<_>>();
         assert_eq!(names(&document), ["tokens", "roofline"]);
-        document.points = show::sample::points();
+        document.points = serve_report::sample::points();
         assert_eq!(names(&document), ["throughput", "latency", "tokens", "roofline"]);
         document.cases.clear();
         document.points.clear();
@@ -465,7 +464,7 @@ mod tests {
     #[test]
     fn charts_are_whole_and_hold_no_number_that_is_none() {
         let mut document = sample::document(1.0);
-        document.points = show::sample::points();
+        document.points = serve_report::sample::points();
         let folder = tempfile::tempdir().expect("tempdir");
         let names = write(&document, &folder.path().join("plots")).expect("written");
         assert_eq!(names.len(), 4);

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Case, Unit};
-use super::serve::point::Point;
+use super::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 

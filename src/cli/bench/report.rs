@@ -2,15 +2,13 @@
 //!
 //! Formats; measures and judges nothing.
 
-use std::collections::BTreeSet;
-
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
+use super::figures::{Labels, percent, quoted, sparkline};
 use super::plan::Unit;
-use super::record::{BenchModel, BenchSetting, CaseResult, Document, SCHEMA};
-use super::serve::show;
-use super::validity::percent;
+use super::record::{BenchModel, CaseResult, Document, SCHEMA};
+use super::serve_report;
 use crate::cli::report::{bytes, columns};
 
 /// `--output`.
@@ -29,54 +27,6 @@ pub enum Format {
     Md,
 }
 
-/// Which settings differ within a run, and so have to be said with each result.
-pub struct Labels {
-    varied: Vec<&'static str>,
-}
-
-impl Labels {
-    pub fn of(results: &[CaseResult]) -> Self {
-        let names = settings(&BenchSetting::default()).map(|(name, _)| name);
-        let differs = |index: &usize| {
-            let values = results.iter().map(|result| settings(&result.setting)[*index].1.clone());
-            values.collect::<BTreeSet<_>>().len() > 1
-        };
-        Self { varied: (0..names.len()).filter(differs).map(|index| names[index]).collect() }
-    }
-
-    /// The settings of both that differ within one of them.
-    pub fn united(all: impl IntoIterator<Item = Labels>) -> Self {
-        let names: BTreeSet<_> = all.into_iter().flat_map(|labels| labels.varied).collect();
-        Self { varied: names.into_iter().collect() }
-    }
-
-    /// The test's name with the settings that tell it from others: `pp512 (threads 2)`.
-    pub fn label(&self, result: &CaseResult) -> String {
-        let said = settings(&result.setting).into_iter();
-        let said = said.filter(|(name, value)| self.varied.contains(name) && !value.is_empty());
-        let said: Vec<String> = said.map(|(name, value)| format!("{name} {value}")).collect();
-        if said.is_empty() { result.test.clone() } else { format!("{} ({})", result.test, said.join(", ")) }
-    }
-}
-
-fn settings(setting: &BenchSetting) -> [(&'static str, String); 7] {
-    [
-        ("model", setting.model.clone()),
-        ("quantize", setting.quantize.clone().unwrap_or_default()),
-        ("kv", setting.kv_type.clone()),
-        ("cpu", setting.cpu.clone()),
-        ("threads", setting.threads.to_string()),
-        // As many as there are otherwise goes without saying.
-        (
-            "threads-batch",
-            Some(setting.threads_batch)
-                .filter(|&n| n != setting.threads)
-                .map_or(String::new(), |n| n.to_string()),
-        ),
-        ("step", setting.step_tokens.to_string()),
-    ]
-}
-
 /// The whole document, for `--output` of a form that is written at the end.
 pub fn render(document: &Document, format: Format) -> String {
     match format {
@@ -86,9 +36,9 @@ pub fn render(document: &Document, format: Format) -> String {
             text.expect("names are strings and numbers are finite or null") + "\n"
         }
         Format::Jsonl => last_lines(document),
-        Format::Csv if document.server.is_some() => show::csv(document),
+        Format::Csv if document.server.is_some() => serve_report::csv(document),
         Format::Csv => csv(document),
-        Format::Md if document.server.is_some() => show::markdown(document),
+        Format::Md if document.server.is_some() => serve_report::markdown(document),
         Format::Md => markdown(document),
     }
 }
@@ -107,7 +57,7 @@ pub fn table(document: &Document) -> String {
         text.push_str(&columns(&rows(document)));
     }
     if document.server.is_some() {
-        text.push_str(&show::table(document));
+        text.push_str(&serve_report::table(document));
     }
     if !document.complete {
         text.push_str("\nnot complete: it was interrupted\n");
@@ -191,21 +141,6 @@ fn rows(document: &Document) -> Vec<Vec<String>> {
     rows
 }
 
-/// One bar per value. The lowest and the highest bar are a tenth of the median apart at least, so that small noise looks small.
-pub fn sparkline(values: &[f64]) -> String {
-    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let middle = (low + high) / 2.0;
-    let span = (high - low).max(middle.abs() / 10.0);
-    let bottom = middle - span / 2.0;
-    let bar = |value: &f64| {
-        let place = if span > 0.0 { (value - bottom) / span } else { 0.5 };
-        BARS[((place * 8.0) as usize).min(7)]
-    };
-    values.iter().map(bar).collect()
-}
-
 /// In llama-bench's form, so that rows of both can stand in one table.
 fn markdown(document: &Document) -> String {
     let mut text = String::from(
@@ -273,15 +208,6 @@ fn csv(document: &Document) -> String {
     text
 }
 
-/// A cell as RFC 4180 has it.
-pub fn quoted(cell: &str) -> String {
-    if cell.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", cell.replace('"', "\"\""))
-    } else {
-        cell.to_owned()
-    }
-}
-
 fn event(name: &str, rest: Value) -> String {
     let mut line = json!({"schema": SCHEMA, "event": name});
     if let (Some(line), Value::Object(rest)) = (line.as_object_mut(), rest) {
@@ -327,7 +253,7 @@ pub mod sample {
     //! A whole document, measured on mock engines.
 
     use super::super::plan::{self, Sweep};
-    use super::super::record::{Build, HostFacts, Load, Probe, TokenCost};
+    use super::super::record::{BenchSetting, Build, HostFacts, Load, Probe, TokenCost};
     use super::super::runner::mock::{Counting, Mock};
     use super::super::runner::{self, Rounds};
     use super::*;

@@ -2,10 +2,10 @@
 //!
 //! Pure: judges a finished document. Each reason is one sentence that names what it is about and how large it is.
 
+use super::figures::{Labels, percent};
 use super::plan::Work;
 use super::record::{CaseResult, Document, HostFacts, Probe};
-use super::report::Labels;
-use super::serve::show;
+use super::serve_report;
 use super::stats;
 use crate::runtime::kv::PAGE_TOKENS;
 
@@ -37,7 +37,7 @@ pub fn warnings(document: &Document) -> Vec<String> {
         ));
     }
     found.extend(cases(&document.cases));
-    found.extend(show::warnings(document));
+    found.extend(serve_report::warnings(document));
     found
 }
 
@@ -156,12 +156,6 @@ fn cached(result: &CaseResult) -> Option<String> {
     } else {
         None
     }
-}
-
-/// `12%`, or `1.2%` where that says more.
-pub fn percent(share: f64) -> String {
-    let value = share * 100.0;
-    if value < 10.0 { format!("{value:.1}%") } else { format!("{value:.0}%") }
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ pub fn spelled(key: &str) -> String {
 
 /// clap's reason without its usage lines, which speak of flags.
 fn refusal(key: &str, error: &clap::Error) -> CommandError {
-    let reason = crate::cli::explain::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
+    let reason = crate::cli::flags::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
     CommandError::usage(format!("/set {key}: {reason}"))
 }
 

@@ -1,7 +1,7 @@
 //! One configuration file: TOML to entries with their lines, checked against the command line's definition.
 //!
 //! Keys are long flag names, with dashes or underscores: at the top for every subcommand that has the flag, in a
-//! `[run]` or `[bench.serve]` table for one. `[aliases]` names model references. Everything wrong is a [`Problem`] with its position;
+//! `[run]` or `[bench.serve]` table for one. `[aliases]` names model references. Everything wrong is a [`ConfigProblem`] with its position;
 //! all of them are reported, not only the first. Pure: reads no file.
 
 use std::fmt;
@@ -12,14 +12,14 @@ use clap::{Arg, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::shape::{self, Scalar, Shape};
+use crate::cli::flags::{self, FlagShape, ScalarType};
 
 /// The table of model aliases.
 const ALIASES: &str = "aliases";
 
 /// A value for a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ConfigEntry {
     /// The subcommand whose table it is in, as `run` or `bench.serve`; `None` at the top.
     pub scope: Option<String>,
     /// The flag's long name.
@@ -40,20 +40,20 @@ pub struct Alias {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     pub path: PathBuf,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ConfigEntry>,
     pub aliases: Vec<Alias>,
 }
 
 /// What is wrong in a file, and where; lines and columns count from 1, in characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     pub path: PathBuf,
     pub line: usize,
     pub column: usize,
     pub message: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.path.display(), self.line, self.column, self.message)
     }
@@ -63,8 +63,8 @@ impl fmt::Display for Problem {
 ///
 /// # Errors
 /// Everything that is wrong, in order.
-pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, Vec<Problem>> {
-    let mut reader = Reader {
+pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, Vec<ConfigProblem>> {
+    let mut reader = FileReader {
         text,
         command,
         file: ConfigFile { path: path.to_owned(), ..Default::default() },
@@ -83,7 +83,7 @@ pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, V
 
 /// The flag of `key` in `command` itself.
 pub fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
-    command.get_arguments().find(|arg| shape::key(arg) == Some(key))
+    command.get_arguments().find(|arg| flags::key(arg) == Some(key))
 }
 
 /// `command` and everything below it.
@@ -103,17 +103,17 @@ fn position(text: &str, offset: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
-struct Reader<'a> {
+struct FileReader<'a> {
     text: &'a str,
     command: &'a Command,
     file: ConfigFile,
-    problems: Vec<Problem>,
+    problems: Vec<ConfigProblem>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FileReader<'a> {
     fn problem(&mut self, span: Range<usize>, message: String) {
         let (line, column) = position(self.text, span.start);
-        self.problems.push(Problem { path: self.file.path.clone(), line, column, message });
+        self.problems.push(ConfigProblem { path: self.file.path.clone(), line, column, message });
     }
 
     fn top(&mut self, table: &DeTable<'_>) {
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
         let key = name.get_ref().replace('_', "-");
         let args: Vec<&Arg> = commands.iter().filter_map(|command| find(command, &key)).collect();
         if args.is_empty() {
-            let keys = commands.iter().flat_map(|command| command.get_arguments()).filter_map(shape::key);
+            let keys = commands.iter().flat_map(|command| command.get_arguments()).filter_map(flags::key);
             let advice = match commands.last().and_then(|command| below_with(command, &key)) {
                 Some(below) => format!("; it belongs in [{}.{below}]", scope.unwrap_or_default()),
                 None => nearest(&key, keys),
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         match (results.into_iter().find_map(Result::ok), error) {
             (Some(values), _) => {
                 let (line, _) = position(self.text, name.span().start);
-                self.file.entries.push(Entry { scope: scope.map(str::to_owned), key, values, line });
+                self.file.entries.push(ConfigEntry { scope: scope.map(str::to_owned), key, values, line });
             }
             (None, Some((span, message))) => self.problem(span, format!("{key}: {message}")),
             (None, None) => {}
@@ -217,29 +217,29 @@ fn values(arg: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, Wrong>
     let expected = |what: &str| {
         Err((value.span(), format!("expected {what}, found {}", article(value.get_ref().type_str()))))
     };
-    match Shape::of(arg) {
-        Shape::Switch => match value.get_ref().as_bool() {
+    match FlagShape::of(arg) {
+        FlagShape::Switch => match value.get_ref().as_bool() {
             Some(on) => Ok(vec![on.to_string()]),
             None => expected("true or false"),
         },
-        Shape::Count => one(arg, Scalar::Integer, value).map(|count| vec![count]),
-        Shape::One(scalar) => one(arg, scalar, value).map(|value| vec![value]),
-        Shape::Many(scalar) => match value.get_ref().as_array() {
+        FlagShape::Count => one(arg, ScalarType::Integer, value).map(|count| vec![count]),
+        FlagShape::One(scalar) => one(arg, scalar, value).map(|value| vec![value]),
+        FlagShape::Many(scalar) => match value.get_ref().as_array() {
             Some(array) => array.iter().map(|item| one(arg, scalar, item)).collect(),
             None => one(arg, scalar, value).map(|value| vec![value]),
         },
     }
 }
 
-fn one(arg: &Arg, scalar: Scalar, value: &Spanned<DeValue<'_>>) -> Result<String, Wrong> {
+fn one(arg: &Arg, scalar: ScalarType, value: &Spanned<DeValue<'_>>) -> Result<String, Wrong> {
     let wrong = |message: String| (value.span(), message);
     let (takes_text, takes_float) = match scalar {
-        Scalar::Integer => (false, false),
-        Scalar::Number => (false, true),
-        Scalar::Text => (true, false),
-        Scalar::TextOrNumber => (true, true),
+        ScalarType::Integer => (false, false),
+        ScalarType::Number => (false, true),
+        ScalarType::Text => (true, false),
+        ScalarType::TextOrNumber => (true, true),
     };
-    let takes_integer = scalar != Scalar::Text;
+    let takes_integer = scalar != ScalarType::Text;
     let text = match value.get_ref() {
         DeValue::String(text) if takes_text => text.to_string(),
         DeValue::Integer(number) if takes_integer => {
@@ -255,7 +255,7 @@ fn one(arg: &Arg, scalar: Scalar, value: &Spanned<DeValue<'_>>) -> Result<String
             return Err(wrong(message));
         }
     };
-    shape::check(arg, &text).map_err(wrong)?;
+    flags::check(arg, &text).map_err(wrong)?;
     Ok(text)
 }
 
@@ -304,7 +304,7 @@ mod tests {
 
     fn entries(text: &str) -> Vec<String> {
         let file = parse(Path::new("c.toml"), text, &command()).unwrap_or_else(|p| panic!("{p:?}"));
-        let show = |e: &Entry| {
+        let show = |e: &ConfigEntry| {
             format!("{}.{}={}@{}", e.scope.as_deref().unwrap_or(""), e.key, e.values.join("|"), e.line)
         };
         file.entries.iter().map(show).collect()
@@ -312,7 +312,7 @@ mod tests {
 
     fn problems(text: &str) -> Vec<String> {
         let problems = parse(Path::new("c.toml"), text, &command()).expect_err(text);
-        problems.iter().map(Problem::to_string).collect()
+        problems.iter().map(ConfigProblem::to_string).collect()
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //! nothing.
 
 pub mod file;
-pub mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,12 +17,12 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
 use super::error::{CommandError, Kind, plain};
+use super::flags::{self, FlagShape, conflict, is_off};
 use super::origin::{Origin, Origins};
 use super::places::Places;
 use super::variables;
 use crate::runtime::load::hub::Aliases;
-use file::{ConfigFile, Entry, Problem};
-use shape::Shape;
+use file::{ConfigEntry, ConfigFile, ConfigProblem};
 
 /// The project's file, in the working directory.
 const PROJECT_FILE: &str = "llmctl.toml";
@@ -34,25 +33,25 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Where a configuration file was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
-    pub role: Role,
+    pub role: FileRole,
     pub path: PathBuf,
     pub exists: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum FileRole {
     Project,
     User,
     /// Named by `--config` or LLMCTL_CONFIG, in place of the user's.
     Named,
 }
 
-impl Role {
+impl FileRole {
     pub const fn name(self) -> &'static str {
         match self {
-            Role::Project => "project",
-            Role::User => "user",
-            Role::Named => "named",
+            FileRole::Project => "project",
+            FileRole::User => "user",
+            FileRole::Named => "named",
         }
     }
 }
@@ -79,7 +78,7 @@ pub struct Explicit {
 }
 
 /// Values that files give to the flags of one command, by the flags' ids.
-pub type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a Entry)>;
+pub type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a ConfigEntry)>;
 
 impl Config {
     /// Reads the files of this call. What is wrong with them is kept for [`Config::check`], because a command such
@@ -87,14 +86,14 @@ impl Config {
     pub fn read(named: Option<&Path>, places: &Places, command: &Command) -> Config {
         let user = places.config.as_ref().map(|dir| dir.join("config.toml"));
         let second = match named {
-            Some(path) => Some((Role::Named, path.to_path_buf())),
-            None => user.map(|path| (Role::User, path)),
+            Some(path) => Some((FileRole::Named, path.to_path_buf())),
+            None => user.map(|path| (FileRole::User, path)),
         };
         let mut config = Config::default();
         let mut problems = Vec::new();
-        for (role, path) in std::iter::once((Role::Project, PathBuf::from(PROJECT_FILE))).chain(second) {
+        for (role, path) in std::iter::once((FileRole::Project, PathBuf::from(PROJECT_FILE))).chain(second) {
             let exists = path.exists();
-            if exists || role == Role::Named {
+            if exists || role == FileRole::Named {
                 match read_file(&path, command) {
                     Ok(file) => config.files.push(file),
                     Err(found) => problems.extend(found),
@@ -117,13 +116,13 @@ impl Config {
 
     /// Keeps the global flags that `matches` has from the command line, for `config show`.
     fn remember_flags(&mut self, matches: &ArgMatches, command: &Command) {
-        for arg in command.get_arguments().filter(|arg| shape::key(arg).is_some()) {
+        for arg in command.get_arguments().filter(|arg| flags::key(arg).is_some()) {
             let id = arg.get_id().as_str();
             if matches.value_source(id) != Some(ValueSource::CommandLine) {
                 continue;
             }
-            let words = match Shape::of(arg) {
-                Shape::Count => vec![matches.get_count(id).to_string()],
+            let words = match FlagShape::of(arg) {
+                FlagShape::Count => vec![matches.get_count(id).to_string()],
                 _ => matches
                     .get_raw(id)
                     .into_iter()
@@ -246,13 +245,13 @@ impl Config {
         let mut chosen = Chosen::new();
         let mut excluding = explicit.given.clone();
         for layer in self.layers(tables) {
-            let mut fresh: Vec<(&Arg, &ConfigFile, &Entry)> = Vec::new();
+            let mut fresh: Vec<(&Arg, &ConfigFile, &ConfigEntry)> = Vec::new();
             for (file, entry) in layer {
                 let Some(arg) = file::find(command, &entry.key) else { continue };
                 let id = arg.get_id().as_str();
                 let is_decided =
                     explicit.given.contains(id) || explicit.off.contains(id) || chosen.contains_key(id);
-                let fits = entry.values.iter().all(|value| shape::check(arg, value).is_ok());
+                let fits = entry.values.iter().all(|value| flags::check(arg, value).is_ok());
                 let excludes = |other: &str| !is_off_in(arg, entry) && conflict(command, id, other);
                 if is_decided || !fits || excluding.iter().any(|other| excludes(other)) {
                     continue;
@@ -273,8 +272,8 @@ impl Config {
     }
 
     /// Entries in groups of equal precedence, the winning group first.
-    fn layers(&self, tables: &[String]) -> Vec<Vec<(&ConfigFile, &Entry)>> {
-        let of = |file, wanted: Option<&str>| -> Vec<(&ConfigFile, &Entry)> {
+    fn layers(&self, tables: &[String]) -> Vec<Vec<(&ConfigFile, &ConfigEntry)>> {
+        let of = |file, wanted: Option<&str>| -> Vec<(&ConfigFile, &ConfigEntry)> {
             let file: &ConfigFile = file;
             file.entries.iter().filter(|e| e.scope.as_deref() == wanted).map(|e| (file, e)).collect()
         };
@@ -300,16 +299,7 @@ fn tables(matches: &ArgMatches) -> Vec<String> {
     tables
 }
 
-/// Whether a word for a switch or a count asks for nothing.
-pub fn is_off(arg: &Arg, word: &str) -> bool {
-    match Shape::of(arg) {
-        Shape::Switch => word == "false",
-        Shape::Count => word.parse() == Ok(0_u8),
-        Shape::One(_) | Shape::Many(_) => false,
-    }
-}
-
-fn is_off_in(arg: &Arg, entry: &Entry) -> bool {
+fn is_off_in(arg: &Arg, entry: &ConfigEntry) -> bool {
     entry.values.iter().all(|value| is_off(arg, value))
 }
 
@@ -324,7 +314,7 @@ fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> 
         return Err(failed(&"more than 1 MiB is not a configuration file"));
     }
     let text = String::from_utf8(bytes).map_err(|_| failed(&"is not UTF-8 text"))?;
-    let strings = |problems: Vec<Problem>| problems.iter().map(Problem::to_string).collect();
+    let strings = |problems: Vec<ConfigProblem>| problems.iter().map(ConfigProblem::to_string).collect();
     file::parse(path, &text, command).map_err(strings)
 }
 
@@ -339,16 +329,7 @@ fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
     ids.filter(|id| is_known(id) && is_explicit(id)).map(str::to_owned).collect()
 }
 
-/// Whether clap would refuse both together on the command line.
-pub fn conflict(command: &Command, a: &str, b: &str) -> bool {
-    let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
-    let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };
-    let excludes =
-        |x: &Arg, y: &Arg| command.get_arg_conflicts_with(x).iter().any(|z| z.get_id() == y.get_id());
-    a != b && (excludes(arg_a, arg_b) || excludes(arg_b, arg_a))
-}
-
-fn excluded(file: &ConfigFile, entry: &Entry, other: &Entry) -> CommandError {
+fn excluded(file: &ConfigFile, entry: &ConfigEntry, other: &ConfigEntry) -> CommandError {
     let (path, line) = (file.path.display(), entry.line.max(other.line));
     let (a, b) = (&other.key, &entry.key);
     CommandError::new(Kind::Config, anyhow::anyhow!("{path}:{line}:1: {a:?} and {b:?} exclude each other"))

@@ -1,11 +1,12 @@
-//! KV bookkeeping: which pages hold what of which sequence. The numbers themselves live in the backend.
+//! KV bookkeeping: which pages hold which part of which sequence. The values themselves are in the backend's memory.
 //!
-//! Layers that keep their rows equally long form a group with pages of its own: what all tokens see, what only a window sees,
-//! and the state of recurrent layers are kept side by side, and a sequence can go on from a position when all its groups can.
+//! Layers that keep their rows equally long form a group with its own pages: rows that all tokens see, rows that only
+//! a window sees, and recurrent states are kept side by side. A sequence can resume from a position if all its groups
+//! can.
 //!
-//! Invariants: a table's token count and its pages change together, only through `extend` and `truncate`;
-//! pages free themselves when the last table that holds them lets go; a page that others may read is never written;
-//! only full pages are indexed, and a freed one stays addressable until it is reused.
+//! Invariants: a table's token count and its pages change together, only through `extend` and `truncate`. Pages are
+//! freed when the last table that holds them is dropped. A page that others may read is never written. Only full
+//! pages are indexed, and a freed page stays findable until it is reused.
 
 pub mod disk;
 pub mod pool;
@@ -21,14 +22,14 @@ pub use pool::PagePool;
 pub use prefix::{PageContent, PageName};
 pub use table::{PageCopy, PageTable};
 
-/// A page and the group whose storage it lies in.
+/// Reference to a page: its group and its id within the group's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageRef {
     pub group: usize,
     pub page: PageId,
 }
 
-/// What layers of one kind keep of a sequence between steps.
+/// A group of layers that keep the same part of a sequence between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvGroup {
     #[serde(rename = "keep")]
@@ -37,23 +38,24 @@ pub struct KvGroup {
     pub page_bytes: usize,
 }
 
-/// How long it is kept, and so what a page is.
+/// The part of a sequence that a group keeps, which also defines its pages. The serialized names are those of the
+/// worker protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvKind {
-    /// A page holds the rows of [`PAGE_TOKENS`] tokens; all are seen for ever.
+    /// Pages hold the rows of [`PAGE_TOKENS`] tokens each; later tokens see all of them.
     #[serde(rename = "all")]
     Full,
-    /// As `All`, but a token sees only this many, itself included.
+    /// Pages as in `Full`, but a token sees only this many rows, its own included.
     #[serde(rename = "window")]
     SlidingWindow(usize),
-    /// A page holds the state after some token: recurrent layers, which do not look back. A span that begins at position 0
-    /// begins with the zero state, whatever its page holds.
+    /// A page holds the recurrent state after some token; the layers do not look back. A span that begins at position
+    /// 0 starts from the zero state, whatever its page holds.
     #[serde(rename = "state")]
     Recurrent,
 }
 
-/// The longest beginning of a sequence, at most `most` tokens, that it can go on from when all there is are the full pages
-/// that `has(group, number)` says; and how many tokens have all rows that are kept for ever.
+/// Returns `(resumable, covered)`: the longest prefix of at most `most` tokens from which every group can resume with
+/// the full pages that `has(group, number)` reports, and the prefix covered by pages of full attention.
 pub fn reachable(groups: &[KvGroup], most: usize, has: impl Fn(usize, usize) -> bool) -> (usize, usize) {
     let lasting = groups.iter().enumerate().filter(|(_, spec)| spec.kind == KvKind::Full);
     let lasting: Vec<usize> = lasting.map(|(group, _)| group).collect();
@@ -69,7 +71,7 @@ pub fn reachable(groups: &[KvGroup], most: usize, has: impl Fn(usize, usize) -> 
 }
 
 impl KvGroup {
-    /// Bytes that a sequence of `len` tokens holds at most while it is fed by up to `step_tokens` at a time.
+    /// Returns the most bytes that a sequence of `len` tokens holds while it is fed at most `step_tokens` at a time.
     pub fn bytes(&self, len: usize, step_tokens: usize) -> usize {
         let pages = len.div_ceil(PAGE_TOKENS);
         let num_held = match self.kind {
@@ -80,8 +82,8 @@ impl KvGroup {
         num_held * self.page_bytes
     }
 
-    /// Numbers of the pages that a sequence of `len` tokens needs to go on; none when there is no going on from there but with
-    /// the very page that holds its last state.
+    /// Returns the numbers of the pages needed to resume at `len`; `None` if only the very page with the last state
+    /// would do.
     pub fn pages_needed(&self, len: usize) -> Option<Range<usize>> {
         match self.kind {
             KvKind::Recurrent if !len.is_multiple_of(PAGE_TOKENS) => None,
@@ -91,7 +93,7 @@ impl KvGroup {
         }
     }
 
-    /// The first page that the token at position `len` and later ones can see.
+    /// Returns the first page that the token at position `len` and later tokens can see.
     fn first_page(&self, len: usize) -> usize {
         match self.kind {
             KvKind::Full => 0,

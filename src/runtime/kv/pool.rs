@@ -1,6 +1,6 @@
-//! Who holds which page, what they take together, and which pages to hand out next. Bookkeeping only; no memory moves here.
+//! The page pool: counts holders and bytes of pages, and decides which page to hand out next. It moves no memory.
 //!
-//! A page is in one of four states, and the checker says when it is not:
+//! A page is in one of four states, which `check` verifies:
 //!
 //! ```text
 //! without memory --take--> held by n >= 1 --last holder gone--> free     (its content has no name)
@@ -9,9 +9,10 @@
 //!       \------------------- bytes needed by another group ----------/
 //! ```
 //!
-//! Invariant: pages that have memory never take more than the capacity. `take` prefers pages without a name, then new memory,
-//! then the cached page let go of longest ago, whose name goes. A table lets go of its last page first, so of a chain the end
-//! is reused before the beginning. Shared by `Rc`, not by a lock: one thread owns the engine and all its tables.
+//! Invariant: pages with memory never exceed the capacity. `take` prefers pages without a name, then new memory, then
+//! the cached page released longest ago, which loses its name. A table releases its last page first, so the end of a
+//! chain is reused before its beginning. The pool is shared by `Rc`, not by a lock: one thread owns the engine and
+//! all its tables.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use super::table::PageTable;
 use super::{KvGroup, PageRef};
 use crate::runtime::backend::PageId;
 
-/// Hands out pages up to a capacity. Cloning shares the pool.
+/// A pool that hands out pages up to a capacity. Clones share the pool.
 #[derive(Debug, Clone)]
 pub struct PagePool {
     state: Rc<RefCell<PoolState>>,
@@ -30,19 +31,19 @@ pub struct PagePool {
 
 #[derive(Debug)]
 struct PoolState {
-    /// Bytes that pages may take.
+    /// Limit of the pages with memory, in bytes.
     capacity: usize,
     /// Bytes of pages that have memory.
     allocated: usize,
-    /// Bytes of pages that somebody holds.
+    /// Bytes of pages with at least one holder.
     held: usize,
     groups: Vec<GroupPages>,
-    /// By when they were let go of.
+    /// Cached pages by the time of their release.
     cached: BTreeMap<u64, PageRef>,
     index: PrefixIndex,
-    /// Whether pages are named at all.
+    /// Whether pages are named and indexed.
     indexes: bool,
-    /// Pages whose memory is to be given back.
+    /// Pages whose memory the backend must free.
     dropped: Vec<PageRef>,
     clock: u64,
 }
@@ -50,24 +51,24 @@ struct PoolState {
 #[derive(Debug)]
 struct GroupPages {
     spec: KvGroup,
-    /// Every page handed out at least once, by id.
+    /// Every page ever handed out, by id.
     pages: Vec<PageState>,
-    /// Nobody's, without a name, with memory.
+    /// Pages with memory, without holder and without name.
     free: Vec<PageId>,
-    /// Nobody's, without memory.
+    /// Pages without memory.
     vacant: Vec<PageId>,
 }
 
 #[derive(Debug, Default)]
 struct PageState {
     num_holders: usize,
-    /// Its place in `cached`.
+    /// Time of the release, the key in `cached`.
     released: u64,
     name: Option<PageName>,
 }
 
 impl PagePool {
-    /// `capacity` in bytes.
+    /// Creates a pool of `capacity` bytes.
     pub fn new(groups: &[KvGroup], capacity: usize) -> Self {
         let group = |&spec| GroupPages { spec, pages: Vec::new(), free: Vec::new(), vacant: Vec::new() };
         let state = PoolState {
@@ -84,7 +85,7 @@ impl PagePool {
         Self { state: Rc::new(RefCell::new(state)) }
     }
 
-    /// A pool that remembers no content: a free page is used again before memory is made for another.
+    /// Creates a pool without an index: a free page is reused before new memory is allocated.
     pub fn without_index(groups: &[KvGroup], capacity: usize) -> Self {
         let pool = Self::new(groups, capacity);
         pool.state.borrow_mut().indexes = false;
@@ -99,44 +100,44 @@ impl PagePool {
         self.state.borrow().indexes
     }
 
-    /// A page of `group` that nobody holds; `None` when those held leave no room for it.
+    /// Takes a free page of `group`; `None` if the held pages leave no room.
     pub fn take(&self, group: usize) -> Option<PageHold> {
         let page_ref = self.state.borrow_mut().take(group)?;
         Some(PageHold { page_ref, pool: self.clone() })
     }
 
-    /// Bytes that `take` can hand out, those of cached pages included.
+    /// Returns the bytes that `take` can hand out, cached pages included.
     pub fn free_bytes(&self) -> usize {
         let state = self.state.borrow();
         state.capacity - state.held
     }
 
-    /// In bytes.
+    /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         self.state.borrow().capacity
     }
 
-    /// Bytes of pages that have memory, cached ones included.
+    /// Returns the bytes of pages with memory, cached ones included.
     pub fn allocated_bytes(&self) -> usize {
         self.state.borrow().allocated
     }
 
-    /// Pages that the index can find.
+    /// Returns the number of indexed pages.
     pub fn num_indexed(&self) -> usize {
         self.state.borrow().index.len()
     }
 
-    /// Pages whose memory is to be given back before anything is written: what has gone from them since the last call.
+    /// Returns the pages dropped since the last call; their memory must be freed before anything is written.
     pub fn take_dropped(&self) -> Vec<PageRef> {
         std::mem::take(&mut self.state.borrow_mut().dropped)
     }
 
-    /// Whether a page with this content is indexed.
+    /// Returns whether a page with this content is indexed.
     pub fn contains(&self, group: usize, name: PageName, key: PageContent<'_>) -> bool {
         self.state.borrow().index.find(group, name, key).is_some()
     }
 
-    /// The page with this content, if one is indexed; held from now on.
+    /// Finds the indexed page with this content and holds it.
     pub fn find(&self, group: usize, name: PageName, key: PageContent<'_>) -> Option<PageHold> {
         let mut state = self.state.borrow_mut();
         let page_ref = state.index.find(group, name, key)?;
@@ -144,7 +145,7 @@ impl PagePool {
         Some(PageHold { page_ref, pool: self.clone() })
     }
 
-    /// Makes a full page findable, unless another with the same content is.
+    /// Adds a full page to the index, unless a page with the same content is there.
     pub fn publish(&self, page: &PageHold, name: PageName, key: PageContent<'_>) {
         let mut state = self.state.borrow_mut();
         let is_news = state.indexes && state.page(page.page_ref).name.is_none();
@@ -153,7 +154,7 @@ impl PagePool {
         }
     }
 
-    /// Takes the name of a page away, whoever holds it.
+    /// Removes a page from the index, even if it is held.
     pub(super) fn forget(&self, group: usize, name: PageName, key: PageContent<'_>) {
         let mut state = self.state.borrow_mut();
         let Some(page_ref) = state.index.find(group, name, key) else { return };
@@ -165,10 +166,10 @@ impl PagePool {
         state.forget(page_ref);
     }
 
-    /// Whether the books are in order when `tables` are all there are.
+    /// Checks the bookkeeping, given that `tables` are all tables of this pool.
     ///
     /// # Errors
-    /// What is wrong.
+    /// A sentence that describes the first inconsistency.
     pub fn check<'a>(&self, tables: impl IntoIterator<Item = &'a PageTable>) -> Result<(), String> {
         let state = self.state.borrow();
         let mut num_held: BTreeMap<PageRef, usize> = BTreeMap::new();
@@ -206,7 +207,7 @@ impl PoolState {
         Some(page_ref)
     }
 
-    /// A page with memory: new, or taken from what nobody holds.
+    /// Finds a page with memory: a new one, or a free one of any group.
     fn find_room(&mut self, group: usize, bytes: usize) -> Option<PageId> {
         while self.allocated + bytes > self.capacity {
             if let Some(other) = self.groups.iter().position(|group| !group.free.is_empty()) {
@@ -304,7 +305,7 @@ impl PoolState {
     }
 }
 
-/// A hold on a page. Cloning holds it once more; dropping the last hold frees it.
+/// A hold on a page. A clone holds the page once more; dropping the last hold frees it.
 #[derive(Debug)]
 pub struct PageHold {
     page_ref: PageRef,
@@ -316,17 +317,17 @@ impl PageHold {
         self.page_ref
     }
 
-    /// Whether somebody else holds it too: then it must not be written.
+    /// Returns whether the page has other holders; such a page must not be written.
     pub fn is_shared(&self) -> bool {
         self.pool.state.borrow_mut().page(self.page_ref).num_holders > 1
     }
 
-    /// Whether the index leads to it: writing it would make the index lie.
+    /// Returns whether the page is indexed; writing it would make the index wrong.
     pub fn is_indexed(&self) -> bool {
         self.pool.state.borrow_mut().page(self.page_ref).name.is_some()
     }
 
-    /// Takes it out of the index.
+    /// Removes the page from the index.
     pub(super) fn forget(&self) {
         self.pool.state.borrow_mut().forget(self.page_ref);
     }
@@ -350,7 +351,7 @@ mod tests {
     use super::super::KvKind;
     use super::*;
 
-    /// Pages of one byte.
+    /// A pool with pages of one byte.
     fn pool(capacity: usize) -> PagePool {
         PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], capacity)
     }

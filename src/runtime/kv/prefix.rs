@@ -1,10 +1,10 @@
-//! The index of full pages by content: a page is named by the hash of its own tokens and its parent's name, so that a name
-//! stands for everything from the start of the sequence.
+//! The index of full pages by content. A page is named by the hash of its own tokens and its parent's name, so a name
+//! stands for all tokens from the start of the sequence.
 //!
-//! Invariants: a name leads to at most one page of a group; a hit compares the parent and the tokens besides the hash. Names
-//! are SHA-256, so that nobody can make up prompts whose pages collide, and the same in every process, so that pages on disk
-//! go by them too. Pins nothing: the pool takes an entry out when it gives the page to others. One engine has one model, so
-//! the model is no part of a name; on disk it is the folder's.
+//! Invariants: a name maps to at most one page of a group, and a hit compares the parent and the tokens besides the
+//! hash. Names are SHA-256, so that crafted prompts cannot collide, and equal in every process, so that pages on disk
+//! use them too. The index pins nothing: the pool removes an entry when it reuses the page. An engine has one model,
+//! so the model is not part of a name; on disk the folder identifies it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -15,21 +15,21 @@ use sha2::{Digest, Sha256};
 use super::PageRef;
 use crate::runtime::backend::{PAGE_TOKENS, PageId};
 
-/// Names a page by all tokens up to its end.
+/// Name of a page: a hash of all tokens up to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageName(pub [u8; 32]);
 
 impl PageName {
-    /// The name of the page that follows `parent` and holds `tokens`.
+    /// Returns the name of a page from its parent and tokens.
     pub fn of(key: PageContent<'_>) -> Self {
         let mut hash = Sha256::new();
-        // The first page has no parent; as many zeros cannot be anybody's name in practice.
+        // The first page has no parent; no page has the name of 32 zero bytes in practice.
         hash.update(key.parent.map_or([0; 32], |parent| parent.0));
         key.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
         Self(hash.finalize().into())
     }
 
-    /// The name of 64 lower-case hexadecimal digits.
+    /// Parses a name of 64 lower-case hexadecimal digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
         let digit = |byte: u8| match byte {
             b'0'..=b'9' => Some(byte - b'0'),
@@ -55,7 +55,7 @@ impl fmt::Debug for PageName {
     }
 }
 
-/// Names of the full pages of `tokens`, as far as the iterator is asked.
+/// Iterates over the names of the full pages of `tokens`, computing them lazily.
 pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
     tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
         *parent = Some(PageName::of(PageContent { parent: *parent, tokens }));
@@ -63,10 +63,10 @@ pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
     })
 }
 
-/// What a page's name is made of.
+/// The content that a page's name is derived from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageContent<'a> {
-    /// Name of the page before; nothing for the first.
+    /// Name of the preceding page; `None` for the first.
     pub parent: Option<PageName>,
     pub tokens: &'a [u32],
 }
@@ -84,14 +84,14 @@ struct IndexEntry {
 }
 
 impl PrefixIndex {
-    /// The page of this group, name and content.
+    /// Finds the page with this group, name and content.
     pub fn find(&self, group: usize, name: PageName, key: PageContent<'_>) -> Option<PageRef> {
         let entry = self.entries.get(&(group, name))?;
         let is_same = entry.parent == key.parent && *entry.tokens == *key.tokens;
         is_same.then_some(PageRef { group, page: entry.page })
     }
 
-    /// False when the name leads to a page already; that one stays.
+    /// Inserts a page. Returns false if the name maps to a page already, which stays.
     pub fn insert(&mut self, name: PageName, key: PageContent<'_>, page_ref: PageRef) -> bool {
         match self.entries.entry((page_ref.group, name)) {
             Slot::Occupied(_) => false,
@@ -118,7 +118,7 @@ impl PrefixIndex {
         self.entries.is_empty()
     }
 
-    /// Whether `name` leads to the page at `place`.
+    /// Returns whether `name` maps to `page_ref`.
     pub fn leads_to(&self, name: PageName, page_ref: PageRef) -> bool {
         self.entries.get(&(page_ref.group, name)).is_some_and(|entry| entry.page == page_ref.page)
     }
@@ -140,14 +140,14 @@ mod tests {
         assert_eq!(index.find(0, name, first), None);
         let other_parent = PageContent { parent: Some(name), tokens: &[1, 2] };
         assert_ne!(PageName::of(other_parent), name);
-        // As if the hashes had collided.
+        // Simulates a hash collision.
         assert_eq!(index.find(1, name, other_parent), None);
         assert_eq!(index.find(1, name, PageContent { parent: None, tokens: &[1, 3] }), None);
         index.remove(1, name);
         assert_eq!(index.find(1, name, first), None);
     }
 
-    /// Names are stored on disk: the bytes hashed must not change unseen.
+    /// Names are stored on disk, so the hashed bytes must not change.
     #[test]
     fn a_name_is_the_same_in_every_process() {
         let first = PageName::of(PageContent { parent: None, tokens: &[1, 2, 3] });

@@ -1,4 +1,5 @@
-//! A sequence's pages, group by group, in order. `len` tokens are covered; the last page may be partly filled.
+//! The page table of a sequence: its pages in order, group by group. `len` tokens are covered; the last page may be
+//! partly filled.
 //!
 //! ```text
 //! All      0 1 2 3 4 5      everything
@@ -6,10 +7,10 @@
 //! State              s      the state after the last token
 //! ```
 //!
-//! Invariants: a page may be shared with other tables and named in the index, and such a page is never written: what would
-//! write into it gets a copy first. Only full pages are named, and states after a full page. What a window or a state has
-//! left behind is found again by its name until its memory is used otherwise; so far back a table can be cut.
-//! Pages are let go of from the end.
+//! Invariants: a page may be shared with other tables and indexed, and such a page is never written: a writer gets a
+//! copy first. Only full pages are named, and states after a full page. Pages that a window or a state has left
+//! behind can be found by name until their memory is reused; a table can be truncated that far. Pages are released
+//! from the end.
 
 use std::collections::VecDeque;
 
@@ -18,13 +19,13 @@ use super::prefix::{self, PageContent, PageName};
 use super::{KvGroup, KvKind, PageRef, reachable};
 use crate::runtime::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 
-/// Which pages hold what of one sequence. Grows by `extend`, shrinks by `truncate`, and by nothing else.
+/// The pages of one sequence. Grows by `extend` and shrinks by `truncate`, by nothing else.
 #[derive(Debug)]
 pub struct PageTable {
     pool: PagePool,
     groups: Vec<Pages>,
     len: usize,
-    /// Names of the first pages, as far as their content has been announced.
+    /// Names of the leading pages that have been published.
     names: Vec<PageName>,
 }
 
@@ -32,16 +33,16 @@ pub struct PageTable {
 #[derive(Debug, Clone)]
 struct Pages {
     spec: KvGroup,
-    /// Number in the sequence of the first page held.
+    /// Number of the first held page within the sequence.
     first: usize,
     pages: VecDeque<PageHold>,
 }
 
-/// The pool has no page left; the table is unchanged.
+/// Error: the pool has no page left. The table is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolExhausted;
 
-/// The content of page `from` is to be copied to `to` before anything else is written.
+/// Copy that the caller must make before anything else is written: the content of page `from` to page `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {
     pub from: PageRef,
@@ -49,12 +50,12 @@ pub struct PageCopy {
 }
 
 impl Pages {
-    /// Number of the page after the last.
+    /// Returns the number after the last page.
     fn end(&self) -> usize {
         self.first + self.pages.len()
     }
 
-    /// The page that more tokens would be written into.
+    /// Returns the page that further tokens would be written to.
     fn open(&self, len: usize) -> Option<&PageHold> {
         let is_open = self.spec.kind == KvKind::Recurrent || !len.is_multiple_of(PAGE_TOKENS);
         self.pages.back().filter(|_| is_open)
@@ -85,8 +86,8 @@ impl PageTable {
         Self { pool: pool.clone(), groups, len: 0, names: Vec::new() }
     }
 
-    /// The longest beginning of `tokens`, at most `most` of them, that a sequence can go on from by indexed pages alone; and
-    /// how many leading tokens have rows in the index, though there may be no going on from there.
+    /// Builds a table of the longest prefix of `tokens`, at most `most` of them, from which a sequence can resume
+    /// with indexed pages alone. Also returns how many leading tokens have indexed rows, which may be more.
     pub fn from_index(pool: &PagePool, tokens: &[u32], most: usize) -> (Self, usize) {
         let mut table = Self::new(pool);
         table.names = prefix::names(tokens).collect();
@@ -96,7 +97,8 @@ impl PageTable {
         (table, known)
     }
 
-    /// Takes over what others have computed of `tokens` since: true when that is more than is covered.
+    /// Takes over pages that other sequences have published for `tokens` meanwhile. Returns true if the table now
+    /// covers more.
     pub fn catch_up(&mut self, tokens: &[u32], most: usize) -> bool {
         let is_known = self.next_name(tokens).is_some_and(|(name, key)| {
             let mut lasting = self.groups_that(|keep| keep == KvKind::Full).peekable();
@@ -113,7 +115,8 @@ impl PageTable {
         true
     }
 
-    /// Name and content of the page that is filled next when the sequence is to become `tokens`, if they fill it.
+    /// Returns name and content of the next page to fill if the sequence becomes `tokens`; `None` if they do not fill
+    /// it.
     pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageContent<'a>)> {
         let number = self.len / PAGE_TOKENS;
         let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
@@ -129,7 +132,7 @@ impl PageTable {
         groups.filter(move |(_, pages)| wanted(pages.spec.kind)).map(|(group, _)| group)
     }
 
-    /// Another table over the same pages.
+    /// Returns another table over the same pages.
     pub fn fork(&self) -> Self {
         Self {
             pool: self.pool.clone(),
@@ -139,7 +142,7 @@ impl PageTable {
         }
     }
 
-    /// Tokens covered.
+    /// Returns the number of covered tokens.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -152,16 +155,16 @@ impl PageTable {
         &self.pool
     }
 
-    /// Names of the full pages, as far as they have been announced.
+    /// Returns the names of the published pages.
     pub fn names(&self) -> &[PageName] {
         &self.names
     }
 
-    /// Covers `count` more tokens, taking pages as needed. A last page that others may read is replaced by a copy, which
-    /// the caller has to make.
+    /// Covers `count` more tokens and takes pages as needed. A last page that others may read is replaced by a copy,
+    /// which the caller must make.
     ///
     /// # Errors
-    /// [`PoolExhausted`] when the pool cannot supply them; nothing has changed then.
+    /// [`PoolExhausted`] if the pool cannot supply the pages; the table is then unchanged.
     pub fn extend(&mut self, count: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
         if count == 0 {
             return Ok(Vec::new());
@@ -177,7 +180,8 @@ impl PageTable {
         for (group, _) in open().filter(|(_, page)| page.is_shared()) {
             copies.push((group, self.pool.take(group).ok_or(PoolExhausted)?));
         }
-        // All that is needed is there. The copy of a page that only the index knows is a courtesy: without room its name goes.
+        // All needed pages are taken. Copying a page that only the index knows is optional: without room the page is
+        // removed from the index instead.
         for (group, page) in open().filter(|(_, page)| !page.is_shared() && page.is_indexed()) {
             match self.pool.take(group) {
                 Some(own) => copies.push((group, own)),
@@ -197,7 +201,7 @@ impl PageTable {
         PageCopy { from: std::mem::replace(last, own).page_ref(), to }
     }
 
-    /// Bytes that `extend(count)` takes from the pool at most.
+    /// Returns the most bytes that `extend(count)` takes from the pool.
     pub fn bytes_needed(&self, count: usize) -> usize {
         let of_group = |pages: &Pages| {
             let copies = pages.open(self.len).is_some_and(PageHold::is_shared);
@@ -206,14 +210,14 @@ impl PageTable {
         if count == 0 { 0 } else { self.groups.iter().map(of_group).sum() }
     }
 
-    /// The largest length, at most `len`, that the table can be cut to. `tokens` are those covered.
+    /// Returns the largest length of at most `len` that the table can be truncated to. `tokens` are the covered ones.
     pub fn resumable(&self, tokens: &[u32], len: usize) -> usize {
         let boundaries = (0..len.div_ceil(PAGE_TOKENS)).rev().map(|page| page * PAGE_TOKENS);
         let mut lens = std::iter::once(len).chain(boundaries);
         lens.find(|&len| (0..self.groups.len()).all(|group| self.has(group, tokens, len))).unwrap_or(0)
     }
 
-    /// Whether all that `group` needs to go on from `len` is held or indexed.
+    /// Returns whether all that `group` needs to resume at `len` is held or indexed.
     fn has(&self, group: usize, tokens: &[u32], len: usize) -> bool {
         let pages = &self.groups[group];
         let is_held = |number| pages.spec.kind != KvKind::Recurrent && pages.page(number).is_some();
@@ -226,7 +230,7 @@ impl PageTable {
         self.key(tokens, number).is_some_and(|(name, key)| self.pool.contains(group, name, key))
     }
 
-    /// Name and content of a page that has been announced.
+    /// Returns name and content of a published page.
     fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageContent<'a>)> {
         let name = *self.names.get(number)?;
         let parent = number.checked_sub(1).map(|parent| self.names[parent]);
@@ -234,8 +238,8 @@ impl PageTable {
         Some((name, PageContent { parent, tokens }))
     }
 
-    /// Covers only the first `len` tokens, if that is a length it can be cut to; later pages go back to the pool. `tokens` are
-    /// those covered. Panics when `len` is more than is covered.
+    /// Truncates the table to `len` tokens if it can resume there; later pages are released. Returns whether it
+    /// could. `tokens` are the covered ones. Panics if `len` exceeds the covered length.
     pub fn truncate(&mut self, tokens: &[u32], len: usize) -> bool {
         assert!(len <= self.len, "truncate to {len}, but only {} tokens are covered", self.len);
         let can = self.resumable(tokens, len) == len;
@@ -245,7 +249,7 @@ impl PageTable {
         can
     }
 
-    /// To a length that `resumable` gave.
+    /// Truncates to a length that `resumable` returned.
     fn cut(&mut self, tokens: &[u32], len: usize) {
         for group in 0..self.groups.len() {
             let pages = self.needed(group, tokens, len);
@@ -257,7 +261,7 @@ impl PageTable {
         self.len = len;
     }
 
-    /// What a group needs to go on from `len`: the number of the first page, and the pages.
+    /// Returns what a group needs to resume at `len`: the number of the first page, and the pages.
     fn needed(&self, group: usize, tokens: &[u32], len: usize) -> (usize, VecDeque<PageHold>) {
         let pages = &self.groups[group];
         let find = |number| {
@@ -281,8 +285,8 @@ impl PageTable {
         }
     }
 
-    /// Announces the full pages to the index, and lets go of what the next token cannot see. `tokens` are those covered, and
-    /// their rows are written.
+    /// Adds the full pages to the index, and releases pages that the next token cannot see. `tokens` are the covered
+    /// ones, and their rows must be written.
     pub fn publish(&mut self, tokens: &[u32]) {
         debug_assert_eq!(tokens.len(), self.len);
         for number in self.names.len()..self.len / PAGE_TOKENS {
@@ -305,18 +309,18 @@ impl PageTable {
         }
     }
 
-    /// Whether a sequence of this kind keeps states that have to be announced to be found again.
+    /// Returns whether the sequence has recurrent states, which can only be found again if they are published.
     pub fn has_state(&self) -> bool {
         self.groups_that(|keep| keep == KvKind::Recurrent).next().is_some()
     }
 
-    /// Whether each page can be taken over by others as soon as it is announced.
+    /// Returns whether each page can be shared as soon as it is published.
     pub fn is_shareable(&self) -> bool {
         self.pool.has_index() && !self.has_state()
     }
 
-    /// Announces the state after the last token, if that fills a page; the next `extend` goes on with a copy. False when others
-    /// have announced all of it before.
+    /// Publishes the state after the last token if it ends a page; the next `extend` continues with a copy. Returns
+    /// false if other sequences published all of it before.
     pub fn publish_state(&mut self, tokens: &[u32]) -> bool {
         if !self.len.is_multiple_of(PAGE_TOKENS) || self.len == 0 {
             return false;
@@ -328,7 +332,7 @@ impl PageTable {
         pages.iter().any(|page| page.is_indexed())
     }
 
-    /// Takes back the announcement of the state after `len` tokens.
+    /// Removes the state after `len` tokens from the index.
     pub fn forget_state(&mut self, tokens: &[u32], len: usize) {
         let number = len / PAGE_TOKENS - 1;
         for group in self.groups_that(|keep| keep == KvKind::Recurrent).collect::<Vec<_>>() {
@@ -338,7 +342,8 @@ impl PageTable {
         }
     }
 
-    /// Page and offset within it of the row at `position`, in a group that keeps rows. Panics where there is none.
+    /// Returns the page of the row at `position`, and the offset within it, in a group that keeps rows. Panics if the
+    /// row is not held.
     pub fn slot(&self, group: usize, position: usize) -> (PageId, usize) {
         let page = self.groups[group].page(position / PAGE_TOKENS).filter(|_| position < self.len);
         let page =
@@ -346,18 +351,18 @@ impl PageTable {
         (page.page_ref().page, position % PAGE_TOKENS)
     }
 
-    /// The page of the sequence's state in a group that keeps one.
+    /// Returns the page with the sequence's state, in a recurrent group.
     pub fn state(&self, group: usize) -> Option<PageId> {
         self.groups[group].pages.back().map(|page| page.page_ref().page)
     }
 
-    /// Ids of the pages of a group, in token order, [`NO_PAGE`] for those out of sight.
+    /// Iterates over the page ids of a group in token order, with [`NO_PAGE`] for pages that are no longer held.
     pub fn page_ids(&self, group: usize) -> impl Iterator<Item = PageId> + '_ {
         let pages = &self.groups[group];
         std::iter::repeat_n(NO_PAGE, pages.first).chain(pages.pages.iter().map(|page| page.page_ref().page))
     }
 
-    /// All pages held.
+    /// Iterates over all held pages.
     pub fn page_refs(&self) -> impl Iterator<Item = PageRef> + '_ {
         self.groups.iter().flat_map(|pages| pages.pages.iter().map(PageHold::page_ref))
     }
@@ -381,7 +386,7 @@ impl PageTable {
 mod tests {
     use super::*;
 
-    /// Pages of one byte, in groups that keep so.
+    /// A pool with pages of one byte, in groups of these kinds.
     fn pool(kinds: &[KvKind], capacity: usize) -> PagePool {
         let groups: Vec<_> = kinds.iter().map(|&kind| KvGroup { kind, page_bytes: 1 }).collect();
         PagePool::new(&groups, capacity)

@@ -1,30 +1,32 @@
-//! The models inside the binary, so that everything works with nothing downloaded: `guide`, which answers questions about llmctl.
+//! Models compiled into the binary, so that llmctl works without a download: `guide`, which answers questions about
+//! llmctl.
 //!
-//! `assets/guide/README.md` says what it can do and how it is made.
+//! `assets/guide/README.md` describes its abilities and its training.
 
 use std::path::Path;
 
 use crate::runtime::hints::Hints;
-use crate::runtime::tensor::Bytes;
+use crate::runtime::tensor::SharedBytes;
 
-/// A GGUF file that was compiled in.
+/// A GGUF file compiled into the binary.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BuiltIn {
-    /// What `--model` calls it.
+    /// Name for `--model`.
     pub name: &'static str,
-    /// Of its matrices.
+    /// Quantisation of its matrices.
     pub quantization: &'static str,
-    /// Most tokens of an answer to a request that names no limit: its answers are short, and one that is not goes on to the end
-    /// of the context.
+    /// Most tokens of an answer if the request names no limit. Its answers are short; a runaway answer would fill the
+    /// context.
     pub answer_tokens: usize,
-    /// What messages call the file.
+    /// Name of the file in messages.
     path: &'static str,
     file: &'static Aligned<[u8]>,
-    /// What its prompts get beside the conversation, read as [`Hints`].
+    /// Index of hints that are added to its prompts, read as [`Hints`].
     hints: &'static [u8],
 }
 
-/// Tensors begin at multiples of 32 bytes of the file, which must hold in memory too, or they would be copied.
+/// Aligned storage: tensors begin at multiples of 32 bytes of the file, which must hold in memory too, or they would
+/// be copied.
 #[derive(Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 struct Aligned<T: ?Sized>(T);
@@ -40,7 +42,7 @@ pub static GUIDE: BuiltIn = BuiltIn {
 };
 
 impl BuiltIn {
-    /// The built-in model of that name.
+    /// Finds the built-in model of that name.
     pub fn find(name: &str) -> Option<&'static BuiltIn> {
         [&GUIDE].into_iter().find(|model| model.name == name)
     }
@@ -49,17 +51,17 @@ impl BuiltIn {
         Path::new(self.path)
     }
 
-    pub fn bytes(&self) -> Bytes {
-        Bytes::from(&self.file.0)
+    pub fn bytes(&self) -> SharedBytes {
+        SharedBytes::from(&self.file.0)
     }
 
     /// # Panics
-    /// When what was compiled in is no index.
+    /// If the compiled-in bytes are not an index.
     pub fn hints(&self) -> Hints {
         Hints::parse(self.hints).expect("the index that was compiled in")
     }
 
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn file_len(&self) -> usize {
         self.file.0.len()
     }

@@ -1,4 +1,4 @@
-//! Loading what candle-transformers computes: what of the options it honours, what it takes, and what the user is told.
+//! Loads models that candle-transformers computes: checks options, estimates memory, and collects notices.
 
 use candle_core::Device as CandleDevice;
 
@@ -8,10 +8,11 @@ use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::memory::Demand;
 use crate::runtime::model::Model;
-use crate::runtime::model::candle_models::{Plan, Prefill};
+use crate::runtime::model::candle_models::{CandlePlan, Prefill};
 
-/// Refuses what is asked and cannot be had: weights and KV are f32. KV in f16 is what everybody gets who does not ask.
-pub fn check(files: &ModelFiles, plan: &Plan, options: &LoadOptions) -> Result<(), LoadError> {
+/// Refuses options that candle-transformers cannot honour: weights and KV are f32. KV in f16 is the default, so it is
+/// not refused.
+pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Result<(), LoadError> {
     let asked = match (options.quantize, options.dtype, options.kv_type) {
         (Some(dtype), _, _) => format!("weights in {}", dtype.name()),
         (None, Some(dtype), _) if dtype != Dtype::F32 => format!("weights in {}", dtype.name()),
@@ -20,11 +21,11 @@ pub fn check(files: &ModelFiles, plan: &Plan, options: &LoadOptions) -> Result<(
     };
     let message =
         format!("{} runs through candle-transformers, in f32 and not with {asked}", plan.architecture);
-    Err(files.facts().unsupported(message))
+    Err(files.config_reader().unsupported(message))
 }
 
-/// What the user should know of a model that is computed elsewhere.
-pub fn notices(plan: &Plan) -> Vec<String> {
+/// Returns notices about models that candle-transformers computes.
+pub fn notices(plan: &CandlePlan) -> Vec<String> {
     let name = plan.architecture;
     let prompts = match plan.prefill {
         Prefill::Chunks => "prompts in chunks of 32 tokens",
@@ -39,8 +40,8 @@ pub fn notices(plan: &Plan) -> Vec<String> {
     [general].into_iter().chain(plan.notices.iter().cloned()).collect()
 }
 
-/// Bytes that a model takes: all weights widened, and one of them still as it was.
-pub fn demand(files: &ModelFiles, plan: &Plan) -> Demand {
+/// Returns the bytes that a model needs: all weights widened to f32, and the largest of them in its original type.
+pub fn demand(files: &ModelFiles, plan: &CandlePlan) -> Demand {
     let tensors = files.tensors();
     let values = tensors.names().into_iter().filter_map(|name| {
         let (shape, _) = tensors.describe(&name)?;
@@ -60,10 +61,10 @@ pub fn demand(files: &ModelFiles, plan: &Plan) -> Demand {
 /// Reads the weights onto the device.
 ///
 /// # Errors
-/// Those of [`Plan::load`]; [`LoadError::Device`] when there is no such device.
+/// Errors of [`CandlePlan::load`]; [`LoadError::Device`] if there is no such device.
 pub fn load(
     files: &ModelFiles,
-    plan: Plan,
+    plan: CandlePlan,
     options: &LoadOptions,
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),

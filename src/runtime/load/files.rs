@@ -1,4 +1,5 @@
-//! An opened model, either format: facts, tensors, tokenizer, template and generation settings, before any weight is read.
+//! An opened model of either format: configuration, tensors, tokenizer, template and generation settings, before any
+//! weight is read.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,8 +7,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::builtin::BuiltIn;
-use super::facts::facts;
 use super::gguf::Gguf;
+use super::gguf_config::gguf_config_reader;
 use super::hf::{self, ChatTemplates, GenerationConfig};
 use super::hub::ModelSource;
 use super::metadata::Metadata;
@@ -15,14 +16,14 @@ use super::safetensors::Safetensors;
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
 use crate::runtime::hints::Hints;
-use crate::runtime::model::arch::Facts;
+use crate::runtime::model::arch::ConfigReader;
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
 
-/// The files of one model. Opening reads headers only.
+/// The files of one model. Opening them reads headers only.
 pub struct ModelFiles {
     files: Files,
-    facts: Facts,
+    config_reader: ConfigReader,
     built_in: Option<&'static BuiltIn>,
 }
 
@@ -43,11 +44,11 @@ impl ModelFiles {
             }
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
-                let facts = Facts::hugging_face(path.join("config.json"), config.clone());
+                let config_reader = ConfigReader::hugging_face(path.join("config.json"), config.clone());
                 let tensors = Safetensors::open(path)?;
                 Ok(Self {
                     files: Files::Folder { path: path.clone(), config, tensors },
-                    facts,
+                    config_reader,
                     built_in: None,
                 })
             }
@@ -56,12 +57,12 @@ impl ModelFiles {
 
     fn of_gguf(gguf: Gguf) -> Self {
         let gguf = Arc::new(gguf);
-        let facts = facts(&gguf);
-        Self { files: Files::Gguf(gguf), facts, built_in: None }
+        let config_reader = gguf_config_reader(&gguf);
+        Self { files: Files::Gguf(gguf), config_reader, built_in: None }
     }
 
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn config_reader(&self) -> &ConfigReader {
+        &self.config_reader
     }
 
     pub fn tensors(&self) -> &dyn TensorSource {
@@ -71,7 +72,7 @@ impl ModelFiles {
         }
     }
 
-    /// The weight files, their bytes, and how many of these come before the tensors' data.
+    /// Returns the weight files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> Vec<(&Path, &[u8], usize)> {
         match &self.files {
             Files::Gguf(gguf) => gguf.contents().collect(),
@@ -79,17 +80,17 @@ impl ModelFiles {
         }
     }
 
-    /// Whether the weights are part of this program, and so as old as it is.
+    /// Returns whether the weights are part of the executable, so that their age is the executable's.
     pub fn is_built_in(&self) -> bool {
         self.built_in.is_some()
     }
 
-    /// What the prompts of a built-in model get beside the conversation.
+    /// Returns the hints that are added to the prompts of a built-in model.
     pub fn hints(&self) -> Option<Hints> {
         self.built_in.map(BuiltIn::hints)
     }
 
-    /// The folder whose files describe the weights; `None` where the weights' own header does.
+    /// Returns the folder with the files that describe the weights; `None` if the weights' own header does.
     pub fn folder(&self) -> Option<&Path> {
         match &self.files {
             Files::Gguf(_) => None,
@@ -97,7 +98,7 @@ impl ModelFiles {
         }
     }
 
-    /// What the model's own settings come from, for messages.
+    /// Names the source of the model's own settings, for messages.
     pub fn settings_source(&self) -> &'static str {
         match self.files {
             Files::Gguf(_) => "the GGUF file",
@@ -115,7 +116,7 @@ impl ModelFiles {
     }
 
     /// # Errors
-    /// [`LoadError::Malformed`] when a template is not text.
+    /// [`LoadError::Malformed`] if a template is not text.
     pub fn chat_templates(&self) -> Result<ChatTemplates, LoadError> {
         match &self.files {
             Files::Gguf(gguf) => gguf_templates(gguf.metadata()),
@@ -123,7 +124,7 @@ impl ModelFiles {
         }
     }
 
-    /// Sampling defaults, and every end-of-generation id that the files list.
+    /// Reads sampling defaults and every end-of-generation id that the files list.
     ///
     /// # Errors
     /// [`LoadError::Malformed`] naming the key.
@@ -135,7 +136,7 @@ impl ModelFiles {
     }
 }
 
-/// `tokenizer.chat_template`, and those with a name behind it.
+/// Reads `tokenizer.chat_template` and the named templates beside it.
 fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
     const KEY: &str = "tokenizer.chat_template";
     let mut templates =
@@ -148,7 +149,7 @@ fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
     Ok(templates)
 }
 
-/// `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
+/// Reads `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
 fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
     let top_k: Option<i64> = metadata.get("general.sampling.top_k")?;
     let defaults = GenerationDefaults {
@@ -165,7 +166,7 @@ fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
     Ok(GenerationConfig { defaults, eos_token_ids })
 }
 
-/// generation_config.json, and config.json's `eos_token_id` beside it.
+/// Reads generation_config.json, and `eos_token_id` of config.json.
 pub(super) fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
     let mut generation = hf::generation_config(path)?.unwrap_or_default();
     generation.eos_token_ids.extend(hf::config_eos_ids(path, config)?);

@@ -1,14 +1,14 @@
-//! The fingerprint of a loaded model: equal only for models that give the same bits, so that what one process computed can be
-//! used by another.
+//! Fingerprint of a loaded model: equal only for models that give the same bits, so that one process can use what
+//! another has computed.
 //!
-//! It is the SHA-256 of facts that are kept beside it, as JSON, and a function of nothing else: no path and no file name is
-//! among them, so a model that is moved, or copied with its times, keeps its fingerprint.
-//! Hashing gigabytes at every start would cost more than it saves. Whatever describes the weights is hashed whole; of the
-//! weights themselves the size, the time of modification in nanoseconds and 64 samples of 64 KiB, the first and the last
-//! bytes included. Any program that writes a file changes its time, another quantisation or training of the same model
-//! differs in nearly every sample, and a download that was cut short and filled with zeros differs in those at the end.
-//! What it cannot see: an edit of weights between samples that keeps the size and sets the time back; another GPU model
-//! behind the same device index; kernels that changed without a new version of llmctl.
+//! It is the SHA-256 of the facts stored beside it as JSON, and a function of nothing else. No path or file name is
+//! among them, so a model that is moved, or copied with its times, keeps its fingerprint. Hashing gigabytes at every
+//! start would cost more than it saves. Files that describe the weights are hashed whole; for the weights themselves
+//! the facts are the size, the modification time in nanoseconds and 64 samples of 64 KiB, including the first and the
+//! last bytes. A program that writes a file changes its time, another quantisation or training of the model differs
+//! in nearly every sample, and a truncated download filled with zeros differs in the samples at the end. Not
+//! detected: an edit of weights between samples that keeps the size and restores the time, another GPU model behind
+//! the same device index, and kernels that changed without a new version of llmctl.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -25,12 +25,12 @@ use crate::runtime::kernel::Dtype;
 use crate::runtime::kv::disk::FORMAT_VERSION;
 use crate::runtime::model::config::{DecoderConfig, RopeConfig, RopeScaling};
 
-/// Changes when the facts below are gathered otherwise.
+/// Version of the facts below; changes if they are gathered differently.
 const SCHEME: u32 = 1;
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 64 << 10;
 
-/// What a folder says about its weights and its texts.
+/// Files of a folder that describe its weights and its text side.
 const FOLDER_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
@@ -44,7 +44,7 @@ const FOLDER_FILES: [&str; 6] = [
 pub struct Fingerprint {
     /// 64 hexadecimal digits.
     pub hex: String,
-    /// What it was made of, for people; equal whenever the fingerprint is.
+    /// The hashed facts, for people; equal whenever the fingerprint is.
     pub facts: Value,
 }
 
@@ -64,17 +64,18 @@ pub fn fingerprint(
     fingerprint_as(files, config.architecture, &ropes, options)
 }
 
-/// The same of any model that goes by this name, given what of its rotary settings depends on the context.
+/// Fingerprints a model of any architecture, given the part of its rotary settings that depends on the context.
 ///
 /// # Errors
-/// Those of [`fingerprint`].
+/// Errors of [`fingerprint`].
 pub(super) fn fingerprint_as(
     files: &ModelFiles,
     architecture: &str,
     ropes: &[&str],
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
-    // Named one by one, so that a new option is decided upon. Memory and the context asked for end in `context_length`.
+    // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
+    // only affect `context_length`.
     let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
         options;
     let facts = json!({
@@ -94,8 +95,8 @@ pub(super) fn fingerprint_as(
     Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
 }
 
-/// The model as published, whatever options it is loaded with and whenever it was copied: token ids of one are token ids of
-/// the other. Reads as much.
+/// Identifies the model as published, independent of load options and of modification times: equal identities have
+/// equal token ids. Reads as many bytes as [`fingerprint`].
 ///
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
@@ -107,13 +108,13 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
 
-/// The same with the chat template in force, which decides what ids stand for in a conversation.
+/// Extends an identity by the active chat template, which determines what ids stand for in a conversation.
 pub fn with_template(identity: &str, template: Option<&str>) -> String {
     sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])
 }
 
-/// Where the bits come from. The kernels give the same on every instruction set and number of threads; the system's
-/// mathematical functions may not on another processor.
+/// Names the source of the bits. Our kernels give the same bits on every instruction set and number of threads; the
+/// system's mathematical functions may differ on another processor.
 fn backend(device: Device) -> String {
     let processor = if cfg!(target_arch = "x86_64") {
         "x86_64"
@@ -128,7 +129,7 @@ fn backend(device: Device) -> String {
     }
 }
 
-/// The rotary settings are in the files; only LongRoPE's depend on the context too.
+/// Names the active rotary settings. They are in the files; only LongRoPE's also depend on the context.
 fn rope_in_force(rope: &RopeConfig, context_length: usize) -> &'static str {
     match &rope.scaling {
         RopeScaling::LongRope { original_context, .. } if context_length > *original_context => "long",
@@ -137,7 +138,7 @@ fn rope_in_force(rope: &RopeConfig, context_length: usize) -> &'static str {
     }
 }
 
-/// Hashes of the files in `folder` that there are.
+/// Hashes the listed files that exist in `folder`.
 fn folder(folder: &Path) -> Result<Value, LoadError> {
     let hash = |name: &&str| -> Result<(String, Value), LoadError> {
         let bytes = read_optional(&folder.join(name), MAX_FILE_BYTES)?;
@@ -146,7 +147,7 @@ fn folder(folder: &Path) -> Result<Value, LoadError> {
     FOLDER_FILES.iter().map(hash).collect::<Result<_, _>>().map(Value::Object)
 }
 
-/// One after the other.
+/// Describes each weight file.
 fn weights(files: &ModelFiles) -> Result<Vec<Value>, LoadError> {
     let facts = |(path, bytes, header_len)| {
         let mut facts = content(bytes, header_len);
@@ -171,7 +172,7 @@ fn content(bytes: &[u8], header_len: usize) -> Value {
     })
 }
 
-/// Since 1970, with a sign.
+/// Formats the nanoseconds since 1970, with a sign.
 fn nanoseconds(time: SystemTime) -> String {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => after.as_nanos().to_string(),
@@ -179,13 +180,13 @@ fn nanoseconds(time: SystemTime) -> String {
     }
 }
 
-/// Evenly spaced, the first and the last bytes included; all of them when there are not many.
+/// Returns evenly spaced samples, including the first and the last bytes; the whole file if it is small.
 fn samples(bytes: &[u8]) -> Vec<&[u8]> {
     if bytes.len() < SAMPLES * SAMPLE_BYTES {
         return vec![bytes];
     }
     let span = bytes.len() - SAMPLE_BYTES; // from the first sample's start to the last one's
-    // Of a file of more than 2^57 bytes the product would not fit.
+    // For a file of more than 2^57 bytes the product would overflow.
     let start = |n: usize| (span as u128 * n as u128 / (SAMPLES as u128 - 1)) as usize;
     (0..SAMPLES).map(|n| &bytes[start(n)..][..SAMPLE_BYTES]).collect()
 }

@@ -1,9 +1,9 @@
 //! GGUF files, single or split: a table of metadata and a table of tensors over mapped bytes.
 //!
-//! Invariants: every count, length, offset and extent is checked against the file's actual size before anything is
-//! allocated or sliced by it; tensors are aligned, inside the file and do not overlap. What the values mean
-//! (architectures, tokenizers) is not known here.
-//! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and llama.cpp's gguf-split for shards.
+//! Invariants: every count, length, offset and extent is checked against the file's actual size before it is used to
+//! allocate or slice; tensors are aligned, inside the file and do not overlap. This file does not interpret the
+//! values (architectures, tokenizers). Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and
+//! llama.cpp's gguf-split for shards.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::metadata::{Cursor, Metadata, shortened};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::tensor::{Bytes, HostTensor, TensorSource, byte_len};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource, byte_len};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -27,22 +27,22 @@ const MIN_METADATA_ENTRY: usize = 8 + 4 + 1;
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
-    shards: Vec<Shard>,
-    tensors: Vec<Entry>,
+    shards: Vec<GgufShard>,
+    tensors: Vec<GgufTensor>,
     by_name: HashMap<Box<str>, usize>,
 }
 
-/// One mapped file.
+/// One mapped file of a model.
 #[derive(Debug)]
-struct Shard {
+struct GgufShard {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     header_len: usize,
 }
 
-/// A tensor's place, checked except for tensors of types that are not supported.
+/// Location of a tensor, checked unless its type is not supported.
 #[derive(Debug)]
-struct Entry {
+struct GgufTensor {
     name: Box<str>,
     shape: Vec<usize>,
     kind: u32,
@@ -50,52 +50,52 @@ struct Entry {
     start: usize,
 }
 
-impl Entry {
-    /// Bytes of the tensor, or `None` for a type that is not supported, whose layout is not known here.
+impl GgufTensor {
+    /// Returns the bytes of the tensor, or `None` for an unsupported type, whose layout is unknown.
     fn byte_len(&self) -> Result<Option<usize>, String> {
         dtype(self.kind).map(|dtype| byte_len(dtype, &self.shape)).transpose()
     }
 }
 
 impl Gguf {
-    /// Maps a GGUF file; for a split model, any of its shards brings in all of them.
+    /// Maps a GGUF file. For a split model, any shard opens all of them.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the key, tensor
     /// or field at fault, [`LoadError::Unsupported`] for other versions and for big-endian files.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, LoadError> {
         let path = path.as_ref();
-        let opened = File::parse(path, Bytes::map_file(path)?)?;
+        let opened = GgufFile::parse(path, SharedBytes::map_file(path)?)?;
         match Split::of(&opened)? {
             Some(split) if split.count > 1 => split.open_all(opened),
             _ => Gguf::assemble(vec![opened]),
         }
     }
 
-    /// Reads an unsplit GGUF file from memory; `path` is what errors call it.
+    /// Reads an unsplit GGUF file from memory; errors name it `path`.
     ///
     /// # Errors
     /// As [`Gguf::open`].
-    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Gguf, LoadError> {
-        Gguf::assemble(vec![File::parse(path.as_ref(), bytes.into())?])
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> Result<Gguf, LoadError> {
+        Gguf::assemble(vec![GgufFile::parse(path.as_ref(), bytes.into())?])
     }
 
-    /// The key-value section; of a split model that of the first shard.
+    /// Returns the key-value section, for a split model that of the first shard.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The files that make up the model, in shard order.
+    /// Returns the files of the model, in shard order.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
-    /// The files, their bytes, and how many of these come before the tensors' data.
+    /// Returns the files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
-    fn assemble(files: Vec<File>) -> Result<Gguf, LoadError> {
+    fn assemble(files: Vec<GgufFile>) -> Result<Gguf, LoadError> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
         for file in files {
@@ -106,7 +106,7 @@ impl Gguf {
                 }
                 gguf.tensors.push(entry);
             }
-            gguf.shards.push(Shard { path: file.path, bytes: file.bytes, header_len: file.header_len });
+            gguf.shards.push(GgufShard { path: file.path, bytes: file.bytes, header_len: file.header_len });
         }
         Ok(gguf)
     }
@@ -134,17 +134,17 @@ impl TensorSource for Gguf {
     }
 }
 
-/// One file, parsed and checked for itself.
-struct File {
+/// One file, parsed and checked on its own.
+struct GgufFile {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     metadata: Metadata,
-    tensors: Vec<Entry>,
+    tensors: Vec<GgufTensor>,
     header_len: usize,
 }
 
-impl File {
-    fn parse(path: &Path, bytes: Bytes) -> Result<File, LoadError> {
+impl GgufFile {
+    fn parse(path: &Path, bytes: SharedBytes) -> Result<GgufFile, LoadError> {
         let mut cursor = Cursor::new(&bytes);
         check_version(path, &mut cursor)?;
         let header = |message| LoadError::malformed(path, "header", message);
@@ -160,7 +160,7 @@ impl File {
         let data_start = header_len.next_multiple_of(alignment);
         place_tensors(path, &mut tensors, data_start, bytes.len())?;
         check_layout(path, &tensors, data_start, bytes.len(), alignment)?;
-        Ok(File { path: path.into(), bytes, metadata, tensors, header_len })
+        Ok(GgufFile { path: path.into(), bytes, metadata, tensors, header_len })
     }
 }
 
@@ -172,7 +172,7 @@ fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> 
     }
     match cursor.u32().map_err(header)? {
         2 | 3 => Ok(()),
-        // A big-endian file has the same magic, but every number after it is swapped.
+        // A big-endian file has the same magic, but all its numbers are byte-swapped.
         version if matches!(version.swap_bytes(), 1..=3) => {
             unsupported("is a big-endian GGUF file; only little-endian ones can be read".into())
         }
@@ -183,7 +183,7 @@ fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> 
 fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, LoadError> {
     const KEY: &str = "general.alignment";
     let alignment = metadata.get::<u64>(KEY)?.unwrap_or(DEFAULT_ALIGNMENT);
-    // The upper bound keeps the rounding of offsets from overflowing; no page on any machine is larger.
+    // The upper bound keeps the rounding of offsets from overflowing; pages are smaller on every machine.
     if alignment.is_power_of_two() && alignment <= 1 << 30 {
         return Ok(alignment as usize);
     }
@@ -196,14 +196,14 @@ fn read_entry(
     cursor: &mut Cursor<'_>,
     (index, count): (usize, usize),
     alignment: usize,
-) -> Result<Entry, LoadError> {
+) -> Result<GgufTensor, LoadError> {
     let name = cursor.name().map_err(|message| {
         LoadError::malformed(path, format!("tensor entry {} of {count}", index + 1), message)
     })?;
     read_entry_body(name, cursor, alignment).map_err(|message| malformed_tensor(path, name, message))
 }
 
-fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<Entry, String> {
+fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Result<GgufTensor, String> {
     let dims = cursor.u32()?;
     if !(1..=MAX_DIMS).contains(&dims) {
         return Err(format!("has {dims} dimensions; 1 to {MAX_DIMS} are possible"));
@@ -222,13 +222,13 @@ fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Res
     if !start.is_multiple_of(alignment) {
         return Err(format!("offset {offset} is not aligned to {alignment} bytes"));
     }
-    Ok(Entry { name: name.into(), shape, kind, shard: 0, start })
+    Ok(GgufTensor { name: name.into(), shape, kind, shard: 0, start })
 }
 
-/// Turns relative offsets into places in the file, and checks that they lie inside it.
+/// Converts relative offsets to offsets in the file, and checks that tensors lie inside it.
 fn place_tensors(
     path: &Path,
-    tensors: &mut [Entry],
+    tensors: &mut [GgufTensor],
     data_start: usize,
     file_len: usize,
 ) -> Result<(), LoadError> {
@@ -251,15 +251,15 @@ fn place_tensors(
     Ok(())
 }
 
-/// Checks that placed tensors do not overlap, and that nothing but padding follows the last one.
+/// Checks that tensors do not overlap, and that only padding follows the last one.
 fn check_layout(
     path: &Path,
-    tensors: &[Entry],
+    tensors: &[GgufTensor],
     data_start: usize,
     file_len: usize,
     alignment: usize,
 ) -> Result<(), LoadError> {
-    let mut order: Vec<&Entry> = tensors.iter().collect();
+    let mut order: Vec<&GgufTensor> = tensors.iter().collect();
     order.sort_unstable_by_key(|entry| entry.start);
     let mut end = data_start;
     let mut before = "";
@@ -285,7 +285,7 @@ fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
     LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
 }
 
-/// The storage type of a ggml type number, if it is one that kernels read.
+/// Returns the storage type of a ggml type number, if the kernels support it.
 fn dtype(kind: u32) -> Option<Dtype> {
     Some(match kind {
         0 => Dtype::F32,
@@ -306,7 +306,7 @@ fn dtype(kind: u32) -> Option<Dtype> {
     })
 }
 
-/// What users know a ggml type number by (ggml.h's `ggml_type`).
+/// Returns the common name of a ggml type number (ggml.h's `ggml_type`).
 fn kind_name(kind: u32) -> String {
     let name = match kind {
         9 => "Q8_1",
@@ -335,17 +335,17 @@ fn kind_name(kind: u32) -> String {
     name.into()
 }
 
-/// What a shard says about the split it belongs to.
+/// A shard's metadata about its split.
 struct Split {
-    /// Zero-based.
+    /// Zero-based number of the shard.
     number: usize,
     count: usize,
-    /// Over all shards.
+    /// Number of tensors in all shards.
     tensors: Option<usize>,
 }
 
 impl Split {
-    fn of(file: &File) -> Result<Option<Split>, LoadError> {
+    fn of(file: &GgufFile) -> Result<Option<Split>, LoadError> {
         let metadata = &file.metadata;
         let Some(count) = metadata.get("split.count")? else { return Ok(None) };
         let number = metadata.require("split.no")?;
@@ -356,8 +356,8 @@ impl Split {
         Ok(Some(Split { number, count, tensors: metadata.get("split.tensors.count")? }))
     }
 
-    /// Opens the other shards beside `opened` and puts all together.
-    fn open_all(&self, opened: File) -> Result<Gguf, LoadError> {
+    /// Opens the other shards beside `opened` and combines them.
+    fn open_all(&self, opened: GgufFile) -> Result<Gguf, LoadError> {
         let (directory, prefix) = self.stem(&opened.path)?;
         let mut opened = Some(opened);
         let mut files = Vec::new();
@@ -367,7 +367,7 @@ impl Split {
                 continue;
             }
             let path = directory.join(format!("{prefix}{}", shard_suffix(number, self.count)));
-            let file = File::parse(&path, Bytes::map_file(&path)?)?;
+            let file = GgufFile::parse(&path, SharedBytes::map_file(&path)?)?;
             self.check_sibling(&file, number)?;
             files.push(file);
         }
@@ -375,7 +375,7 @@ impl Split {
         Gguf::assemble(files)
     }
 
-    /// The folder, and the file name without `-00001-of-0000N.gguf`.
+    /// Returns the folder, and the file name without `-00001-of-0000N.gguf`.
     fn stem(&self, path: &Path) -> Result<(PathBuf, String), LoadError> {
         let suffix = shard_suffix(self.number, self.count);
         let name = path.file_name().and_then(|name| name.to_str());
@@ -392,7 +392,7 @@ impl Split {
         }
     }
 
-    fn check_sibling(&self, file: &File, number: usize) -> Result<(), LoadError> {
+    fn check_sibling(&self, file: &GgufFile, number: usize) -> Result<(), LoadError> {
         match Split::of(file)? {
             Some(split) if split.number == number && split.count == self.count => Ok(()),
             _ => {
@@ -403,7 +403,7 @@ impl Split {
         }
     }
 
-    fn check_total(&self, files: &[File]) -> Result<(), LoadError> {
+    fn check_total(&self, files: &[GgufFile]) -> Result<(), LoadError> {
         let found: usize = files.iter().map(|file| file.tensors.len()).sum();
         match self.tensors {
             Some(claimed) if claimed != found => {
@@ -415,7 +415,7 @@ impl Split {
     }
 }
 
-/// How llama.cpp's gguf-split ends the name of a zero-based shard.
+/// Returns the name's ending for a zero-based shard, as llama.cpp's gguf-split writes it.
 fn shard_suffix(number: usize, count: usize) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }

@@ -1,8 +1,8 @@
 //! The plain files of a Hugging Face model folder: configuration, generation defaults, chat templates.
 //!
-//! Every file is read whole, up to [`MAX_FILE_BYTES`], and every error names the file and the key or the position.
-//! A key that is `null` counts as absent, as in Python. What the configuration means is not known here
-//! (`model::arch` reads it), nor what the tokenizer's files mean (`tokenizer`).
+//! Every file is read whole, up to [`MAX_FILE_BYTES`], and every error names the file and the key or the position. A
+//! key that is `null` counts as absent, as in Python. `model::arch` interprets the configuration, `tokenizer` the
+//! tokenizer's files.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::GenerationDefaults;
 use crate::runtime::error::{Error, LoadError};
 use crate::runtime::request::Sampling;
 
-/// Largest configuration file that is read; real ones stay below a megabyte, an index of a huge model below ten.
+/// Size limit of a configuration file in bytes; real ones are below a megabyte, the index of a huge model below ten.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Reads a file of at most `limit` bytes, or `None` when there is none.
+/// Reads a file of at most `limit` bytes; `None` if it does not exist.
 ///
 /// # Errors
-/// [`LoadError::Io`] when it cannot be read, or is no regular file; [`LoadError::Malformed`] when it is longer.
+/// [`LoadError::Io`] if it cannot be read or is not a regular file; [`LoadError::Malformed`] if it is longer.
 pub fn read_optional(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, LoadError> {
-    // Asked before opening: opening a pipe would wait for a writer.
+    // Checked before opening: opening a pipe would wait for a writer.
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
@@ -39,28 +39,28 @@ pub fn read_optional(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, LoadErr
     Ok(Some(bytes))
 }
 
-/// Reads a JSON file, or `None` when there is none.
+/// Reads a JSON file; `None` if it does not exist.
 ///
 /// # Errors
-/// As [`read_optional`]; [`LoadError::Malformed`] with line and column when it is not JSON.
+/// As [`read_optional`]; [`LoadError::Malformed`] with line and column if it is not JSON.
 pub fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
     let Some(bytes) = read_optional(path, MAX_FILE_BYTES)? else { return Ok(None) };
-    // Editors on Windows leave a byte order mark, which JSON does not allow but Python's readers forgive.
+    // Editors on Windows leave a byte order mark, which JSON does not allow but Python's readers accept.
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
     serde_json::from_slice(text)
         .map(Some)
         .map_err(|error| LoadError::malformed(path, "JSON", error.to_string()))
 }
 
-/// Reads a JSON file that must be there.
+/// Reads a required JSON file.
 ///
 /// # Errors
-/// As [`optional_json`], and [`LoadError::NotFound`].
+/// Errors of [`optional_json`], and [`LoadError::NotFound`].
 pub fn require_json(path: &Path) -> Result<Value, LoadError> {
     optional_json(path)?.ok_or_else(|| LoadError::NotFound(path.into()))
 }
 
-/// `config.json` of a model folder: an object.
+/// Reads `config.json` of a model folder, which must be an object.
 ///
 /// # Errors
 /// [`LoadError::NotFound`], [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
@@ -71,7 +71,7 @@ pub fn config(folder: &Path) -> Result<Value, LoadError> {
     Ok(value)
 }
 
-/// `tokenizer_config.json` of a model folder, if there is one: an object.
+/// Reads `tokenizer_config.json` of a model folder, if it exists; it must be an object.
 ///
 /// # Errors
 /// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
@@ -79,7 +79,7 @@ pub fn tokenizer_config(folder: &Path) -> Result<Option<Value>, LoadError> {
     optional_object(&folder.join("tokenizer_config.json"))
 }
 
-/// `special_tokens_map.json` of a model folder, if there is one: an object.
+/// Reads `special_tokens_map.json` of a model folder, if it exists; it must be an object.
 ///
 /// # Errors
 /// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
@@ -97,28 +97,28 @@ fn object<'a>(path: &Path, value: &'a Value) -> Result<&'a Map<String, Value>, L
     value.as_object().ok_or_else(|| LoadError::malformed(path, "JSON", "is not an object"))
 }
 
-/// What `generation_config.json` recommends.
+/// Recommendations of `generation_config.json`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
     pub defaults: GenerationDefaults,
-    /// Token ids that end a generation; empty where the file is silent.
+    /// Token ids that end a generation; empty if the file lists none.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// `generation_config.json` of a model folder, if there is one.
+/// Reads `generation_config.json` of a model folder, if it exists.
 ///
-/// `"do_sample": false` means greedy, as in transformers: temperature 0, and the values that only matter to sampling
-/// are not used. Where the key is absent but a temperature or the like is given, that is used: transformers would
-/// decode greedily and warn, but servers (vLLM, SGLang) and the publishers of such files take it as meant.
-/// `top_k` of 0 or -1 keeps all tokens, like no `top_k` at all.
+/// `"do_sample": false` means greedy, as in transformers: temperature 0, and values that only affect sampling are
+/// ignored. If the key is absent but a temperature or the like is given, the value is used: transformers would decode
+/// greedily and warn, but servers (vLLM, SGLang) and publishers of such files intend it. `top_k` of 0 or -1 keeps all
+/// tokens, like no `top_k` at all.
 ///
 /// # Errors
-/// [`LoadError::Malformed`] naming the key, when a value is of the wrong type or out of the range that
+/// [`LoadError::Malformed`] naming the key, if a value has the wrong type or is out of the range that
 /// [`Sampling::validate`] allows.
 pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
     let path = folder.join("generation_config.json");
     let Some(value) = optional_json(&path)? else { return Ok(None) };
-    let keys = Keys { path: &path, object: object(&path, &value)? };
+    let keys = ConfigKeys { path: &path, object: object(&path, &value)? };
     let eos_token_ids = keys.ids("eos_token_id")?;
     let greedy = keys.bool("do_sample")? == Some(false);
     let read = GenerationDefaults {
@@ -130,7 +130,7 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
     };
     check_ranges(&path, &read)?;
     let defaults = if greedy {
-        // The repetition penalty changes which token is the most likely one, so it stays.
+        // The repetition penalty also changes greedy decoding, so it is kept.
         let repetition_penalty = read.repetition_penalty;
         GenerationDefaults { temperature: Some(0.0), repetition_penalty, ..GenerationDefaults::default() }
     } else {
@@ -139,7 +139,7 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
     Ok(Some(GenerationConfig { defaults, eos_token_ids }))
 }
 
-/// The one validator of sampling ranges decides here too; its parameter names are the file's keys.
+/// Validates with the sampling parameters' own validator; its parameter names are the file's keys.
 fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadError> {
     let off = Sampling::default();
     let sampling = Sampling {
@@ -158,7 +158,7 @@ fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadEr
     })
 }
 
-/// The end-of-generation ids that config.json lists, at the top or in the text part of a multimodal model.
+/// Reads the end-of-generation ids of config.json, from the top or from the text part of a multimodal model.
 ///
 /// # Errors
 /// [`LoadError::Malformed`] naming the key.
@@ -167,18 +167,18 @@ pub fn config_eos_ids(folder: &Path, config: &Value) -> Result<Vec<u32>, LoadErr
     let mut ids = Vec::new();
     for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object)
     {
-        ids.extend(Keys { path: &path, object }.ids("eos_token_id")?);
+        ids.extend(ConfigKeys { path: &path, object }.ids("eos_token_id")?);
     }
     Ok(ids)
 }
 
 /// Typed access to the keys of an object; `null` counts as absent.
-struct Keys<'a> {
+struct ConfigKeys<'a> {
     path: &'a Path,
     object: &'a Map<String, Value>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigKeys<'a> {
     fn value(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
@@ -210,7 +210,7 @@ impl<'a> Keys<'a> {
         Ok(top_k.and_then(|k| usize::try_from(k).ok()).filter(|&k| k > 0))
     }
 
-    /// One token id or a list of them.
+    /// Reads one token id or a list of them.
     fn ids(&self, key: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = self.get(key, "a token id or a list of them", |value| match value {
@@ -221,17 +221,17 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The Jinja sources that a model folder brings.
+/// The Jinja sources in a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatTemplates {
-    /// The template to use, if the folder has one.
+    /// The default template, if the folder has one.
     pub default: Option<String>,
-    /// Others by name (e.g. `tool_use`, `rag`), in file order.
+    /// Other templates by name (e.g. `tool_use`, `rag`), in file order.
     pub others: Vec<(String, String)>,
 }
 
 impl ChatTemplates {
-    /// A sentence for the user, when the folder has templates that are not used.
+    /// Returns a sentence for the user if the folder has templates that are not used.
     pub fn notice(&self) -> Option<String> {
         let names: Vec<&str> = self.others.iter().map(|(name, _)| name.as_str()).collect();
         (!names.is_empty()).then(|| {
@@ -245,11 +245,11 @@ impl ChatTemplates {
     }
 }
 
-/// The chat templates of a model folder: `chat_template.jinja`, else `chat_template.json`, else the key
-/// `chat_template` of `tokenizer_config.json`. Python's readers prefer them in this order.
+/// Reads the chat templates of a model folder: `chat_template.jinja`, else `chat_template.json`, else the key
+/// `chat_template` of `tokenizer_config.json`. Python's readers use this order.
 ///
 /// # Errors
-/// [`LoadError::Io`], or [`LoadError::Malformed`] naming the file, when a template is not text.
+/// [`LoadError::Io`], or [`LoadError::Malformed`] naming the file, if a template is not text.
 pub fn chat_templates(folder: &Path, tokenizer_config: Option<&Value>) -> Result<ChatTemplates, LoadError> {
     let path = folder.join("chat_template.jinja");
     if let Some(bytes) = read_optional(&path, MAX_FILE_BYTES)? {
@@ -286,7 +286,7 @@ fn templates_of(path: &Path, value: Option<&Value>) -> Result<ChatTemplates, Loa
             _ => return Err(wrong("has an entry without the texts \"name\" and \"template\"")),
         }
     }
-    // A single template needs no name to be the one that is meant.
+    // A single template is the default, whatever its name.
     if templates.default.is_none() && templates.others.len() == 1 {
         templates.default = templates.others.pop().map(|(_, template)| template);
     }

@@ -1,6 +1,6 @@
-//! What a model's files say about it, from headers alone: for people who choose, not for the engine.
+//! Describes a model's files from their headers alone, for people who choose a model; the engine does not use it.
 //!
-//! A model that llmctl cannot run is still described, with the reason beside it.
+//! A model that llmctl cannot run is described too, with the reason.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +16,27 @@ use crate::runtime::model::decoder::kv_bytes_per_token;
 #[derive(Debug, Clone)]
 pub struct ModelFacts {
     pub kind: ModelKind,
-    /// The family the files name; `None` when they name none.
+    /// The family named by the files; `None` if they name none.
     pub architecture: Option<String>,
-    /// Values in all tensors, also those that llmctl does not use (vision).
+    /// Values in all tensors, including those that llmctl does not use (vision).
     pub parameters: u64,
-    /// Size of the weights on disk.
+    /// Size of the weights on disk, in bytes.
     pub bytes: u64,
     /// The file name's tag, or the type of most values.
     pub quantization: Option<String>,
-    /// What the decoder would be, or why there is none.
+    /// Facts about the decoder, or the reason why llmctl cannot run it.
     pub decoder: Result<DecoderFacts, LoadError>,
     pub has_chat_template: bool,
 }
 
-/// What a decoder's size is made of.
+/// The values that determine a decoder's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecoderFacts {
     pub context_length: usize,
     pub num_layers: usize,
     pub hidden_size: usize,
     pub vocab_size: usize,
-    /// In the default KV type.
+    /// Bytes in the default KV type.
     pub kv_bytes_per_token: usize,
 }
 
@@ -59,11 +59,11 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
     let summary = summary(source);
     Ok(ModelFacts {
         kind: summary.kind,
-        architecture: files.facts().architecture().ok(),
+        architecture: files.config_reader().architecture().ok(),
         parameters: values.values().fold(0, |sum, count| sum.saturating_add(*count)),
         bytes: summary.bytes,
         quantization: summary.quantization.or(most),
-        decoder: recognise(files.facts()).map(|recognised| decoder_facts(&recognised)),
+        decoder: recognise(files.config_reader()).map(|recognised| decoder_facts(&recognised)),
         has_chat_template: files.chat_templates()?.default.is_some(),
     })
 }

@@ -1,21 +1,20 @@
-//! GGUF key-value metadata: parsed once, read by typed getters that name the key when something is off.
+//! GGUF key-value metadata: parsed once, read by typed getters whose errors name the key.
 //!
-//! Text and arrays stay in the mapped file; the parsed form holds places, so that a vocabulary of 250 000 tokens
-//! costs one pass and no allocation per token.
-//! Invariant: a place has been checked against the file's size before it is stored, and nothing is allocated whose
-//! size the file only claims. Knows nothing of tensors, architectures or tokenizers.
+//! Text and arrays stay in the mapped file; the parsed form holds spans, so that a vocabulary of 250 000 tokens costs
+//! one pass and no allocation per token. Invariant: a span is checked against the file's size before it is stored,
+//! and no allocation trusts a size that the file claims. Knows nothing of tensors, architectures or tokenizers.
 //! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, little endian.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::runtime::error::LoadError;
-use crate::runtime::tensor::Bytes;
+use crate::runtime::tensor::SharedBytes;
 
-/// Arrays of arrays deeper than this are refused: no writer makes them, and each level is a stack frame.
+/// Nesting limit of arrays: no writer nests them deeper, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
 
-/// More layers than any model has; a larger count is a lie that would be multiplied into memory.
+/// Limit on the number of layers, above that of any model; a larger count would be multiplied into memory.
 const MAX_LAYERS: usize = 16_384;
 
 /// Longest key that the specification allows, in bytes.
@@ -23,28 +22,28 @@ const MAX_KEY_BYTES: usize = 65_535;
 
 /// The key-value section of a GGUF file.
 ///
-/// Getters return `Ok(None)` for an absent key and an error naming the key for a value of another type, or out of
-/// the asked type's range. Integer widths are interchangeable, because writers disagree about them.
+/// Getters return `Ok(None)` for an absent key, and an error naming the key for a value of another type or out of the
+/// requested type's range. Integer widths are interchangeable, because writers disagree about them.
 #[derive(Debug, Clone)]
 pub struct Metadata {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     values: BTreeMap<Box<str>, Value>,
 }
 
-/// A metadata value; text and arrays are places in the file.
+/// A metadata value; text and arrays are spans of the file.
 #[derive(Debug, Clone, PartialEq)]
 enum Value {
     Int(i128),
     Float(f64),
     Bool(bool),
-    Text(Place),
+    Text(TextSpan),
     Array(Array),
 }
 
-/// Where a string's bytes lie in the file.
+/// Span of a string's bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Place {
+struct TextSpan {
     start: usize,
     len: usize,
 }
@@ -53,18 +52,18 @@ struct Place {
 enum Array {
     /// `len` scalars of one fixed-size type, from `start`.
     Scalars {
-        kind: Kind,
+        kind: ValueType,
         start: usize,
         len: usize,
     },
-    Texts(Vec<Place>),
-    /// Checked for damage, but of no use to anyone so far.
+    Texts(Vec<TextSpan>),
+    /// An array of arrays, checked for damage; no getter reads it.
     Nested,
 }
 
 /// The value types of the format, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -80,26 +79,27 @@ enum Kind {
     F64,
 }
 
-impl Kind {
-    fn from_number(number: u32) -> Result<Kind, String> {
-        use Kind::*;
-        const KINDS: [Kind; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
+impl ValueType {
+    fn from_number(number: u32) -> Result<ValueType, String> {
+        use ValueType::*;
+        const KINDS: [ValueType; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64];
         KINDS.get(number as usize).copied().ok_or_else(|| format!("unknown value type {number}"))
     }
 
-    /// Bytes of one value: exact for scalars, the least possible for text (a length) and arrays (type and count).
+    /// Returns the bytes of one value: exact for scalars, the minimum for text (a length) and arrays (type and
+    /// count).
     const fn min_bytes(self) -> usize {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => 1,
-            Kind::U16 | Kind::I16 => 2,
-            Kind::U32 | Kind::I32 | Kind::F32 => 4,
-            Kind::U64 | Kind::I64 | Kind::F64 | Kind::Text => 8,
-            Kind::Array => 12,
+            ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
+            ValueType::U16 | ValueType::I16 => 2,
+            ValueType::U32 | ValueType::I32 | ValueType::F32 => 4,
+            ValueType::U64 | ValueType::I64 | ValueType::F64 | ValueType::Text => 8,
+            ValueType::Array => 12,
         }
     }
 }
 
-/// Reads little-endian values front to back; every read is checked against the end.
+/// Reader of little-endian values from front to back; every read is checked against the end.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at: 0 }
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn position(&self) -> usize {
         self.at
     }
@@ -127,7 +127,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(*self.array()?))
     }
 
-    /// A count of things that take at least `min_bytes` each, refused when the rest of the file cannot hold them.
+    /// Reads a count of items of at least `min_bytes` each; an error if the rest of the file cannot hold them.
     pub(super) fn count(&mut self, min_bytes: usize) -> Result<usize, String> {
         let claimed = self.u64()?;
         let most = self.remaining() / min_bytes;
@@ -157,32 +157,32 @@ impl<'a> Cursor<'a> {
         Ok(start)
     }
 
-    fn place(&mut self) -> Result<Place, String> {
+    fn text_span(&mut self) -> Result<TextSpan, String> {
         let claimed = self.u64()?;
         let len = usize::try_from(claimed).unwrap_or(usize::MAX);
-        Ok(Place { start: self.skip(len)?, len })
+        Ok(TextSpan { start: self.skip(len)?, len })
     }
 
-    /// A length-prefixed key or tensor name.
+    /// Reads a length-prefixed key or tensor name.
     pub(super) fn name(&mut self) -> Result<&'a str, String> {
-        let place = self.place()?;
-        if place.len > MAX_KEY_BYTES {
-            return Err(format!("a name of {} bytes is too long", place.len));
+        let text_span = self.text_span()?;
+        if text_span.len > MAX_KEY_BYTES {
+            return Err(format!("a name of {} bytes is too long", text_span.len));
         }
-        std::str::from_utf8(&self.bytes[place.start..self.at])
+        std::str::from_utf8(&self.bytes[text_span.start..self.at])
             .map_err(|error| format!("a name is not UTF-8: {error}"))
     }
 
     fn value(&mut self) -> Result<Value, String> {
-        match Kind::from_number(self.u32()?)? {
-            Kind::Text => {
-                let place = self.place()?;
-                match std::str::from_utf8(&self.bytes[place.start..self.at]) {
-                    Ok(_) => Ok(Value::Text(place)),
+        match ValueType::from_number(self.u32()?)? {
+            ValueType::Text => {
+                let text_span = self.text_span()?;
+                match std::str::from_utf8(&self.bytes[text_span.start..self.at]) {
+                    Ok(_) => Ok(Value::Text(text_span)),
                     Err(error) => Err(format!("the text is not UTF-8: {error}")),
                 }
             }
-            Kind::Array => Ok(Value::Array(self.elements(1)?)),
+            ValueType::Array => Ok(Value::Array(self.elements(1)?)),
             kind => {
                 let start = self.skip(kind.min_bytes())?;
                 scalar(kind, &self.bytes[start..self.at])
@@ -194,11 +194,11 @@ impl<'a> Cursor<'a> {
         if depth > MAX_ARRAY_DEPTH {
             return Err(format!("arrays are nested more than {MAX_ARRAY_DEPTH} deep"));
         }
-        let kind = Kind::from_number(self.u32()?)?;
+        let kind = ValueType::from_number(self.u32()?)?;
         let len = self.count(kind.min_bytes())?;
         match kind {
-            Kind::Text => (0..len).map(|_| self.place()).collect::<Result<_, _>>().map(Array::Texts),
-            Kind::Array => {
+            ValueType::Text => (0..len).map(|_| self.text_span()).collect::<Result<_, _>>().map(Array::Texts),
+            ValueType::Array => {
                 (0..len).try_for_each(|_| self.elements(depth + 1).map(drop))?;
                 Ok(Array::Nested)
             }
@@ -207,33 +207,33 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// One scalar from exactly `kind.min_bytes()` bytes.
-fn scalar(kind: Kind, bytes: &[u8]) -> Result<Value, String> {
+/// Reads one scalar from exactly `kind.min_bytes()` bytes.
+fn scalar(kind: ValueType, bytes: &[u8]) -> Result<Value, String> {
     let mut raw = [0; 8];
     raw[..bytes.len()].copy_from_slice(bytes);
     let bits = u64::from_le_bytes(raw);
     Ok(match kind {
-        Kind::U8 | Kind::U16 | Kind::U32 | Kind::U64 => Value::Int(bits.into()),
-        Kind::I8 => Value::Int((bits as i8).into()),
-        Kind::I16 => Value::Int((bits as i16).into()),
-        Kind::I32 => Value::Int((bits as i32).into()),
-        Kind::I64 => Value::Int((bits as i64).into()),
-        Kind::F32 => Value::Float(f32::from_bits(bits as u32).into()),
-        Kind::F64 => Value::Float(f64::from_bits(bits)),
-        Kind::Bool if bits < 2 => Value::Bool(bits == 1),
-        Kind::Bool => return Err(format!("{bits} is no bool")),
-        Kind::Text | Kind::Array => return Err("not a scalar".into()),
+        ValueType::U8 | ValueType::U16 | ValueType::U32 | ValueType::U64 => Value::Int(bits.into()),
+        ValueType::I8 => Value::Int((bits as i8).into()),
+        ValueType::I16 => Value::Int((bits as i16).into()),
+        ValueType::I32 => Value::Int((bits as i32).into()),
+        ValueType::I64 => Value::Int((bits as i64).into()),
+        ValueType::F32 => Value::Float(f32::from_bits(bits as u32).into()),
+        ValueType::F64 => Value::Float(f64::from_bits(bits)),
+        ValueType::Bool if bits < 2 => Value::Bool(bits == 1),
+        ValueType::Bool => return Err(format!("{bits} is no bool")),
+        ValueType::Text | ValueType::Array => return Err("not a scalar".into()),
     })
 }
 
 impl Metadata {
-    /// Reads `count` entries at the cursor, which runs over `bytes`.
+    /// Parses `count` entries at the cursor, which runs over `bytes`.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, or the entry's number when the key itself cannot be read.
+    /// [`LoadError::Malformed`] naming the key, or the entry's number if the key itself cannot be read.
     pub(super) fn parse(
         path: PathBuf,
-        bytes: &Bytes,
+        bytes: &SharedBytes,
         cursor: &mut Cursor<'_>,
         count: usize,
     ) -> Result<Metadata, LoadError> {
@@ -254,18 +254,18 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
-    /// All keys, sorted.
+    /// Returns all keys, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(AsRef::as_ref)
     }
 
-    /// The value of a key as `T`, or `None` when the file has no such key.
+    /// Returns the value of a key as `T`, or `None` if the file lacks the key.
     ///
     /// `T` is one of `u32 u64 usize i32 i64 f32 bool &str`, or a `Vec` of one of these or of `&[u8]` (tokens that
     /// need not be UTF-8). Integers are accepted for `f32`.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, when its value is of another type or out of `T`'s range.
+    /// [`LoadError::Malformed`] naming the key, if its value has another type or is out of `T`'s range.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, LoadError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         T::from_value(ValueRef { value, bytes: &self.bytes })
@@ -273,7 +273,7 @@ impl Metadata {
             .map_err(|message| malformed_key(&self.path, key, message))
     }
 
-    /// Like [`Metadata::get`], but an absent key is an error too.
+    /// Returns the value of a required key, like [`Metadata::get`].
     ///
     /// # Errors
     /// [`LoadError::Malformed`] naming the key.
@@ -281,11 +281,11 @@ impl Metadata {
         self.get(key)?.ok_or_else(|| malformed_key(&self.path, key, "the key is missing".into()))
     }
 
-    /// A value per layer: an array of exactly `layers`, or one scalar that holds for all of them.
+    /// Returns a value per layer: an array of exactly `layers`, or one scalar for all of them.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key, when the type is wrong, the array has another length, or `layers` is
-    /// larger than any model's.
+    /// [`LoadError::Malformed`] naming the key, if the type is wrong, the array has another length, or `layers`
+    /// exceeds any model's.
     pub fn per_layer<'a, T>(&'a self, key: &str, layers: usize) -> Result<Option<Vec<T>>, LoadError>
     where
         T: FromValue<'a> + Clone,
@@ -314,7 +314,7 @@ fn malformed_key(path: &std::path::Path, key: &str, message: String) -> LoadErro
     LoadError::malformed(path, format!("key {:?}", shortened(key)), message)
 }
 
-/// A name fit for a message, whatever a file calls its keys and tensors.
+/// Shortens and escapes a name from a file for a message.
 pub(super) fn shortened(name: &str) -> String {
     match name.char_indices().nth(100) {
         Some((end, _)) => format!("{}...", &name[..end]),
@@ -322,7 +322,7 @@ pub(super) fn shortened(name: &str) -> String {
     }
 }
 
-/// A value together with the file its places point into; only this module looks inside.
+/// A value together with the file that its spans refer to; private to this module.
 #[derive(Clone, Copy)]
 pub struct ValueRef<'a> {
     value: &'a Value,
@@ -357,9 +357,9 @@ impl<'a> ValueRef<'a> {
 
     fn texts(self) -> Result<impl ExactSizeIterator<Item = &'a [u8]>, String> {
         match self.value {
-            Value::Array(Array::Texts(places)) => {
-                Ok(places.iter().map(move |place| &self.bytes[place.start..place.start + place.len]))
-            }
+            Value::Array(Array::Texts(places)) => Ok(places
+                .iter()
+                .map(move |text_span| &self.bytes[text_span.start..text_span.start + text_span.len])),
             _ => Err(self.instead_of("an array of text")),
         }
     }
@@ -383,7 +383,7 @@ impl<'a> ValueRef<'a> {
 /// Rust types that metadata values convert to; see [`Metadata::get`].
 pub trait FromValue<'a>: Sized {
     /// # Errors
-    /// Why the value is not of this type, to follow the key's name.
+    /// Converts the value; the error says why it cannot, and follows the key's name in a message.
     fn from_value(value: ValueRef<'a>) -> Result<Self, String>;
 }
 
@@ -431,7 +431,7 @@ impl FromValue<'_> for bool {
 impl<'a> FromValue<'a> for &'a str {
     fn from_value(value: ValueRef<'a>) -> Result<Self, String> {
         match *value.value {
-            Value::Text(Place { start, len }) => std::str::from_utf8(&value.bytes[start..start + len])
+            Value::Text(TextSpan { start, len }) => std::str::from_utf8(&value.bytes[start..start + len])
                 .map_err(|error| format!("is not UTF-8: {error}")),
             _ => Err(value.instead_of("text")),
         }

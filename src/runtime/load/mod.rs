@@ -1,17 +1,16 @@
-//! From a reference on the command line to a model in memory.
+//! Loads a model: from a reference on the command line to a model in memory.
 //!
 //! `hub` resolves references; `gguf` and `safetensors` implement [`TensorSource`](super::tensor::TensorSource);
-//! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] puts them together. Files are
-//! hostile: sizes and offsets are checked before they are believed, and no allocation is larger than the file can
-//! justify.
+//! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] combines them. Files are
+//! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
 
 pub mod builtin;
 #[cfg(feature = "candle-families")]
 mod candle_models;
-pub mod facts;
 pub mod files;
 pub mod fingerprint;
 pub mod gguf;
+pub mod gguf_config;
 pub mod hf;
 pub mod hub;
 pub mod inspect;
@@ -47,7 +46,7 @@ use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::{Description, Recognised, recognise};
 use super::model::config::DecoderConfig;
-use super::model::decoder::{Decoder, Matrix, Parts, state_groups};
+use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
 use super::request::Sampling;
@@ -55,51 +54,51 @@ use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use hub::Resolved;
 
-/// A model ready for the engine, with all that its files say about using it.
+/// A model ready for the engine, with the settings from its files.
 pub struct LoadedModel {
-    /// What the user will recognise it by, e.g. the file stem or `org/repo`.
+    /// Name of the model for the user, e.g. the file stem or `org/repo`.
     pub name: String,
     pub model: Box<dyn Model>,
     pub texts: ModelTexts,
     pub fingerprint: Fingerprint,
-    /// What the user should know and nothing failed on, one sentence each.
+    /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<String>,
 }
 
-/// All of a model but its weights: what it takes to turn a conversation into token ids and back.
+/// The text side of a model, without its weights: all that converts a conversation to token ids and back.
 #[derive(Debug, Clone)]
 pub struct ModelTexts {
-    /// Equal only for files that say the same; see [`fingerprint::identity`].
+    /// Equal only for files with the same contents; see [`fingerprint::identity`].
     pub identity: String,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_templates: ChatTemplates,
     /// Sampling defaults that the model's publisher recommends.
     pub defaults: GenerationDefaults,
-    /// What the defaults were read from.
+    /// Name of the file that the defaults were read from.
     pub defaults_source: &'static str,
     /// The end-of-generation ids that `defaults_source` and config.json list.
     pub listed_ends: Vec<u32>,
     /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
     pub end_of_generation: Vec<u32>,
-    /// For prompts of the model's own template.
+    /// Hints for prompts in the model's own template.
     pub hints: Option<Hints>,
 }
 
 impl ModelTexts {
-    /// Puts another token in front of prompts, or none.
+    /// Replaces the token at the start of prompts; `None` removes it.
     ///
     /// # Errors
     /// [`Error::InvalidParameter`] for an id without a token.
     ///
     /// # Panics
-    /// When the tokenizer is shared already.
+    /// If the tokenizer is shared already.
     pub fn set_bos(&mut self, bos: Option<u32>) -> Result<(), Error> {
         self.check_tokens("bos-id", bos.as_slice())?;
         Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that nobody uses yet").set_bos(bos);
         Ok(())
     }
 
-    /// Takes these ids to end a turn, and no others.
+    /// Replaces the ids that end a turn.
     ///
     /// # Errors
     /// [`Error::InvalidParameter`] for an id without a token.
@@ -121,7 +120,8 @@ impl ModelTexts {
     }
 }
 
-/// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` where the file is silent.
+/// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` for values that the file
+/// lacks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -132,7 +132,7 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// What the publisher recommends, and greedy where nothing is said.
+    /// Returns the publisher's recommendation, completed by greedy defaults.
     pub fn sampling(&self) -> Sampling {
         let built_in = Sampling::default();
         Sampling {
@@ -146,33 +146,33 @@ impl GenerationDefaults {
     }
 }
 
-/// Where a model computes.
+/// The device that a model runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// Our kernels.
+    /// The CPU, with our kernels.
     Cpu(CpuOptions),
-    /// candle's, on a GPU (or, for comparison, on the CPU).
+    /// candle's backend, on a GPU (or, for comparison, on the CPU).
     Candle(DeviceKind),
 }
 
-/// How to load.
+/// Options for loading a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     pub device: Device,
-    /// Keep float matrices in this type.
+    /// Converts float matrices to this type.
     pub dtype: Option<Dtype>,
-    /// Quantise matrices to this type.
+    /// Quantises matrices to this type.
     pub quantize: Option<Dtype>,
-    /// Tokens a sequence may hold; `None` takes what the model was made for, or as much of it as fits.
+    /// Tokens per sequence; `None` is the model's own context, or as much of it as fits.
     pub context: Option<usize>,
     pub kv_type: KvType,
-    /// Bytes that KV is to have; `None`: as much as the context takes.
+    /// Bytes for KV; `None` is as much as the context needs.
     pub kv_memory: Option<u64>,
-    /// Bytes that weights and KV may take together; `None` where nobody can tell.
+    /// Bytes for weights and KV together; `None` if unknown.
     pub available_memory: Option<u64>,
 }
 
-/// Reads everything but the weights.
+/// Reads everything except the weights.
 ///
 /// # Errors
 /// [`LoadError`] naming the file and the key at fault.
@@ -193,18 +193,18 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
     })
 }
 
-/// Loads a model. `progress` is told layers done, of how many.
+/// Loads a model. `progress` is called with the number of loaded layers and their total.
 ///
 /// # Errors
-/// [`LoadError::TooBig`] before anything is read when weights and KV do not fit; [`LoadError`] naming the file, and the
-/// tensor or key at fault, otherwise.
+/// [`LoadError::TooBig`] before anything is read if weights and KV do not fit; otherwise [`LoadError`] naming the
+/// file, and the tensor or key at fault.
 pub fn load(
     resolved: &Resolved,
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
-    let recognised = recognise(files.facts())?;
+    let recognised = recognise(files.config_reader())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     notices.extend(texts.chat_templates.notice());
@@ -233,8 +233,8 @@ pub fn load(
     Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
 }
 
-/// Published models have tokens without a row (Gemma 3's image token, padding added later): a prompt with one is refused
-/// when it is submitted, and no answer can end with one.
+/// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
+/// padding added later): a prompt with such a token is refused when it is submitted, and no answer can end with one.
 fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
     let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
@@ -247,16 +247,16 @@ fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>
     }
 }
 
-/// The context that [`load`] would give the model, from the headers alone.
+/// Computes the context that [`load`] would give the model, from the headers alone.
 ///
 /// # Errors
-/// As [`load`], of the settings and of what does not fit.
+/// Those errors of [`load`] that concern settings and memory.
 pub fn context_length(
     files: &ModelFiles,
     options: &LoadOptions,
     notices: &mut Vec<String>,
 ) -> Result<usize, LoadError> {
-    context_of(files, &recognise(files.facts())?, options, notices)
+    context_of(files, &recognise(files.config_reader())?, options, notices)
 }
 
 fn context_of(
@@ -277,7 +277,8 @@ fn context_of(
     }
 }
 
-/// The context in force, of at most `most` tokens, or why it cannot be had. `demand` says what the model takes with one.
+/// Chooses the context, at most `most` tokens, or returns why it does not fit. `demand` computes the model's memory
+/// for a context.
 fn context(
     most: usize,
     demand: impl Fn(usize) -> Result<Demand, LoadError>,
@@ -296,7 +297,7 @@ fn context(
     let allowed = options.kv_memory.map(|kv_memory| base.saturating_add(kv_memory));
     let Some(available) = allowed.or(options.available_memory) else { return Ok(wanted) };
     let fit = fit(demand, wanted, available);
-    // One token has no room for an answer.
+    // A context of one token has no room for an answer.
     match (options.context, fit.largest_context.filter(|largest| *largest >= 2)) {
         (None, Some(largest)) if !fit.fits() => {
             let by = if allowed.is_some() { "--kv-memory" } else { "the memory available" };
@@ -307,7 +308,7 @@ fn context(
     }
 }
 
-/// KV memory that was asked for holds the context that was asked for, or some, and fits beside the weights.
+/// Checks that the requested KV memory holds the requested context, or a minimal one, and fits beside the weights.
 fn check_kv_memory(
     asked: u64,
     demand: Demand,
@@ -326,8 +327,8 @@ fn check_kv_memory(
     }
 }
 
-/// Bytes that a model takes with these options and a context of up to `context` tokens. What windows keep does not grow
-/// with it.
+/// Computes the memory of a model with these options and a context of up to `context` tokens. KV of windows does not
+/// grow with it.
 fn demand(
     files: &ModelFiles,
     description: &Description,
@@ -341,7 +342,8 @@ fn demand(
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
         let bytes = super::tensor::byte_len(dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        // The kernels' own layout is up to a sixteenth larger than the file's; MXFP4 becomes five bits with two bytes of scale.
+        // The kernels' own layout is up to a sixteenth larger than the file's; MXFP4 becomes five bits with two bytes
+        // of scale.
         let packing = match dtype {
             Dtype::Mxfp4 => bytes * 5 / 17,
             _ if dtype.is_quantized() => bytes / 16,
@@ -350,7 +352,7 @@ fn demand(
         weights = weights.saturating_add((bytes + packing) as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
-        state_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
+        kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
     let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;
@@ -362,8 +364,8 @@ fn demand(
     })
 }
 
-/// What attention holds of each token it sees while it computes a layer: our kernels one partial result per head for each
-/// run of pages, candle's a key and a value in f32.
+/// Returns the bytes that attention holds per visible token while it computes a layer: our kernels keep one partial
+/// result per head for each run of pages, candle a key and a value in f32.
 fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     let heads = config.attentions().map(|attention| match device {
         Device::Cpu { .. } => {
@@ -374,15 +376,15 @@ fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
     heads.max().unwrap_or(0) as u64
 }
 
-/// Activations of one step, generously: rows of a step larger than the engine's default in every buffer of the decoder, and
-/// a few rows of logits.
+/// Estimates the activations of one step in bytes, rounded up: every buffer of the decoder with more rows than the
+/// engine's default step, and a few rows of logits.
 fn activation_bytes(config: &DecoderConfig) -> u64 {
     const ROWS: usize = 512;
     let widest = config.layers.iter().map(|layer| layer.mixer_width() + layer.feed_forward.width()).max();
     (4 * (ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + 8 * config.vocab_size)) as u64
 }
 
-/// What a tensor of this shape is for; only a file's token tables are that tall.
+/// Guesses a tensor's purpose from its shape; only token tables have that many rows.
 fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
     match shape {
         [rows, _] if *rows == config.vocab_size => Matrix::Vocabulary,
@@ -390,11 +392,11 @@ fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
     }
 }
 
-/// The type to keep a matrix in. Token tables are rounded less than the rest: at 4 bits they cost quality out of
+/// Chooses the type of a matrix. Token tables are rounded less than the rest: at 4 bits they cost quality out of
 /// proportion to their size, so they get Q6_K (llama.cpp does the same in its 4-bit mixes).
 fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
     match (options.quantize, options.dtype, matrix) {
-        // A router that is rounded sends tokens elsewhere, and is small.
+        // A rounded router selects other experts, and a router is small.
         (_, _, Matrix::Gate) => Dtype::F32,
         (Some(Dtype::Q4_0 | Dtype::Q4K), _, Matrix::Vocabulary) => Dtype::Q6K,
         (Some(quantized), _, _) => quantized,
@@ -421,7 +423,7 @@ fn decoder(
         }
         Ok(converted)
     };
-    let parts = Parts {
+    let parts = DecoderParts {
         config: description.config,
         naming: description.naming,
         source: files.tensors(),

@@ -1,9 +1,9 @@
-//! Quantisation to Q4_K: 256 values as 8 groups of 32, each `scale * q - min` with `q` in 0 to 15, scales and minimums
-//! in 6 bits under two half-precision factors.
+//! Quantisation to Q4_K: 256 values as 8 groups of 32, each `scale * q - min` with `q` in 0 to 15; scales and
+//! minimums have 6 bits and share two half-precision factors.
 //!
-//! candle has a quantiser for every other type; its own for Q4_K turns constant groups into zeros and searches less.
-//! The search is ggml's idea (`make_qkx2_quants`): try several widths of the grid, fit scale and minimum to each by
-//! weighted least squares, keep the best. Input is finite and within f16's range (checked by `quantize`).
+//! candle has quantisers for all other types; its own for Q4_K turns constant groups into zeros and searches less.
+//! The search follows ggml (`make_qkx2_quants`): try several widths of the grid, fit scale and minimum to each by
+//! weighted least squares, keep the best. Input must be finite and within f16's range (`quantize` checks this).
 
 use half::f16;
 
@@ -13,21 +13,21 @@ const BLOCK_BYTES: usize = 144;
 const MAX_QUANT: f32 = 15.0;
 const MAX_SIX_BITS: f32 = 63.0;
 
-/// How a group is stored: `scale * q - min`, neither negative.
+/// Parameters of a group: `scale * q - min`, neither negative.
 #[derive(Debug, Clone, Copy, Default)]
-struct Fit {
+struct GroupFit {
     scale: f32,
     min: f32,
 }
 
-impl Fit {
-    /// The nearest number on the grid.
+impl GroupFit {
+    /// Returns the nearest number on the grid.
     fn quant(self, value: f32) -> f32 {
         if self.scale > 0.0 { ((value + self.min) / self.scale).round().clamp(0.0, MAX_QUANT) } else { 0.0 }
     }
 }
 
-/// Writes blocks; `values` is a multiple of 256 values and `out` has 144 bytes for each of these.
+/// Writes blocks; `values` must be a multiple of 256 values, and `out` 144 bytes for each 256.
 pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
     let blocks = values.as_chunks::<{ GROUP * GROUPS }>().0;
     for (values, out) in blocks.iter().zip(out.as_chunks_mut::<BLOCK_BYTES>().0) {
@@ -37,7 +37,7 @@ pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
 
 fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     let groups = values.as_chunks::<GROUP>().0;
-    let mut fits = [Fit::default(); GROUPS];
+    let mut fits = [GroupFit::default(); GROUPS];
     for (fit, group) in fits.iter_mut().zip(groups) {
         *fit = best_fit(group);
     }
@@ -49,7 +49,8 @@ fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     head[4..].copy_from_slice(&packed(scales, mins));
     let (scale, min) = (scale.to_f32(), min.to_f32());
     for (pair, out) in quants.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-        let fit = |group| Fit { scale: scale * f32::from(scales[group]), min: min * f32::from(mins[group]) };
+        let fit =
+            |group| GroupFit { scale: scale * f32::from(scales[group]), min: min * f32::from(mins[group]) };
         let (low, high) = (2 * pair, 2 * pair + 1);
         for (i, out) in out.iter_mut().enumerate() {
             *out = fit(low).quant(groups[low][i]) as u8 | (fit(high).quant(groups[high][i]) as u8) << 4;
@@ -57,7 +58,7 @@ fn quantize_block(values: &[f32; GROUP * GROUPS], out: &mut [u8; BLOCK_BYTES]) {
     }
 }
 
-/// One factor for all, and each number as a 6-bit multiple of it.
+/// Encodes numbers as 6-bit multiples of one factor.
 fn six_bits(numbers: [f32; GROUPS]) -> (f16, [u8; GROUPS]) {
     let most = numbers.iter().copied().fold(0.0, f32::max);
     let factor = f16::from_f32(most / MAX_SIX_BITS);
@@ -67,8 +68,8 @@ fn six_bits(numbers: [f32; GROUPS]) -> (f16, [u8; GROUPS]) {
     (factor, numbers.map(steps))
 }
 
-/// ggml's packing of 8 scales and 8 minimums into 12 bytes: the first four of each whole, in the low 6 bits of bytes 0
-/// to 7; the others as nibbles in bytes 8 to 11, their upper 2 bits in the free bits of bytes 0 to 7.
+/// Packs 8 scales and 8 minimums into 12 bytes as ggml does: the first four of each whole, in the low 6 bits of bytes
+/// 0 to 7; the others as nibbles in bytes 8 to 11, with their upper 2 bits in the free bits of bytes 0 to 7.
 fn packed(scales: [u8; GROUPS], mins: [u8; GROUPS]) -> [u8; 12] {
     let mut bytes = [0; 12];
     for i in 0..4 {
@@ -79,19 +80,19 @@ fn packed(scales: [u8; GROUPS], mins: [u8; GROUPS]) -> [u8; 12] {
     bytes
 }
 
-fn best_fit(values: &[f32; GROUP]) -> Fit {
+fn best_fit(values: &[f32; GROUP]) -> GroupFit {
     let lowest = values.iter().copied().fold(0.0, f32::min);
     let highest = values.iter().copied().fold(lowest, f32::max);
     let range = highest - lowest;
-    let mut best = Fit { scale: range / MAX_QUANT, min: -lowest };
+    let mut best = GroupFit { scale: range / MAX_QUANT, min: -lowest };
     if range < f32::MIN_POSITIVE * MAX_QUANT {
         return best;
     }
     let weights = weights(values);
     let mut least = error(values, &weights, best);
-    // From one step fewer to one step more than the grid has, in tenths.
+    // The search covers one grid step less to one more, in tenths.
     for tenth in -10..=10 {
-        let grid = Fit { scale: range / (MAX_QUANT + tenth as f32 / 10.0), min: -lowest };
+        let grid = GroupFit { scale: range / (MAX_QUANT + tenth as f32 / 10.0), min: -lowest };
         let Some(fit) = least_squares(values, &weights, grid) else { continue };
         let error = error(values, &weights, fit);
         if error < least {
@@ -101,13 +102,14 @@ fn best_fit(values: &[f32; GROUP]) -> Fit {
     best
 }
 
-/// Large values matter more, because they meet large activations; the mean keeps small ones from being ignored.
+/// Weights the values of a group: large values matter more, because they meet large activations; adding the mean
+/// keeps small ones from being ignored.
 fn weights(values: &[f32; GROUP]) -> [f32; GROUP] {
     let mean_square = values.iter().map(|value| value * value).sum::<f32>() / GROUP as f32;
     values.map(|value| mean_square.sqrt() + value.abs())
 }
 
-fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: Fit) -> f32 {
+fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: GroupFit) -> f32 {
     let squared = |(value, weight): (&f32, &f32)| {
         let difference = fit.scale * fit.quant(*value) - fit.min - value;
         weight * difference * difference
@@ -115,8 +117,8 @@ fn error(values: &[f32; GROUP], weights: &[f32; GROUP], fit: Fit) -> f32 {
     values.iter().zip(weights).map(squared).sum()
 }
 
-/// The scale and minimum that fit best when each value keeps the number that `grid` gives it.
-fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: Fit) -> Option<Fit> {
+/// Fits scale and minimum by least squares, with the number that `grid` gives to each value.
+fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: GroupFit) -> Option<GroupFit> {
     let [mut w, mut wq, mut wqq, mut wx, mut wqx] = [0.0f32; 5];
     for (&x, &weight) in values.iter().zip(weights) {
         let q = grid.quant(x);
@@ -127,8 +129,9 @@ fn least_squares(values: &[f32; GROUP], weights: &[f32; GROUP], grid: Fit) -> Op
         wqx += weight * q * x;
     }
     let determinant = w * wqq - wq * wq;
-    let both = Fit { scale: (w * wqx - wx * wq) / determinant, min: (wq * wqx - wqq * wx) / determinant };
-    // A minimum cannot be above zero; without one, the line goes through the origin.
-    let fit = if both.min >= 0.0 { both } else { Fit { scale: wqx / wqq, min: 0.0 } };
+    let both =
+        GroupFit { scale: (w * wqx - wx * wq) / determinant, min: (wq * wqx - wqq * wx) / determinant };
+    // A minimum cannot be negative; without one, the line goes through the origin.
+    let fit = if both.min >= 0.0 { both } else { GroupFit { scale: wqx / wqq, min: 0.0 } };
     (determinant > 0.0 && fit.scale > 0.0 && fit.scale.is_finite() && fit.min.is_finite()).then_some(fit)
 }

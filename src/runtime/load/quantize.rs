@@ -1,9 +1,9 @@
-//! Conversion of weights on load: `--dtype` and `--quantize`.
+//! Converts weights on load: `--dtype` and `--quantize`.
 //!
-//! [`converted_dtype`] decides what becomes of a tensor (memory can be computed from it before anything is loaded),
-//! [`convert`] does it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
-//! candle's quantisers do the arithmetic of the block types, but for Q4_K (see `q4_k`). Values that the target cannot hold are an error, never
-//! an infinity that shows up later.
+//! [`converted_dtype`] chooses the type of a tensor (so that memory can be computed before loading), [`convert`]
+//! converts it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
+//! candle's quantisers do the arithmetic of the block types, except Q4_K (see `q4_k`). Values that the target type
+//! cannot hold are an error, never an infinity that appears later.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
@@ -13,15 +13,15 @@ use rayon::prelude::*;
 use super::q4_k;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
-use crate::runtime::tensor::{Bytes, HostTensor, byte_len};
+use crate::runtime::tensor::{HostTensor, SharedBytes, byte_len};
 
-/// Values converted at a time by one thread: enough to outweigh the bookkeeping, few enough to stay in its cache.
+/// Values that a thread converts at a time: enough to outweigh the bookkeeping, few enough for its cache.
 const CHUNK_VALUES: usize = 1 << 16;
 
-/// The type that [`convert`] gives a tensor of this shape and type when asked for `target`.
+/// Returns the type that [`convert`] gives a tensor of this shape and type for the requested `target`.
 ///
-/// Vectors keep their type. Rows that are no whole number of the target's blocks become Q8_0 instead if their length
-/// allows it, and else keep their type; weights that are quantised already are never brought to that substitute.
+/// Vectors keep their type. Rows that are not a whole number of the target's blocks become Q8_0 if their length
+/// allows it, and else keep their type; weights that are already quantised are never converted to that substitute.
 pub fn converted_dtype(shape: &[usize], source: Dtype, target: Dtype) -> Dtype {
     let fits = |dtype: Dtype| shape.last().is_some_and(|cols| cols.is_multiple_of(dtype.block_len()));
     match shape.len() {
@@ -32,12 +32,12 @@ pub fn converted_dtype(shape: &[usize], source: Dtype, target: Dtype) -> Dtype {
     }
 }
 
-/// The tensor in the type that [`converted_dtype`] names; shares the bytes when that is the type it has.
+/// Converts the tensor to the type that [`converted_dtype`] returns; shares the bytes if it has that type already.
 ///
-/// `name` is only for errors. Compare the result's type with `target` to learn of a substitute.
+/// `name` is for errors only. To detect a substitute, compare the result's type with `target`.
 ///
 /// # Errors
-/// [`LoadError::Tensor`] when a value is not finite or too large for the target, or candle cannot quantise to it.
+/// [`LoadError::Tensor`] if a value is not finite or too large for the target, or candle cannot quantise to it.
 pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTensor, LoadError> {
     let dtype = converted_dtype(&tensor.shape, tensor.dtype, target);
     if dtype == tensor.dtype {
@@ -62,10 +62,10 @@ pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTen
             write_values(dtype, values, out)
         })
         .map_err(error)?;
-    HostTensor::new(dtype, tensor.shape.clone(), Bytes::from(out)).map_err(error)
+    HostTensor::new(dtype, tensor.shape.clone(), SharedBytes::from(out)).map_err(error)
 }
 
-/// Stores values as `dtype`; `out` has exactly the bytes they take.
+/// Stores values as `dtype`; `out` must have exactly their bytes.
 fn write_values(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
     match dtype {
         Dtype::F32 => write_floats(values, out, f32::to_le_bytes),
@@ -88,7 +88,7 @@ fn write_floats<const BYTES: usize>(values: &[f32], out: &mut [u8], bytes: impl 
     }
 }
 
-/// Scales of block types are half-precision, so their range is that of f16.
+/// Checks the range of values: scales of block types are half-precision, so their range is that of f16.
 fn check_range<'a>(dtype: Dtype, mut values: impl Iterator<Item = &'a f32>) -> Result<(), String> {
     let range = f16::MIN.to_f32()..=f16::MAX.to_f32();
     match values.find(|value| !range.contains(*value)) {
@@ -134,7 +134,8 @@ fn ggml_dtype(dtype: Dtype) -> Option<GgmlDType> {
 mod tests {
     use super::*;
 
-    /// Values spread like weights: a sum of uniform numbers, scaled to a standard deviation of about 0.02.
+    /// Generates values distributed like weights: a sum of uniform numbers, scaled to a standard deviation of about
+    /// 0.02.
     fn weights(count: usize) -> Vec<f32> {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let mut uniform = || {
@@ -153,7 +154,7 @@ mod tests {
             Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
             other => panic!("no writer for {}", other.name()),
         };
-        HostTensor::new(dtype, shape.to_vec(), Bytes::from(bytes)).unwrap()
+        HostTensor::new(dtype, shape.to_vec(), SharedBytes::from(bytes)).unwrap()
     }
 
     fn values(tensor: &HostTensor) -> Vec<f32> {

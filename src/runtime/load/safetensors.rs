@@ -1,11 +1,11 @@
 //! Safetensors files, single or sharded by an index: tensors over mapped bytes.
 //!
 //! The `safetensors` crate checks each header (offsets gapless, sizes equal to shape times type); this file checks
-//! the header against the file's length with its own overflow-safe arithmetic, and the index against the shards.
-//! The format does not promise alignment: a tensor that starts at an odd address is copied when it is asked for (see
-//! [`HostTensor::new`]), all others stay in the map. Knows nothing of architectures or of tensor names.
-//! Weights in MXFP4 (gpt-oss) are two tensors of bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`.
-//! Format: <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
+//! the header against the file's length with overflow-safe arithmetic, and the index against the shards. The format
+//! does not promise alignment: a tensor at an odd address is copied when it is read (see [`HostTensor::new`]), all
+//! others stay mapped. Knows nothing of architectures or tensor names. Weights in MXFP4 (gpt-oss) are two tensors of
+//! bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`. Format:
+//! <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -19,32 +19,32 @@ use super::hf;
 use super::metadata::shortened;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::tensor::{Bytes, HostTensor, TensorSource};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// The format's own limit on its JSON header.
+/// The format's own limit on its JSON header, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// An open safetensors model.
 #[derive(Debug)]
 pub struct Safetensors {
-    shards: Vec<Shard>,
-    tensors: Vec<Entry>,
+    shards: Vec<SafetensorsShard>,
+    tensors: Vec<SafeTensor>,
     by_name: HashMap<Box<str>, usize>,
 }
 
-/// One mapped file.
+/// One mapped file of a model.
 #[derive(Debug)]
-struct Shard {
+struct SafetensorsShard {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: SharedBytes,
     header_len: usize,
 }
 
-/// A tensor's place in its shard, checked.
+/// Location of a tensor in its shard, checked.
 #[derive(Debug)]
-struct Entry {
+struct SafeTensor {
     name: Box<str>,
     dtype: FileDtype,
     shape: Vec<usize>,
@@ -81,28 +81,31 @@ impl Safetensors {
         }
     }
 
-    /// Reads one safetensors file from memory; `path` is what errors call it.
+    /// Reads one safetensors file from memory; errors name it `path`.
     ///
     /// # Errors
     /// [`LoadError::Malformed`] as for [`Safetensors::open`].
-    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<Bytes>) -> Result<Safetensors, LoadError> {
+    pub fn from_bytes(
+        path: impl AsRef<Path>,
+        bytes: impl Into<SharedBytes>,
+    ) -> Result<Safetensors, LoadError> {
         let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
         model.add_shard(path.as_ref(), bytes.into())?;
         Ok(model)
     }
 
-    /// The weight files, in the order in which they were first named.
+    /// Returns the weight files, in the order in which they were first named.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
-    /// The files, their bytes, and how many of these come before the tensors' data.
+    /// Returns the files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
     fn open_single(path: &Path) -> Result<Safetensors, LoadError> {
-        Safetensors::from_bytes(path, Bytes::map_file(path)?)
+        Safetensors::from_bytes(path, SharedBytes::map_file(path)?)
     }
 
     fn open_sharded(index_path: &Path) -> Result<Safetensors, LoadError> {
@@ -120,19 +123,19 @@ impl Safetensors {
             }
             numbers.insert(file, model.shards.len());
             let path = folder.join(file);
-            model.add_shard(&path, Bytes::map_file(&path)?)?;
+            model.add_shard(&path, SharedBytes::map_file(&path)?)?;
         }
         model.check_against(index_path, &index, &numbers)?;
         Ok(model)
     }
 
-    fn add_shard(&mut self, path: &Path, bytes: Bytes) -> Result<(), LoadError> {
+    fn add_shard(&mut self, path: &Path, bytes: SharedBytes) -> Result<(), LoadError> {
         let (metadata, data_start) = read_header(path, &bytes)?;
         for name in metadata.offset_keys() {
-            // `offset_keys` lists the names of the very map that `info` looks into.
+            // `offset_keys` lists the keys of the map that `info` reads.
             let Some(info) = metadata.info(&name) else { continue };
             let (start, end) = info.data_offsets;
-            let entry = Entry {
+            let entry = SafeTensor {
                 name: name.into(),
                 dtype: info.dtype,
                 shape: info.shape.clone(),
@@ -145,11 +148,11 @@ impl Safetensors {
             }
             self.tensors.push(entry);
         }
-        self.shards.push(Shard { path: path.into(), bytes, header_len: data_start });
+        self.shards.push(SafetensorsShard { path: path.into(), bytes, header_len: data_start });
         Ok(())
     }
 
-    /// The index must name exactly the tensors of the shards, each in its shard.
+    /// Checks that the index names exactly the tensors of the shards, each in its shard.
     fn check_against(
         &self,
         path: &Path,
@@ -179,17 +182,17 @@ const MXFP4_BLOCKS: &str = "_blocks";
 const MXFP4_SCALES: &str = "_scales";
 
 impl Safetensors {
-    fn entry(&self, name: &str) -> Option<&Entry> {
+    fn entry(&self, name: &str) -> Option<&SafeTensor> {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    fn bytes(&self, entry: &Entry) -> Bytes {
+    fn bytes(&self, entry: &SafeTensor) -> SharedBytes {
         self.shards[entry.shard].bytes.slice(entry.start, entry.len)
     }
 
-    /// The two tensors that a matrix in MXFP4 is stored as: blocks `[.., blocks, 16]` of two values a byte, and scales
+    /// Finds the two tensors of a matrix in MXFP4: blocks `[.., blocks, 16]` with two values per byte, and scales
     /// `[.., blocks]`.
-    fn mxfp4(&self, name: &str) -> Option<[&Entry; 2]> {
+    fn mxfp4(&self, name: &str) -> Option<[&SafeTensor; 2]> {
         let [blocks, scales] = [MXFP4_BLOCKS, MXFP4_SCALES].map(|part| self.entry(&format!("{name}{part}")));
         let pair = [blocks?, scales?];
         let [blocks, scales] = pair;
@@ -197,16 +200,16 @@ impl Safetensors {
         (fits && pair.iter().all(|entry| entry.dtype == FileDtype::U8)).then_some(pair)
     }
 
-    /// The shape of what [`Self::mxfp4`] is, in values.
-    fn mxfp4_shape(scales: &Entry) -> Option<Vec<usize>> {
+    /// Returns the shape of such a matrix, in values.
+    fn mxfp4_shape(scales: &SafeTensor) -> Option<Vec<usize>> {
         let mut shape = scales.shape.clone();
         let cols = shape.last_mut()?;
         *cols = cols.checked_mul(Dtype::Mxfp4.block_len())?;
         Some(shape)
     }
 
-    /// In ggml's order: a block's scale, then bytes of which the low nibbles are its first half.
-    fn mxfp4_tensor(&self, [blocks, scales]: [&Entry; 2]) -> Result<HostTensor, String> {
+    /// Builds the matrix in ggml's order: a block's scale, then bytes whose low nibbles are the block's first half.
+    fn mxfp4_tensor(&self, [blocks, scales]: [&SafeTensor; 2]) -> Result<HostTensor, String> {
         let shape = Self::mxfp4_shape(scales).ok_or("is larger than any memory")?;
         let (blocks, scales) = (self.bytes(blocks), self.bytes(scales));
         let mut bytes = Vec::with_capacity(blocks.len() + scales.len());
@@ -241,18 +244,18 @@ impl TensorSource for Safetensors {
     }
 
     fn names(&self) -> Vec<Cow<'_, str>> {
-        let shown = |entry: &Entry| -> String {
+        let shown = |entry: &SafeTensor| -> String {
             let whole = entry.name.strip_suffix(MXFP4_BLOCKS).filter(|name| self.mxfp4(name).is_some());
             whole.unwrap_or(&entry.name).to_owned()
         };
-        let is_scales = |entry: &&Entry| {
+        let is_scales = |entry: &&SafeTensor| {
             entry.name.strip_suffix(MXFP4_SCALES).is_some_and(|name| self.mxfp4(name).is_some())
         };
         self.tensors.iter().filter(|entry| !is_scales(entry)).map(|entry| Cow::Owned(shown(entry))).collect()
     }
 }
 
-/// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns where they begin.
+/// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns their offset.
 fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError> {
     const LENGTH_BYTES: usize = 8;
     let error = |message: String| LoadError::malformed(path, "header", message);
@@ -266,7 +269,8 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError
     let data_start = LENGTH_BYTES + length as usize;
     let metadata: Metadata = serde_json::from_slice(&bytes[LENGTH_BYTES..data_start])
         .map_err(|json_error| error(format!("is damaged: {json_error}")))?;
-    // Offsets are gapless from 0, so the last one bounds them all. Compared by subtraction: a sum could wrap.
+    // Offsets are gapless from 0, so the last one bounds them all. Compared by subtraction, since a sum could
+    // overflow.
     let (described, present) = (metadata.data_len(), bytes.len() - data_start);
     if described == present {
         return Ok((metadata, data_start));
@@ -294,7 +298,7 @@ fn read_index(path: &Path) -> Result<Index, LoadError> {
     Ok(index)
 }
 
-/// Whether a shard's name stays inside the folder it is joined to.
+/// Returns whether a shard's name stays inside the folder it is joined to.
 fn is_plain_name(file: &str) -> bool {
     let mut components = Path::new(file).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file)

@@ -1,7 +1,7 @@
-//! What of a model's files is text, where its weights may be missing: for looking at templates.
+//! The text side of a model's files, without weights: for inspecting templates.
 //!
-//! The same readers as for loading. A folder without config.json, weights or even a tokenizer will do; what is damaged is an
-//! error all the same.
+//! Uses the same readers as loading. A folder without config.json, weights or even a tokenizer is accepted; damaged
+//! files are errors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::tokenizer;
 use crate::runtime::error::LoadError;
 use crate::runtime::text::Tokenizer;
 
-/// Files by which a folder is known to hold a tokenizer or a template.
+/// Files that mark a folder as one with a tokenizer or a template.
 const TEXT_FILES: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
-/// A tokenizer and chat templates.
+/// Tokenizer and chat templates of a model.
 #[derive(Debug, Clone)]
 pub struct TextFiles {
     pub tokenizer: Option<Arc<Tokenizer>>,
@@ -27,7 +27,7 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Those of a GGUF file, which need not hold tensors, of a folder or of the binary.
+    /// Reads the texts of a GGUF file (which need not hold tensors), of a folder, or of a built-in model.
     ///
     /// # Errors
     /// [`LoadError`] naming the file and the key at fault.
@@ -44,15 +44,15 @@ impl TextFiles {
         Ok(Self { tokenizer: tokenizer.map(Arc::new), chat_templates, end_of_generation })
     }
 
-    /// Whether a folder holds any.
+    /// Returns whether a folder holds any text file.
     pub fn are_in(folder: &Path) -> bool {
         TEXT_FILES.iter().any(|name| folder.join(name).is_file())
     }
 }
 
-type Parts = (Option<Tokenizer>, ChatTemplates, Vec<u32>);
+type LoadedTexts = (Option<Tokenizer>, ChatTemplates, Vec<u32>);
 
-fn folder(path: &Path) -> Result<Parts, LoadError> {
+fn folder(path: &Path) -> Result<LoadedTexts, LoadError> {
     let config = hf::optional_json(&path.join("config.json"))?.unwrap_or_default();
     let listed = folder_generation(path, &config)?.eos_token_ids;
     let tokenizer = match tokenizer::from_folder(path) {
@@ -63,7 +63,8 @@ fn folder(path: &Path) -> Result<Parts, LoadError> {
     Ok((tokenizer, hf::chat_templates(path, hf::tokenizer_config(path)?.as_ref())?, listed))
 }
 
-/// The ids that files list as ends, the tokenizer's own and the turn terminators it registers as special; ascending.
+/// Collects the end ids that files list, the tokenizer's own and the turn terminators it registers as special, in
+/// ascending order.
 pub fn end_of_generation(listed: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
     let mut ids = listed;
     ids.extend(tokenizer.eos());

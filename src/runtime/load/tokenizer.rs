@@ -1,7 +1,7 @@
-//! The tokenizer that belongs to a model's files: GGUF metadata, or a Hugging Face folder.
+//! Builds the tokenizer of a model from GGUF metadata or a Hugging Face folder.
 //!
-//! This file knows the names of keys and files; how a vocabulary works is `text::tokenizer`'s business.
-//! Every error names the file, and the key where there is one.
+//! This file knows the names of keys and files; `text::tokenizer` implements vocabularies. Every error names the
+//! file, and the key if there is one.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::metadata::Metadata;
 use crate::runtime::error::LoadError;
 use crate::runtime::text::{HfSettings, TokenKind, Tokenizer, VocabSpec};
 
-/// The tokenizer in a GGUF file's metadata.
+/// Builds the tokenizer from a GGUF file's metadata.
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a missing or mistyped key, [`LoadError::Tokenizer`] for a vocabulary that
@@ -23,13 +23,13 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
     Tokenizer::from_vocab(&vocab_spec(metadata)?)
 }
 
-/// GGUF metadata as plain data, with llama.cpp's defaults for what older converters left out.
+/// Reads GGUF metadata as plain data, with llama.cpp's defaults for keys that older converters left out.
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a missing or mistyped key.
 pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
     let model: &str = metadata.require("tokenizer.ggml.model")?;
-    // Refused before the lists are read: their keys differ from those of decoders.
+    // Refused before the lists are read: the keys of encoders differ from those of decoders.
     if let "bert" | "t5" = model {
         return Err(LoadError::Tokenizer(format!("not supported: encoder-only vocabulary {model:?}")));
     }
@@ -60,8 +60,8 @@ pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
     Ok(spec)
 }
 
-/// Files from before `tokenizer.ggml.pre`. llama.cpp falls back to a rule that fits none of these; their
-/// publishers' rules are known.
+/// Chooses the pre-tokenizer for files from before `tokenizer.ggml.pre`. llama.cpp falls back to a rule that fits
+/// none of these; the publishers' rules are known.
 fn pre_by_architecture(architecture: &str) -> Option<&'static str> {
     match architecture {
         "gpt2" | "phi2" => Some("gpt-2"),
@@ -73,7 +73,7 @@ fn pre_by_architecture(architecture: &str) -> Option<&'static str> {
     }
 }
 
-/// SentencePiece's customary ids, where the file is silent and the vocabulary agrees.
+/// Sets SentencePiece's customary ids if the file lists none and the vocabulary agrees.
 fn sentencepiece_defaults(spec: &mut VocabSpec) {
     let is = |id: usize, kind: TokenKind| spec.kinds.get(id).is_some_and(|&found| found == kind);
     let unk = is(0, TokenKind::Unknown).then_some(0);
@@ -84,8 +84,8 @@ fn sentencepiece_defaults(spec: &mut VocabSpec) {
     spec.eos = spec.eos.or(eos);
 }
 
-/// Special tokens that swallow white space behind them. GGUF cannot say so; llama.cpp knows it of phi-3 by the
-/// model's name: all special tokens but these.
+/// Returns the special tokens that strip white space behind them. GGUF cannot express it; llama.cpp derives it for
+/// phi-3 from the model's name: all special tokens but these.
 fn strip_right(model_name: &str, spec: &VocabSpec) -> Vec<u32> {
     const KEEP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
     let name = model_name.to_lowercase();
@@ -114,11 +114,11 @@ fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
     numbers.into_iter().map(kind).collect()
 }
 
-/// The tokenizer of a Hugging Face folder: tokenizer.json with the settings of tokenizer_config.json, and of the
-/// older special_tokens_map.json where that is silent.
+/// Builds the tokenizer of a Hugging Face folder: tokenizer.json with the settings of tokenizer_config.json,
+/// completed by the older special_tokens_map.json.
 ///
 /// # Errors
-/// [`LoadError::NotFound`] without a tokenizer.json, [`LoadError::Malformed`] for JSON that is none,
+/// [`LoadError::NotFound`] without a tokenizer.json, [`LoadError::Malformed`] for invalid JSON,
 /// [`LoadError::Tokenizer`] for a tokenizer that cannot be built.
 pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
     let path = folder.join("tokenizer.json");
@@ -130,7 +130,7 @@ pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
     })
 }
 
-/// What a folder's configuration files say about its tokenizer.
+/// Reads the tokenizer settings from a folder's configuration files.
 ///
 /// # Errors
 /// [`LoadError::Malformed`] or [`LoadError::Io`] naming the file.
@@ -173,7 +173,7 @@ impl TokenName {
     }
 }
 
-/// `{"151643": {"content": ..., "special": ...}, ...}`; entries of any other form are left to tokenizer.json.
+/// Parses `{"151643": {"content": ..., "special": ...}, ...}`; entries of any other form are left to tokenizer.json.
 fn added_tokens(decoder: Option<Value>) -> Vec<(u32, AddedToken)> {
     let Some(Value::Object(entries)) = decoder else { return Vec::new() };
     let entry = |(id, token): (String, Value)| Some((id.parse().ok()?, serde_json::from_value(token).ok()?));

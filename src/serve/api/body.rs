@@ -8,7 +8,6 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use super::drive::internal;
 use super::generate::{InSession, Session};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
 use crate::runtime::session::store::SessionName;
@@ -43,7 +42,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             0..=PARSED_AT_ONCE => json::object(&bytes, WHAT),
             _ => spawn_blocking(move || json::object(&bytes, WHAT))
                 .await
-                .map_err(|_| internal("reading the body failed"))?,
+                .map_err(|_| ApiError::internal("reading the body failed"))?,
         };
         let malformed =
             |message| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, Some("invalid_json"), message);

@@ -15,16 +15,16 @@ use super::{blocking, collect, drive};
 use crate::runtime::Token;
 use crate::runtime::turn::{Answer, Delta};
 use crate::serve::App;
-use crate::serve::access::{RequestId, X_TOOL_FORMAT};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::request_id::{HttpRequestId, X_TOOL_FORMAT};
 use crate::serve::wire::answer::message_json;
 
 pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
     caller: Caller,
-    RequestId(request_id): RequestId,
+    HttpRequestId(request_id): HttpRequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;

@@ -16,9 +16,9 @@ use super::{blocking, drive};
 use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
 use crate::serve::App;
-use crate::serve::access::RequestId;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::request_id::HttpRequestId;
 
 const OBJECT: &str = "text_completion";
 
@@ -26,7 +26,7 @@ pub async fn post(
     State(app): State<App>,
     headers: HeaderMap,
     caller: Caller,
-    RequestId(request_id): RequestId,
+    HttpRequestId(request_id): HttpRequestId,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let asked =

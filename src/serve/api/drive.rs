@@ -30,7 +30,7 @@ use crate::runtime::{
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::ledger::Ledger;
-use crate::serve::observe::TurnRecord;
+use crate::serve::metrics::FinishedTurn;
 
 /// How long a request whose engine was lost waits for another, and how often it looks.
 const RETRY_WITHIN: Duration = Duration::from_secs(30);
@@ -537,7 +537,7 @@ impl InFlight {
 
     fn record(&mut self, index: usize, answer: &Answer) {
         let choice = &mut self.choices[index];
-        self.app.observer().turn(&TurnRecord {
+        self.app.observer().turn(&FinishedTurn {
             request_id: self.request.request_id.clone(),
             session: self.placed.as_ref().map(|placed| placed.id.clone()),
             engine: self.assignment.as_ref().map_or(0, |assignment| assignment.index),

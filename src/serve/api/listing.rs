@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::blocking;
 use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
-use super::sessions::known;
+use super::drive::retriable;
 use super::transient::{StrandInfo, Transient};
 use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
 use crate::runtime::{EngineClient, Error, SessionInfo, SessionState};
@@ -372,4 +372,16 @@ pub async fn explain(
         Ok(json!({"session_id": name.as_str(), "last_resume": last, "last_miss": miss}))
     });
     Ok(Json(explained.await?))
+}
+
+/// Returns the result of work on a session, or `None` if there is no such session.
+///
+/// # Errors
+/// All other errors of the work.
+pub fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        Err(error) => Err(retriable(app, error.into())),
+    }
 }

@@ -15,7 +15,7 @@ use super::blocking;
 use super::body::{InPath, JsonBody, session_name};
 use super::conversations::SessionKey;
 use super::drive::retriable;
-use super::listing;
+use super::listing::{self, known};
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
@@ -214,14 +214,5 @@ fn taken(error: Error) -> ApiError {
             ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to")
         }
         other => other.into(),
-    }
-}
-
-/// `None` for a session that there is not.
-pub fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(Error::SessionNotFound(_)) => Ok(None),
-        Err(error) => Err(retriable(app, error.into())),
     }
 }

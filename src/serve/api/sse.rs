@@ -18,6 +18,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
 use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
+use crate::serve::error::ApiError;
 
 /// How often a silent stream is told that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -118,7 +119,7 @@ impl<C: Chunks> Feed<C> {
             Some(Update::Ended(totals)) => return self.end(|chunks| chunks.ending(&totals)),
             Some(Update::Failed(error)) => return self.end(|_| vec![error.body()]),
             // The task that answers is gone without a word: a bug of ours, and no reason to leave the client waiting.
-            None => return self.end(|_| vec![super::drive::internal("the answer ended early").body()]),
+            None => return self.end(|_| vec![ApiError::internal("the answer ended early").body()]),
         };
         self.push(objects);
     }

@@ -6,8 +6,6 @@
 
 use serde_json::{Value, json};
 
-use super::Fields;
-
 /// Hints and labels at the top level of a request, by name.
 pub const HINTS: [&str; 37] = [
     // OpenAI: labels, storage and price; nothing is stored here beyond sessions.
@@ -96,11 +94,4 @@ pub fn inert_settings() -> Vec<(&'static str, Vec<Value>)> {
         ("separate_reasoning", vec![json!(true)]),
         ("safe_prompt", off()),
     ]
-}
-
-/// Takes the settings that ask for nothing out of a request.
-pub fn inert(fields: &mut Fields<'_>) {
-    for (name, values) in inert_settings() {
-        fields.only(name, &values);
-    }
 }

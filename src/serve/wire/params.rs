@@ -146,5 +146,7 @@ pub fn labels(fields: &mut Fields<'_>) {
     if fields.object("metadata").is_some() {
         fields.ignored("metadata");
     }
-    hints::inert(fields);
+    for (name, values) in hints::inert_settings() {
+        fields.only(name, &values);
+    }
 }

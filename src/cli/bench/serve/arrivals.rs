@@ -4,47 +4,9 @@
 //! when they come, and a server that is too slow falls behind. Latency then counts from when a request should have been
 //! sent, so that a client that could not keep up hides nothing.
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
-
 use super::trace::Arrival;
+use crate::cli::bench::point::Spacing;
 use crate::cli::bench::stats::SplitMix64;
-
-/// How requests of an open loop are spaced.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Spacing {
-    /// Independent of each other, as many users are
-    #[default]
-    Poisson,
-    /// Evenly
-    Constant,
-}
-
-/// What one point of a sweep does to the server.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Loop {
-    /// This many users.
-    Closed { concurrency: usize },
-    /// This many requests per second.
-    Open { rate: f64, spacing: Spacing },
-    /// Recorded arrivals, this many times as fast.
-    Trace { speed: f64 },
-}
-
-impl Loop {
-    /// The name in reports: `4 users`, `2.5/s`, `trace x2`.
-    pub fn name(&self) -> String {
-        match self {
-            Loop::Closed { concurrency: 1 } => "1 user".to_owned(),
-            Loop::Closed { concurrency } => format!("{concurrency} users"),
-            Loop::Open { rate, spacing: Spacing::Poisson } => format!("{rate}/s"),
-            Loop::Open { rate, spacing: Spacing::Constant } => format!("{rate}/s even"),
-            Loop::Trace { speed } => format!("trace x{speed}"),
-        }
-    }
-}
 
 /// Times of `count` requests in seconds from the start, the first at 0.
 pub fn spaced(rate: f64, spacing: Spacing, count: usize, seed: u64) -> Vec<f64> {
@@ -69,6 +31,7 @@ pub fn replayed(arrivals: &[Arrival], speed: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::point::Loop;
 
     #[test]
     fn even_and_random_arrivals() {

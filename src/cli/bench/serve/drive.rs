@@ -11,11 +11,11 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::arrivals::{self, Loop};
+use super::arrivals;
 use super::client::{Answer, Client};
-use super::point::Turn;
 use super::text::{self, Ruler};
 use super::trace::{Arrival, BLOCK_TOKENS};
+use crate::cli::bench::point::{Loop, Turn};
 use crate::cli::bench::stats::SplitMix64;
 
 /// Which of a server's endpoints is asked.

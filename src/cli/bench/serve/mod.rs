@@ -8,8 +8,6 @@ pub mod arrivals;
 pub mod client;
 pub mod drive;
 pub mod own;
-pub mod point;
-pub mod show;
 pub mod sse;
 pub mod text;
 pub mod trace;
@@ -23,6 +21,7 @@ use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Runtime;
 
+use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{Outlook, OutputArgs};
 use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
@@ -32,10 +31,8 @@ use crate::cli::load;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
-use arrivals::{Loop, Spacing};
 use client::{Client, Endpoint, Trouble};
 use drive::{Api, Bounds, Workload, drive};
-use point::{Point, Slo};
 use text::Ruler;
 use trace::Arrival;
 

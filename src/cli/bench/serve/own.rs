@@ -8,10 +8,10 @@ use crate::cli::load;
 use crate::cli::terminal::Terminal;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::EngineSlot;
-use crate::serve::front::Front;
-use crate::serve::guard::Policy;
+use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
+use crate::serve::policy::Policy;
 use crate::serve::{App, ServedModel, Settings};
 
 /// How long requests under way may take when the run ends.
@@ -58,9 +58,9 @@ pub fn start(
 ) -> Result<OwnServer, CommandError> {
     let io = |doing: &'static str| move |error| CommandError::new(Kind::Io, error).context(doing);
     let listener = Listener::tcp(("127.0.0.1", 0)).map_err(io("listening on 127.0.0.1"))?;
-    let front = Front::new(Policy::default(), Observer::default(), None);
+    let lifecycle = Lifecycle::new(Policy::default(), Observer::default(), None);
     let server =
-        Server::start(listener, front, ConnectionLimits::default()).map_err(io("starting the server"))?;
+        Server::start(listener, lifecycle, ConnectionLimits::default()).map_err(io("starting the server"))?;
     let most =
         crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
     let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };
@@ -82,7 +82,7 @@ pub fn start(
         fingerprint,
         defaults: info.defaults,
     };
-    let observer = server.front().observer().clone();
+    let observer = server.lifecycle().observer().clone();
     let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })

@@ -7,7 +7,7 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
 use super::kv::CandleKv;
-use super::step::{Group, ReadShape, Slots};
+use super::step::{ReadShape, RowGroup, Slots};
 use super::{AttentionSpec, KvShape, Span};
 
 /// Attention of all rows of `q`, `[rows, num_heads * head_dim]`.
@@ -29,7 +29,7 @@ fn attend_group(
     spec: &AttentionSpec<'_, Tensor>,
     shape: ReadShape,
     q: &Tensor,
-    group: &Group,
+    group: &RowGroup,
 ) -> Result<Tensor> {
     let ReadShape { num_heads, num_kv_heads, head_dim, .. } = shape;
     let (batch, shared) = (group.batch, num_heads / num_kv_heads);
@@ -69,7 +69,7 @@ fn attend_group(
 }
 
 /// What a group sees of a store, `[kv_heads * batch, seen, head_dim]` in f32.
-fn gather(store: &Tensor, group: &Group, products: usize) -> Result<Tensor> {
+fn gather(store: &Tensor, group: &RowGroup, products: usize) -> Result<Tensor> {
     let seen = match &group.slots {
         Slots::From(slot) => store.narrow(1, *slot, group.seen)?,
         Slots::Listed(slots) => {

@@ -24,14 +24,14 @@ pub const NO_STATES: &str = "models with recurrent layers run on the CPU only";
 pub struct CandleKv {
     device: Device,
     dtype: DType,
-    layers: Vec<Layer>,
+    layers: Vec<KvLayer>,
     /// By group: made for the first layer of a step and used by the others. A cell, because reading KV makes its part of it
     /// too.
     steps: Vec<RefCell<StepIndex>>,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct KvLayer {
     shape: KvShape,
     group: usize,
     /// Keys and values; nothing before the first write.
@@ -52,7 +52,7 @@ impl CandleKv {
         let mut layers = Vec::with_capacity(layout.stores.len());
         for store in &layout.stores {
             let StoreShape::Rows(shape) = store.shape else { candle_core::bail!("{NO_STATES}") };
-            layers.push(Layer { shape, group: store.group, stores: None });
+            layers.push(KvLayer { shape, group: store.group, stores: None });
         }
         let steps = (0..layout.num_groups).map(|_| RefCell::default()).collect();
         Ok(Self { device: device.clone(), dtype, layers, steps })
@@ -157,7 +157,7 @@ impl CandleKv {
 
     /// Makes room for slots below `num_slots`, by a quarter more than there was, so that growing stays rare and the copy small.
     fn reserve(&mut self, layer: usize, num_slots: usize) -> Result<()> {
-        let Layer { shape, stores, .. } = &mut self.layers[layer];
+        let KvLayer { shape, stores, .. } = &mut self.layers[layer];
         let had = match stores {
             Some([keys, _]) => keys.dim(1)?,
             None => 0,

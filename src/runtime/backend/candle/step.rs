@@ -28,7 +28,7 @@ const GROUP_VALUES: usize = 1 << 26;
 pub struct StepIndex {
     spans: Vec<Span>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
-    reads: Vec<(ReadShape, Arc<Vec<Group>>)>,
+    reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
 }
 
 /// Where a step's rows go.
@@ -51,7 +51,7 @@ pub struct ReadShape {
 
 /// Rows that are computed together.
 #[derive(Debug)]
-pub struct Group {
+pub struct RowGroup {
     /// Rows of the step: `batch` runs of equally many.
     pub rows: Range<usize>,
     pub batch: usize,
@@ -99,12 +99,12 @@ impl StepIndex {
     }
 
     /// The groups of a layer, in row order.
-    pub fn reads(&mut self, device: &Device, shape: ReadShape) -> Result<Arc<Vec<Group>>> {
+    pub fn reads(&mut self, device: &Device, shape: ReadShape) -> Result<Arc<Vec<RowGroup>>> {
         if let Some((_, known)) = self.reads.iter().find(|(known, _)| *known == shape) {
             return Ok(known.clone());
         }
         check_rows(&self.spans)?;
-        let blocks: Vec<Block> = self.spans.iter().flat_map(|span| blocks(span, shape)).collect();
+        let blocks: Vec<RowRun> = self.spans.iter().flat_map(|span| blocks(span, shape)).collect();
         let groups = batched(&blocks, shape).map(|blocks| group(device, blocks, shape.window));
         let groups = Arc::new(groups.collect::<Result<Vec<_>>>()?);
         self.reads.push((shape, groups.clone()));
@@ -132,7 +132,7 @@ fn check_rows(spans: &[Span]) -> Result<()> {
 
 /// Consecutive rows of one span.
 #[derive(Debug, Clone)]
-struct Block<'a> {
+struct RowRun<'a> {
     span: &'a Span,
     rows: Range<usize>,
     /// Position of the first row.
@@ -146,20 +146,20 @@ fn first_seen(position: usize, window: Option<usize>) -> usize {
 }
 
 /// A span's rows, cut so that a block's scores stay within [`GROUP_VALUES`].
-fn blocks(span: &Span, shape: ReadShape) -> impl Iterator<Item = Block<'_>> {
+fn blocks(span: &Span, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
     let most_seen = span.start + span.rows.len() - first_seen(span.start, shape.window);
     let step = (GROUP_VALUES / (shape.num_heads * most_seen).max(1)).max(1);
     span.rows.clone().step_by(step).map(move |row| {
         let rows = row..(row + step).min(span.rows.end);
         let start = span.start + row - span.rows.start;
         let seen = first_seen(start, shape.window)..start + rows.len();
-        Block { span, rows, start, seen }
+        RowRun { span, rows, start, seen }
     })
 }
 
 /// Runs of blocks to be batched: equally many rows each, at most half of what is read padding, within [`GROUP_VALUES`].
-fn batched<'b, 'a>(blocks: &'b [Block<'a>], shape: ReadShape) -> impl Iterator<Item = &'b [Block<'a>]> {
-    let fits = move |run: &[Block]| {
+fn batched<'b, 'a>(blocks: &'b [RowRun<'a>], shape: ReadShape) -> impl Iterator<Item = &'b [RowRun<'a>]> {
+    let fits = move |run: &[RowRun]| {
         let (rows, batch) = (run[0].rows.len(), run.len());
         let longest = run.iter().map(|block| block.seen.len()).max().unwrap_or(0);
         let seen: usize = run.iter().map(|block| block.seen.len()).sum();
@@ -180,7 +180,7 @@ fn batched<'b, 'a>(blocks: &'b [Block<'a>], shape: ReadShape) -> impl Iterator<I
     })
 }
 
-fn group(device: &Device, blocks: &[Block<'_>], window: Option<usize>) -> Result<Group> {
+fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Result<RowGroup> {
     let (first, last) = (&blocks[0], &blocks[blocks.len() - 1]);
     let (batch, rows) = (blocks.len(), first.rows.len());
     let seen = blocks.iter().map(|block| block.seen.len()).max().unwrap_or(0);
@@ -200,14 +200,14 @@ fn group(device: &Device, blocks: &[Block<'_>], window: Option<usize>) -> Result
         true => None,
         false => Some(Tensor::from_vec(mask, (1, batch, 1, rows, seen), device)?),
     };
-    Ok(Group { rows: first.rows.start..last.rows.end, batch, seen, slots, mask })
+    Ok(RowGroup { rows: first.rows.start..last.rows.end, batch, seen, slots, mask })
 }
 
 /// 0 where a row sees a slot, `[batch, rows, seen]`.
-fn mask(blocks: &[Block<'_>], seen: usize, window: Option<usize>) -> Vec<f32> {
+fn mask(blocks: &[RowRun<'_>], seen: usize, window: Option<usize>) -> Vec<f32> {
     let rows =
         blocks.iter().flat_map(|block| (0..block.rows.len()).map(move |row| (block, block.start + row)));
-    let visible = |block: &Block<'_>, position: usize| {
+    let visible = |block: &RowRun<'_>, position: usize| {
         first_seen(position, window) - block.seen.start..position + 1 - block.seen.start
     };
     rows.flat_map(|(block, position)| {
@@ -229,7 +229,7 @@ mod tests {
         Span { rows, start, pages: pages.to_vec() }
     }
 
-    fn reads(spans: &[Span], shape: ReadShape) -> Arc<Vec<Group>> {
+    fn reads(spans: &[Span], shape: ReadShape) -> Arc<Vec<RowGroup>> {
         let mut step = StepIndex::default();
         step.turn_to(spans);
         step.reads(&Device::Cpu, shape).unwrap()
@@ -285,7 +285,7 @@ mod tests {
         let big = ReadShape { num_heads: 64, ..shape(None) };
         let pages: Vec<u32> = (0..1024).collect();
         let long = span(0..512, 30_000, &pages);
-        let blocks: Vec<Block> = blocks(&long, big).collect();
+        let blocks: Vec<RowRun> = blocks(&long, big).collect();
         assert!(blocks.len() > 1);
         let mut next = 0;
         for block in &blocks {
@@ -294,7 +294,7 @@ mod tests {
             next = block.rows.end;
         }
         assert_eq!(next, 512);
-        let runs: usize = batched(&blocks, big).map(<[Block]>::len).sum();
+        let runs: usize = batched(&blocks, big).map(<[RowRun]>::len).sum();
         assert_eq!(runs, blocks.len());
     }
 

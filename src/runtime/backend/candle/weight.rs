@@ -15,39 +15,39 @@ use crate::runtime::tensor::{HostTensor, byte_len};
 #[derive(Debug)]
 pub struct CandleWeight {
     num_rows: usize,
-    form: Form,
+    form: WeightTensor,
 }
 
 #[derive(Debug)]
-enum Form {
+enum WeightTensor {
     /// f32, f16 or bf16.
     Floats(Tensor),
     Blocks(QTensor),
 }
 
 /// candle's two families of types.
-enum Kind {
+enum CandleType {
     Floats(DType),
     Blocks(GgmlDType),
 }
 
-fn kind(dtype: Dtype) -> Kind {
+fn kind(dtype: Dtype) -> CandleType {
     match dtype {
-        Dtype::F32 => Kind::Floats(DType::F32),
-        Dtype::F16 => Kind::Floats(DType::F16),
-        Dtype::Bf16 => Kind::Floats(DType::BF16),
-        Dtype::Q4_0 => Kind::Blocks(GgmlDType::Q4_0),
-        Dtype::Q4_1 => Kind::Blocks(GgmlDType::Q4_1),
-        Dtype::Q5_0 => Kind::Blocks(GgmlDType::Q5_0),
-        Dtype::Q5_1 => Kind::Blocks(GgmlDType::Q5_1),
-        Dtype::Q8_0 => Kind::Blocks(GgmlDType::Q8_0),
-        Dtype::Q2K => Kind::Blocks(GgmlDType::Q2K),
-        Dtype::Q3K => Kind::Blocks(GgmlDType::Q3K),
-        Dtype::Q4K => Kind::Blocks(GgmlDType::Q4K),
-        Dtype::Q5K => Kind::Blocks(GgmlDType::Q5K),
-        Dtype::Q6K => Kind::Blocks(GgmlDType::Q6K),
+        Dtype::F32 => CandleType::Floats(DType::F32),
+        Dtype::F16 => CandleType::Floats(DType::F16),
+        Dtype::Bf16 => CandleType::Floats(DType::BF16),
+        Dtype::Q4_0 => CandleType::Blocks(GgmlDType::Q4_0),
+        Dtype::Q4_1 => CandleType::Blocks(GgmlDType::Q4_1),
+        Dtype::Q5_0 => CandleType::Blocks(GgmlDType::Q5_0),
+        Dtype::Q5_1 => CandleType::Blocks(GgmlDType::Q5_1),
+        Dtype::Q8_0 => CandleType::Blocks(GgmlDType::Q8_0),
+        Dtype::Q2K => CandleType::Blocks(GgmlDType::Q2K),
+        Dtype::Q3K => CandleType::Blocks(GgmlDType::Q3K),
+        Dtype::Q4K => CandleType::Blocks(GgmlDType::Q4K),
+        Dtype::Q5K => CandleType::Blocks(GgmlDType::Q5K),
+        Dtype::Q6K => CandleType::Blocks(GgmlDType::Q6K),
         // candle has no such blocks; their values are exact in bf16, of which `upload` makes them.
-        Dtype::Mxfp4 => Kind::Floats(DType::BF16),
+        Dtype::Mxfp4 => CandleType::Floats(DType::BF16),
     }
 }
 
@@ -76,8 +76,8 @@ impl CandleWeight {
             _ => tensor,
         };
         let form = match kind(tensor.dtype) {
-            Kind::Floats(dtype) => floats(tensor, dtype, device, halves).map(Form::Floats),
-            Kind::Blocks(dtype) => blocks(tensor, dtype, device).map(Form::Blocks),
+            CandleType::Floats(dtype) => floats(tensor, dtype, device, halves).map(WeightTensor::Floats),
+            CandleType::Blocks(dtype) => blocks(tensor, dtype, device).map(WeightTensor::Blocks),
         };
         let form = form.map_err(|error| refused(error.to_string()))?;
         Ok(CandleWeight { num_rows: tensor.rows_cols().0, form })
@@ -90,21 +90,21 @@ impl CandleWeight {
     /// The rows that `indices` name, in f32.
     pub fn rows(&self, indices: &Tensor) -> Result<Tensor> {
         match &self.form {
-            Form::Floats(table) => table.index_select(indices, 0)?.to_dtype(DType::F32),
-            Form::Blocks(table) => table.embedding(indices),
+            WeightTensor::Floats(table) => table.index_select(indices, 0)?.to_dtype(DType::F32),
+            WeightTensor::Blocks(table) => table.embedding(indices),
         }
     }
 
     /// `x . self^T`, in f32.
     pub fn product(&self, x: &Tensor) -> Result<Tensor> {
         match &self.form {
-            Form::Floats(weight) => match weight.dtype() {
+            WeightTensor::Floats(weight) => match weight.dtype() {
                 DType::F32 => x.matmul(&weight.t()?),
                 DType::F16 => f16_product(x, weight),
                 dtype => x.to_dtype(dtype)?.matmul(&weight.t()?)?.to_dtype(DType::F32),
             },
             // Not through candle's QMatMul, which reads the environment to choose how.
-            Form::Blocks(weight) => x.apply_op1_no_bwd(weight),
+            WeightTensor::Blocks(weight) => x.apply_op1_no_bwd(weight),
         }
     }
 }

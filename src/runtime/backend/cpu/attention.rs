@@ -26,7 +26,7 @@ thread_local! {
 
 /// Rows of a span that are computed together.
 #[derive(Debug, Clone)]
-struct RowBlock {
+struct QueryBlock {
     span: usize,
     /// Of the step.
     rows: Range<usize>,
@@ -41,7 +41,7 @@ struct RowBlock {
 
 /// A task: its row block, the first of its KV heads, and its runs.
 #[derive(Debug, Clone)]
-struct Task {
+struct AttentionTask {
     block: usize,
     kv_head: usize,
     runs: Range<usize>,
@@ -49,16 +49,16 @@ struct Task {
 
 /// The tasks of a layer and their results; kept from call to call for its memory.
 #[derive(Default)]
-pub struct Plan {
-    blocks: Vec<RowBlock>,
-    tasks: Vec<Task>,
+pub struct AttentionPlan {
+    blocks: Vec<QueryBlock>,
+    tasks: Vec<AttentionTask>,
     /// A slot for each task, `[kv_heads][row][head of the group][partial_len]`.
     partials: Vec<f32>,
 }
 
 /// What the tasks of a layer share.
 #[derive(Clone, Copy)]
-struct Job<'a> {
+struct AttentionJob<'a> {
     kv: &'a CpuKv,
     spec: &'a AttentionSpec<'a, Vec<f32>>,
     q: &'a CpuBuffer,
@@ -68,8 +68,8 @@ struct Job<'a> {
     shape: KvShape,
 }
 
-impl Job<'_> {
-    fn queries(&self, block: &RowBlock, kv_head: usize) -> Queries<'_> {
+impl AttentionJob<'_> {
+    fn queries(&self, block: &QueryBlock, kv_head: usize) -> Queries<'_> {
         let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
         Queries {
             q: &self.q.values()[block.rows.start * self.q.width() + kv_head * self.group * head_dim..],
@@ -85,7 +85,7 @@ impl Job<'_> {
         }
     }
 
-    fn slot_len(&self, plan: &Plan) -> usize {
+    fn slot_len(&self, plan: &AttentionPlan) -> usize {
         let rows = plan.blocks.iter().map(|block| block.rows.len() * block.kv_heads).max().unwrap_or(0);
         rows * self.group * partial_len(self.shape.head_dim)
     }
@@ -98,21 +98,22 @@ impl Job<'_> {
     }
 }
 
-impl Plan {
-    fn make(&mut self, job: &Job<'_>, threads: usize) {
+impl AttentionPlan {
+    fn make(&mut self, job: &AttentionJob<'_>, threads: usize) {
         self.blocks.clear();
         self.tasks.clear();
         let block_rows = (BLOCK_QUERIES / job.group).max(1);
         for (span, facts) in job.spans.iter().enumerate() {
             for start in facts.rows.clone().step_by(block_rows) {
                 let rows = start..facts.rows.end.min(start + block_rows);
-                let mut block = RowBlock { span, rows, runs: 0..0, first_task: 0, num_parts: 1, kv_heads: 1 };
+                let mut block =
+                    QueryBlock { span, rows, runs: 0..0, first_task: 0, num_parts: 1, kv_heads: 1 };
                 block.runs = job.queries(&block, 0).runs();
                 self.blocks.push(block);
             }
         }
         let num_kv_heads = job.shape.num_kv_heads;
-        let single = |block: &RowBlock| block.rows.len() == 1;
+        let single = |block: &QueryBlock| block.rows.len() == 1;
         let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
         let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
         let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
@@ -124,7 +125,7 @@ impl Plan {
             let step = block.runs.len() / block.num_parts;
             for first in block.runs.clone().step_by(step) {
                 let runs = first..first + step;
-                let task = |kv_head| Task { block: index, kv_head, runs: runs.clone() };
+                let task = |kv_head| AttentionTask { block: index, kv_head, runs: runs.clone() };
                 self.tasks.extend((0..num_kv_heads).step_by(block.kv_heads).map(task));
             }
         }
@@ -142,13 +143,13 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) {
         let shape = kv.shape(spec.store);
-        let job = Job { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
+        let job = AttentionJob { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
         let scratch = &mut *self.scratch.borrow_mut();
         let (plan, isa) = (&mut scratch.attention, self.isa);
         plan.make(&job, self.pool.threads());
         let slot_len = job.slot_len(plan);
         plan.partials.resize(plan.tasks.len() * slot_len, 0.0);
-        let Plan { blocks, tasks, partials } = plan;
+        let AttentionPlan { blocks, tasks, partials } = plan;
         let seen: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
         self.for_chunks(partials, slot_len, seen * q.width(), |index, slot| {
             run_task(isa, &job, blocks, &tasks[index], slot);
@@ -160,7 +161,7 @@ impl Cpu {
     }
 }
 
-fn run_task(isa: Isa, job: &Job<'_>, blocks: &[RowBlock], task: &Task, slot: &mut [f32]) {
+fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &AttentionTask, slot: &mut [f32]) {
     let block = &blocks[task.block];
     let queries = job.queries(block, task.kv_head);
     let span = &job.spans[block.span];
@@ -175,8 +176,8 @@ fn run_task(isa: Isa, job: &Job<'_>, blocks: &[RowBlock], task: &Task, slot: &mu
 /// Merges what the tasks of a row's block found.
 fn finish_row(
     isa: Isa,
-    job: &Job<'_>,
-    blocks: &[RowBlock],
+    job: &AttentionJob<'_>,
+    blocks: &[QueryBlock],
     (partials, slot_len): (&[f32], usize),
     row: usize,
     out: &mut [f32],

@@ -20,7 +20,7 @@ const SERIAL_LIMIT: usize = 1 << 14;
 /// Pages by group.
 pub struct CpuKv {
     kv_type: KvType,
-    stores: Vec<StorePlace>,
+    stores: Vec<StoreOffset>,
     groups: Vec<GroupKv>,
     /// Where new pages lie, side by side on huge pages. Never locked: this makes it shareable.
     arena: Mutex<Arena>,
@@ -49,7 +49,7 @@ struct GroupKv {
 
 /// Where a store begins in a page of its group; a layer's values follow its keys.
 #[derive(Debug, Clone, Copy)]
-struct StorePlace {
+struct StoreOffset {
     group: usize,
     offset: usize,
     shape: StoreShape,
@@ -61,7 +61,7 @@ impl CpuKv {
         let mut stores = Vec::with_capacity(layout.stores.len());
         for store in &layout.stores {
             let page_bytes = &mut groups[store.group].page_bytes;
-            stores.push(StorePlace { group: store.group, offset: *page_bytes, shape: store.shape });
+            stores.push(StoreOffset { group: store.group, offset: *page_bytes, shape: store.shape });
             *page_bytes += store.shape.bytes(kv_type);
         }
         CpuKv { kv_type, stores, groups, arena: Mutex::default(), runs: Vec::new() }
@@ -72,10 +72,10 @@ impl CpuKv {
     }
 
     /// The shape of a store that holds rows, and where it lies.
-    fn rows(&self, store: usize) -> (StorePlace, KvShape) {
+    fn rows(&self, store: usize) -> (StoreOffset, KvShape) {
         match self.stores[store] {
-            place @ StorePlace { shape: StoreShape::Rows(shape), .. } => (place, shape),
-            StorePlace { shape: StoreShape::State(_), .. } => unreachable!("store {store} holds a state"),
+            place @ StoreOffset { shape: StoreShape::Rows(shape), .. } => (place, shape),
+            StoreOffset { shape: StoreShape::State(_), .. } => unreachable!("store {store} holds a state"),
         }
     }
 
@@ -85,7 +85,7 @@ impl CpuKv {
 
     /// A sequence's state, as the step that begins at `span.start` finds it and is to leave it.
     pub fn state_mut(&mut self, store: usize, span: &Span) -> Result<&mut [f32]> {
-        let StorePlace { group, offset, shape } = self.stores[store];
+        let StoreOffset { group, offset, shape } = self.stores[store];
         let (len, first) = (shape.bytes(self.kv_type), span.start == 0);
         let bytes = &mut self.page_mut(group, span.pages[0])?[offset..offset + len];
         let state: &mut [f32] = bytemuck::cast_slice_mut(bytes); // pages are aligned, and states lie in pages of their own
@@ -160,7 +160,7 @@ impl CpuKv {
     /// # Errors
     /// [`Error::Backend`] when there is no memory for a page.
     pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[Span], pool: &Pool) -> Result<()> {
-        let (StorePlace { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         self.find_runs(group, spans)?;
         let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
         let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
@@ -211,7 +211,7 @@ impl CpuKv {
 
     /// Some heads' keys and values in a page that has been written.
     pub fn head_pages(&self, store: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
-        let (StorePlace { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
         let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
         let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];

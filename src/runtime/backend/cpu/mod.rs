@@ -62,7 +62,7 @@ pub struct Cpu {
     isa: Isa,
     threads: [usize; 2],
     pool: Pool,
-    scratch: RefCell<Scratch>,
+    scratch: RefCell<CpuScratch>,
     /// Where packed weights lie.
     weights: Arena,
     /// Whether there are any.
@@ -71,14 +71,14 @@ pub struct Cpu {
 
 /// Memory of operations, kept from step to step.
 #[derive(Default)]
-struct Scratch {
+struct CpuScratch {
     quantized: Activations,
     /// What a feed-forward network's first half gives.
     gated: Activations,
     fixed: fixed::Activations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
-    attention: attention::Plan,
+    attention: attention::AttentionPlan,
 }
 
 impl Cpu {
@@ -385,7 +385,7 @@ impl Backend for Cpu {
             return feed_forward_in_steps(self, x, activation, inner, down);
         }
         down.out.resize(x.num_rows(), last.rows());
-        let Scratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
+        let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
         gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool);
         gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool);
         self.add_bias(&mut down);

@@ -1,10 +1,11 @@
-//! Where pages lie: `<root>/<fingerprint>/<two digits>/<name>-<group>.kv`, written beside and renamed.
+//! Layout of the pages on disk: `<root>/<fingerprint>/<two digits>/<name>-<group>.kv`, written under another name and
+//! renamed.
 //!
-//! A file is either absent or as it was written, save for power failures: nothing is synced but the manifest. Pages are a
-//! cache under a checksum (a torn one is computed anew), the conversation they belong to is synced elsewhere, and
-//! syncing half a gigabyte per turn would keep the disk busy for seconds.
-//! Only files whose place and name this file has made up are ever counted or removed, so a root that holds other things
-//! keeps them. The time of modification is the time of the last use, of all processes that share the root.
+//! A file is either absent or complete, except after a power failure: only the manifest is synced. Pages are a cache
+//! under a checksum (a torn page is computed again), the conversation they belong to is synced elsewhere, and syncing
+//! half a gigabyte per turn would keep the disk busy for seconds. Only files whose folder and name follow this layout
+//! are counted or removed, so other files below the root are safe. A file's modification time is the time of its last
+//! use by any process that shares the root.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};
@@ -22,15 +23,15 @@ use crate::runtime::private_files::{private_file, private_folder};
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const EXTENSION: &str = ".kv";
-/// Files that are being written begin so.
+/// Prefix of files that are being written.
 const UNFINISHED: &str = ".new-";
-/// What a crash left of those is removed after this time.
+/// Age from which an unfinished file counts as left by a crash and is removed.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 /// Uses within this time count as one use, so that within it the pages deepest in their sequences are removed first:
 /// without the pages before it a page is worth nothing.
 const SAME_USE: Duration = Duration::from_secs(60);
 
-/// The pages of one fingerprint.
+/// The folder with the pages of one fingerprint.
 #[derive(Debug)]
 pub struct Folder {
     root: PathBuf,
@@ -38,7 +39,7 @@ pub struct Folder {
     manifest: Value,
 }
 
-/// A page's file, found by walking.
+/// A page's file, found by walking the folders.
 #[derive(Debug)]
 pub struct FoundPage {
     pub path: PathBuf,
@@ -52,11 +53,12 @@ fn page_path(folder: &Path, key: DiskPageKey) -> PathBuf {
     folder.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
 }
 
-/// Removes the pages of these names, of all models and groups below `root`, and all that follow one of them in a sequence:
-/// nobody can reach those any more, and they hold what was said after it. How many there were.
+/// Removes the pages with these names, of all models and groups below `root`, and every page that follows one of them
+/// in a sequence: those are unreachable now, and they hold later text of the removed conversation. Returns the number
+/// of removed files.
 ///
 /// # Errors
-/// Those of the file system but absence.
+/// Errors of the file system, except that a file is absent.
 pub fn forget(root: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
     let mut num_removed = 0;
     if names.is_empty() {
@@ -77,7 +79,7 @@ fn forget_in(folder: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
     let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
     let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
     for (name, path) in pages {
-        // A page whose header cannot be read is found by its own name only.
+        // A page whose header cannot be read is matched by its own name only.
         if let Some(parent) = File::open(&path).ok().and_then(|mut file| page::read_parent(&mut file)) {
             followers.entry(parent).or_default().push(name);
         }
@@ -109,10 +111,10 @@ impl Folder {
         &self.path
     }
 
-    /// Whether the folder is of this fingerprint; one that does not exist yet is fine.
+    /// Checks that the folder belongs to this fingerprint. A folder that does not exist yet passes.
     ///
     /// # Errors
-    /// Says what the manifest there is instead, or why it cannot be read.
+    /// A sentence that names the manifest and what differs, or why it cannot be read.
     pub fn check_manifest(&self) -> Result<(), String> {
         let path = self.path.join(MANIFEST);
         let found = match read_manifest(&path) {
@@ -133,17 +135,18 @@ impl Folder {
         }
     }
 
-    /// Makes the folder and its manifest, where they are not yet.
+    /// Creates the folder and its manifest if they do not exist.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn prepare(&self) -> io::Result<()> {
         private_folder(&self.path, true)?;
         let manifest = self.path.join(MANIFEST);
         if manifest.exists() {
             return Ok(());
         }
-        // Tells backups that this can be computed again: https://bford.info/cachedir/
+        // CACHEDIR.TAG excludes the folder from backups, since pages can be computed again:
+        // https://bford.info/cachedir/
         drop(fs::write(self.root.join("CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n"));
         let text = format!("{:#}\n", self.manifest);
         replace(&self.path, &manifest, |file| {
@@ -156,13 +159,13 @@ impl Folder {
         page_path(&self.path, key)
     }
 
-    /// Writes a page, over whatever has its name.
+    /// Writes a page, replacing a file of the same name.
     ///
     /// # Errors
-    /// Those of the file system; nothing but what was there is there then.
+    /// Errors of the file system; the folder is then unchanged.
     pub fn write(&self, label: &PageLabel, payload: &[u8]) -> io::Result<()> {
         match self.try_write(label, payload) {
-            // Another process has just removed what it found empty.
+            // Another process has removed the empty folder in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.prepare()?;
                 self.try_write(label, payload)
@@ -184,17 +187,17 @@ impl Folder {
         })
     }
 
-    /// Reads and checks a page, and marks it as used.
+    /// Reads and checks a page, and sets its time of last use.
     ///
     /// # Errors
-    /// [`MissingReason`].
+    /// [`MissingReason`] if the page is absent, damaged, another page, or unreadable.
     pub fn read(&self, label: &PageLabel, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
         let path = self.page_path(label.key);
         let io = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => MissingReason::Absent,
             _ => MissingReason::Io(format!("{}: {error}", path.display())),
         };
-        // Asked before opening: opening a pipe would wait for a writer.
+        // Checked before opening: opening a pipe would wait for a writer.
         if !fs::metadata(&path).map_err(io)?.is_file() {
             return Err(MissingReason::Io(format!("{}: not a regular file", path.display())));
         }
@@ -205,13 +208,13 @@ impl Folder {
         Ok(payload)
     }
 
-    /// Marks a page as used. Where that fails, it is removed the earlier.
+    /// Sets a page's time of last use. On failure the page is only evicted earlier.
     pub fn touch(&self, key: DiskPageKey, depth: u32) {
         let file = File::open(self.page_path(key));
         drop(file.and_then(|file| file.set_times(used_now(depth))));
     }
 
-    /// Removes a page's file. False when it is still there.
+    /// Removes a page's file. Returns false if the file still exists.
     pub fn remove(&self, key: DiskPageKey) -> bool {
         match fs::remove_file(self.page_path(key)) {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -219,19 +222,19 @@ impl Folder {
         }
     }
 
-    /// The pages of this fingerprint, from the names of files alone.
+    /// Lists the pages of this fingerprint, from file names alone.
     ///
     /// # Errors
-    /// Those of the file system, but for a folder that does not exist.
+    /// Errors of the file system, except that the folder does not exist.
     pub fn list(&self) -> io::Result<Vec<DiskPageKey>> {
         let file = |entry: &DirEntry, key| entry.file_type().is_ok_and(|kind| kind.is_file()).then_some(key);
         unless_gone(walk(&self.path, &AtomicBool::new(false), file)).map(Option::unwrap_or_default)
     }
 
-    /// The pages of all fingerprints below the root. Incomplete once `stop` is set.
+    /// Lists the pages of all fingerprints below the root. The list is incomplete if `stop` is set meanwhile.
     ///
     /// # Errors
-    /// Those of the file system, but for a folder that does not exist, or that another process has removed meanwhile.
+    /// Errors of the file system, except that a folder does not exist or was removed by another process.
     pub fn list_all(&self, stop: &AtomicBool) -> io::Result<Vec<FoundPage>> {
         let mut found = Vec::new();
         for folder in unless_gone(fs::read_dir(&self.root))?.into_iter().flatten() {
@@ -248,10 +251,10 @@ impl Folder {
         found.path.starts_with(&self.path)
     }
 
-    /// Removes a page's file and the folders that it leaves empty. A file that is gone already is fine.
+    /// Removes a page's file and the folders that become empty. A file that is already gone is no error.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn remove_found(&self, found: &FoundPage) -> io::Result<()> {
         match fs::remove_file(&found.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -274,7 +277,7 @@ fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Times of a page that is used now by a sequence that has `depth` pages before it.
+/// Returns the file times of a page used now by a sequence with `depth` pages before it.
 fn used_now(depth: u32) -> FileTimes {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let use_number = since_1970.as_secs() / SAME_USE.as_secs();
@@ -283,7 +286,7 @@ fn used_now(depth: u32) -> FileTimes {
     FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + time)
 }
 
-/// Fills a new file in `folder` and renames it to `path`; leaves nothing when that fails.
+/// Fills a new file in `folder` and renames it to `path`. Removes the new file on failure.
 fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let (unfinished, mut file) = new_file(folder)?;
     let filled = fill(&mut file).and_then(|()| fs::rename(&unfinished, path));
@@ -293,7 +296,8 @@ fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Resul
     filled
 }
 
-/// A file of a name that nobody has. Process ids are not enough: containers that share a folder count their own.
+/// Creates a file with an unused name. Process ids alone are not unique: containers that share a folder number their
+/// own processes.
 fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     const ATTEMPTS: usize = 1000;
@@ -317,7 +321,7 @@ impl FoundPage {
     }
 }
 
-/// What `take` makes of the pages below one fingerprint's folder. Removes old leftovers on the way.
+/// Collects `take` of each page below one fingerprint's folder, and removes old unfinished files on the way.
 fn walk<T>(
     folder: &Path,
     stop: &AtomicBool,
@@ -343,7 +347,7 @@ fn walk<T>(
     Ok(taken)
 }
 
-/// Nothing where there is no such file or folder.
+/// Maps a missing file or folder to `None`.
 fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -359,7 +363,7 @@ fn is_fan_out(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The page that an entry of a fan-out folder has the name of.
+/// Parses the key from the name of a file in a fan-out folder.
 fn page_key(fan_out: &str, entry: &DirEntry) -> Option<DiskPageKey> {
     let name = entry.file_name();
     let name = name.to_str()?;
@@ -390,7 +394,7 @@ fn remove_if_only_manifest(folder: &Path) {
     }
 }
 
-/// Only the spelling that `page_path` writes.
+/// Parses a file name, accepting only the spelling that `page_path` writes.
 fn parse_file_name(name: &str) -> Option<DiskPageKey> {
     let (hex, group) = name.strip_suffix(EXTENSION)?.split_once('-')?;
     let key = DiskPageKey { name: PageName::from_hex(hex)?, group: group.parse().ok()? };

@@ -1,8 +1,8 @@
-//! What the engine's thread asks of the I/O thread, and what comes back: plain data behind one lock.
+//! The queue between the engine's thread and the I/O thread: requests and answers as plain data behind one lock.
 //!
-//! Invariants: the lock is never held while the disk is used, so it is never waited for longer than a map takes; a page
-//! that waits to be written counts as there, and is read from memory; each page asked for is answered once, also when the
-//! I/O thread is gone. Knows no file.
+//! Invariants: the lock is never held during disk I/O, so waiting for it takes no longer than a map operation. A page
+//! that waits to be written counts as saved, and is read from memory. Each requested page is answered once, even if
+//! the I/O thread has ended. This file performs no I/O.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,15 +14,15 @@ use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, Saving}
 #[derive(Debug)]
 pub struct IoQueue {
     state: Mutex<IoState>,
-    /// There is something to do for the I/O thread.
+    /// Signals the I/O thread that there is work.
     work: Condvar,
-    /// Something was done.
+    /// Signals waiting callers that work was finished.
     done: Condvar,
     stop: AtomicBool,
     limit_bytes: u64,
 }
 
-/// What the I/O thread does next.
+/// The next action of the I/O thread.
 #[derive(Debug)]
 pub enum IoJob {
     Read(ReadJob),
@@ -31,7 +31,7 @@ pub enum IoJob {
         key: DiskPageKey,
         depth: u32,
     },
-    /// Nothing to do: time to see what lies around.
+    /// Nothing is queued: look for leftovers and pages over the limit.
     Tidy,
     Stop,
 }
@@ -40,7 +40,7 @@ pub enum IoJob {
 pub struct ReadJob {
     pub label: PageLabel,
     pub num_bytes: usize,
-    /// The page, when it still waits to be written.
+    /// The page, if it still waits to be written.
     pub in_memory: Option<Arc<WriteJob>>,
 }
 
@@ -52,21 +52,21 @@ pub struct WriteJob {
 
 #[derive(Debug, Default)]
 struct IoState {
-    /// Pages on disk.
+    /// Keys of pages on disk.
     index: HashSet<DiskPageKey>,
-    /// Files that could not be read; a page saved anew takes its key out.
+    /// Keys of files that could not be read. Saving a page again removes its key.
     unreadable: HashSet<DiskPageKey>,
     reads: VecDeque<ReadJob>,
-    /// Pages to be written, the one that is being written included.
+    /// Pages to be written, including the one being written.
     writes: HashMap<DiskPageKey, Arc<WriteJob>>,
     write_order: VecDeque<DiskPageKey>,
     write_bytes: u64,
     touches: HashMap<DiskPageKey, u32>,
     events: VecDeque<DiskEvent>,
     event_bytes: u64,
-    /// Pages asked for whose answers have not been polled.
+    /// Requested pages whose answers have not been polled.
     num_loading: usize,
-    /// The page that is being read.
+    /// The page being read.
     reading: Option<DiskPageKey>,
     is_tidy: bool,
     is_saving_off: bool,
@@ -74,7 +74,7 @@ struct IoState {
     stats: DiskStats,
 }
 
-/// For the engine's thread.
+/// Methods for the engine's thread.
 impl IoQueue {
     pub fn new(limit_bytes: u64) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl IoQueue {
         self.state().contains(key)
     }
 
-    /// Notes a use of a page that is there or on its way; false when it is not.
+    /// Records a use of a page that is saved or queued. Returns false if it is neither.
     pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
         let mut state = self.state();
         let is_known = state.contains(key);
@@ -119,13 +119,13 @@ impl IoQueue {
         Saving::Queued
     }
 
-    /// Counts a page that is not even queued.
+    /// Counts a page that was rejected before queueing.
     pub fn drop_page(&self) -> Saving {
         self.state().stats.dropped_pages += 1;
         Saving::Dropped
     }
 
-    /// Whether [`save`](Self::save) would queue a page of this size now.
+    /// Returns whether [`save`](Self::save) would queue a page of this size now.
     pub fn takes(&self, num_bytes: u64) -> bool {
         let state = self.state();
         let fits = state.writes.is_empty() || state.write_bytes + num_bytes <= self.limit_bytes;
@@ -136,7 +136,7 @@ impl IoQueue {
         !self.state().is_saving_off
     }
 
-    /// Without a worker, the answer is that the page is absent.
+    /// Queues a read. If there is no I/O thread, answers `Missing` with `Absent` at once.
     pub fn load(&self, label: PageLabel, num_bytes: usize, has_worker: bool) {
         let mut state = self.state();
         let key = label.key;
@@ -191,7 +191,7 @@ impl IoQueue {
         let end = Instant::now().checked_add(timeout);
         let mut state = self.state();
         while !is_done(&state) {
-            // A time that cannot be expressed is as good as an hour, over and over.
+            // A deadline that overflows `Instant` waits in steps of an hour, without end.
             let left =
                 end.map_or(Duration::from_secs(3600), |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
@@ -203,20 +203,20 @@ impl IoQueue {
         true
     }
 
-    /// No code panics while it holds the lock; if one did, counts might be off, and nothing worse.
+    /// Locks the state. No code panics while it holds the lock; after a panic counts might be off, which is harmless.
     fn state(&self) -> MutexGuard<'_, IoState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// For the I/O thread.
+/// Methods for the I/O thread.
 impl IoQueue {
-    /// Set once the thread shall end.
+    /// Flag that is set when the thread must end.
     pub fn stop_flag(&self) -> &AtomicBool {
         &self.stop
     }
 
-    /// Waits for something to do.
+    /// Waits for the next action.
     pub fn next_job(&self) -> IoJob {
         let mut state = self.state();
         loop {
@@ -245,7 +245,7 @@ impl IoQueue {
         self.done.notify_all();
     }
 
-    /// A file that is wrong and cannot be removed.
+    /// Excludes a damaged file that cannot be removed.
     pub fn ignore(&self, key: DiskPageKey) {
         self.state().unreadable.insert(key);
     }
@@ -271,7 +271,7 @@ impl IoQueue {
         self.done.notify_all();
     }
 
-    /// Drops what waits to be written, and says once why nothing is saved any more.
+    /// Drops queued writes, and reports once why saving is off.
     pub fn stop_saving(&self, reason: &str) {
         let mut state = self.state();
         if !state.is_saving_off {
@@ -288,14 +288,14 @@ impl IoQueue {
         *index = keys.filter(|key| !unreadable.contains(key)).collect();
     }
 
-    /// A page was removed to make room; `key` when it is one of ours.
+    /// Counts a page removed to make room; `key` is `Some` for a page of this fingerprint.
     pub fn count_removed(&self, key: Option<DiskPageKey>) {
         let mut state = self.state();
         state.stats.removed_pages += 1;
         key.map(|key| state.index.remove(&key));
     }
 
-    /// Answers what nobody will answer any more.
+    /// Answers all open reads, since the thread that served them has ended.
     pub fn close(&self) {
         let mut state = self.state();
         state.is_worker_gone = true;
@@ -331,7 +331,7 @@ impl IoState {
         is_untidy.then_some(IoJob::Tidy)
     }
 
-    /// None while too much waits to be polled.
+    /// Returns the next read, or `None` while too many bytes wait to be polled.
     fn next_read(&mut self, limit_bytes: u64) -> Option<ReadJob> {
         let num_bytes = self.reads.front()?.num_bytes as u64;
         if self.event_bytes > 0 && self.event_bytes + num_bytes > limit_bytes {
@@ -380,7 +380,7 @@ mod tests {
         queue.save(label(n), vec![n; num_bytes])
     }
 
-    /// What the worker is given, as a word and the page's number.
+    /// Returns the thread's next action as a word and the page's number.
     fn next(queue: &IoQueue) -> (&'static str, u8) {
         match queue.next_job() {
             IoJob::Read(read) => ("read", read.label.key.name.0[0]),

@@ -1,8 +1,8 @@
-//! The I/O thread: one file at a time, and the limit over all that lies below the root.
+//! The I/O thread: processes one file at a time and enforces the limit over everything below the root.
 //!
-//! How much lies there is counted by walking once, then by adding what is written here. What other processes write is
-//! seen at the next walk, which comes after every sixteenth of the limit. When a page does not fit, the files last used
-//! the longest ago go, down to seven eighths of the limit, so that walks stay rare.
+//! The used bytes are counted by one walk, then updated by what this process writes. Writes of other processes are
+//! counted by the next walk, which comes each time a sixteenth of the limit has been written. If a page does not fit,
+//! the least recently used files are removed until seven eighths of the limit are used, so that walks stay rare.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
 
-/// Works until the queue says to stop.
+/// Processes jobs until the queue returns `Stop`.
 pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
     let _closed_at_the_end = CloseOnDrop(queue);
     let mut thread =
@@ -30,7 +30,7 @@ pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
     }
 }
 
-/// Whoever waits for an answer gets one, however the thread ends.
+/// Guard that answers all open reads, however the thread ends.
 struct CloseOnDrop<'a>(&'a IoQueue);
 
 impl Drop for CloseOnDrop<'_> {
@@ -43,16 +43,16 @@ struct IoThread<'a> {
     queue: &'a IoQueue,
     folder: &'a Folder,
     space: Space,
-    /// The folder and its manifest have been made, or were there.
+    /// Whether the folder and its manifest exist.
     is_prepared: bool,
 }
 
 #[derive(Default)]
 struct Space {
     limit_bytes: u64,
-    /// Bytes below the root, as far as known; `None` before the first walk.
+    /// Bytes below the root as far as known; `None` before the first walk.
     used_bytes: Option<u64>,
-    /// Written since the last walk.
+    /// Bytes written since the last walk.
     new_bytes: u64,
 }
 
@@ -80,7 +80,7 @@ impl IoThread<'_> {
         }
     }
 
-    /// False when the thread is to end before there is room.
+    /// Writes a page. Returns false if the thread must end before there is room.
     fn try_write(&mut self, write: &WriteJob) -> io::Result<bool> {
         let len = page::file_len(&write.label, write.bytes.len());
         if !self.make_room(len)? {
@@ -95,15 +95,15 @@ impl IoThread<'_> {
         Ok(true)
     }
 
-    /// Walks when nothing else is to do, for leftovers and for a limit that is lower than it was.
+    /// Walks the folders when idle, to remove leftovers and to apply a limit that has been lowered.
     fn tidy(&mut self) {
         if self.space.used_bytes.is_none() {
-            // What cannot be removed now is an error when a page is to be written.
+            // A failure to remove files is reported when a page is written.
             drop(self.make_room(0));
         }
     }
 
-    /// False when the thread is to end before there is room.
+    /// Makes room for `len` bytes. Returns false if the thread must end first.
     fn make_room(&mut self, len: u64) -> io::Result<bool> {
         if self.space.fits(len) {
             return Ok(true);
@@ -116,8 +116,8 @@ impl IoThread<'_> {
         Ok(true)
     }
 
-    /// Counts what is there, and learns of the pages that others have saved or removed. `None` when the thread is to end. What is
-    /// known stays where the folders cannot be read.
+    /// Counts the files and updates the index with pages that other processes have saved or removed. Returns `None`
+    /// if the thread must end. On an error the index stays as it is.
     fn walk(&mut self) -> io::Result<Option<Vec<FoundPage>>> {
         let stop = self.queue.stop_flag();
         let found = self.folder.list_all(stop)?;
@@ -131,7 +131,7 @@ impl IoThread<'_> {
         Ok(Some(found))
     }
 
-    /// Removes pages, those last used the longest ago first, until `target` bytes are left.
+    /// Removes the least recently used pages until at most `target` bytes are left.
     fn remove_oldest(&mut self, mut found: Vec<FoundPage>, target: u64) -> io::Result<()> {
         found.sort_unstable_by_key(|page| page.last_use);
         let mut left: u64 = found.iter().map(|page| page.num_bytes).sum();
@@ -148,7 +148,7 @@ impl IoThread<'_> {
     }
 }
 
-/// A page that still waits to be written, under the same checks as one on disk.
+/// Returns a page that still waits to be written, under the same checks as a page on disk.
 fn from_memory(write: &WriteJob, read: &ReadJob) -> Result<Vec<u8>, MissingReason> {
     let WriteJob { label, bytes } = write;
     let is_same = label.parent == read.label.parent && label.tokens == read.label.tokens;
@@ -159,13 +159,13 @@ fn from_memory(write: &WriteJob, read: &ReadJob) -> Result<Vec<u8>, MissingReaso
 }
 
 impl Space {
-    /// False also when it is time to walk.
+    /// Returns whether `len` bytes fit. False also when the next walk is due.
     fn fits(&self, len: u64) -> bool {
         let is_recent = self.new_bytes <= self.limit_bytes / 16;
         is_recent && self.used_bytes.is_some_and(|used| used.saturating_add(len) <= self.limit_bytes)
     }
 
-    /// Bytes that may be left when `len` are to be added.
+    /// Returns the bytes that may remain before `len` are added.
     fn target(&self, len: u64) -> u64 {
         let seven_eighths = self.limit_bytes - self.limit_bytes / 8;
         seven_eighths.min(self.limit_bytes.saturating_sub(len))

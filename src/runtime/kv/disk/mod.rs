@@ -1,14 +1,15 @@
 //! KV pages on disk, so that a conversation is warm again after a restart.
 //!
-//! The engine's thread asks and polls; one I/O thread behind the handle does all reading and writing, and no call but
-//! [`DiskStore::open`], [`DiskStore::wait`], [`DiskStore::flush`] and dropping waits for the disk. Reads come before writes.
-//! Invariants: what [`DiskEvent::Loaded`] delivers is what was saved under that key, parent and tokens, under a checksum;
-//! everything else is [`DiskEvent::Missing`] with a reason. Each page asked for is answered once. Saving is for warmth
-//! only: what does not fit is dropped and counted, the first error turns saving off, said once, and loading goes on.
-//! Any number of processes share a root: files are immutable and named by content.
+//! The engine's thread sends requests and polls for events; one I/O thread does all reading and writing. Only
+//! [`DiskStore::open`], [`DiskStore::wait`], [`DiskStore::flush`] and dropping wait for the disk. Reads come before
+//! writes. Invariants: [`DiskEvent::Loaded`] delivers exactly what was saved under that key, parent and tokens,
+//! verified by a checksum; everything else is [`DiskEvent::Missing`] with a reason. Each requested page is answered
+//! once. Saving is best effort: a page that does not fit is dropped and counted, and the first error turns saving off
+//! with one notice while loading continues. Any number of processes may share a root: files are immutable and named
+//! by content.
 //!
-//! `page` is the file format, `folder` the layout, `queue` what is asked and answered, `worker` the thread. Which pages are
-//! worth saving, and what a page's bytes mean, is not known here.
+//! `page` is the file format, `folder` the layout, `io_queue` the requests and answers, `io_thread` the thread. The
+//! caller decides which pages to save and interprets their bytes.
 
 mod folder;
 mod io_queue;
@@ -30,66 +31,68 @@ pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
 pub use super::prefix::{PageName, names};
 
-/// Bytes that may wait to be written, and as many that may wait to be polled: 18 pages of an 8B model.
+/// Bytes that may wait to be written, and again as many that may wait to be polled: 18 pages of an 8B model.
 pub const DEFAULT_QUEUE_BYTES: u64 = 64 << 20;
 const MAX_FINGERPRINT_BYTES: usize = 128;
 
-/// One page of one group of layers.
+/// Key of one page of one group of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskPageKey {
     pub name: PageName,
     pub group: u8,
 }
 
-/// A page's key and what its name was made of.
+/// A page's key and the content that its name is derived from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageLabel {
     pub key: DiskPageKey,
-    /// Name of the page before; nothing for the first.
+    /// Name of the preceding page; `None` for the first.
     pub parent: Option<PageName>,
     pub tokens: Box<[u32]>,
-    /// Pages before this one in its sequence. Of pages last used together, the deepest are removed first.
+    /// Number of pages before this one in its sequence. Among pages last used together, the deepest are removed
+    /// first.
     pub depth: u32,
 }
 
-/// Where pages are kept, and of what.
+/// Location, limit and fingerprint of a page store.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
-    /// May hold the pages of other fingerprints too.
+    /// Folder that may hold the pages of other fingerprints too.
     pub root: PathBuf,
-    /// Most bytes of pages below `root`, of all fingerprints; 0 turns the store off. Processes that share a root keep this
-    /// together, give or take a sixteenth for each of them beyond the first.
+    /// Limit in bytes over all pages below `root`, of all fingerprints; 0 turns the store off. Processes that share a
+    /// root keep the limit together, within a sixteenth for each process beyond the first.
     pub limit_bytes: u64,
-    /// Equal only for models that compute the same bits; a folder's name.
+    /// Folder name; equal only for models that compute the same bits.
     pub fingerprint: String,
-    /// What the fingerprint was made of, for the manifest; equal whenever the fingerprint is.
+    /// Description of the fingerprint for the manifest; equal whenever the fingerprint is.
     pub description: Value,
-    /// Bytes that may wait to be written, and as many that may wait to be polled. One page waits even when it is larger.
+    /// Bytes that may wait to be written, and again as many that may wait to be polled. A single page may be larger.
     pub queue_bytes: u64,
 }
 
-/// What became of a page that was to be saved.
+/// Result of saving a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saving {
     Queued,
-    /// It is there or on its way; it counts as used now.
+    /// The page is saved or queued already; its time of use is updated.
     Known,
-    /// No room in the queue, larger than the limit, or saving is off.
+    /// The queue is full, the page is larger than the limit, or saving is off.
     Dropped,
 }
 
-/// Why a page that was asked for is not there.
+/// Reason why a requested page was not delivered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MissingReason {
     #[error("it is not on disk")]
     Absent,
-    /// The file is not as it was written; it has been removed if the system allows.
+    /// The file is damaged. It has been removed if the system allowed it.
     #[error("{0}")]
     Damaged(String),
-    /// The file is intact, but of a page with other tokens, another parent or another size; removed as well.
+    /// The file is intact but belongs to a page with other tokens, another parent or another size. It has been
+    /// removed as well.
     #[error("{0}")]
     Mismatch(String),
-    /// The system could not read it, which says nothing about the file: it stays, but is not asked for again.
+    /// The system could not read the file. It stays, but is not requested again.
     #[error("{0}")]
     Io(String),
 }
@@ -104,7 +107,7 @@ pub enum DiskEvent {
         key: DiskPageKey,
         reason: MissingReason,
     },
-    /// What the user should know, one sentence.
+    /// One sentence for the user.
     Notice(String),
 }
 
@@ -115,16 +118,16 @@ pub struct DiskStats {
     pub saved_bytes: u64,
     pub loaded_pages: u64,
     pub loaded_bytes: u64,
-    /// Asked for and not there, for whatever reason.
+    /// Pages requested but not delivered, for any reason.
     pub missing_pages: u64,
-    /// Not saved: no room in the queue, larger than the limit, or saving was off.
+    /// Pages not saved: the queue was full, the page was larger than the limit, or saving was off.
     pub dropped_pages: u64,
-    /// Removed to keep the limit, by this process.
+    /// Pages that this process removed to keep the limit.
     pub removed_pages: u64,
 }
 
-/// The handle that the engine's thread holds. Dropping it stops the I/O thread after the file it is at; what is queued then
-/// is lost, so [`flush`](Self::flush) first.
+/// The handle that the engine's thread owns. Dropping it stops the I/O thread after the current file and discards the
+/// queue, so call [`flush`](Self::flush) first.
 #[derive(Debug)]
 pub struct DiskStore {
     queue: Arc<IoQueue>,
@@ -133,14 +136,14 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// Lists what is there and starts the I/O thread. Creates nothing: the first page that is saved does.
+    /// Lists the saved pages and starts the I/O thread. Creates no folder: the first saved page does.
     ///
-    /// Whatever is wrong with the folder is a notice, not an error: then nothing is saved, and nothing is loaded either
-    /// where its manifest is of something else.
+    /// A problem with the folder is a notice, not an error: saving is then off, and if the manifest belongs to
+    /// another model, loading is off too.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when the fingerprint is no plain name; [`Error::Backend`] when the system has no thread
-    /// to give.
+    /// [`Error::InvalidParameter`] if the fingerprint is not a plain name; [`Error::Backend`] if the system cannot
+    /// start a thread.
     pub fn open(config: DiskConfig) -> Result<Self> {
         check_fingerprint(&config.fingerprint)?;
         let DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes } = config;
@@ -167,12 +170,13 @@ impl DiskStore {
         Ok(store)
     }
 
-    /// Whether the page is on disk or on its way there, as far as this process knows.
+    /// Returns whether the page is saved or queued, as far as this process knows.
     pub fn contains(&self, key: DiskPageKey) -> bool {
         self.queue.contains(key)
     }
 
-    /// Notes that a page is still in use, so that others go first; `depth` as in its label. False when it is not on disk.
+    /// Records that a page is still in use, so that other pages are evicted first. `depth` is that of its label.
+    /// Returns false if the page is not on disk.
     pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
         self.thread.is_some() && self.queue.touch(key, depth)
     }
@@ -185,47 +189,48 @@ impl DiskStore {
         self.queue.save(label, bytes)
     }
 
-    /// Whether [`save`](Self::save) takes a page of this size now: no need to copy pages out of a device that would be dropped.
+    /// Returns whether [`save`](Self::save) would queue a page of this size now, so that no page is copied out of a
+    /// device in vain.
     pub fn takes(&self, num_bytes: usize) -> bool {
         self.thread.is_some() && self.queue.takes(num_bytes as u64)
     }
 
-    /// Whether anything is saved at all, now and later.
+    /// Returns whether saving is on.
     pub fn is_saving(&self) -> bool {
         self.thread.is_some() && self.queue.is_saving()
     }
 
-    /// Most bytes of pages on disk.
+    /// Limit of the pages on disk, in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// Asks for a page whose payload has `num_bytes`. Answered by one `Loaded` or `Missing`.
+    /// Requests a page with a payload of `num_bytes`. One `Loaded` or `Missing` event answers it.
     pub fn load(&self, label: PageLabel, num_bytes: usize) {
         self.queue.load(label, num_bytes, self.thread.is_some());
     }
 
-    /// What has happened since the last call; does not wait.
+    /// Returns the events since the last call, without waiting.
     pub fn poll(&self) -> Vec<DiskEvent> {
         self.queue.poll()
     }
 
-    /// Waits until there is something to poll, for a thread that has nothing else to do. False when the time is over.
+    /// Waits until there is an event to poll, for a thread that is otherwise idle. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> bool {
         self.queue.wait(timeout)
     }
 
-    /// Whether pages were asked for whose answers have not been polled.
+    /// Returns whether requested pages have answers that were not polled yet.
     pub fn is_loading(&self) -> bool {
         self.queue.is_loading()
     }
 
-    /// Whether anything is queued, under way, or not polled yet.
+    /// Returns whether anything is queued, in progress, or not polled yet.
     pub fn is_busy(&self) -> bool {
         self.queue.is_busy()
     }
 
-    /// Waits until everything queued is written (or dropped, where saving is off). False when the time is over.
+    /// Waits until everything queued is written (or dropped, if saving is off). Returns false on timeout.
     pub fn flush(&self, timeout: Duration) -> bool {
         self.queue.flush(timeout)
     }
@@ -244,7 +249,7 @@ impl Drop for DiskStore {
     }
 }
 
-/// The fingerprint becomes a folder.
+/// Checks that the fingerprint can name a folder.
 fn check_fingerprint(fingerprint: &str) -> Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if (1..=MAX_FINGERPRINT_BYTES).contains(&fingerprint.len()) && fingerprint.bytes().all(plain) {

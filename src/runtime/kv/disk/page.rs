@@ -1,4 +1,4 @@
-//! One page's file, as bytes: a header that says which page it is, the payload, a checksum over both.
+//! File format of one page: a header that identifies the page, the payload, and a checksum over both.
 //!
 //! All numbers are little-endian:
 //!
@@ -16,8 +16,8 @@
 //! | `p` | payload |
 //! | 4 | CRC-32 (ISO 3309) of everything before |
 //!
-//! The header of a page that is asked for is known before the file is opened, so it is compared as a whole, and nothing
-//! is allocated by what a file says. The checksum is looked at first: a file that is damaged says nothing about its page.
+//! The expected header is known before the file is opened, so it is compared as a whole, and no size from the file is
+//! trusted for an allocation. The checksum is verified first: the header of a damaged file means nothing.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -39,7 +39,7 @@ const NAME: Range<usize> = 32..64;
 const PARENT: Range<usize> = 64..96;
 const TOKENS_START: usize = 96;
 
-/// Length of the file that holds a payload of `num_bytes`.
+/// Returns the length of the file with a payload of `num_bytes`.
 pub fn file_len(label: &PageLabel, num_bytes: usize) -> u64 {
     whole_len(label.tokens.len() as u64, num_bytes as u64)
 }
@@ -66,7 +66,7 @@ fn header(label: &PageLabel, num_bytes: usize) -> Vec<u8> {
 }
 
 /// # Errors
-/// Those of `file`; part of the page may have been written.
+/// Errors of `file`; part of the page may have been written.
 pub fn write(file: &mut impl Write, label: &PageLabel, payload: &[u8]) -> io::Result<()> {
     let header = header(label, payload.len());
     let mut crc = crc32fast::Hasher::new();
@@ -77,10 +77,10 @@ pub fn write(file: &mut impl Write, label: &PageLabel, payload: &[u8]) -> io::Re
     file.write_all(&crc.finalize().to_le_bytes())
 }
 
-/// The payload of the page that `label` names, of `num_bytes`, out of a file that is `len` bytes long.
+/// Reads the payload of the page `label`, `num_bytes` long, from a file of `len` bytes.
 ///
 /// # Errors
-/// [`MissingReason`], never `Absent`: the file is not exactly what [`write`] makes of this page.
+/// [`MissingReason`], never `Absent`, if the file is not exactly what [`write`] produces for this page.
 pub fn read(
     file: &mut impl Read,
     len: u64,
@@ -108,7 +108,7 @@ pub fn read(
     Ok(payload)
 }
 
-/// The name of the page before, as the file says without a check of the rest; nothing where there is none.
+/// Reads the name of the preceding page without verifying the rest of the file; `None` if there is none.
 pub fn read_parent(file: &mut impl Read) -> Option<PageName> {
     let mut found = [0; TOKENS_START];
     file.read_exact(&mut found).ok()?;
@@ -136,7 +136,8 @@ fn unreadable(error: io::Error) -> MissingReason {
     }
 }
 
-/// A file of another length is a page of another size if it says so itself, and damaged otherwise.
+/// Classifies a file of unexpected length: another page's size if its header agrees with the length, otherwise
+/// damage.
 fn wrong_length(file: &mut impl Read, len: u64, expected: u64) -> MissingReason {
     let message = format!("the file has {len} bytes instead of {expected}");
     let mut found = [0; TOKENS_START];
@@ -159,7 +160,7 @@ fn number(little_endian: &[u8]) -> u64 {
     little_endian.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// What an intact file has that differs from what was asked for.
+/// Describes how the header of an intact file differs from the expected one.
 fn difference(found: &[u8], expected: &[u8]) -> String {
     let fields = [
         (FORMAT, "format"),
@@ -235,7 +236,7 @@ mod tests {
         for bytes in (0..file.len()).map(|cut| &file[..cut]).chain([&longer[..]]) {
             let reason = read_back(bytes, &label(), payload().len()).expect_err("another length");
             assert!(matches!(reason, MissingReason::Damaged(_)), "{} bytes: {reason}", bytes.len());
-            // As if the file were cut after it was measured.
+            // Simulates a file that is cut after it was measured.
             let raced = read(&mut &bytes[..], file.len() as u64, &label(), payload().len());
             assert_eq!(raced.is_err(), bytes.len() < file.len());
         }
@@ -257,7 +258,7 @@ mod tests {
         assert!(wrong(|label| label.tokens = [1].into()).contains("bytes instead of"));
         let reason = read_back(&file, &label(), 256).expect_err("another length");
         assert!(matches!(reason, MissingReason::Mismatch(_)), "{reason}");
-        // A page of one token less and four bytes more is as long.
+        // A page with one token less and four more payload bytes has the same length.
         let same_length = PageLabel { tokens: [1, 2, 300_000].into(), ..label() };
         let reason = read_back(&file, &same_length, payload().len() + 4).expect_err("another split");
         assert!(matches!(reason, MissingReason::Mismatch(_)), "{reason}");
@@ -271,7 +272,7 @@ mod tests {
         assert!(matches!(reason, MissingReason::Damaged(_)), "{reason}");
     }
 
-    /// A file that takes `room` bytes.
+    /// A file that accepts `room` bytes and then fails.
     struct FullDisk {
         taken: Vec<u8>,
         room: usize,

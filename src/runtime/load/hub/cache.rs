@@ -1,21 +1,21 @@
-//! Reading the shared Hugging Face cache: which repositories, revisions and models are there.
+//! Reads the shared Hugging Face cache: its repositories, revisions and models.
 //!
 //! Layout (huggingface_hub's "Understand caching"): `models--org--repo/refs/<name>` holds a commit,
-//! `snapshots/<commit>/` holds symlinks into `blobs/`. Read only; another program may be writing, so whatever is
-//! unreadable, dangling or oddly named counts as absent. What refs and folders say is checked before it is joined
-//! to a path.
+//! `snapshots/<commit>/` holds symlinks into `blobs/`. Read only; another program may be writing, so entries that are
+//! unreadable, dangling or oddly named count as absent. Names from refs and folders are checked before they are
+//! joined to a path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ModelSource;
 use super::quant_tag::{GgufFile, group_shards};
-use super::reference::{Form, ModelRef};
+use super::reference::{ModelRef, ReferenceForm};
 
-/// How deep models lie inside a snapshot: publishers put large quantisations into folders of their own.
+/// Folder depth of models inside a snapshot: publishers put large quantisations into folders of their own.
 pub(super) const SNAPSHOT_DEPTH: usize = 2;
 
-/// A config.json is a few kilobytes; more than this is not one.
+/// Size limit of a config.json in bytes; real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
 /// A repository in the cache.
@@ -33,7 +33,7 @@ pub struct Snapshot {
     pub dir: PathBuf,
 }
 
-/// All model repositories in `cache`, by name.
+/// Lists all model repositories in `cache`, by name.
 pub fn repos(cache: Option<&Path>) -> Vec<Repo> {
     let mut repos: Vec<Repo> = cache
         .map(subfolders)
@@ -41,8 +41,8 @@ pub fn repos(cache: Option<&Path>) -> Vec<Repo> {
         .into_iter()
         .filter_map(|(name, dir)| {
             let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
-            // The folder's name must be what the reference's name would be joined to.
-            let plain = matches!(ModelRef::parse(&format!("hf:{id}")).ok()?.form(), Form::Hub(hub) if hub.repo_id() == id);
+            // The folder's name must equal the one that the reference would be joined to.
+            let plain = matches!(ModelRef::parse(&format!("hf:{id}")).ok()?.form(), ReferenceForm::Hub(hub) if hub.repo_id() == id);
             plain.then_some(Repo { id, dir })
         })
         .collect();
@@ -51,16 +51,16 @@ pub fn repos(cache: Option<&Path>) -> Vec<Repo> {
 }
 
 impl Repo {
-    /// The part after the owner.
+    /// Returns the part after the owner.
     pub fn name(&self) -> &str {
         self.id.rsplit('/').next().unwrap_or(&self.id)
     }
 
-    /// The snapshot of `revision`: a ref's name, a commit, or the first characters of one. Without a revision
-    /// `main`, else the only one there.
+    /// Finds the snapshot of `revision`: a ref's name, a commit, or the first characters of one. Without a revision,
+    /// finds `main`, else the only snapshot.
     ///
     /// # Errors
-    /// The revisions that are there, as references, when none or several fit.
+    /// The existing revisions, as references, if none or several match.
     pub(super) fn snapshot(&self, revision: Option<&str>) -> Result<Snapshot, Vec<String>> {
         let snapshots = self.snapshots();
         let by_ref = |name: &str| {
@@ -71,7 +71,7 @@ impl Repo {
             return Ok(found);
         }
         let prefix = revision.unwrap_or_default().to_ascii_lowercase();
-        // Git's own minimum for an abbreviated commit is four.
+        // Git's own minimum for an abbreviated commit is four characters.
         let long_enough = revision.is_none() || prefix.len() >= 4;
         let mut matches = snapshots.iter().filter(|s| long_enough && s.commit.starts_with(&prefix));
         match (matches.next(), matches.next()) {
@@ -80,7 +80,7 @@ impl Repo {
         }
     }
 
-    /// All snapshots, by commit.
+    /// Lists all snapshots, by commit.
     pub fn snapshots(&self) -> Vec<Snapshot> {
         let mut snapshots: Vec<Snapshot> = subfolders(&self.dir.join("snapshots"))
             .into_iter()
@@ -91,7 +91,7 @@ impl Repo {
         snapshots
     }
 
-    /// What to write after `@` for a snapshot: a ref that points to it, else the start of its commit.
+    /// Returns the revision to write after `@` for a snapshot: a ref that points to it, else the start of its commit.
     fn revision_name(&self, snapshot: &Snapshot) -> String {
         let mut names: Vec<String> = file_names(&self.dir.join("refs"), 2)
             .into_iter()
@@ -109,12 +109,12 @@ impl Repo {
     }
 }
 
-/// Commits are hexadecimal; whatever else a folder or a ref says is not followed.
+/// Returns whether `text` is a hexadecimal commit; other contents of a folder or a ref are not followed.
 fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Names and paths of the folders in `dir`; names that are not UTF-8 are no model's.
+/// Lists names and paths of the folders in `dir`; a name that is not UTF-8 cannot be a model's.
 fn subfolders(dir: &Path) -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -123,7 +123,8 @@ fn subfolders(dir: &Path) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Files below `dir` down to `depth` folders, as relative paths with `/`; folders that are links are not entered.
+/// Lists the files below `dir` to a depth of `depth` folders, as relative paths with `/`; symlinked folders are not
+/// entered.
 fn file_names(dir: &Path, depth: usize) -> Vec<String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -138,7 +139,7 @@ fn file_names(dir: &Path, depth: usize) -> Vec<String> {
     names
 }
 
-/// The GGUF files below `dir`, projectors included, sorted.
+/// Lists the GGUF files below `dir`, including projectors, sorted.
 pub(super) fn gguf_names(dir: &Path, depth: usize) -> Vec<String> {
     let mut names = file_names(dir, depth);
     names.retain(|name| name.ends_with(".gguf"));
@@ -146,12 +147,12 @@ pub(super) fn gguf_names(dir: &Path, depth: usize) -> Vec<String> {
     names
 }
 
-/// Whether `dir` is a folder with config.json and safetensors weights.
+/// Returns whether `dir` is a folder with config.json and safetensors weights.
 pub(super) fn is_checkpoint(dir: &Path) -> bool {
     dir.join("config.json").is_file() && file_names(dir, 0).iter().any(|name| name.ends_with(".safetensors"))
 }
 
-/// The form a model is stored in.
+/// Storage format of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelKind {
     Gguf,
@@ -170,21 +171,22 @@ impl ModelKind {
 /// A model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
-    /// What to write after `--model`.
+    /// Reference to write after `--model`.
     pub reference: String,
     pub commit: String,
     pub kind: ModelKind,
-    /// The file name's tag, config.json's dtype, or what a built-in model says.
+    /// The file name's tag, config.json's dtype, or the built-in model's own value.
     pub quantization: Option<String>,
     /// Size of the weights on disk.
     pub bytes: u64,
-    /// File (first part) or folder.
+    /// The file (first part) or folder.
     pub path: PathBuf,
-    /// A part that is not there.
+    /// A missing part.
     pub missing: Option<PathBuf>,
 }
 
-/// Everything in the cache that could be loaded, by name. Folders without weights (a tokenizer alone) are left out.
+/// Lists everything in the cache that could be loaded, by name. Folders without weights (a tokenizer alone) are left
+/// out.
 pub fn list(cache: Option<&Path>) -> Vec<CachedModel> {
     repos(cache)
         .iter()
@@ -221,7 +223,7 @@ fn models_in(repo: &Repo, snapshot: &Snapshot) -> Vec<CachedModel> {
     models
 }
 
-/// What a model's files say by their names and sizes alone.
+/// Facts from the names and sizes of a model's files alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     pub kind: ModelKind,
@@ -231,7 +233,7 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-/// Summarises files that [`super::resolve`] found.
+/// Summarises the files that [`super::resolve`] found.
 pub fn summary(source: &ModelSource) -> Summary {
     match source {
         ModelSource::Folder(dir) => Summary {
@@ -258,7 +260,7 @@ pub fn summary(source: &ModelSource) -> Summary {
     }
 }
 
-/// By tag where that says which file, else by file.
+/// Refers to a file by its tag if that is unambiguous, else by its name.
 fn gguf_reference(id: &str, file: &GgufFile, files: &[GgufFile]) -> String {
     match &file.tag {
         Some(tag) if files.iter().filter(|other| other.has_tag(tag)).count() == 1 => format!("{id}:{tag}"),
@@ -275,7 +277,7 @@ fn checkpoint_bytes(dir: &Path) -> u64 {
     weights.map(|name| size(&dir.join(name))).sum()
 }
 
-/// `torch_dtype` (until transformers 4) or `dtype` of config.json, also when nested for a multimodal model.
+/// Reads `torch_dtype` (until transformers 4) or `dtype` of config.json, also if nested for a multimodal model.
 fn checkpoint_dtype(dir: &Path) -> Option<String> {
     let path = dir.join("config.json");
     if size(&path) > MAX_CONFIG_BYTES {

@@ -1,9 +1,9 @@
-//! From what a user writes after `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
+//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
 //!
-//! Order: a path that exists wins, then an alias, then the built-in models, then the cache. What could mean several things is an error
-//! that lists them; nothing is guessed except the quantisation of a repository that has several, in the order
-//! of [`quant_tag::PREFERENCE`], and a notice says so. Only reads: nothing is downloaded, written or repaired
-//! here. Environment variables are the caller's business: it fills in [`HubPaths`].
+//! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
+//! an error that lists the candidates. The only choice made for the user is the quantisation of a repository that has
+//! several, in the order of [`quant_tag::PREFERENCE`], with a notice. This module only reads: it downloads, writes
+//! and repairs nothing. The caller reads environment variables and fills in [`HubPaths`].
 
 pub mod cache;
 pub mod quant_tag;
@@ -19,25 +19,25 @@ use super::builtin::BuiltIn;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufFile, group_shards};
-use reference::Form;
+use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
 
 /// Names that the configuration gives to model references.
 pub type Aliases = BTreeMap<String, String>;
 
-/// Where to look, as the caller's environment says.
+/// Folders to search, from the caller's environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HubPaths {
-    /// The Hugging Face cache (`.../huggingface/hub`); `None` = there is none.
+    /// The Hugging Face cache (`.../huggingface/hub`); `None` if there is none.
     pub cache: Option<PathBuf>,
-    /// What `~/` means in a path that no shell has expanded (a config file's).
+    /// Folder for `~/` in a path that no shell has expanded (one in a config file).
     pub home: Option<PathBuf>,
 }
 
-/// What the loader opens.
+/// The files that the loader opens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
-    /// A GGUF file; the first part where it is split.
+    /// A GGUF file; the first part if it is split.
     Gguf(PathBuf),
     /// A folder with config.json and safetensors.
     Folder(PathBuf),
@@ -53,7 +53,7 @@ impl ModelSource {
         }
     }
 
-    /// The built-in model, if it is one.
+    /// Returns the built-in model, if this is one.
     pub fn built_in(&self) -> Option<&'static BuiltIn> {
         match self {
             ModelSource::BuiltIn(model) => Some(model),
@@ -62,15 +62,15 @@ impl ModelSource {
     }
 }
 
-/// A reference found.
+/// A resolved reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// What to call the model: `org/repo`, `org/repo:Q4_K_M`, a file's stem, a folder's name.
+    /// Name of the model: `org/repo`, `org/repo:Q4_K_M`, a file's stem, a folder's name.
     pub name: String,
     pub source: ModelSource,
     /// Choices made for the user, one sentence each.
     pub notices: Vec<String>,
-    /// The snapshot of the cache that the files are of.
+    /// Snapshot of the cache that the files belong to.
     pub snapshot: Option<SnapshotRef>,
 }
 
@@ -91,8 +91,8 @@ impl Resolved {
         Self { name, source, notices: Vec::new(), snapshot: None }
     }
 
-    /// What finds the same files again, wherever it is asked from: `hf:org/repo@revision:file` for files of the cache,
-    /// a name for a built-in model, else an absolute path. `None` when the path is no text.
+    /// Returns a reference that finds the same files from any directory: `hf:org/repo@revision:file` for files of the
+    /// cache, a name for a built-in model, else an absolute path. `None` if the path is not UTF-8.
     pub fn reference(&self) -> Option<String> {
         let path = match &self.source {
             ModelSource::BuiltIn(model) => return Some(model.name.to_owned()),
@@ -107,28 +107,28 @@ impl Resolved {
     }
 }
 
-/// Aliases may name aliases, but not forever.
+/// Limit for aliases that name aliases.
 const MAX_ALIAS_DEPTH: usize = 8;
 
-/// Finds the files that `reference` means.
+/// Finds the files of `reference`.
 ///
 /// # Errors
-/// - [`LoadError::NotFound`]: a path, or a part of a split file, that is not there
-/// - [`LoadError::UnknownModel`]: neither path nor alias nor cached, with what resembles it
-/// - [`LoadError::AmbiguousModel`]: several models fit
-/// - [`LoadError::InvalidReference`]: no path, and not the form of a repository either
-/// - [`LoadError::Unsupported`]: a file or folder that holds no model llmctl reads
+/// - [`LoadError::NotFound`]: a missing path, or a missing part of a split file
+/// - [`LoadError::UnknownModel`]: neither path nor alias nor cached; carries similar names
+/// - [`LoadError::AmbiguousModel`]: several models match
+/// - [`LoadError::InvalidReference`]: neither a path nor the form of a repository
+/// - [`LoadError::Unsupported`]: a file or folder without a model that llmctl reads
 pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Result<Resolved, LoadError> {
     let mut reference = reference.clone();
     let mut notices = Vec::new();
     for _ in 0..MAX_ALIAS_DEPTH {
-        let search = Search { reference: &reference, paths, aliases };
+        let search = ReferenceLookup { reference: &reference, paths, aliases };
         match search.step()? {
-            Step::Found(mut resolved) => {
+            LookupStep::Found(mut resolved) => {
                 resolved.notices.splice(0..0, notices);
                 return Ok(resolved);
             }
-            Step::Alias(target) => {
+            LookupStep::Alias(target) => {
                 notices.push(format!("{} is an alias of {target}", reference.text()));
                 reference = ModelRef::parse(target)?;
             }
@@ -138,48 +138,48 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
-enum Step<'a> {
+enum LookupStep<'a> {
     Found(Resolved),
     Alias(&'a str),
 }
 
-/// One reference, looked up once.
-struct Search<'a> {
+/// The lookup of one reference.
+struct ReferenceLookup<'a> {
     reference: &'a ModelRef,
     paths: &'a HubPaths,
     aliases: &'a Aliases,
 }
 
-impl<'a> Search<'a> {
-    fn step(&self) -> Result<Step<'a>, LoadError> {
+impl<'a> ReferenceLookup<'a> {
+    fn step(&self) -> Result<LookupStep<'a>, LoadError> {
         match self.reference.form() {
-            Form::Path(path) => self.local(&self.expand_home(path)).map(Step::Found),
-            Form::Hub(hub) => self.cached(hub).map(Step::Found),
-            Form::Open(hub) => self.open(hub),
+            ReferenceForm::Path(path) => self.local(&self.expand_home(path)).map(LookupStep::Found),
+            ReferenceForm::Hub(hub) => self.cached(hub).map(LookupStep::Found),
+            ReferenceForm::Open(hub) => self.open(hub),
         }
     }
 
-    /// `name` or `org/repo`, which may also be a path or an alias.
-    fn open(&self, hub: &Result<HubRef, String>) -> Result<Step<'a>, LoadError> {
+    /// Resolves `name` or `org/repo`, which may also be a path or an alias.
+    fn open(&self, hub: &Result<HubRef, String>) -> Result<LookupStep<'a>, LoadError> {
         let path = Path::new(self.reference.text());
         let alias = self.aliases.get(self.reference.text());
         let built_in = BuiltIn::find(self.reference.text());
         if path.exists() {
-            // A folder without a model that happens to bear the name does not hide an alias or another model.
+            // A folder without a model does not hide an alias or another model of the same name.
             match self.local(path) {
-                Ok(found) => return Ok(Step::Found(found)),
+                Ok(found) => return Ok(LookupStep::Found(found)),
                 Err(LoadError::Unsupported { .. }) if alias.is_some() || built_in.is_some() => {}
                 Err(error @ LoadError::Unsupported { .. }) => {
                     let cached = hub.as_ref().ok().and_then(|hub| self.cached(hub).ok());
-                    return cached.map(Step::Found).ok_or(error);
+                    return cached.map(LookupStep::Found).ok_or(error);
                 }
                 Err(error) => return Err(error),
             }
         }
         match (alias, built_in, hub) {
-            (Some(target), ..) => Ok(Step::Alias(target)),
-            (None, Some(model), _) => Ok(Step::Found(Resolved::built_in(model))),
-            (None, None, Ok(hub)) => self.cached(hub).map(Step::Found),
+            (Some(target), ..) => Ok(LookupStep::Alias(target)),
+            (None, Some(model), _) => Ok(LookupStep::Found(Resolved::built_in(model))),
+            (None, None, Ok(hub)) => self.cached(hub).map(LookupStep::Found),
             (None, None, Err(message)) => Err(LoadError::InvalidReference {
                 reference: self.reference.text().to_owned(),
                 message: message.clone(),
@@ -195,7 +195,7 @@ impl<'a> Search<'a> {
     }
 
     fn local(&self, path: &Path) -> Result<Resolved, LoadError> {
-        // Not `exists`: a folder that may not be entered is another matter than a file that is not there.
+        // `metadata` instead of `exists`: a folder without permission differs from a missing file.
         fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
         if path.is_dir() { self.local_folder(path) } else { local_file(path) }
     }
@@ -234,7 +234,7 @@ impl<'a> Search<'a> {
         Ok(resolved)
     }
 
-    /// The cached repository of that name; a bare name may be the end of one `org/name`.
+    /// Finds the cached repository of that name; a bare name may be the end of a single `org/name`.
     fn find_repo(&self, hub: &HubRef) -> Result<Repo, LoadError> {
         let repos = cache::repos(self.paths.cache.as_deref());
         let wanted = hub.repo_id();
@@ -305,7 +305,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// A file named by path: GGUF by its magic or its name, or a part of a checkpoint folder.
+/// Resolves a file by path: GGUF by its magic or its name, or a part of a checkpoint folder.
 fn local_file(path: &Path) -> Result<Resolved, LoadError> {
     let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -317,7 +317,8 @@ fn local_file(path: &Path) -> Result<Resolved, LoadError> {
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         return match group {
             Some(file) => gguf_in(parent, &file, file.stem.clone()),
-            // Not listed: a GGUF without the extension, such as a blob, or a projector asked for by name.
+            // The folder's listing lacks it: a GGUF without the extension, such as a blob, or a projector requested
+            // by name.
             None => Ok(Resolved::new(stem, ModelSource::Gguf(path.to_path_buf()))),
         };
     }
@@ -336,7 +337,7 @@ fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
     Ok(magic == b"GGUF")
 }
 
-/// The first part of `file`, after checking that all parts are there.
+/// Returns the first part of `file`, after checking that all parts exist.
 fn gguf_in(folder: &Path, file: &GgufFile, name: String) -> Result<Resolved, LoadError> {
     if let Some(missing) = file.missing_part() {
         return Err(LoadError::NotFound(folder.join(missing)));
@@ -351,7 +352,7 @@ fn display_name(repo: &Repo, file: &GgufFile) -> String {
     }
 }
 
-/// A folder's own name, also for `.` and `..`.
+/// Returns a folder's own name, also for `.` and `..`.
 fn folder_name(path: &Path) -> String {
     let absolute = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     absolute.file_name().unwrap_or(absolute.as_os_str()).to_string_lossy().into_owned()
@@ -371,7 +372,7 @@ fn no_model_in(path: &Path) -> LoadError {
     LoadError::Unsupported { path: path.to_path_buf(), message: message.to_owned() }
 }
 
-/// Aliases and cached repositories whose name is close to `wanted`, closest first; at most five.
+/// Returns aliases and cached repositories with names similar to `wanted`, closest first, at most five.
 fn resembling(wanted: &str, repos: &[Repo], aliases: &Aliases) -> Vec<String> {
     let name = |id: &str| id.rsplit('/').next().unwrap_or(id).to_lowercase();
     let wanted_name = name(wanted);

@@ -1,13 +1,14 @@
-//! What GGUF file names say: the quantisation, and which files are parts of one model.
+//! Parses GGUF file names: the quantisation, and the parts of split models.
 //!
-//! Names are a convention, not a format (ggml's `docs/gguf.md`, "GGUF Naming Convention", plus what publishers
-//! really do): `Name-1B-Q4_K_M.gguf`, `name.q8_0.gguf`, `Name-UD-Q4_K_XL.gguf`, `BF16/Name-BF16-00001-of-00002.gguf`.
-//! Pure. Vision projectors (`mmproj`) are not models and are left out.
+//! Names are a convention, not a format (ggml's `docs/gguf.md`, "GGUF Naming Convention", and the practice of
+//! publishers): `Name-1B-Q4_K_M.gguf`, `name.q8_0.gguf`, `Name-UD-Q4_K_XL.gguf`,
+//! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Vision projectors (`mmproj`) are not models and are left
+//! out.
 
 use std::collections::BTreeMap;
 
-/// Order in which one of several quantisations is taken when the user names none: the usual compromise between
-/// size and quality first, then what comes close to it, then the large ones. Only types that llmctl runs.
+/// Preference among several quantisations if the user names none: the usual compromise between size and quality
+/// first, then its neighbours, then the large ones. Contains only types that llmctl runs.
 pub const PREFERENCE: [&str; 18] = [
     "Q4_K_M",
     "Q4_K_S",
@@ -29,14 +30,14 @@ pub const PREFERENCE: [&str; 18] = [
     "UD-Q4_K_XL",
 ];
 
-/// One model in GGUF form: a file, or all parts of a split one. Paths are relative to the folder listed.
+/// One model in GGUF form: a file, or all parts of a split one. Paths are relative to the listed folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufFile {
-    /// The first part, present or not.
+    /// The first part, which may be missing.
     pub first: String,
-    /// The parts present, in order.
+    /// The existing parts, in order.
     pub parts: Vec<String>,
-    /// How many parts there should be.
+    /// The expected number of parts.
     pub num_parts: usize,
     /// File name without extension and part number.
     pub stem: String,
@@ -45,19 +46,19 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Whether this is exactly that quantisation (case does not matter).
+    /// Returns whether the quantisation equals `wanted`, ignoring case.
     pub fn has_tag(&self, wanted: &str) -> bool {
         self.tag.as_deref().is_some_and(|tag| tag.eq_ignore_ascii_case(wanted))
     }
 
-    /// Whether the name ends in `wanted`, set off from what precedes it: `Q4_K_XL` finds `UD-Q4_K_XL`.
+    /// Returns whether the name ends in `wanted` after a separator: `Q4_K_XL` matches `UD-Q4_K_XL`.
     pub fn ends_with_tag(&self, wanted: &str) -> bool {
         let (stem, wanted) = (self.stem.to_ascii_lowercase(), wanted.to_ascii_lowercase());
         stem.strip_suffix(&wanted)
             .is_some_and(|before| before.chars().next_back().is_none_or(|c| !c.is_ascii_alphanumeric()))
     }
 
-    /// The first part that is not there.
+    /// Returns the first missing part.
     pub fn missing_part(&self) -> Option<String> {
         if self.parts.len() == self.num_parts {
             return None;
@@ -73,7 +74,7 @@ fn part_suffix(index: usize, count: usize) -> String {
     format!("-{index:05}-of-{count:05}.gguf")
 }
 
-/// `stem`, part and number of parts of `stem-00001-of-00003.gguf`.
+/// Splits `stem-00001-of-00003.gguf` into stem, part and number of parts.
 fn split_part(name: &str) -> Option<(&str, usize, usize)> {
     let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -85,7 +86,7 @@ fn split_part(name: &str) -> Option<(&str, usize, usize)> {
     (1..=count).contains(&index).then_some((base, index, count))
 }
 
-/// Puts the parts of split files together; sorted by name. `names` may contain folders (`BF16/x.gguf`).
+/// Groups the parts of split files, sorted by name. `names` may contain folders (`BF16/x.gguf`).
 pub fn group_shards(names: &[String]) -> Vec<GgufFile> {
     let mut groups: BTreeMap<String, GgufFile> = BTreeMap::new();
     for path in names {
@@ -109,16 +110,16 @@ pub fn group_shards(names: &[String]) -> Vec<GgufFile> {
     files
 }
 
-/// The file that [`PREFERENCE`] puts first; `None` when no file has a known tag, or two share the best one.
+/// Returns the file that [`PREFERENCE`] puts first; `None` if no file has a known tag, or two share the best one.
 pub fn preferred(files: &[GgufFile]) -> Option<&GgufFile> {
     let with = |tag: &str| files.iter().filter(|f| f.has_tag(tag)).collect::<Vec<_>>();
     let best = PREFERENCE.iter().map(|tag| with(tag)).find(|found| !found.is_empty())?;
     if best.len() == 1 { best.first().copied() } else { None }
 }
 
-/// The quantisation that a file's stem names, in upper case; with the `UD-` that marks a dynamic mix of types.
+/// Returns the quantisation in a file's stem, in upper case, with the `UD-` that marks a dynamic mix of types.
 ///
-/// The longest ending that has a tag's shape, else the last dash- or dot-separated word of that shape.
+/// It is the longest ending of a tag's shape, else the last word of that shape between dashes or dots.
 pub fn quant_tag(stem: &str) -> Option<String> {
     let bytes = stem.as_bytes();
     let word_starts = (0..stem.len()).filter(|&i| i == 0 || !bytes[i - 1].is_ascii_alphanumeric());
@@ -134,7 +135,8 @@ pub fn quant_tag(stem: &str) -> Option<String> {
     Some(format!("{}{}", if dynamic { "UD-" } else { "" }, tag.to_ascii_uppercase()))
 }
 
-/// `F32 F16 BF16 FP16 FP32 MXFP4 MXFP4_MOE`, or `Q|IQ|TQ` + digit + `_` words as in `Q4_K_M`, `IQ3_XXS`, `Q8_0`.
+/// Matches `F32 F16 BF16 FP16 FP32 MXFP4 MXFP4_MOE`, or `Q|IQ|TQ` + digit + `_` words as in `Q4_K_M`, `IQ3_XXS`,
+/// `Q8_0`.
 fn has_tag_shape(text: &str) -> bool {
     let upper = text.to_ascii_uppercase();
     if matches!(&*upper, "F32" | "F16" | "BF16" | "FP16" | "FP32" | "MXFP4" | "MXFP4_MOE") {

@@ -1,46 +1,46 @@
-//! The grammar of model references. Pure: whether anything of that name exists is not known here.
+//! The grammar of model references. Pure: it does not check whether a model exists.
 //!
 //! ```text
 //! path       ./file.gguf  /dir  ../dir  ~/dir  a/b/c  file.gguf
 //! hub        [hf:] [org/] repo [@revision] [:quant | :file.gguf]
 //! ```
-//! Invariant: what a [`HubRef`] holds can be joined to a path without leaving it: no `..`, no absolute part, no
-//! odd character. The rules for names are those of huggingface_hub's `validate_repo_id`.
+//! Invariant: the parts of a [`HubRef`] can be joined to a path without leaving it: no `..`, no absolute part, no odd
+//! character. The rules for names are those of huggingface_hub's `validate_repo_id`.
 
 use std::path::PathBuf;
 
 use super::super::super::error::LoadError;
 
-/// A model reference as written, and what it can mean.
+/// A model reference as written, and its parsed form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRef {
     text: String,
-    form: Form,
+    form: ReferenceForm,
 }
 
-/// What a reference can mean by its form alone.
+/// The possible meanings of a reference, by its form alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Form {
-    /// Only a path.
+pub(super) enum ReferenceForm {
+    /// A path only.
     Path(PathBuf),
-    /// Only a repository, because it says so (`hf:`).
+    /// A repository only, because of the `hf:` prefix.
     Hub(HubRef),
-    /// A path if it exists, else an alias, else a repository, unless the inner error says why it is none.
+    /// An existing path, else an alias, else a repository, unless the inner error explains why it is none.
     Open(Result<HubRef, String>),
 }
 
-/// A repository of the hub, and what of it.
+/// A repository of the hub, with an optional revision and file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubRef {
-    /// `None`: a name without owner.
+    /// Owner; `None` for a bare name.
     pub org: Option<String>,
     pub repo: String,
-    /// Branch, tag or commit (also its first characters); `None` is `main`.
+    /// Branch, tag or commit (possibly abbreviated); `None` is `main`.
     pub revision: Option<String>,
     pub selector: Option<Selector>,
 }
 
-/// Which of a repository's GGUF files.
+/// Selects one of a repository's GGUF files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     /// By path inside the repository.
@@ -49,7 +49,7 @@ pub enum Selector {
     Quant(String),
 }
 
-/// Ways in which people write the hub's name in front of a repository.
+/// Common spellings of the hub's address in front of a repository.
 const HUB_PREFIXES: [&str; 5] =
     ["hf:", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
 
@@ -58,34 +58,34 @@ const MAX_REPO_ID: usize = 96;
 
 impl ModelRef {
     /// # Errors
-    /// [`LoadError::InvalidReference`] for an empty text and for an `hf:` form that breaks the rules. What may
-    /// still turn out to be a path is not refused before it is looked up.
+    /// [`LoadError::InvalidReference`] for an empty text and for an `hf:` form that breaks the rules. A text that may
+    /// be a path is not refused before it is looked up.
     pub fn parse(text: &str) -> Result<ModelRef, LoadError> {
         let invalid = |message: String| LoadError::InvalidReference { reference: text.to_owned(), message };
         if text.trim().is_empty() {
             return Err(invalid("it is empty".to_owned()));
         }
         let form = if let Some(rest) = HUB_PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)) {
-            Form::Hub(HubRef::parse(rest).map_err(invalid)?)
+            ReferenceForm::Hub(HubRef::parse(rest).map_err(invalid)?)
         } else if is_path_only(text) {
-            Form::Path(PathBuf::from(text))
+            ReferenceForm::Path(PathBuf::from(text))
         } else {
-            Form::Open(HubRef::parse(text))
+            ReferenceForm::Open(HubRef::parse(text))
         };
         Ok(ModelRef { text: text.to_owned(), form })
     }
 
-    /// As written.
+    /// Returns the text as written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    pub(super) fn form(&self) -> &Form {
+    pub(super) fn form(&self) -> &ReferenceForm {
         &self.form
     }
 }
 
-/// Whether nothing but a path is written like this.
+/// Returns whether only a path is written like this.
 fn is_path_only(text: &str) -> bool {
     let starts = ["/", "./", "../", "~/"].iter().any(|start| text.starts_with(start));
     let whole = matches!(text, "." | ".." | "~");
@@ -118,7 +118,7 @@ impl HubRef {
         Ok(HubRef { org, repo, revision, selector })
     }
 
-    /// `org/repo`, or the bare name.
+    /// Returns `org/repo`, or the bare name.
     pub fn repo_id(&self) -> String {
         match &self.org {
             Some(org) => format!("{org}/{}", self.repo),
@@ -140,7 +140,7 @@ impl Selector {
     }
 }
 
-/// An owner's or a repository's name.
+/// Checks the name of an owner or a repository.
 fn name(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if text.is_empty() {
@@ -161,7 +161,7 @@ fn name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A relative path of plain components, such as `refs/pr/1` or `BF16/model.gguf`.
+/// Checks a relative path of plain components, such as `refs/pr/1` or `BF16/model.gguf`.
 fn checked_path(text: &str, what: &str) -> Result<String, String> {
     let component = |part: &str| {
         let odd = |c: char| c.is_control() || matches!(c, '\\' | ':' | '@');
@@ -180,7 +180,7 @@ mod tests {
 
     fn hub(text: &str) -> Result<String, String> {
         match ModelRef::parse(text).map(|r| r.form) {
-            Ok(Form::Hub(hub) | Form::Open(Ok(hub))) => Ok(format!(
+            Ok(ReferenceForm::Hub(hub) | ReferenceForm::Open(Ok(hub))) => Ok(format!(
                 "{} {} {}",
                 hub.repo_id(),
                 hub.revision.as_deref().unwrap_or("-"),
@@ -190,8 +190,8 @@ mod tests {
                     None => "-".to_owned(),
                 }
             )),
-            Ok(Form::Open(Err(message))) => Err(message),
-            Ok(Form::Path(path)) => Err(format!("path {}", path.display())),
+            Ok(ReferenceForm::Open(Err(message))) => Err(message),
+            Ok(ReferenceForm::Path(path)) => Err(format!("path {}", path.display())),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -258,7 +258,10 @@ mod tests {
     #[test]
     fn what_may_be_a_path_is_not_refused_early() {
         for text in ["my model", "we$ird/name", "ends."] {
-            assert!(matches!(ModelRef::parse(text).map(|r| r.form), Ok(Form::Open(Err(_)))), "{text}");
+            assert!(
+                matches!(ModelRef::parse(text).map(|r| r.form), Ok(ReferenceForm::Open(Err(_)))),
+                "{text}"
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Description;
-use super::facts::Facts;
+use super::config_reader::ConfigReader;
 use super::rope::{partial_factor, rope};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
@@ -18,7 +18,7 @@ pub const MAX_VOCAB: usize = 1 << 26;
 
 /// Hugging Face keys that a config may leave out, with the values its family's class gives them.
 #[derive(Debug, Clone, Copy)]
-pub struct Defaults {
+pub struct ConfigDefaults {
     pub num_heads: Option<usize>,
     pub num_kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
@@ -35,7 +35,7 @@ pub struct Defaults {
     pub rotated: f32,
 }
 
-impl Default for Defaults {
+impl Default for ConfigDefaults {
     fn default() -> Self {
         Self {
             num_heads: None,
@@ -55,26 +55,30 @@ impl Default for Defaults {
 }
 
 /// A Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change what differs.
-pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Description, LoadError> {
+pub fn dense(
+    name: &'static str,
+    reader: &ConfigReader,
+    defaults: ConfigDefaults,
+) -> Result<Description, LoadError> {
     if !defaults.experts {
-        refuse_experts(facts)?;
+        refuse_experts(reader)?;
     }
-    let hidden_size = width(facts, facts.pick("hidden_size", "embedding_length"), None)?;
-    let num_layers = facts.size(facts.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
-    let attention = attention(facts, hidden_size, num_layers, defaults)?;
-    let vocab_size = match (facts.count("vocab_size")?, defaults.vocab_size) {
+    let hidden_size = width(reader, reader.pick("hidden_size", "embedding_length"), None)?;
+    let num_layers = reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
+    let attention = attention(reader, hidden_size, num_layers, defaults)?;
+    let vocab_size = match (reader.count("vocab_size")?, defaults.vocab_size) {
         (None, Some(default)) => default,
-        _ => facts.size("vocab_size", MAX_VOCAB)?,
+        _ => reader.size("vocab_size", MAX_VOCAB)?,
     };
-    let rotated = rotated_dim(facts, attention.head_dim, defaults.rotated)?;
-    let norm_eps = norm_eps(facts, defaults)?;
-    let inner_key = facts.pick("intermediate_size", "feed_forward_length");
+    let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
+    let norm_eps = norm_eps(reader, defaults)?;
+    let inner_key = reader.pick("intermediate_size", "feed_forward_length");
     let layer = LayerConfig {
         mixer: MixerConfig::Attention(attention),
         feed_forward: FeedForwardConfig {
             dense: Some(MlpConfig {
-                intermediate_size: widest(facts, inner_key, defaults.intermediate_size, num_layers)?,
-                activation: activation(facts, defaults.activation)?,
+                intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
+                activation: activation(reader, defaults.activation)?,
             }),
             experts: None,
             gates_dense: false,
@@ -89,18 +93,18 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
         architecture: name,
         vocab_size,
         hidden_size,
-        context_length: context_length(facts, defaults)?,
+        context_length: context_length(reader, defaults)?,
         embedding_scale: 1.0,
         layers: vec![layer; num_layers],
-        ropes: vec![rope(facts, "full_attention", rotated, defaults.rope_theta)?],
+        ropes: vec![rope(reader, "full_attention", rotated, defaults.rope_theta)?],
         final_norm_eps: norm_eps,
         logit_scale: 1.0,
         final_softcap: None,
         per_layer_inputs: None,
     };
     let naming = Naming {
-        gguf: facts.is_gguf(),
-        tied: if facts.is_gguf() { None } else { facts.flag("tie_word_embeddings")?.or(defaults.tied) },
+        gguf: reader.is_gguf(),
+        tied: if reader.is_gguf() { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
         interleaved_qk: false,
         norms: NormNames::LLAMA,
@@ -113,21 +117,21 @@ pub fn dense(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<De
 
 /// Every position seen, with the first rotation.
 fn attention(
-    facts: &Facts,
+    reader: &ConfigReader,
     hidden_size: usize,
     num_layers: usize,
-    defaults: Defaults,
+    defaults: ConfigDefaults,
 ) -> Result<AttentionConfig, LoadError> {
     let num_heads =
-        width(facts, facts.pick("num_attention_heads", "attention.head_count"), defaults.num_heads)?;
-    let kv_heads_key = facts.pick("num_key_value_heads", "attention.head_count_kv");
+        width(reader, reader.pick("num_attention_heads", "attention.head_count"), defaults.num_heads)?;
+    let kv_heads_key = reader.pick("num_key_value_heads", "attention.head_count_kv");
     let default_kv_heads = Some(defaults.num_kv_heads.unwrap_or(num_heads));
-    let num_kv_heads = widest(facts, kv_heads_key, default_kv_heads, num_layers)?;
+    let num_kv_heads = widest(reader, kv_heads_key, default_kv_heads, num_layers)?;
     if !num_heads.is_multiple_of(num_kv_heads) {
         let message = format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
-        return Err(facts.error(kv_heads_key, message));
+        return Err(reader.error(kv_heads_key, message));
     }
-    let head_dim = head_dim(facts, hidden_size / num_heads, defaults)?;
+    let head_dim = head_dim(reader, hidden_size / num_heads, defaults)?;
     Ok(AttentionConfig {
         num_heads,
         num_kv_heads,
@@ -144,92 +148,97 @@ fn attention(
     })
 }
 
-fn width(facts: &Facts, key: &str, default: Option<usize>) -> Result<usize, LoadError> {
-    match (facts.count(key)?, default) {
+fn width(reader: &ConfigReader, key: &str, default: Option<usize>) -> Result<usize, LoadError> {
+    match (reader.count(key)?, default) {
         (None, Some(default)) => Ok(default),
-        _ => facts.size(key, MAX_WIDTH),
+        _ => reader.size(key, MAX_WIDTH),
     }
 }
 
 /// Where layers differ, GGUF has a list; the family gives each layer its own.
-fn widest(facts: &Facts, key: &str, default: Option<usize>, num_layers: usize) -> Result<usize, LoadError> {
-    match facts.value(key) {
+fn widest(
+    reader: &ConfigReader,
+    key: &str,
+    default: Option<usize>,
+    num_layers: usize,
+) -> Result<usize, LoadError> {
+    match reader.value(key) {
         Some(Value::Array(_)) => {
-            let counts = facts.counts(key, num_layers)?.unwrap_or_default();
+            let counts = reader.counts(key, num_layers)?.unwrap_or_default();
             let most = counts.into_iter().max().filter(|most| (1..=MAX_WIDTH).contains(most));
-            most.ok_or_else(|| facts.error(key, format!("has no count between 1 and {MAX_WIDTH}")))
+            most.ok_or_else(|| reader.error(key, format!("has no count between 1 and {MAX_WIDTH}")))
         }
-        _ => width(facts, key, default),
+        _ => width(reader, key, default),
     }
 }
 
-fn context_length(facts: &Facts, defaults: Defaults) -> Result<usize, LoadError> {
-    let key = facts.pick("max_position_embeddings", "context_length");
-    match facts.count(key)?.unwrap_or(defaults.context_length) {
+fn context_length(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+    let key = reader.pick("max_position_embeddings", "context_length");
+    match reader.count(key)?.unwrap_or(defaults.context_length) {
         context if context >= 2 => Ok(context),
-        context => Err(facts.error(key, format!("a context of {context} has no room for an answer"))),
+        context => Err(reader.error(key, format!("a context of {context} has no room for an answer"))),
     }
 }
 
-fn norm_eps(facts: &Facts, defaults: Defaults) -> Result<f32, LoadError> {
-    let key = facts.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    match facts.number(key)?.unwrap_or(defaults.norm_eps) {
+fn norm_eps(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<f32, LoadError> {
+    let key = reader.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+    match reader.number(key)?.unwrap_or(defaults.norm_eps) {
         eps if eps >= 0.0 => Ok(eps),
-        eps => Err(facts.error(key, format!("{eps} is below 0"))),
+        eps => Err(reader.error(key, format!("{eps} is below 0"))),
     }
 }
 
 /// Experts are another kind of layer, which a file of a dense family may hold (Mixtral as `llama`).
-fn refuse_experts(facts: &Facts) -> Result<(), LoadError> {
+fn refuse_experts(reader: &ConfigReader) -> Result<(), LoadError> {
     const KEY: &str = "expert_count";
-    match facts.is_gguf() && facts.count(KEY)?.is_some_and(|count| count > 0) {
-        true => Err(facts.error(KEY, "mixtures of experts are not supported yet")),
+    match reader.is_gguf() && reader.count(KEY)?.is_some_and(|count| count > 0) {
+        true => Err(reader.error(KEY, "mixtures of experts are not supported yet")),
         false => Ok(()),
     }
 }
 
-fn head_dim(facts: &Facts, derived: usize, defaults: Defaults) -> Result<usize, LoadError> {
-    let key = facts.pick("head_dim", "attention.key_length");
-    let dim = facts.count(key)?.or(defaults.head_dim).unwrap_or(derived);
+fn head_dim(reader: &ConfigReader, derived: usize, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+    let key = reader.pick("head_dim", "attention.key_length");
+    let dim = reader.count(key)?.or(defaults.head_dim).unwrap_or(derived);
     if dim == 0 || dim > MAX_WIDTH || !dim.is_multiple_of(2) {
-        return Err(facts.error(key, format!("{dim} is not a possible head size")));
+        return Err(reader.error(key, format!("{dim} is not a possible head size")));
     }
-    if facts.is_gguf() && facts.count("attention.value_length")?.is_some_and(|value| value != dim) {
-        return Err(facts.error("attention.value_length", "differs from attention.key_length"));
+    if reader.is_gguf() && reader.count("attention.value_length")?.is_some_and(|value| value != dim) {
+        return Err(reader.error("attention.value_length", "differs from attention.key_length"));
     }
     Ok(dim)
 }
 
-fn rotated_dim(facts: &Facts, head_dim: usize, default: f32) -> Result<usize, LoadError> {
-    let key = facts.pick("partial_rotary_factor", "rope.dimension_count");
-    let dim = if facts.is_gguf() {
-        facts.count(key)?.unwrap_or(head_dim)
+fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> Result<usize, LoadError> {
+    let key = reader.pick("partial_rotary_factor", "rope.dimension_count");
+    let dim = if reader.is_gguf() {
+        reader.count(key)?.unwrap_or(head_dim)
     } else {
-        let factor = match partial_factor(facts, "full_attention") {
+        let factor = match partial_factor(reader, "full_attention") {
             Some(value) => {
-                value.as_f64().ok_or_else(|| facts.error("rope_parameters", "partial_rotary_factor"))?
+                value.as_f64().ok_or_else(|| reader.error("rope_parameters", "partial_rotary_factor"))?
             }
-            None => facts.number(key)?.unwrap_or(default).into(),
+            None => reader.number(key)?.unwrap_or(default).into(),
         };
         (head_dim as f64 * factor) as usize
     };
     if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
-        return Err(facts.error(key, format!("rotates {dim} of {head_dim} values of a head")));
+        return Err(reader.error(key, format!("rotates {dim} of {head_dim} values of a head")));
     }
     Ok(dim)
 }
 
 /// GGUF does not name the activation: the family fixes it.
-fn activation(facts: &Facts, default: Activation) -> Result<Activation, LoadError> {
-    if facts.is_gguf() {
+fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, LoadError> {
+    if reader.is_gguf() {
         return Ok(default);
     }
-    let key = if facts.value("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
-    match facts.string(key)?.as_deref() {
+    let key = if reader.value("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    match reader.string(key)?.as_deref() {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-        Some(other) => Err(facts.error(key, format!("activation {other:?} is not supported"))),
+        Some(other) => Err(reader.error(key, format!("activation {other:?} is not supported"))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The facts of experts, which all families with experts give alike.
 
+use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
-use super::facts::Facts;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, MlpConfig};
 
@@ -9,7 +9,7 @@ use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, MlpConfig};
 const MAX_EXPERTS: usize = 1 << 14;
 
 /// Hugging Face's keys, which differ between families. GGUF's do not.
-pub struct Keys {
+pub struct ExpertKeys {
     pub count: &'static str,
     pub used: &'static str,
     pub intermediate_size: &'static str,
@@ -17,15 +17,15 @@ pub struct Keys {
 
 /// Experts with the activation and the weights of `model`.
 pub fn experts(
-    facts: &Facts,
-    keys: &Keys,
+    reader: &ConfigReader,
+    keys: &ExpertKeys,
     MlpConfig { activation, .. }: &MlpConfig,
     weights: ExpertWeights,
 ) -> Result<ExpertsConfig, LoadError> {
-    let count = facts.size(facts.pick(keys.count, "expert_count"), MAX_EXPERTS)?;
-    let used = facts.size(facts.pick(keys.used, "expert_used_count"), count)?;
-    let inner_key = facts.pick(keys.intermediate_size, "expert_feed_forward_length");
-    let intermediate_size = facts.size(inner_key, MAX_WIDTH)?;
+    let count = reader.size(reader.pick(keys.count, "expert_count"), MAX_EXPERTS)?;
+    let used = reader.size(reader.pick(keys.used, "expert_used_count"), count)?;
+    let inner_key = reader.pick(keys.intermediate_size, "expert_feed_forward_length");
+    let intermediate_size = reader.size(inner_key, MAX_WIDTH)?;
     Ok(ExpertsConfig {
         count,
         used,

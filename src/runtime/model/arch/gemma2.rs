@@ -1,19 +1,19 @@
 //! Gemma 2: norms before and after each part, scaled embeddings, GeGLU, soft-capped scores and logits, a window on every
 //! other layer. Source: transformers `Gemma2Config`; llama.cpp for the 27B's query scale, which GGUF does not carry.
 
-use super::dense::{Defaults, dense};
-use super::{Description, Facts, Family};
+use super::dense::{ConfigDefaults, dense};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Activation, AttentionConfig, NormNames};
 
 pub const FAMILY: Family =
-    Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], describe };
+    Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], parse_config };
 
 /// The 27B is told by its layers.
 const LAYERS_27B: usize = 46;
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let defaults = Defaults {
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
         num_heads: Some(8),
         num_kv_heads: Some(4),
         head_dim: Some(256),
@@ -21,24 +21,24 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         context_length: 8192,
         activation: Activation::GeluTanh,
         tied: Some(true),
-        ..Defaults::default()
+        ..ConfigDefaults::default()
     };
-    let mut description = dense("gemma2", facts, defaults)?;
-    shared_with_gemma3(&mut description, facts, LAYERS_27B)?;
-    default_caps(&mut description, facts);
-    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
-    let sliding = facts.sliding_layers(description.config.layers.len())?;
+    let mut description = dense("gemma2", reader, defaults)?;
+    shared_with_gemma3(&mut description, reader, LAYERS_27B)?;
+    default_caps(&mut description, reader);
+    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
+    let sliding = reader.sliding_layers(description.config.layers.len())?;
     description
         .slide(Some(window), |layer| sliding.as_ref().map_or(layer % 2 == 0, |sliding| sliding[layer]));
     Ok(description)
 }
 
 /// A file that does not mention the caps has the class's; one that says null has none.
-fn default_caps(description: &mut Description, facts: &Facts) {
-    if facts.is_absent("final_logit_softcapping") {
+fn default_caps(description: &mut Description, reader: &ConfigReader) {
+    if reader.is_absent("final_logit_softcapping") {
         description.config.final_softcap = Some(30.0);
     }
-    if facts.is_absent("attn_logit_softcapping") {
+    if reader.is_absent("attn_logit_softcapping") {
         for (_, attention) in description.config.attentions_mut() {
             attention.softcap = Some(50.0);
         }
@@ -48,20 +48,20 @@ fn default_caps(description: &mut Description, facts: &Facts) {
 /// Norms, embedding scale, query scale and caps.
 pub fn shared_with_gemma3(
     description: &mut Description,
-    facts: &Facts,
+    reader: &ConfigReader,
     layers_27b: usize,
 ) -> Result<(), LoadError> {
     let config = &mut description.config;
     config.embedding_scale = (config.hidden_size as f32).sqrt();
-    config.final_softcap = facts.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
-    let softcap = facts.number("attn_logit_softcapping")?.filter(|cap| *cap > 0.0);
-    let query_scalar = if facts.is_gguf() {
+    config.final_softcap = reader.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    let softcap = reader.number("attn_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    let query_scalar = if reader.is_gguf() {
         let is_27b = config.layers.len() == layers_27b;
         let derived =
             |head: &AttentionConfig| if is_27b { config.hidden_size / head.num_heads } else { head.head_dim };
         config.attentions().next().map_or(0, derived) as f32
     } else {
-        facts.number("query_pre_attn_scalar")?.unwrap_or(256.0)
+        reader.number("query_pre_attn_scalar")?.unwrap_or(256.0)
     };
     for (_, attention) in config.attentions_mut() {
         attention.scale = 1.0 / query_scalar.sqrt();
@@ -69,6 +69,6 @@ pub fn shared_with_gemma3(
     }
     config.layers.iter_mut().for_each(|layer| layer.post_norms = true);
     description.naming.norms = NormNames::SANDWICH;
-    description.naming.norm_offset = if facts.is_gguf() { 0.0 } else { 1.0 };
+    description.naming.norm_offset = if reader.is_gguf() { 0.0 } else { 1.0 };
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! Gemma 3, text: Gemma 2 with q and k norms instead of soft-capped scores, five local layers to each global one, and a
 //! rotary table of their own for the local ones. Source: transformers `Gemma3TextConfig`.
 
-use super::dense::{Defaults, dense};
+use super::dense::{ConfigDefaults, dense};
 use super::gemma2::shared_with_gemma3;
 use super::rope::rope;
-use super::{Description, Facts, Family};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Activation, QkNorm, RopeConfig, RopeScaling};
 
 pub const FAMILY: Family =
-    Family { name: "gemma3", model_types: &["gemma3", "gemma3_text"], gguf_names: &["gemma3"], describe };
+    Family { name: "gemma3", model_types: &["gemma3", "gemma3_text"], gguf_names: &["gemma3"], parse_config };
 
 /// The 27B is told by its layers.
 const LAYERS_27B: usize = 62;
@@ -17,8 +17,8 @@ const LAYERS_27B: usize = 62;
 /// Every sixth layer is global unless the file says otherwise.
 const PATTERN: usize = 6;
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let defaults = Defaults {
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
         num_heads: Some(8),
         num_kv_heads: Some(4),
         head_dim: Some(256),
@@ -27,24 +27,24 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         rope_theta: 1e6,
         activation: Activation::GeluTanh,
         tied: Some(true),
-        ..Defaults::default()
+        ..ConfigDefaults::default()
     };
-    let mut description = dense("gemma3", facts, defaults)?;
-    shared_with_gemma3(&mut description, facts, LAYERS_27B)?;
-    let local = local_rope(facts, &description.config.ropes[0])?;
+    let mut description = dense("gemma3", reader, defaults)?;
+    shared_with_gemma3(&mut description, reader, LAYERS_27B)?;
+    let local = local_rope(reader, &description.config.ropes[0])?;
     description.config.ropes.push(local);
 
     let num_layers = description.config.layers.len();
-    let listed = facts.sliding_layers(num_layers)?;
-    let pattern_key = facts.pick("sliding_window_pattern", "attention.sliding_window_pattern");
-    let pattern = match facts.count(pattern_key)?.or(facts.count("_sliding_window_pattern")?) {
-        Some(0) => return Err(facts.error(pattern_key, "0 is not a period of layers")),
+    let listed = reader.sliding_layers(num_layers)?;
+    let pattern_key = reader.pick("sliding_window_pattern", "attention.sliding_window_pattern");
+    let pattern = match reader.count(pattern_key)?.or(reader.count("_sliding_window_pattern")?) {
+        Some(0) => return Err(reader.error(pattern_key, "0 is not a period of layers")),
         Some(pattern) => pattern,
         None => PATTERN,
     };
     let slides =
         |layer: usize| listed.as_ref().map_or(!(layer + 1).is_multiple_of(pattern), |sliding| sliding[layer]);
-    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
+    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(4096);
     description.slide(Some(window), slides);
     for (index, attention) in description.config.attentions_mut() {
         attention.qk_norm = QkNorm::PerHead;
@@ -54,12 +54,12 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
 }
 
 /// The local layers' table: never scaled.
-fn local_rope(facts: &Facts, global: &RopeConfig) -> Result<RopeConfig, LoadError> {
+fn local_rope(reader: &ConfigReader, global: &RopeConfig) -> Result<RopeConfig, LoadError> {
     const THETA: f32 = 10_000.0;
-    if !facts.is_gguf() && facts.value("rope_parameters").is_some() {
-        return rope(facts, "sliding_attention", global.dim, THETA);
+    if !reader.is_gguf() && reader.value("rope_parameters").is_some() {
+        return rope(reader, "sliding_attention", global.dim, THETA);
     }
-    let key = facts.pick("rope_local_base_freq", "rope.freq_base_swa");
-    let theta = facts.number(key)?.unwrap_or(THETA);
+    let key = reader.pick("rope_local_base_freq", "rope.freq_base_swa");
+    let theta = reader.number(key)?.unwrap_or(THETA);
     Ok(RopeConfig { dim: global.dim, theta, scaling: RopeScaling::None })
 }

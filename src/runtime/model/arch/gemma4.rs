@@ -5,10 +5,10 @@
 
 use serde_json::Value;
 
-use super::dense::{Defaults, MAX_WIDTH, dense};
-use super::experts::{Keys, experts};
+use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
+use super::experts::{ExpertKeys, experts};
 use super::rope::rope;
-use super::{Description, Facts, Family};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
     Activation, AttentionConfig, ExpertWeights, KvSource, NormNames, PartNames, PerLayerInputs, QkNorm,
@@ -16,7 +16,7 @@ use crate::runtime::model::config::{
 };
 
 pub const FAMILY: Family =
-    Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], describe };
+    Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], parse_config };
 
 /// Every sixth layer is global unless the file says otherwise.
 const PATTERN: usize = 6;
@@ -28,8 +28,8 @@ const LOCAL: usize = 1;
 const PARTS: PartNames =
     PartNames { router: ["router.proj", "ffn_gate_inp"], experts: ["experts", "ffn"], ..PartNames::LLAMA };
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let defaults = Defaults {
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
         num_heads: Some(8),
         num_kv_heads: Some(4),
         head_dim: Some(256),
@@ -39,77 +39,81 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
         activation: Activation::GeluTanh,
         tied: Some(true),
         experts: true,
-        ..Defaults::default()
+        ..ConfigDefaults::default()
     };
-    let mut description = dense("gemma4", facts, defaults)?;
-    if facts.string("use_bidirectional_attention")?.as_deref() == Some("all") {
+    let mut description = dense("gemma4", reader, defaults)?;
+    if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
         return Err(
-            facts.error("use_bidirectional_attention", "tokens that see later ones are not supported")
+            reader.error("use_bidirectional_attention", "tokens that see later ones are not supported")
         );
     }
     (description.naming.norms, description.naming.parts) = (NormNames::SANDWICH, PARTS);
     let config = &mut description.config;
     config.embedding_scale = (config.hidden_size as f32).sqrt();
-    config.final_softcap = facts.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
+    config.final_softcap = reader.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
     for layer in &mut config.layers {
         (layer.post_norms, layer.has_output_scale) = (true, true);
     }
-    let slides = sliding_layers(facts, config.layers.len())?;
-    describe_heads(&mut description, facts, &slides)?;
-    share_rows(&mut description, facts, &slides)?;
-    describe_experts(&mut description, facts)?;
-    describe_per_layer_inputs(&mut description, facts, defaults.activation)?;
-    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
+    let slides = sliding_layers(reader, config.layers.len())?;
+    describe_heads(&mut description, reader, &slides)?;
+    share_rows(&mut description, reader, &slides)?;
+    describe_experts(&mut description, reader)?;
+    describe_per_layer_inputs(&mut description, reader, defaults.activation)?;
+    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
     description.slide(Some(window), |layer| slides[layer]);
     Ok(description)
 }
 
-fn sliding_layers(facts: &Facts, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     const KEY: &str = "attention.sliding_window_pattern";
     let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
-    if !facts.is_gguf() {
-        let mut listed = facts.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
+    if !reader.is_gguf() {
+        let mut listed = reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
         listed[num_layers - 1] = false; // whatever is listed, as the class has it
         return Ok(listed);
     }
-    match facts.value(KEY) {
+    match reader.value(KEY) {
         None => Ok(by_period(PATTERN)),
         Some(Value::Array(list)) => {
             let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
             let listed = listed.filter(|listed| listed.len() == num_layers);
-            listed.ok_or_else(|| facts.error(KEY, format!("is not a list of {num_layers} layers")))
+            listed.ok_or_else(|| reader.error(KEY, format!("is not a list of {num_layers} layers")))
         }
-        Some(_) => facts.size(KEY, num_layers).map(by_period),
+        Some(_) => reader.size(KEY, num_layers).map(by_period),
     }
 }
 
 /// Local and global layers have heads of different numbers and widths, and rotary tables of their own.
-fn describe_heads(description: &mut Description, facts: &Facts, slides: &[bool]) -> Result<(), LoadError> {
+fn describe_heads(
+    description: &mut Description,
+    reader: &ConfigReader,
+    slides: &[bool],
+) -> Result<(), LoadError> {
     let config = &mut description.config;
     let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
-    let head_dim = |key: &'static str, default| match facts.count(key)? {
+    let head_dim = |key: &'static str, default| match reader.count(key)? {
         None => Ok(default),
         Some(dim) if dim > 0 && dim <= MAX_WIDTH && dim.is_multiple_of(2) => Ok(dim),
-        Some(dim) => Err(facts.error(key, format!("{dim} is not a possible head size"))),
+        Some(dim) => Err(reader.error(key, format!("{dim} is not a possible head size"))),
     };
     // The description was made with the one of the two that both formats have.
-    let (local_dim, global_dim) = match facts.is_gguf() {
+    let (local_dim, global_dim) = match reader.is_gguf() {
         true => (head_dim("attention.key_length_swa", first.0)?, first.0),
         false => (first.0, head_dim("global_head_dim", 512)?),
     };
     config.ropes = vec![
-        rope(facts, "full_attention", global_dim, 1e6)?,
-        match facts.is_gguf() {
-            false => rope(facts, "sliding_attention", local_dim, 1e4)?,
+        rope(reader, "full_attention", global_dim, 1e6)?,
+        match reader.is_gguf() {
+            false => rope(reader, "sliding_attention", local_dim, 1e4)?,
             true => RopeConfig {
                 dim: local_dim,
-                theta: facts.number("rope.freq_base_swa")?.unwrap_or(1e4),
+                theta: reader.number("rope.freq_base_swa")?.unwrap_or(1e4),
                 scaling: RopeScaling::None,
             },
         },
     ];
-    let reuses_keys = facts.is_gguf() || facts.flag("attention_k_eq_v")? == Some(true);
-    let kv_heads = kv_heads(facts, slides, first.1, reuses_keys)?;
+    let reuses_keys = reader.is_gguf() || reader.flag("attention_k_eq_v")? == Some(true);
+    let kv_heads = kv_heads(reader, slides, first.1, reuses_keys)?;
     for (index, attention) in config.attentions_mut() {
         let is_local = slides[index];
         *attention = AttentionConfig {
@@ -127,48 +131,52 @@ fn describe_heads(description: &mut Description, facts: &Facts, slides: &[bool])
 }
 
 fn kv_heads(
-    facts: &Facts,
+    reader: &ConfigReader,
     slides: &[bool],
     of_all: usize,
     reuses_keys: bool,
 ) -> Result<Vec<usize>, LoadError> {
-    let num_heads = facts.count(facts.pick("num_attention_heads", "attention.head_count"))?.unwrap_or(8);
-    let key = facts.pick("num_global_key_value_heads", "attention.head_count_kv");
-    let counts = if facts.is_gguf() {
-        facts.counts(key, slides.len())?.unwrap_or_else(|| vec![of_all; slides.len()])
+    let num_heads = reader.count(reader.pick("num_attention_heads", "attention.head_count"))?.unwrap_or(8);
+    let key = reader.pick("num_global_key_value_heads", "attention.head_count_kv");
+    let counts = if reader.is_gguf() {
+        reader.counts(key, slides.len())?.unwrap_or_else(|| vec![of_all; slides.len()])
     } else {
-        let global = facts.count(key)?.filter(|_| reuses_keys).unwrap_or(of_all);
+        let global = reader.count(key)?.filter(|_| reuses_keys).unwrap_or(of_all);
         slides.iter().map(|is_local| if *is_local { of_all } else { global }).collect()
     };
     match counts.iter().find(|count| **count == 0 || !num_heads.is_multiple_of(**count)) {
-        Some(count) => Err(facts.error(key, format!("{num_heads} query heads cannot share {count} evenly"))),
+        Some(count) => Err(reader.error(key, format!("{num_heads} query heads cannot share {count} evenly"))),
         None => Ok(counts),
     }
 }
 
 /// The last layers read the rows of the last layer before them that is of their kind.
-fn share_rows(description: &mut Description, facts: &Facts, slides: &[bool]) -> Result<(), LoadError> {
-    let key = facts.pick("num_kv_shared_layers", "attention.shared_kv_layers");
+fn share_rows(
+    description: &mut Description,
+    reader: &ConfigReader,
+    slides: &[bool],
+) -> Result<(), LoadError> {
+    let key = reader.pick("num_kv_shared_layers", "attention.shared_kv_layers");
     let num_layers = slides.len();
-    let shared = facts.count(key)?.unwrap_or(0);
+    let shared = reader.count(key)?.unwrap_or(0);
     let first_shared = num_layers.checked_sub(shared).filter(|first| *first > 0);
     let first_shared = first_shared
-        .ok_or_else(|| facts.error(key, format!("{shared} of {num_layers} layers leaves none with rows")))?;
+        .ok_or_else(|| reader.error(key, format!("{shared} of {num_layers} layers leaves none with rows")))?;
     for (index, attention) in description.config.attentions_mut() {
         if index >= first_shared {
             let owner = slides[..first_shared].iter().rposition(|is_local| *is_local == slides[index]);
             let owner =
-                owner.ok_or_else(|| facts.error(key, format!("no layer has rows for layer {index}")))?;
+                owner.ok_or_else(|| reader.error(key, format!("no layer has rows for layer {index}")))?;
             attention.kv = KvSource::Layer(owner);
         }
     }
-    let is_wide = facts.flag("use_double_wide_mlp")? == Some(true);
-    let listed = facts.is_gguf().then(|| facts.counts("feed_forward_length", num_layers)).transpose()?;
+    let is_wide = reader.flag("use_double_wide_mlp")? == Some(true);
+    let listed = reader.is_gguf().then(|| reader.counts("feed_forward_length", num_layers)).transpose()?;
     for (index, layer) in description.config.layers.iter_mut().enumerate() {
         let Some(dense) = &mut layer.feed_forward.dense else { continue };
         match listed.as_ref().and_then(Option::as_ref) {
             Some(listed) if listed[index] == 0 => {
-                return Err(facts.error("feed_forward_length", format!("layer {index} has none")));
+                return Err(reader.error("feed_forward_length", format!("layer {index} has none")));
             }
             Some(listed) => dense.intermediate_size = listed[index],
             None if is_wide && index >= first_shared => dense.intermediate_size *= 2,
@@ -178,16 +186,19 @@ fn share_rows(description: &mut Description, facts: &Facts, slides: &[bool]) -> 
     Ok(())
 }
 
-fn describe_experts(description: &mut Description, facts: &Facts) -> Result<(), LoadError> {
-    const KEYS: Keys =
-        Keys { count: "num_experts", used: "top_k_experts", intermediate_size: "moe_intermediate_size" };
-    let has_experts = match facts.is_gguf() {
-        true => facts.count("expert_count")?.is_some_and(|count| count > 0),
-        false => facts.flag("enable_moe_block")? == Some(true),
+fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    const KEYS: ExpertKeys = ExpertKeys {
+        count: "num_experts",
+        used: "top_k_experts",
+        intermediate_size: "moe_intermediate_size",
+    };
+    let has_experts = match reader.is_gguf() {
+        true => reader.count("expert_count")?.is_some_and(|count| count > 0),
+        false => reader.flag("enable_moe_block")? == Some(true),
     };
     for layer in description.config.layers.iter_mut().filter(|_| has_experts) {
         if let Some(dense) = &layer.feed_forward.dense {
-            let mut experts = experts(facts, &KEYS, dense, ExpertWeights::OfUsed)?;
+            let mut experts = experts(reader, &KEYS, dense, ExpertWeights::OfUsed)?;
             experts.has_norms = true;
             layer.feed_forward.experts = Some(experts);
         }
@@ -197,18 +208,18 @@ fn describe_experts(description: &mut Description, facts: &Facts) -> Result<(), 
 
 fn describe_per_layer_inputs(
     description: &mut Description,
-    facts: &Facts,
+    reader: &ConfigReader,
     default: Activation,
 ) -> Result<(), LoadError> {
-    let key = facts.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
+    let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
     // The class has them unless told otherwise.
-    let size = facts.count(key)?.unwrap_or(if facts.is_gguf() { 0 } else { 256 });
+    let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
     if size > MAX_WIDTH {
-        return Err(facts.error(key, format!("{size} is more than {MAX_WIDTH}")));
+        return Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}")));
     }
-    let rows = facts.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
-    if size > 0 && !facts.is_gguf() && rows != description.config.vocab_size {
-        return Err(facts.error("vocab_size_per_layer_input", "differs from vocab_size"));
+    let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
+    if size > 0 && !reader.is_gguf() && rows != description.config.vocab_size {
+        return Err(reader.error("vocab_size_per_layer_input", "differs from vocab_size"));
     }
     let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
     let activation = activation.map_or(default, |dense| dense.activation);

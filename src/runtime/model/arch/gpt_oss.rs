@@ -1,66 +1,66 @@
 //! gpt-oss: experts in every layer, a window on every other one, learned sinks, biases everywhere, YaRN.
 //! Source: transformers `GptOssConfig`; llama.cpp's converter for the names in GGUF.
 
-use super::dense::{Defaults, dense};
-use super::experts::{Keys, experts};
-use super::{Description, Facts, Family};
+use super::dense::{ConfigDefaults, dense};
+use super::experts::{ExpertKeys, experts};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
     Activation, ExpertWeights, FeedForwardConfig, NormNames, PartNames, RopeScaling,
 };
 
 pub const FAMILY: Family =
-    Family { name: "gpt-oss", model_types: &["gpt_oss"], gguf_names: &["gpt-oss"], describe };
+    Family { name: "gpt-oss", model_types: &["gpt_oss"], gguf_names: &["gpt-oss"], parse_config };
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let defaults = Defaults {
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
         head_dim: Some(64),
         context_length: 131_072,
         rope_theta: 150_000.0,
         norm_eps: 1e-5,
         tied: Some(false),
         experts: true,
-        ..Defaults::default()
+        ..ConfigDefaults::default()
     };
-    let mut description = dense("gpt-oss", facts, defaults)?;
-    description.naming.alternating_experts = !facts.is_gguf();
+    let mut description = dense("gpt-oss", reader, defaults)?;
+    description.naming.alternating_experts = !reader.is_gguf();
     description.naming.norms =
         NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
     description.naming.parts = PartNames { router: ["mlp.router", "ffn_gate_inp"], ..PartNames::LLAMA };
     for rope in &mut description.config.ropes {
         // Its published config says so; GGUF does not carry it.
-        if let (RopeScaling::Yarn { truncate, .. }, true) = (&mut rope.scaling, facts.is_gguf()) {
+        if let (RopeScaling::Yarn { truncate, .. }, true) = (&mut rope.scaling, reader.is_gguf()) {
             *truncate = false;
         }
     }
-    describe_experts(&mut description, facts)?;
+    describe_experts(&mut description, reader)?;
     for (_, attention) in description.config.attentions_mut() {
         attention.has_sinks = true;
     }
-    let window = facts.count(facts.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(128);
-    let listed = facts.sliding_layers(description.config.layers.len())?;
+    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(128);
+    let listed = reader.sliding_layers(description.config.layers.len())?;
     let slides = |layer: usize| listed.as_ref().map_or(layer.is_multiple_of(2), |listed| listed[layer]);
     description.slide(Some(window), slides);
     Ok(description)
 }
 
-fn describe_experts(description: &mut Description, facts: &Facts) -> Result<(), LoadError> {
-    const KEYS: Keys = Keys {
+fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    const KEYS: ExpertKeys = ExpertKeys {
         count: "num_local_experts",
         used: "num_experts_per_tok",
         intermediate_size: "intermediate_size",
     };
     let activation = Activation::ClampedSwish {
-        alpha: facts.number("swiglu_alpha")?.unwrap_or(1.702),
-        limit: match facts.number("swiglu_limit")?.unwrap_or(7.0) {
+        alpha: reader.number("swiglu_alpha")?.unwrap_or(1.702),
+        limit: match reader.number("swiglu_limit")?.unwrap_or(7.0) {
             limit if limit >= 0.0 => limit,
-            limit => return Err(facts.error("swiglu_limit", format!("{limit} is below 0"))),
+            limit => return Err(reader.error("swiglu_limit", format!("{limit} is below 0"))),
         },
     };
     for layer in &mut description.config.layers {
         if let Some(mut dense) = layer.feed_forward.dense.take() {
             dense.activation = activation;
-            let experts = experts(facts, &KEYS, &dense, ExpertWeights::OfUsed)?;
+            let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
             layer.feed_forward =
                 FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
         }

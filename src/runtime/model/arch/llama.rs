@@ -1,18 +1,18 @@
 //! Llama 2 and 3, and what is published under their architecture (Yi, SmolLM 1 and 2, TinyLlama, Mistral as GGUF).
 //! Source: transformers `LlamaConfig`; llama.cpp's converter for the order of q and k rows.
 
-use super::dense::{Defaults, dense};
-use super::{Description, Facts, Family};
+use super::dense::{ConfigDefaults, dense};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 
 pub const FAMILY: Family =
-    Family { name: "llama", model_types: &["llama"], gguf_names: &["llama"], describe };
+    Family { name: "llama", model_types: &["llama"], gguf_names: &["llama"], parse_config };
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let mut description = dense("llama", facts, Defaults::default())?;
-    if facts.is_gguf() {
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let mut description = dense("llama", reader, ConfigDefaults::default())?;
+    if reader.is_gguf() {
         description.naming.interleaved_qk = true;
-        let window = facts.count("attention.sliding_window")?.filter(|window| *window > 0);
+        let window = reader.count("attention.sliding_window")?.filter(|window| *window > 0);
         description.slide(window, |_| true);
     }
     Ok(description)

@@ -1,17 +1,18 @@
 //! Mistral 7B and its relatives: a Llama whose layers may all have a sliding window. As GGUF it is published as `llama`.
 //! Source: transformers `MistralConfig`.
 
-use super::dense::{Defaults, dense};
-use super::{Description, Facts, Family};
+use super::dense::{ConfigDefaults, dense};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 
-pub const FAMILY: Family = Family { name: "mistral", model_types: &["mistral"], gguf_names: &[], describe };
+pub const FAMILY: Family =
+    Family { name: "mistral", model_types: &["mistral"], gguf_names: &[], parse_config };
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let mut description = dense("mistral", facts, Defaults::default())?;
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let mut description = dense("mistral", reader, ConfigDefaults::default())?;
     // The class's own window holds for a file that does not mention it; null is none.
     let window =
-        if facts.is_absent("sliding_window") { Some(4096) } else { facts.count("sliding_window")? };
+        if reader.is_absent("sliding_window") { Some(4096) } else { reader.count("sliding_window")? };
     let window = window.filter(|window| *window > 0);
     description.slide(window, |_| true);
     Ok(description)

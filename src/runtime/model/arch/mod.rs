@@ -1,11 +1,11 @@
-//! Families as facts: from config.json or GGUF metadata to a [`Description`] that the decoder runs.
+//! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
 //! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
 //! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
+mod config_reader;
 mod dense;
 mod experts;
-mod facts;
 pub(super) mod rope;
 
 mod gemma2;
@@ -24,31 +24,31 @@ mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 
+pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-pub use facts::{Facts, Format};
 
 #[cfg(feature = "candle-families")]
 use super::candle_models;
 use super::config::{DecoderConfig, Naming};
 use crate::runtime::error::LoadError;
 
-/// All that the decoder needs to know of a file.
+/// The model described by a file: its shape, and the names of its tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
     pub config: DecoderConfig,
     pub naming: Naming,
 }
 
-/// One family and the names files know it by.
+/// One family and its names in files.
 pub struct Family {
-    /// What llmctl calls it.
+    /// Name in llmctl.
     pub name: &'static str,
     /// `model_type` values of config.json.
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF.
     pub gguf_names: &'static [&'static str],
-    pub describe: fn(&Facts) -> Result<Description, LoadError>,
+    pub parse_config: fn(&ConfigReader) -> Result<Description, LoadError>,
 }
 
 /// Every family that runs natively.
@@ -71,43 +71,43 @@ pub const FAMILIES: &[Family] = &[
     smollm3::FAMILY,
 ];
 
-/// Who computes a model.
+/// The implementation that computes a model.
 pub enum Recognised {
     /// Our decoder.
     Native(Description),
     /// candle-transformers.
     #[cfg(feature = "candle-families")]
-    CandleModel(candle_models::Plan),
+    CandleModel(candle_models::CandlePlan),
 }
 
-/// Finds the family that `facts` name, and how it is computed.
+/// Finds the model's family and the implementation that computes it.
 ///
 /// # Errors
-/// Those of [`describe`] and [`candle_models::find`].
-pub fn recognise(facts: &Facts) -> Result<Recognised, LoadError> {
+/// Errors of [`parse_config`] and `candle_models::find`.
+pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
     #[cfg(feature = "candle-families")]
-    if let Some(plan) = candle_models::find(facts)? {
+    if let Some(plan) = candle_models::find(reader)? {
         return Ok(Recognised::CandleModel(plan));
     }
-    describe(facts).map(Recognised::Native)
+    parse_config(reader).map(Recognised::Native)
 }
 
-/// Finds the native family that `facts` name and lets it describe them.
+/// Finds the model's native family and parses the configuration with it.
 ///
 /// # Errors
 /// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; [`LoadError::Malformed`] naming a key that is
 /// missing or has a value out of range.
-pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let name = facts.architecture()?;
-    let names = |family: &Family| match facts.format() {
-        Format::HuggingFace => family.model_types,
-        Format::Gguf => family.gguf_names,
+pub fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let name = reader.architecture()?;
+    let names = |family: &Family| match reader.format() {
+        ModelFormat::HuggingFace => family.model_types,
+        ModelFormat::Gguf => family.gguf_names,
     };
     if let Some(family) = FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
-        return (family.describe)(facts);
+        return (family.parse_config)(reader);
     }
     let known: Vec<&str> =
-        FAMILIES.iter().flat_map(names).copied().chain(candle_names(facts.format())).collect();
+        FAMILIES.iter().flat_map(names).copied().chain(candle_names(reader.format())).collect();
     let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
     let nearest = known.iter().max_by_key(similarity).filter(|name| similarity(name) > 700);
     Err(LoadError::UnknownArchitecture {
@@ -119,13 +119,13 @@ pub fn describe(facts: &Facts) -> Result<Description, LoadError> {
 
 /// Returns the names of the families that candle-transformers computes from files of this format. It reads no GGUF.
 #[cfg(feature = "candle-families")]
-fn candle_names(format: Format) -> Vec<&'static str> {
-    let families = candle_models::FAMILIES.iter().filter(|_| format == Format::HuggingFace);
+fn candle_names(format: ModelFormat) -> Vec<&'static str> {
+    let families = candle_models::FAMILIES.iter().filter(|_| format == ModelFormat::HuggingFace);
     families.flat_map(|family| family.model_types.iter().copied()).collect()
 }
 
 #[cfg(not(feature = "candle-families"))]
-fn candle_names(_format: Format) -> Vec<&'static str> {
+fn candle_names(_format: ModelFormat) -> Vec<&'static str> {
     Vec::new()
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     fn description(config: serde_json::Value) -> Result<Description, LoadError> {
-        describe(&Facts::hugging_face("config.json".into(), config))
+        parse_config(&ConfigReader::hugging_face("config.json".into(), config))
     }
 
     fn small(model_type: &str) -> serde_json::Value {

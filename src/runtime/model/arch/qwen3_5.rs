@@ -4,9 +4,9 @@
 
 use serde_json::Value;
 
-use super::dense::{Defaults, MAX_LAYERS, MAX_WIDTH, dense};
-use super::experts::{Keys, experts};
-use super::{Description, Facts, Family};
+use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};
+use super::experts::{ExpertKeys, experts};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
     DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
@@ -17,21 +17,24 @@ pub const FAMILY: Family = Family {
     name: "qwen3.5",
     model_types: &["qwen3_5", "qwen3_5_text"],
     gguf_names: &["qwen35"],
-    describe: describe_dense,
+    parse_config: describe_dense,
 };
 
 pub const MOE_FAMILY: Family = Family {
     name: "qwen3.5-moe",
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_names: &["qwen35moe"],
-    describe: describe_moe,
+    parse_config: describe_moe,
 };
 
 /// Every fourth layer attends unless the file says otherwise.
 const PATTERN: usize = 4;
 
-const EXPERTS: Keys =
-    Keys { count: "num_experts", used: "num_experts_per_tok", intermediate_size: "moe_intermediate_size" };
+const EXPERTS: ExpertKeys = ExpertKeys {
+    count: "num_experts",
+    used: "num_experts_per_tok",
+    intermediate_size: "moe_intermediate_size",
+};
 
 /// The converter has added 1 to the weights of norms.
 const GGUF_NORMS: NormNames =
@@ -40,19 +43,19 @@ const GGUF_NORMS: NormNames =
 /// A convolution sees no more than a few tokens.
 const MAX_KERNEL: usize = 1 << 10;
 
-fn describe_dense(facts: &Facts) -> Result<Description, LoadError> {
-    describe("qwen3.5", facts, Defaults { num_kv_heads: Some(4), ..Defaults::default() })
+fn describe_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
+    parse_config("qwen3.5", reader, ConfigDefaults { num_kv_heads: Some(4), ..ConfigDefaults::default() })
 }
 
-fn describe_moe(facts: &Facts) -> Result<Description, LoadError> {
-    let shared = shared_size(facts)?;
-    let defaults = Defaults {
+fn describe_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let shared = shared_size(reader)?;
+    let defaults = ConfigDefaults {
         num_kv_heads: Some(2),
         experts: true,
         intermediate_size: Some(shared),
-        ..Defaults::default()
+        ..ConfigDefaults::default()
     };
-    let mut description = describe("qwen3.5-moe", facts, defaults)?;
+    let mut description = parse_config("qwen3.5-moe", reader, defaults)?;
     description.naming.parts = PartNames {
         mlp: [
             ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
@@ -64,7 +67,7 @@ fn describe_moe(facts: &Facts) -> Result<Description, LoadError> {
     for layer in &mut description.config.layers {
         if let Some(dense) = layer.feed_forward.dense.take() {
             layer.feed_forward = FeedForwardConfig {
-                experts: Some(experts(facts, &EXPERTS, &dense, ExpertWeights::OfUsed)?),
+                experts: Some(experts(reader, &EXPERTS, &dense, ExpertWeights::OfUsed)?),
                 dense: Some(MlpConfig { intermediate_size: shared, ..dense }),
                 gates_dense: true,
             };
@@ -74,22 +77,26 @@ fn describe_moe(facts: &Facts) -> Result<Description, LoadError> {
 }
 
 /// The width of the expert that every token passes, which stands in for that of a dense part: the class has none.
-fn shared_size(facts: &Facts) -> Result<usize, LoadError> {
+fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     const SCALE: &str = "expert_weights_scale";
-    if facts.is_gguf() && facts.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
-        return Err(facts.error(SCALE, "scaled weights of experts are not supported"));
+    if reader.is_gguf() && reader.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
+        return Err(reader.error(SCALE, "scaled weights of experts are not supported"));
     }
-    let key = facts.pick("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-    match facts.is_gguf() && facts.value(key).is_none() {
-        true => facts.size("feed_forward_length", MAX_WIDTH),
-        false => facts.size(key, MAX_WIDTH),
+    let key = reader.pick("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+    match reader.is_gguf() && reader.value(key).is_none() {
+        true => reader.size("feed_forward_length", MAX_WIDTH),
+        false => reader.size(key, MAX_WIDTH),
     }
 }
 
-fn describe(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Description, LoadError> {
-    let defaults = match facts.is_gguf() {
-        true => Defaults { num_kv_heads: None, ..defaults },
-        false => Defaults {
+fn parse_config(
+    name: &'static str,
+    reader: &ConfigReader,
+    defaults: ConfigDefaults,
+) -> Result<Description, LoadError> {
+    let defaults = match reader.is_gguf() {
+        true => ConfigDefaults { num_kv_heads: None, ..defaults },
+        false => ConfigDefaults {
             num_heads: Some(16),
             head_dim: Some(256),
             context_length: 32_768,
@@ -97,20 +104,20 @@ fn describe(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Des
             ..defaults
         },
     };
-    let mut description = dense(name, facts, defaults)?;
-    if facts.is_gguf() {
+    let mut description = dense(name, reader, defaults)?;
+    if reader.is_gguf() {
         description.naming.norms = GGUF_NORMS;
-        leave_prediction_out(&mut description, facts)?;
+        leave_prediction_out(&mut description, reader)?;
     } else {
         description.naming.norm_offset = 1.0;
     }
-    let has_output_gate = facts.flag("attn_output_gate")?.unwrap_or(true);
+    let has_output_gate = reader.flag("attn_output_gate")?.unwrap_or(true);
     for (_, attention) in description.config.attentions_mut() {
         attention.qk_norm = QkNorm::PerHead;
         attention.has_output_gate = has_output_gate;
     }
-    let delta_net = MixerConfig::DeltaNet(delta_net(facts)?);
-    let is_recurrent = recurrent_layers(facts, description.config.layers.len())?;
+    let delta_net = MixerConfig::DeltaNet(delta_net(reader)?);
+    let is_recurrent = recurrent_layers(reader, description.config.layers.len())?;
     for (layer, _) in description.config.layers.iter_mut().zip(is_recurrent).filter(|(_, is)| *is) {
         layer.mixer = delta_net.clone();
     }
@@ -118,11 +125,11 @@ fn describe(name: &'static str, facts: &Facts, defaults: Defaults) -> Result<Des
 }
 
 /// GGUF counts the layers that predict further tokens among the blocks.
-fn leave_prediction_out(description: &mut Description, facts: &Facts) -> Result<(), LoadError> {
+fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEY: &str = "nextn_predict_layers";
-    let extra = facts.count(KEY)?.unwrap_or(0);
+    let extra = reader.count(KEY)?.unwrap_or(0);
     match description.config.layers.len().checked_sub(extra) {
-        None | Some(0) => Err(facts.error(KEY, format!("{extra} layers leave none for the text"))),
+        None | Some(0) => Err(reader.error(KEY, format!("{extra} layers leave none for the text"))),
         Some(count) => {
             description.config.layers.truncate(count);
             description.naming.prediction_layers = extra;
@@ -132,23 +139,23 @@ fn leave_prediction_out(description: &mut Description, facts: &Facts) -> Result<
 }
 
 /// Which layers have a state: as listed, or all but every fourth or so.
-fn recurrent_layers(facts: &Facts, num_layers: usize) -> Result<Vec<bool>, LoadError> {
-    if let Some(listed) = listed_layers(facts, num_layers)? {
+fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    if let Some(listed) = listed_layers(reader, num_layers)? {
         return Ok(listed);
     }
     const PERIOD: &str = "full_attention_interval";
-    match facts.count(PERIOD)?.unwrap_or(PATTERN) {
-        0 => Err(facts.error(PERIOD, "0 is not a period of layers")),
+    match reader.count(PERIOD)?.unwrap_or(PATTERN) {
+        0 => Err(reader.error(PERIOD, "0 is not a period of layers")),
         period => Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect()),
     }
 }
 
-fn listed_layers(facts: &Facts, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
-    if !facts.is_gguf() {
-        return facts.layers_of_kind(num_layers, "linear_attention");
+fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+    if !reader.is_gguf() {
+        return reader.layers_of_kind(num_layers, "linear_attention");
     }
     const KEY: &str = "attention.recurrent_layers";
-    let Some(value) = facts.value(KEY) else { return Ok(None) };
+    let Some(value) = reader.value(KEY) else { return Ok(None) };
     let is_recurrent = |value: &Value| value.as_bool().or(value.as_u64().map(|number| number != 0));
     let listed: Option<Vec<bool>> = match &value {
         Value::Array(list) => list.iter().map(is_recurrent).collect(),
@@ -157,22 +164,22 @@ fn listed_layers(facts: &Facts, num_layers: usize) -> Result<Option<Vec<bool>>, 
     // Blocks that predict may be listed too.
     match listed.filter(|listed| (num_layers..=MAX_LAYERS).contains(&listed.len())) {
         Some(listed) => Ok(Some(listed[..num_layers].to_vec())),
-        None => Err(facts.error(KEY, format!("does not say for {num_layers} layers whether they recur"))),
+        None => Err(reader.error(KEY, format!("does not say for {num_layers} layers whether they recur"))),
     }
 }
 
-fn delta_net(facts: &Facts) -> Result<DeltaNetConfig, LoadError> {
-    let shape = if facts.is_gguf() { gguf_shape(facts)? } else { hugging_face_shape(facts)? };
+fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
+    let shape = if reader.is_gguf() { gguf_shape(reader)? } else { hugging_face_shape(reader)? };
     if !shape.value_heads.is_multiple_of(shape.key_heads) {
-        let key = facts.pick("linear_num_key_heads", "ssm.group_count");
+        let key = reader.pick("linear_num_key_heads", "ssm.group_count");
         let message =
             format!("{} heads of values cannot share {} of keys evenly", shape.value_heads, shape.key_heads);
-        return Err(facts.error(key, message));
+        return Err(reader.error(key, message));
     }
-    let key = facts.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
-    let kernel = facts.count(key)?.unwrap_or(4);
+    let key = reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
+    let kernel = reader.count(key)?.unwrap_or(4);
     if !(2..=MAX_KERNEL).contains(&kernel) {
-        return Err(facts.error(key, format!("{kernel} is no length of a convolution")));
+        return Err(reader.error(key, format!("{kernel} is no length of a convolution")));
     }
     Ok(DeltaNetConfig { shape, kernel })
 }
@@ -180,10 +187,10 @@ fn delta_net(facts: &Facts) -> Result<DeltaNetConfig, LoadError> {
 /// Most heads, and values of a head.
 const MAX_SIZE: usize = MAX_WIDTH >> 6;
 
-fn hugging_face_shape(facts: &Facts) -> Result<DeltaShape, LoadError> {
-    let size = |key, default| match facts.count(key)? {
+fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
+    let size = |key, default| match reader.count(key)? {
         None => Ok(default),
-        Some(_) => facts.size(key, MAX_SIZE),
+        Some(_) => reader.size(key, MAX_SIZE),
     };
     Ok(DeltaShape {
         key_heads: size("linear_num_key_heads", 16)?,
@@ -195,17 +202,17 @@ fn hugging_face_shape(facts: &Facts) -> Result<DeltaShape, LoadError> {
 }
 
 /// Under the names of state space models: groups are heads of keys, the rank of time steps counts the heads of values.
-fn gguf_shape(facts: &Facts) -> Result<DeltaShape, LoadError> {
+fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     const INNER: &str = "ssm.inner_size";
-    let value_heads = facts.size("ssm.time_step_rank", MAX_SIZE)?;
-    let inner = facts.size(INNER, MAX_WIDTH)?;
+    let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;
+    let inner = reader.size(INNER, MAX_WIDTH)?;
     if !inner.is_multiple_of(value_heads) {
-        return Err(facts.error(INNER, format!("{inner} values cannot be {value_heads} heads")));
+        return Err(reader.error(INNER, format!("{inner} values cannot be {value_heads} heads")));
     }
     Ok(DeltaShape {
-        key_heads: facts.size("ssm.group_count", MAX_SIZE)?,
+        key_heads: reader.size("ssm.group_count", MAX_SIZE)?,
         value_heads,
-        key_dim: facts.size("ssm.state_size", MAX_SIZE)?,
+        key_dim: reader.size("ssm.state_size", MAX_SIZE)?,
         value_dim: inner / value_heads,
         tiled: true,
     })

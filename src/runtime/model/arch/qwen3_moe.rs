@@ -1,36 +1,42 @@
 //! Qwen 3 with experts: Qwen 3's attention, and in most layers experts instead of the one network.
 //! Source: transformers `Qwen3MoeConfig`; llama.cpp for what GGUF fixes: experts in every layer, weights that sum to 1.
 
-use super::dense::{Defaults, dense};
-use super::experts::{Keys, experts};
-use super::{Description, Facts, Family, qwen2};
+use super::dense::{ConfigDefaults, dense};
+use super::experts::{ExpertKeys, experts};
+use super::{ConfigReader, Description, Family, qwen2};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, QkNorm};
 
 pub const FAMILY: Family =
-    Family { name: "qwen3-moe", model_types: &["qwen3_moe"], gguf_names: &["qwen3moe"], describe };
+    Family { name: "qwen3-moe", model_types: &["qwen3_moe"], gguf_names: &["qwen3moe"], parse_config };
 
-const KEYS: Keys =
-    Keys { count: "num_experts", used: "num_experts_per_tok", intermediate_size: "moe_intermediate_size" };
+const KEYS: ExpertKeys = ExpertKeys {
+    count: "num_experts",
+    used: "num_experts_per_tok",
+    intermediate_size: "moe_intermediate_size",
+};
 
-fn describe(facts: &Facts) -> Result<Description, LoadError> {
-    let defaults =
-        Defaults { head_dim: (!facts.is_gguf()).then_some(128), experts: true, ..Defaults::default() };
-    let mut description = dense("qwen3-moe", facts, defaults)?;
-    qwen2::slide_upper_layers(&mut description, facts)?;
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
+        head_dim: (!reader.is_gguf()).then_some(128),
+        experts: true,
+        ..ConfigDefaults::default()
+    };
+    let mut description = dense("qwen3-moe", reader, defaults)?;
+    qwen2::slide_upper_layers(&mut description, reader)?;
     for (_, attention) in description.config.attentions_mut() {
         attention.qk_norm = QkNorm::PerHead;
     }
     // transformers 5 writes the number of experts under the name that all its classes share.
-    let count = if facts.value(KEYS.count).is_some() { KEYS.count } else { "num_local_experts" };
-    let weights = match facts.is_gguf() || facts.flag("norm_topk_prob")?.unwrap_or(false) {
+    let count = if reader.value(KEYS.count).is_some() { KEYS.count } else { "num_local_experts" };
+    let weights = match reader.is_gguf() || reader.flag("norm_topk_prob")?.unwrap_or(false) {
         true => ExpertWeights::OfUsed,
         false => ExpertWeights::OfAll,
     };
-    let is_sparse = sparse_layers(facts)?;
+    let is_sparse = sparse_layers(reader)?;
     for (index, layer) in description.config.layers.iter_mut().enumerate() {
         if let Some(dense) = layer.feed_forward.dense.as_ref().filter(|_| is_sparse(index)) {
-            let experts = experts(facts, &Keys { count, ..KEYS }, dense, weights)?;
+            let experts = experts(reader, &ExpertKeys { count, ..KEYS }, dense, weights)?;
             layer.feed_forward =
                 FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
         }
@@ -39,13 +45,13 @@ fn describe(facts: &Facts) -> Result<Description, LoadError> {
 }
 
 /// Every `decoder_sparse_step`th layer that `mlp_only_layers` does not name.
-fn sparse_layers(facts: &Facts) -> Result<impl Fn(usize) -> bool, LoadError> {
+fn sparse_layers(reader: &ConfigReader) -> Result<impl Fn(usize) -> bool, LoadError> {
     const DENSE: &str = "mlp_only_layers";
-    let step = facts.count("decoder_sparse_step")?.unwrap_or(1);
-    let dense: Vec<u64> = match facts.value(DENSE) {
+    let step = reader.count("decoder_sparse_step")?.unwrap_or(1);
+    let dense: Vec<u64> = match reader.value(DENSE) {
         None => Vec::new(),
         Some(value) => serde_json::from_value(value)
-            .map_err(|error| facts.error(DENSE, format!("is not a list of layers: {error}")))?,
+            .map_err(|error| reader.error(DENSE, format!("is not a list of layers: {error}")))?,
     };
     Ok(move |layer: usize| step > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&(layer as u64)))
 }

@@ -2,17 +2,23 @@
 
 use serde_json::Value;
 
-use super::facts::Facts;
+use super::config_reader::ConfigReader;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{RopeConfig, RopeScaling};
 
 /// Reads the rotary table that applies to `kind` of layers ("full_attention" where a family has but one).
-pub fn rope(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
-    let rope = match facts.is_gguf() {
-        true => gguf(facts, dim, default_theta)?,
-        false => hugging_face(facts, kind, dim, default_theta)?,
+pub fn rope(
+    reader: &ConfigReader,
+    kind: &str,
+    dim: usize,
+    default_theta: f32,
+) -> Result<RopeConfig, LoadError> {
+    let rope = match reader.is_gguf() {
+        true => gguf(reader, dim, default_theta)?,
+        false => hugging_face(reader, kind, dim, default_theta)?,
     };
-    check(&rope).map_err(|message| facts.error(facts.pick("rope_theta / rope_scaling", "rope"), message))?;
+    check(&rope)
+        .map_err(|message| reader.error(reader.pick("rope_theta / rope_scaling", "rope"), message))?;
     Ok(rope)
 }
 
@@ -52,33 +58,38 @@ fn check(rope: &RopeConfig) -> Result<(), String> {
 }
 
 /// The part of a head that is rotated, where transformers 5 keeps it with the other rotary parameters.
-pub fn partial_factor(facts: &Facts, kind: &str) -> Option<Value> {
-    let all = facts.value("rope_parameters")?;
+pub fn partial_factor(reader: &ConfigReader, kind: &str) -> Option<Value> {
+    let all = reader.value("rope_parameters")?;
     all.get(kind).unwrap_or(&all).get("partial_rotary_factor").cloned()
 }
 
 /// transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer where they differ; before
 /// that they were `rope_theta` and `rope_scaling`.
-fn hugging_face(facts: &Facts, kind: &str, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
-    let parameters = facts.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
+fn hugging_face(
+    reader: &ConfigReader,
+    kind: &str,
+    dim: usize,
+    default_theta: f32,
+) -> Result<RopeConfig, LoadError> {
+    let parameters = reader.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
     let (key, scaling) = match parameters {
         Some(parameters) => ("rope_parameters", Some(parameters)),
-        None => ("rope_scaling", facts.value("rope_scaling")),
+        None => ("rope_scaling", reader.value("rope_scaling")),
     };
     if let Some(other) = scaling.as_ref().filter(|scaling| !scaling.is_object()) {
-        return Err(facts.error(key, format!("{other} is not an object")));
+        return Err(reader.error(key, format!("{other} is not an object")));
     }
-    let parameters = Parameters { facts, key, map: scaling.unwrap_or(Value::Null) };
+    let parameters = Parameters { reader, key, map: scaling.unwrap_or(Value::Null) };
     let theta = match parameters.number("rope_theta")? {
         Some(theta) => theta,
-        None => facts.number("rope_theta")?.unwrap_or(default_theta),
+        None => reader.number("rope_theta")?.unwrap_or(default_theta),
     };
     Ok(RopeConfig { dim, theta, scaling: parameters.scaling(dim)? })
 }
 
 /// One JSON object of rotary parameters.
 struct Parameters<'a> {
-    facts: &'a Facts,
+    reader: &'a ConfigReader,
     key: &'static str,
     map: Value,
 }
@@ -89,7 +100,7 @@ impl Parameters<'_> {
     }
 
     fn error(&self, message: impl Into<String>) -> LoadError {
-        self.facts.error(self.key, message)
+        self.reader.error(self.key, message)
     }
 
     fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
@@ -108,9 +119,9 @@ impl Parameters<'_> {
         if let Some(here) = self.number(KEY)? {
             return Ok(here as usize);
         }
-        match self.facts.count(KEY)? {
+        match self.reader.count(KEY)? {
             Some(top) => Ok(top),
-            None => self.facts.size("max_position_embeddings", usize::MAX),
+            None => self.reader.size("max_position_embeddings", usize::MAX),
         }
     }
 
@@ -164,7 +175,7 @@ impl Parameters<'_> {
 
     fn long_rope(&self) -> Result<RopeScaling, LoadError> {
         let original_context = self.original_context()?;
-        let context = self.facts.size("max_position_embeddings", usize::MAX)?;
+        let context = self.reader.size("max_position_embeddings", usize::MAX)?;
         let factor = match self.number("factor")? {
             Some(factor) => factor,
             None => context as f32 / original_context as f32,
@@ -188,43 +199,43 @@ fn long_rope_magnitude(factor: f32, original_context: usize) -> f32 {
 }
 
 /// Divisors that GGUF keeps as tensors are added when those are read.
-fn gguf(facts: &Facts, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
-    let theta = facts.number("rope.freq_base")?.unwrap_or(default_theta);
-    let factor = facts.number("rope.scaling.factor")?.or(facts.number("rope.scale_linear")?);
-    let original = facts.count("rope.scaling.original_context_length")?;
-    let kind = facts.string("rope.scaling.type")?;
+fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
+    let theta = reader.number("rope.freq_base")?.unwrap_or(default_theta);
+    let factor = reader.number("rope.scaling.factor")?.or(reader.number("rope.scale_linear")?);
+    let original = reader.count("rope.scaling.original_context_length")?;
+    let kind = reader.string("rope.scaling.type")?;
     let scaling = match kind.as_deref() {
         None if factor.is_some() => RopeScaling::Linear { factor: factor.unwrap_or(1.0) },
         None | Some("none" | "longrope") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: factor.unwrap_or(1.0) },
         Some("yarn") => RopeScaling::Yarn {
             factor: factor.unwrap_or(1.0),
-            beta_fast: facts.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-            beta_slow: facts.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            beta_fast: reader.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: reader.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             original_context: match original {
                 Some(original) => original,
-                None => facts.size("context_length", usize::MAX)?,
+                None => reader.size("context_length", usize::MAX)?,
             },
             // llama.cpp multiplies YaRN's own magnitude by what the file gives.
-            attention_factor: facts
+            attention_factor: reader
                 .number("rope.scaling.attn_factor")?
                 .map(|given| given * (0.1 * factor.unwrap_or(1.0).max(1.0).ln() + 1.0)),
             truncate: true,
         },
         Some(other) => {
-            return Err(facts.error("rope.scaling.type", format!("{other:?} is not supported")));
+            return Err(reader.error("rope.scaling.type", format!("{other:?} is not supported")));
         }
     };
     Ok(RopeConfig { dim, theta, scaling })
 }
 
 /// LongRoPE as GGUF has it: numbers here, divisors in tensors that are filled in when those are read.
-pub fn gguf_long_rope(facts: &Facts) -> Result<Option<RopeScaling>, LoadError> {
-    let Some(original_context) = facts.count("rope.scaling.original_context_length")? else {
+pub fn gguf_long_rope(reader: &ConfigReader) -> Result<Option<RopeScaling>, LoadError> {
+    let Some(original_context) = reader.count("rope.scaling.original_context_length")? else {
         return Ok(None);
     };
-    let factor = facts.size("context_length", usize::MAX)? as f32 / original_context as f32;
-    let given = facts.number("rope.scaling.attn_factor")?;
+    let factor = reader.size("context_length", usize::MAX)? as f32 / original_context as f32;
+    let given = reader.number("rope.scaling.attn_factor")?;
     let attention_factor = given.unwrap_or_else(|| long_rope_magnitude(factor, original_context));
     Ok(Some(RopeScaling::LongRope {
         short: Vec::new(),

@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use super::Sizes;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::arch::rope::{partial_factor, rope};
-use crate::runtime::model::arch::{Facts, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
+use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use crate::runtime::model::config::RopeScaling;
 
 /// The config that is being put together, key by key.
-pub struct Config<'a> {
-    pub facts: &'a Facts,
+pub struct CandleConfig<'a> {
+    pub reader: &'a ConfigReader,
     pub map: Map<String, Value>,
 }
 
@@ -25,9 +25,9 @@ pub struct Usual {
     pub head_dim: Option<usize>,
 }
 
-impl<'a> Config<'a> {
-    pub fn new(facts: &'a Facts) -> Self {
-        Self { facts, map: Map::new() }
+impl<'a> CandleConfig<'a> {
+    pub fn new(reader: &'a ConfigReader) -> Self {
+        Self { reader, map: Map::new() }
     }
 
     pub fn put(&mut self, key: &str, value: impl Into<Value>) {
@@ -36,9 +36,9 @@ impl<'a> Config<'a> {
 
     /// A count of at least 1.
     pub fn size(&mut self, key: &'static str, usual: Option<usize>) -> Result<usize, LoadError> {
-        let size = match (self.facts.count(key)?, usual) {
+        let size = match (self.reader.count(key)?, usual) {
             (None, Some(usual)) => usual,
-            _ => self.facts.size(key, MAX_WIDTH)?,
+            _ => self.reader.size(key, MAX_WIDTH)?,
         };
         self.put(key, size);
         Ok(size)
@@ -46,35 +46,35 @@ impl<'a> Config<'a> {
 
     /// A number above 0, under the first of the names that the file has.
     pub fn positive(&mut self, names: &[&'static str], usual: f64) -> Result<f64, LoadError> {
-        let key = names.iter().copied().find(|key| self.facts.value(key).is_some()).unwrap_or(names[0]);
-        let value = self.facts.value(key).unwrap_or(json!(usual));
+        let key = names.iter().copied().find(|key| self.reader.value(key).is_some()).unwrap_or(names[0]);
+        let value = self.reader.value(key).unwrap_or(json!(usual));
         let number = value.as_f64().filter(|number| *number > 0.0 && number.is_finite());
         let number =
-            number.ok_or_else(|| self.facts.error(key, format!("{value} is not a number above 0")))?;
+            number.ok_or_else(|| self.reader.error(key, format!("{value} is not a number above 0")))?;
         self.put(names[0], number);
         Ok(number)
     }
 
     pub fn flag(&mut self, key: &'static str, usual: bool) -> Result<bool, LoadError> {
-        let flag = self.facts.flag(key)?.unwrap_or(usual);
+        let flag = self.reader.flag(key)?.unwrap_or(usual);
         self.put(key, flag);
         Ok(flag)
     }
 
     /// An activation's name; candle-transformers decides which it knows.
     pub fn text(&mut self, key: &'static str, usual: &str) -> Result<(), LoadError> {
-        let text = self.facts.string(key)?.unwrap_or_else(|| usual.to_owned());
+        let text = self.reader.string(key)?.unwrap_or_else(|| usual.to_owned());
         self.put(key, text);
         Ok(())
     }
 
     /// Refuses a file in which `key` is anything but `value`; what it leaves out is `usual`.
     pub fn only(&self, key: &'static str, value: Value, usual: Value) -> Result<(), LoadError> {
-        let found = self.facts.value(key).unwrap_or(usual);
+        let found = self.reader.value(key).unwrap_or(usual);
         let is_same = found == value || found.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| a == b);
         match is_same {
             true => Ok(()),
-            false => Err(self.facts.unsupported(format!(
+            false => Err(self.reader.unsupported(format!(
                 "{key} is {found}, and candle-transformers computes this family with {value} only"
             ))),
         }
@@ -82,11 +82,11 @@ impl<'a> Config<'a> {
 
     /// Vocabulary, hidden size and layers.
     pub fn body(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
-        let vocab_size = match (self.facts.count("vocab_size")?, usual.vocab_size) {
+        let vocab_size = match (self.reader.count("vocab_size")?, usual.vocab_size) {
             (None, Some(usual)) => usual,
-            _ => self.facts.size("vocab_size", MAX_VOCAB)?,
+            _ => self.reader.size("vocab_size", MAX_VOCAB)?,
         };
-        let num_layers = self.facts.size("num_hidden_layers", MAX_LAYERS)?;
+        let num_layers = self.reader.size("num_hidden_layers", MAX_LAYERS)?;
         self.put("vocab_size", vocab_size);
         self.put("num_hidden_layers", num_layers);
         let hidden_size = self.size("hidden_size", None)?;
@@ -109,7 +109,7 @@ impl<'a> Config<'a> {
         if !num_heads.is_multiple_of(num_kv_heads) {
             let message =
                 format!("{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly");
-            return Err(self.facts.error("num_key_value_heads", message));
+            return Err(self.reader.error("num_key_value_heads", message));
         }
         let head_dim = match usual.head_dim {
             Some(usual) => self.size("head_dim", Some(usual))?,
@@ -123,10 +123,10 @@ impl<'a> Config<'a> {
     fn share_of_a_head(&self, hidden_size: usize, num_heads: usize) -> Result<usize, LoadError> {
         let share = hidden_size / num_heads;
         if !hidden_size.is_multiple_of(num_heads)
-            || self.facts.count("head_dim")?.is_some_and(|dim| dim != share)
+            || self.reader.count("head_dim")?.is_some_and(|dim| dim != share)
         {
             let message = format!("does not divide the hidden size of {hidden_size} into heads");
-            return Err(self.facts.error("num_attention_heads", message));
+            return Err(self.reader.error("num_attention_heads", message));
         }
         Ok(share)
     }
@@ -134,25 +134,25 @@ impl<'a> Config<'a> {
     /// The most positions the file says the model was made for.
     pub fn context(&self, usual: usize) -> Result<usize, LoadError> {
         const KEY: &str = "max_position_embeddings";
-        let context = self.facts.count(KEY)?.unwrap_or(usual);
+        let context = self.reader.count(KEY)?.unwrap_or(usual);
         match context {
             2.. => Ok(context),
-            _ => Err(self.facts.error(KEY, format!("{context} tokens have no room for an answer"))),
+            _ => Err(self.reader.error(KEY, format!("{context} tokens have no room for an answer"))),
         }
     }
 
     /// The base of plain rotary positions: candle-transformers knows no scaling in these families.
     pub fn rope(&mut self, usual_theta: f32, rotated: usize) -> Result<f32, LoadError> {
-        let rope = rope(self.facts, "full_attention", rotated, usual_theta)?;
+        let rope = rope(self.reader, "full_attention", rotated, usual_theta)?;
         if rope.scaling != RopeScaling::None {
-            return Err(self.facts.unsupported(
+            return Err(self.reader.unsupported(
                 "its rotary positions are scaled, which candle-transformers does not compute for this family"
                     .to_owned(),
             ));
         }
         if rotated == 0 || !rotated.is_multiple_of(2) {
             let message = format!("{rotated} values of a head cannot turn in pairs");
-            return Err(self.facts.error("num_attention_heads", message));
+            return Err(self.reader.error("num_attention_heads", message));
         }
         self.put("rope_theta", f64::from(rope.theta));
         Ok(rope.theta)
@@ -165,12 +165,12 @@ impl<'a> Config<'a> {
         usual: f64,
         head_dim: usize,
     ) -> Result<usize, LoadError> {
-        let part = match partial_factor(self.facts, "full_attention").and_then(|part| part.as_f64()) {
+        let part = match partial_factor(self.reader, "full_attention").and_then(|part| part.as_f64()) {
             Some(part) => part,
             None => self.positive(names, usual)?,
         };
         if !(part > 0.0 && part <= 1.0) {
-            return Err(self.facts.error(names[0], format!("{part} is not a part of a head")));
+            return Err(self.reader.error(names[0], format!("{part} is not a part of a head")));
         }
         self.put(names[0], part);
         Ok((part * head_dim as f64) as usize)
@@ -182,11 +182,11 @@ impl<'a> Config<'a> {
         context: usize,
         is_used: bool,
     ) -> Result<(usize, Option<String>), LoadError> {
-        let window = self.facts.count("sliding_window")?.filter(|window| is_used && *window < context);
+        let window = self.reader.count("sliding_window")?.filter(|window| is_used && *window < context);
         let Some(window) = window else { return Ok((context, None)) };
         if window < 2 {
             return Err(self
-                .facts
+                .reader
                 .error("sliding_window", format!("{window} tokens have no room for an answer")));
         }
         let notice = format!(

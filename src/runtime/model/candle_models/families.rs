@@ -11,41 +11,46 @@ use candle_transformers::models::{
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::config::{Config, Usual, read};
+use super::config::{CandleConfig, Usual, read};
 use super::sequence::{Begin, Prefill, Stepper};
-use super::weights::Adaptation;
-use super::{Family, Plan, Sizes};
+use super::weights::WeightAdaptation;
+use super::{CandleFamily, CandlePlan, Sizes};
 use crate::runtime::error::LoadError;
-use crate::runtime::model::arch::{Facts, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
+use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 
 /// Makes candle-transformers' model of a config and of tensors.
-pub type Open = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core::Result<Begin>;
+pub type OpenModel = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core::Result<Begin>;
 
 /// Every family that runs through candle-transformers.
-pub const FAMILIES: &[Family] = &[
-    Family {
+pub const FAMILIES: &[CandleFamily] = &[
+    CandleFamily {
         name: "falcon",
         model_types: &["falcon", "RefinedWebModel"],
         gguf_names: &["falcon"],
         plan: falcon,
     },
-    Family { name: "gemma", model_types: &["gemma"], gguf_names: &["gemma"], plan: gemma },
-    Family { name: "helium", model_types: &["helium"], gguf_names: &[], plan: helium },
-    Family { name: "mamba", model_types: &["mamba"], gguf_names: &["mamba"], plan: mamba },
-    Family { name: "mamba2", model_types: &["mamba2"], gguf_names: &["mamba2"], plan: mamba2 },
-    Family { name: "mixtral", model_types: &["mixtral"], gguf_names: &[], plan: mixtral },
-    Family { name: "olmo", model_types: &["olmo"], gguf_names: &["olmo"], plan: olmo },
-    Family { name: "phi", model_types: &["phi"], gguf_names: &["phi2"], plan: phi },
-    Family { name: "qwen2-moe", model_types: &["qwen2_moe"], gguf_names: &["qwen2moe"], plan: qwen2_moe },
-    Family { name: "rwkv5", model_types: &["rwkv5"], gguf_names: &[], plan: rwkv5 },
-    Family { name: "rwkv6", model_types: &["rwkv6"], gguf_names: &["rwkv6"], plan: rwkv6 },
-    Family {
+    CandleFamily { name: "gemma", model_types: &["gemma"], gguf_names: &["gemma"], plan: gemma },
+    CandleFamily { name: "helium", model_types: &["helium"], gguf_names: &[], plan: helium },
+    CandleFamily { name: "mamba", model_types: &["mamba"], gguf_names: &["mamba"], plan: mamba },
+    CandleFamily { name: "mamba2", model_types: &["mamba2"], gguf_names: &["mamba2"], plan: mamba2 },
+    CandleFamily { name: "mixtral", model_types: &["mixtral"], gguf_names: &[], plan: mixtral },
+    CandleFamily { name: "olmo", model_types: &["olmo"], gguf_names: &["olmo"], plan: olmo },
+    CandleFamily { name: "phi", model_types: &["phi"], gguf_names: &["phi2"], plan: phi },
+    CandleFamily {
+        name: "qwen2-moe",
+        model_types: &["qwen2_moe"],
+        gguf_names: &["qwen2moe"],
+        plan: qwen2_moe,
+    },
+    CandleFamily { name: "rwkv5", model_types: &["rwkv5"], gguf_names: &[], plan: rwkv5 },
+    CandleFamily { name: "rwkv6", model_types: &["rwkv6"], gguf_names: &["rwkv6"], plan: rwkv6 },
+    CandleFamily {
         name: "stablelm",
         model_types: &["stablelm", "stablelm_epoch"],
         gguf_names: &["stablelm"],
         plan: stablelm,
     },
-    Family {
+    CandleFamily {
         name: "starcoder2",
         model_types: &["starcoder2"],
         gguf_names: &["starcoder2"],
@@ -60,52 +65,52 @@ const RECURRENT_CONTEXT: usize = 1 << 15;
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 
 /// What a step of a model is, given the tokens `[1, n]` and how many came before.
-type Step<T> = fn(&mut T, &Tensor, usize) -> candle_core::Result<Tensor>;
+type StepFn<T> = fn(&mut T, &Tensor, usize) -> candle_core::Result<Tensor>;
 
 /// A model with what it remembers of one sequence.
-struct Running<T> {
+struct RunningModel<T> {
     inside: T,
-    step: Step<T>,
+    step: StepFn<T>,
     fork: Option<fn(&T) -> T>,
 }
 
-impl<T: Send + 'static> Stepper for Running<T> {
+impl<T: Send + 'static> Stepper for RunningModel<T> {
     fn forward(&mut self, tokens: &Tensor, position: usize) -> candle_core::Result<Tensor> {
         (self.step)(&mut self.inside, tokens, position)
     }
 
     fn fork(&self) -> Option<Box<dyn Stepper>> {
         let (step, fork) = (self.step, self.fork);
-        fork.map(|copy| Box::new(Running { inside: copy(&self.inside), step, fork }) as Box<dyn Stepper>)
+        fork.map(|copy| Box::new(RunningModel { inside: copy(&self.inside), step, fork }) as Box<dyn Stepper>)
     }
 }
 
 /// A model that remembers in itself, and can be cloned: tensors are shared by their clones.
-fn cloned<M: Clone + Send + Sync + 'static>(model: M, step: Step<M>) -> Begin {
-    Box::new(move || Ok(Box::new(Running { inside: model.clone(), step, fork: Some(M::clone) })))
+fn cloned<M: Clone + Send + Sync + 'static>(model: M, step: StepFn<M>) -> Begin {
+    Box::new(move || Ok(Box::new(RunningModel { inside: model.clone(), step, fork: Some(M::clone) })))
 }
 
 /// A model that is made anew: for each sequence from the same tensors, or as a state for it beside the model.
 fn made<T: Send + 'static>(
     make: impl Fn() -> candle_core::Result<T> + Send + Sync + 'static,
-    step: Step<T>,
+    step: StepFn<T>,
 ) -> Begin {
-    Box::new(move || Ok(Box::new(Running { inside: make()?, step, fork: None })))
+    Box::new(move || Ok(Box::new(RunningModel { inside: make()?, step, fork: None })))
 }
 
 /// A plan for a model that takes chunks, of which candle-transformers reads the config as a `C`; families change what differs.
 fn plan<C: DeserializeOwned>(
     name: &'static str,
-    mut config: Config<'_>,
+    mut config: CandleConfig<'_>,
     sizes: Sizes,
     context_length: usize,
-    open: Open,
-) -> Result<Plan, LoadError> {
+    open: OpenModel,
+) -> Result<CandlePlan, LoadError> {
     config.put("max_position_embeddings", context_length);
     let refused =
-        |error: candle_core::Error| config.facts.unsupported(format!("candle-transformers: {error}"));
+        |error: candle_core::Error| config.reader.unsupported(format!("candle-transformers: {error}"));
     read::<C>(config.map.clone()).map_err(refused)?;
-    Ok(Plan {
+    Ok(CandlePlan {
         architecture: name,
         sizes,
         context_length,
@@ -113,27 +118,27 @@ fn plan<C: DeserializeOwned>(
         state_bytes: None,
         notices: Vec::new(),
         config: config.map,
-        weights: Adaptation::default(),
+        weights: WeightAdaptation::default(),
         open,
     })
 }
 
 /// Whether the embedding table is the output matrix too, and then its name.
 fn tied(
-    config: &mut Config<'_>,
+    config: &mut CandleConfig<'_>,
     usual: bool,
     table: &'static str,
 ) -> Result<Option<&'static str>, LoadError> {
     Ok(config.flag("tie_word_embeddings", usual)?.then_some(table))
 }
 
-fn falcon(facts: &Facts) -> Result<Plan, LoadError> {
+fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     // What its rotary tables hold, whatever the config says.
     const POSITIONS: usize = 5000;
-    let (config, sizes) = falcon_config(facts)?;
-    let tied = facts.flag("tie_word_embeddings")?.unwrap_or(true);
+    let (config, sizes) = falcon_config(reader)?;
+    let tied = reader.flag("tie_word_embeddings")?.unwrap_or(true);
     let context = config.context(2048)?.min(POSITIONS);
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let mut model = falcon::Falcon::load(weights.clone(), read(config)?)?;
         // Its rotary tables are made in the first step, and kept: here, for all sequences.
         model.forward(&Tensor::zeros((1, 1), DType::U32, weights.device())?)?;
@@ -143,32 +148,32 @@ fn falcon(facts: &Facts) -> Result<Plan, LoadError> {
     let table = tied.then_some("transformer.word_embeddings.weight");
     let notice =
         "candle-transformers approximates the GELU of falcon models, so that their logits are slightly off";
-    Ok(Plan {
+    Ok(CandlePlan {
         prefill: Prefill::Beginning,
         notices: vec![notice.to_owned()],
-        weights: Adaptation { tied: table, ..Adaptation::default() },
+        weights: WeightAdaptation { tied: table, ..WeightAdaptation::default() },
         ..plan::<falcon::Config>("falcon", config, sizes, context, open)?
     })
 }
 
 /// Of the two architectures, the older with one key-value head: candle-transformers has no other.
-fn falcon_config(facts: &Facts) -> Result<(Config<'_>, Sizes), LoadError> {
-    let mut config = Config::new(facts);
+fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), LoadError> {
+    let mut config = CandleConfig::new(reader);
     for (key, value) in [("multi_query", true), ("alibi", false), ("new_decoder_architecture", false)] {
         config.only(key, value.into(), value.into())?;
         config.put(key, value);
     }
-    let named = |new: &'static str, old: &'static str| if facts.is_absent(new) { old } else { new };
-    let vocab_size = facts.size("vocab_size", MAX_VOCAB)?;
+    let named = |new: &'static str, old: &'static str| if reader.is_absent(new) { old } else { new };
+    let vocab_size = reader.size("vocab_size", MAX_VOCAB)?;
     let hidden_size = config.size("hidden_size", None)?;
-    let num_layers = facts.size(named("num_hidden_layers", "n_layer"), MAX_LAYERS)?;
-    let num_heads = facts.size(named("num_attention_heads", "n_head"), MAX_WIDTH)?;
+    let num_layers = reader.size(named("num_hidden_layers", "n_layer"), MAX_LAYERS)?;
+    let num_heads = reader.size(named("num_attention_heads", "n_head"), MAX_WIDTH)?;
     let head_dim = hidden_size / num_heads;
     if !hidden_size.is_multiple_of(num_heads) {
-        return Err(facts.error("num_attention_heads", "does not divide the hidden size into heads"));
+        return Err(reader.error("num_attention_heads", "does not divide the hidden size into heads"));
     }
     if config.rope(10_000.0, head_dim)? != 10_000.0 {
-        return Err(facts.unsupported("candle-transformers turns this family by a base of 10000 only"));
+        return Err(reader.unsupported("candle-transformers turns this family by a base of 10000 only"));
     }
     let inner = 4 * hidden_size;
     config.only("activation", json!("gelu"), json!("gelu"))?;
@@ -189,8 +194,8 @@ fn falcon_config(facts: &Facts) -> Result<(Config<'_>, Sizes), LoadError> {
     Ok((config, sizes))
 }
 
-fn gemma(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn gemma(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { head_dim: Some(256), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-6)?;
@@ -199,16 +204,16 @@ fn gemma(facts: &Facts) -> Result<Plan, LoadError> {
     config.text("hidden_activation", "gelu_pytorch_tanh")?;
     config.only("tie_word_embeddings", json!(true), json!(true))?;
     let context = config.context(8192)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = gemma::Model::new(false, &read(config)?, weights)?;
         Ok(cloned(model, gemma::Model::forward))
     };
-    let weights = Adaptation { tied: Some(EMBEDDINGS), ..Adaptation::default() };
-    Ok(Plan { weights, ..plan::<gemma::Config>("gemma", config, sizes, context, open)? })
+    let weights = WeightAdaptation { tied: Some(EMBEDDINGS), ..WeightAdaptation::default() };
+    Ok(CandlePlan { weights, ..plan::<gemma::Config>("gemma", config, sizes, context, open)? })
 }
 
-fn helium(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { head_dim: Some(128), ..Usual::default() })?;
     config.rope(100_000.0, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-8)?;
@@ -220,35 +225,35 @@ fn helium(facts: &Facts) -> Result<Plan, LoadError> {
     config.put("eos_token_id", 0);
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let context = config.context(4096)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = helium::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, helium::Model::forward))
     };
-    let weights = Adaptation { tied, ..Adaptation::default() };
-    Ok(Plan { weights, ..plan::<helium::Config>("helium", config, sizes, context, open)? })
+    let weights = WeightAdaptation { tied, ..WeightAdaptation::default() };
+    Ok(CandlePlan { weights, ..plan::<helium::Config>("helium", config, sizes, context, open)? })
 }
 
 /// A plan for a model whose state is as large after any number of tokens.
 fn recurrent<C: DeserializeOwned>(
     name: &'static str,
-    config: Config<'_>,
+    config: CandleConfig<'_>,
     sizes: Sizes,
     state_values: usize,
-    weights: Adaptation,
-    open: Open,
-) -> Result<Plan, LoadError> {
+    weights: WeightAdaptation,
+    open: OpenModel,
+) -> Result<CandlePlan, LoadError> {
     let state_bytes = Some(sizes.num_layers.saturating_mul(state_values).saturating_mul(size_of::<f32>()));
     let prefill = Prefill::Single;
     let plan = plan::<C>(name, config, sizes, RECURRENT_CONTEXT, open)?;
-    Ok(Plan { prefill, state_bytes, weights, ..plan })
+    Ok(CandlePlan { prefill, state_bytes, weights, ..plan })
 }
 
-fn mamba(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
     let inner = 2 * body.hidden_size;
     let rank = body.hidden_size.div_ceil(16);
-    if facts.value("time_step_rank") != Some(json!("auto")) {
+    if reader.value("time_step_rank") != Some(json!("auto")) {
         config.only("time_step_rank", json!(rank), json!(rank))?;
     }
     for (key, value) in [
@@ -267,14 +272,14 @@ fn mamba(facts: &Facts) -> Result<Plan, LoadError> {
     config.put("d_model", body.hidden_size);
     config.put("n_layer", body.num_layers);
     config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let config: mamba::Config = read(config)?;
         let device = weights.device().clone();
         let model = Arc::new(mamba::Model::new(&config, weights)?);
         let make = move || Ok((model.clone(), mamba::State::new(1, &config, DType::F32, &device)?));
         Ok(made(make, |(model, state), tokens, _| model.forward(&tokens.squeeze(0)?, state)))
     };
-    let weights = Adaptation {
+    let weights = WeightAdaptation {
         renamed: &[("backbone.embeddings.", "embedding."), ("backbone.", "")],
         tied: Some("embedding.weight"),
         scaled: None,
@@ -289,8 +294,8 @@ fn mamba(facts: &Facts) -> Result<Plan, LoadError> {
     )
 }
 
-fn mamba2(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
     let expand = config.size("expand", Some(2))?;
     let state = config.size("state_size", Some(128))?;
@@ -299,7 +304,7 @@ fn mamba2(facts: &Facts) -> Result<Plan, LoadError> {
     let inner = expand.saturating_mul(body.hidden_size);
     let num_heads = inner / head_dim;
     if !inner.is_multiple_of(head_dim) || !num_heads.is_multiple_of(groups) {
-        return Err(facts.error("head_dim", "heads and groups do not divide the inner width evenly"));
+        return Err(reader.error("head_dim", "heads and groups do not divide the inner width evenly"));
     }
     for (key, value) in [
         ("num_heads", json!(num_heads)),
@@ -315,22 +320,22 @@ fn mamba2(facts: &Facts) -> Result<Plan, LoadError> {
     // transformers' own default is a matrix of its own, which candle-transformers does not read: it would be left over.
     let tied = tied(&mut config, false, "embeddings.weight")?;
     config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let config: mamba2::Config = read(config)?;
         let device = weights.device().clone();
         let model = Arc::new(mamba2::Model::new(&config, weights)?);
         let make = move || Ok((model.clone(), mamba2::State::new(1, &config, DType::F32, &device)?));
         Ok(made(make, |(model, state), tokens, _| model.forward(&tokens.squeeze(0)?, state)))
     };
-    let weights = Adaptation { renamed: &[("backbone.", "")], tied, scaled: None };
+    let weights = WeightAdaptation { renamed: &[("backbone.", "")], tied, scaled: None };
     let conv = inner.saturating_add(2 * groups.saturating_mul(state));
     let values = inner.saturating_mul(state).saturating_add(4 * conv);
     let sizes = Sizes { widest: inner.saturating_add(conv), ..body };
     recurrent::<mamba2::Config>("mamba2", config, sizes, values, weights, open)
 }
 
-fn mixtral(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn mixtral(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { num_kv_heads: Some(8), ..Usual::default() })?;
     config.rope(1e6, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-5)?;
@@ -341,20 +346,20 @@ fn mixtral(facts: &Facts) -> Result<Plan, LoadError> {
     let (context, notice) = config.within_window(most, true)?;
     config.put("sliding_window", context);
     config.put("use_flash_attn", false);
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = mixtral::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, mixtral::Model::forward))
     };
-    Ok(Plan {
+    Ok(CandlePlan {
         notices: notice.into_iter().collect(),
-        weights: Adaptation { tied, ..Adaptation::default() },
+        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<mixtral::Config>("mixtral", config, sizes, context, open)?
     })
 }
 
 /// How many experts there are, and how many a token passes.
 fn experts(
-    config: &mut Config<'_>,
+    config: &mut CandleConfig<'_>,
     key: &'static str,
     usual: usize,
     usual_used: usize,
@@ -363,31 +368,31 @@ fn experts(
     let used = config.size("num_experts_per_tok", Some(usual_used))?;
     match used <= count {
         true => Ok(()),
-        false => Err(config.facts.error("num_experts_per_tok", format!("{used} of {count} experts"))),
+        false => Err(config.reader.error("num_experts_per_tok", format!("{used} of {count} experts"))),
     }
 }
 
-fn olmo(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn olmo(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     config.rope(10_000.0, sizes.head_dim)?;
     config.text("hidden_act", "silu")?;
     config.flag("attention_bias", false)?;
-    if facts.value("clip_qkv").is_some() {
+    if reader.value("clip_qkv").is_some() {
         config.positive(&["clip_qkv"], 1.0)?;
     }
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let context = config.context(2048)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = olmo::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, olmo::Model::forward))
     };
-    let weights = Adaptation { tied, ..Adaptation::default() };
-    Ok(Plan { weights, ..plan::<olmo::Config>("olmo", config, sizes, context, open)? })
+    let weights = WeightAdaptation { tied, ..WeightAdaptation::default() };
+    Ok(CandlePlan { weights, ..plan::<olmo::Config>("olmo", config, sizes, context, open)? })
 }
 
-fn phi(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     let rotated = config.rotated(&["partial_rotary_factor"], 0.5, sizes.head_dim)?;
     config.rope(10_000.0, rotated)?;
@@ -397,19 +402,19 @@ fn phi(facts: &Facts) -> Result<Plan, LoadError> {
     config.put("qk_layernorm", false);
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let context = config.context(2048)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = phi::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, |model, tokens, _| model.forward(tokens)))
     };
-    Ok(Plan {
+    Ok(CandlePlan {
         prefill: Prefill::Beginning,
-        weights: Adaptation { tied, ..Adaptation::default() },
+        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<phi::Config>("phi", config, sizes, context, open)?
     })
 }
 
-fn qwen2_moe(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn qwen2_moe(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { num_kv_heads: Some(16), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-6)?;
@@ -423,24 +428,24 @@ fn qwen2_moe(facts: &Facts) -> Result<Plan, LoadError> {
     config.only("qkv_bias", json!(true), json!(true))?;
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let most = config.context(32_768)?;
-    let is_used = facts.flag("use_sliding_window")?.unwrap_or(false);
+    let is_used = reader.flag("use_sliding_window")?.unwrap_or(false);
     let (context, notice) = config.within_window(most, is_used)?;
     config.put("use_sliding_window", false);
     config.put("sliding_window", context);
     config.put("max_window_layers", 0);
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = qwen2_moe::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, qwen2_moe::Model::forward))
     };
-    Ok(Plan {
+    Ok(CandlePlan {
         notices: notice.into_iter().collect(),
-        weights: Adaptation { tied, ..Adaptation::default() },
+        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<qwen2_moe::Config>("qwen2-moe", config, sizes, context, open)?
     })
 }
 
-fn rwkv5(facts: &Facts) -> Result<Plan, LoadError> {
-    rwkv("rwkv5", facts, |config, weights| {
+fn rwkv5(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    rwkv("rwkv5", reader, |config, weights| {
         let config: rwkv_v5::Config = read(config)?;
         let device = weights.device().clone();
         let model = Arc::new(rwkv_v5::Model::new(&config, weights)?);
@@ -449,8 +454,8 @@ fn rwkv5(facts: &Facts) -> Result<Plan, LoadError> {
     })
 }
 
-fn rwkv6(facts: &Facts) -> Result<Plan, LoadError> {
-    rwkv("rwkv6", facts, |config, weights| {
+fn rwkv6(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    rwkv("rwkv6", reader, |config, weights| {
         let config: rwkv_v6::Config = read(config)?;
         let device = weights.device().clone();
         let model = Arc::new(rwkv_v6::Model::new(&config, weights)?);
@@ -459,12 +464,12 @@ fn rwkv6(facts: &Facts) -> Result<Plan, LoadError> {
     })
 }
 
-fn rwkv(name: &'static str, facts: &Facts, open: Open) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
     let head_size = config.size("head_size", Some(64))?;
     if !body.hidden_size.is_multiple_of(head_size) {
-        return Err(facts.error("head_size", "does not divide the hidden size into heads"));
+        return Err(reader.error("head_size", "does not divide the hidden size into heads"));
     }
     config.only("attention_hidden_size", json!(body.hidden_size), json!(body.hidden_size))?;
     config.put("attention_hidden_size", body.hidden_size);
@@ -477,18 +482,18 @@ fn rwkv(name: &'static str, facts: &Facts, open: Open) -> Result<Plan, LoadError
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
     let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
     if tied.is_some() {
-        return Err(facts.unsupported("candle-transformers wants an output matrix of its own"));
+        return Err(reader.unsupported("candle-transformers wants an output matrix of its own"));
     }
     // The published model divides what attention gives by this before a norm whose epsilon counts; candle-transformers
     // does not. All of it is linear in the values.
     let scaled = Some(("attention.value.weight", 1.0 / divisor));
-    let weights = Adaptation { scaled, ..Adaptation::default() };
+    let weights = WeightAdaptation { scaled, ..WeightAdaptation::default() };
     let values = body.hidden_size.saturating_mul(head_size + 2);
     recurrent::<rwkv_v5::Config>(name, config, Sizes { widest: inner, ..body }, values, weights, open)
 }
 
-fn stablelm(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     let rotated = config.rotated(&["partial_rotary_factor", "rope_pct"], 0.25, sizes.head_dim)?;
     config.rope(10_000.0, rotated)?;
@@ -501,21 +506,21 @@ fn stablelm(facts: &Facts) -> Result<Plan, LoadError> {
     config.put("use_cache", true);
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let context = config.context(4096)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let config: stable_lm::Config = read(config)?;
         let make = move || stable_lm::Model::new(&config, weights.clone());
         drop(make()?); // what is wrong with the tensors is to be known now
         Ok(made(make, stable_lm::Model::forward))
     };
-    Ok(Plan {
+    Ok(CandlePlan {
         prefill: Prefill::Beginning, // its model cannot be cloned
-        weights: Adaptation { tied, ..Adaptation::default() },
+        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<stable_lm::Config>("stablelm", config, sizes, context, open)?
     })
 }
 
-fn starcoder2(facts: &Facts) -> Result<Plan, LoadError> {
-    let mut config = Config::new(facts);
+fn starcoder2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+    let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { num_kv_heads: Some(2), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;
     config.positive(&["norm_epsilon"], 1e-5)?;
@@ -524,13 +529,13 @@ fn starcoder2(facts: &Facts) -> Result<Plan, LoadError> {
     config.only("tie_word_embeddings", json!(true), json!(true))?;
     let most = config.context(4096)?;
     let (context, notice) = config.within_window(most, true)?;
-    let open: Open = |config, weights| {
+    let open: OpenModel = |config, weights| {
         let model = starcoder2::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, starcoder2::Model::forward))
     };
-    Ok(Plan {
+    Ok(CandlePlan {
         notices: notice.into_iter().collect(),
-        weights: Adaptation { tied: Some(EMBEDDINGS), ..Adaptation::default() },
+        weights: WeightAdaptation { tied: Some(EMBEDDINGS), ..WeightAdaptation::default() },
         ..plan::<starcoder2::Config>("starcoder2", config, sizes, context, open)?
     })
 }

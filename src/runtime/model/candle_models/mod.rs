@@ -20,31 +20,31 @@ use candle_core::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde_json::{Map, Value};
 
-use super::arch::{Facts, Format};
+use super::arch::{ConfigReader, ModelFormat};
 use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::runtime::backend::cpu::{BATCH_ROWS, CpuOptions};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageId, PageRef, PageTable};
 use crate::runtime::tensor::TensorSource;
-use sequence::{CHUNK, LONGEST_BEGINNING, Sequence, Source};
-use weights::{Adaptation, Weights};
+use sequence::{CHUNK, CandleSequence, LONGEST_BEGINNING, ModelParts};
+use weights::{CandleWeights, WeightAdaptation};
 
 pub use families::FAMILIES;
 pub use sequence::Prefill;
 
 /// One family and the names files know it by.
-pub struct Family {
+pub struct CandleFamily {
     /// What llmctl calls it.
     pub name: &'static str,
     /// `model_type` values of config.json.
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF, from which these do not run: candle-transformers reads Hugging Face's names.
     pub gguf_names: &'static [&'static str],
-    plan: fn(&Facts) -> Result<Plan, LoadError>,
+    plan: fn(&ConfigReader) -> Result<CandlePlan, LoadError>,
 }
 
 /// All that is known of a model before its weights are read.
-pub struct Plan {
+pub struct CandlePlan {
     pub architecture: &'static str,
     pub sizes: Sizes,
     /// The most positions that it computes rightly.
@@ -56,8 +56,8 @@ pub struct Plan {
     pub notices: Vec<String>,
     /// As candle-transformers reads it.
     config: Map<String, Value>,
-    weights: Adaptation,
-    open: families::Open,
+    weights: WeightAdaptation,
+    open: families::OpenModel,
 }
 
 /// Widths of a model.
@@ -74,35 +74,35 @@ pub struct Sizes {
     pub widest: usize,
 }
 
-/// The plan for the family that `facts` name, if candle-transformers has it and llmctl has not.
+/// The plan for the family that `reader` name, if candle-transformers has it and llmctl has not.
 ///
 /// # Errors
 /// [`LoadError::Unsupported`] for a GGUF file of such a family, and for what candle-transformers does not compute;
 /// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
-pub fn find(facts: &Facts) -> Result<Option<Plan>, LoadError> {
-    let name = facts.architecture()?;
-    let Some(family) = FAMILIES.iter().find(|family| family.names(facts.format()).contains(&&*name)) else {
+pub fn find(reader: &ConfigReader) -> Result<Option<CandlePlan>, LoadError> {
+    let name = reader.architecture()?;
+    let Some(family) = FAMILIES.iter().find(|family| family.names(reader.format()).contains(&&*name)) else {
         return Ok(None);
     };
-    if facts.is_gguf() {
-        return Err(facts.unsupported(format!(
+    if reader.is_gguf() {
+        return Err(reader.unsupported(format!(
             "{name} models run through candle-transformers, from Hugging Face folders with safetensors only"
         )));
     }
-    (family.plan)(facts).map(Some)
+    (family.plan)(reader).map(Some)
 }
 
-impl Family {
+impl CandleFamily {
     /// The names that files of this format know it by.
-    pub fn names(&self, format: Format) -> &'static [&'static str] {
+    pub fn names(&self, format: ModelFormat) -> &'static [&'static str] {
         match format {
-            Format::HuggingFace => self.model_types,
-            Format::Gguf => self.gguf_names,
+            ModelFormat::HuggingFace => self.model_types,
+            ModelFormat::Gguf => self.gguf_names,
         }
     }
 }
 
-impl Plan {
+impl CandlePlan {
     /// Bytes of keys and values of a token, all copies included; 0 in recurrent models.
     pub fn kv_bytes_per_token(&self) -> usize {
         // Beside what grows with every token lies the state of the last whole chunk.
@@ -161,7 +161,7 @@ impl Plan {
         let mut report = |done: usize, total: usize| progress(done * num_layers / total.max(1), num_layers);
         // As long as this are the rotary tables.
         self.config.insert("max_position_embeddings".to_owned(), context_length.into());
-        let weights = Arc::new(Weights::load(source, &self.weights, &device, &mut report)?);
+        let weights = Arc::new(CandleWeights::load(source, &self.weights, &device, &mut report)?);
         let begin = (self.open)(self.config.clone(), weights.builder(&device));
         let begin = begin.map_err(|error| weights.fault(error))?;
         weights.check_all_read(&self.weights)?;
@@ -173,7 +173,7 @@ impl Plan {
             can_rewind: false,
         };
         let threads = cpu.map(Threads::new).transpose()?;
-        let source = Source { begin, prefill: self.prefill, device };
+        let source = ModelParts { begin, prefill: self.prefill, device };
         Ok(CandleModel { spec, source, threads, sequences: HashMap::new() })
     }
 }
@@ -181,10 +181,10 @@ impl Plan {
 /// A model of candle-transformers, and the sequences in it.
 pub struct CandleModel {
     spec: ModelSpec,
-    source: Source,
+    source: ModelParts,
     threads: Option<Threads>,
     /// By the first page of each. One that nobody holds any more stays until its page is another's, as a page's memory does.
-    sequences: HashMap<PageId, Sequence>,
+    sequences: HashMap<PageId, CandleSequence>,
 }
 
 /// Threads of steps of few rows and of many. candle computes on those of the pool that it is called in.
@@ -236,7 +236,7 @@ impl CandleModel {
 
     fn feed(&mut self, page: PageId, row: &Row) -> Result<Option<Vec<f32>>> {
         if row.position == 0 {
-            self.sequences.insert(page, Sequence::default());
+            self.sequences.insert(page, CandleSequence::default());
         }
         let sequence = self.sequences.get_mut(&page).filter(|sequence| sequence.len() == row.position);
         let sequence = sequence.ok_or_else(|| backend("a state belongs to another position"))?;

@@ -52,7 +52,7 @@ pub trait Stepper: Send {
 pub type Begin = Box<dyn Fn() -> Result<Box<dyn Stepper>> + Send + Sync>;
 
 /// What all sequences of a model have in common.
-pub struct Source {
+pub struct ModelParts {
     pub begin: Begin,
     pub prefill: Prefill,
     pub device: Device,
@@ -60,7 +60,7 @@ pub struct Source {
 
 /// One sequence.
 #[derive(Default)]
-pub struct Sequence {
+pub struct CandleSequence {
     tokens: Vec<u32>,
     /// Of the tokens, those that were computed in runs.
     num_in_runs: usize,
@@ -71,14 +71,14 @@ pub struct Sequence {
     num_computed: usize,
 }
 
-impl Source {
+impl ModelParts {
     fn forward(&self, state: &mut dyn Stepper, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
         let tokens = Tensor::new(tokens, &self.device)?.unsqueeze(0)?;
         state.forward(&tokens, position)?.flatten_all()?.to_vec1()
     }
 }
 
-impl Sequence {
+impl CandleSequence {
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -87,7 +87,7 @@ impl Sequence {
     ///
     /// # Errors
     /// candle's; the sequence is of no use then.
-    pub fn feed(&mut self, source: &Source, token: u32, wants_logits: bool) -> Result<Option<Vec<f32>>> {
+    pub fn feed(&mut self, source: &ModelParts, token: u32, wants_logits: bool) -> Result<Option<Vec<f32>>> {
         self.tokens.push(token);
         let len = self.tokens.len();
         let logits = match source.prefill {
@@ -104,7 +104,7 @@ impl Sequence {
     }
 
     /// Logits after the chunk that ends here.
-    fn compute_chunk(&mut self, source: &Source) -> Result<Vec<f32>> {
+    fn compute_chunk(&mut self, source: &ModelParts) -> Result<Vec<f32>> {
         let (start, len) = (self.num_in_runs, self.tokens.len());
         let mut state = self.base.take().map_or_else(|| (source.begin)(), Ok)?;
         let logits = source.forward(&mut *state, &self.tokens[start..], start)?;
@@ -114,7 +114,7 @@ impl Sequence {
     }
 
     /// Logits after the longest run from the first token, where that is longer than the last one was.
-    fn compute_beginning(&mut self, source: &Source) -> Result<Option<Vec<f32>>> {
+    fn compute_beginning(&mut self, source: &ModelParts) -> Result<Option<Vec<f32>>> {
         let end = run_end(self.tokens.len()).min(LONGEST_BEGINNING);
         if end <= self.num_in_runs {
             return Ok(None);
@@ -127,7 +127,7 @@ impl Sequence {
     }
 
     /// Logits after the last token, or `last` where nothing is left to compute: one by one.
-    fn catch_up(&mut self, source: &Source, mut last: Option<Vec<f32>>) -> Result<Option<Vec<f32>>> {
+    fn catch_up(&mut self, source: &ModelParts, mut last: Option<Vec<f32>>) -> Result<Option<Vec<f32>>> {
         let mut state = match (self.now.take(), &self.base) {
             (Some(state), _) => state,
             (None, Some(base)) => base.fork().ok_or_else(|| {
@@ -174,14 +174,14 @@ mod tests {
         }
     }
 
-    fn source(prefill: Prefill) -> (Source, Calls) {
+    fn source(prefill: Prefill) -> (ModelParts, Calls) {
         let calls = Calls::default();
         let noted = calls.clone();
         let begin: Begin = Box::new(move || {
             let forks = prefill == Prefill::Chunks;
             Ok(Box::new(Noting { seen: Vec::new(), calls: noted.clone(), forks }) as Box<dyn Stepper>)
         });
-        (Source { begin, prefill, device: Device::Cpu }, calls)
+        (ModelParts { begin, prefill, device: Device::Cpu }, calls)
     }
 
     /// Feeds `len` tokens, of which those from `wanted` on want logits: these are right, and computed in these runs, given as
@@ -189,7 +189,7 @@ mod tests {
     #[track_caller]
     fn check(prefill: Prefill, len: usize, wanted: usize, expected: &[(usize, usize)]) {
         let (source, calls) = source(prefill);
-        let mut sequence = Sequence::default();
+        let mut sequence = CandleSequence::default();
         for position in 0..len {
             let logits = sequence.feed(&source, position as u32, position >= wanted).unwrap();
             let history = (0..=position).map(|token| token as f32).collect::<Vec<_>>();
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn nothing_waits_where_there_are_no_runs() {
         let (source, calls) = source(Prefill::Single);
-        let mut sequence = Sequence::default();
+        let mut sequence = CandleSequence::default();
         for token in 0..3 {
             assert_eq!(sequence.feed(&source, token, false).unwrap(), None);
         }

@@ -15,7 +15,7 @@ use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// In what a family's files differ from what candle-transformers reads.
 #[derive(Debug, Clone, Default)]
-pub struct Adaptation {
+pub struct WeightAdaptation {
     /// Beginnings of names, and what candle-transformers says instead; the first that fits counts.
     pub renamed: &'static [(&'static str, &'static str)],
     /// The embedding table's name, where it serves as output matrix too.
@@ -30,7 +30,7 @@ const OUTPUT: &str = "lm_head.weight";
 /// Constants that some checkpoints carry along and no model needs.
 const CONSTANTS: [&str; 3] = ["rotary_emb.inv_freq", "attn.masked_bias", "attn.bias"];
 
-impl Adaptation {
+impl WeightAdaptation {
     fn name(&self, name: &str) -> String {
         let renamed = self.renamed.iter().find_map(|(from, to)| Some((to, name.strip_prefix(from)?)));
         renamed.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"))
@@ -42,7 +42,7 @@ impl Adaptation {
 }
 
 /// All tensors of a checkpoint.
-pub struct Weights {
+pub struct CandleWeights {
     tensors: HashMap<String, Tensor>,
     read: Mutex<BTreeSet<String>>,
     /// The first tensor that could not be had, and why.
@@ -54,14 +54,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Weights {
+impl CandleWeights {
     /// Reads and widens all of them. `progress` is told how many are done, of how many.
     ///
     /// # Errors
     /// [`LoadError::Tensor`] for a tensor that is damaged, quantised, or has no room on the device.
     pub fn load(
         source: &dyn TensorSource,
-        adaptation: &Adaptation,
+        adaptation: &WeightAdaptation,
         device: &Device,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LoadError> {
@@ -98,7 +98,7 @@ impl Weights {
 
     /// # Errors
     /// [`LoadError::Tensor`] naming one that no constructor has asked for.
-    pub fn check_all_read(&self, adaptation: &Adaptation) -> Result<(), LoadError> {
+    pub fn check_all_read(&self, adaptation: &WeightAdaptation) -> Result<(), LoadError> {
         let read = locked(&self.read);
         let mut left: Vec<_> = self.tensors.keys().filter(|name| !read.contains(*name)).collect();
         left.sort_unstable();
@@ -150,7 +150,7 @@ fn widened(tensor: &HostTensor, scale: Option<f64>, device: &Device) -> candle_c
 }
 
 /// What constructors take tensors from. Type and device are those that all of them have.
-struct Shelf(Arc<Weights>);
+struct Shelf(Arc<CandleWeights>);
 
 impl SimpleBackend for Shelf {
     fn get(

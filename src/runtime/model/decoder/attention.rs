@@ -1,16 +1,16 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and the rows it keeps.
 
-use super::StorePlace;
-use super::layer::{Context, Projection, Work};
+use super::StoreIndex;
+use super::layer::{Context, LayerBuffers, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
 
 pub struct Attention<B: Backend> {
-    facts: AttentionConfig,
+    config: AttentionConfig,
     eps: f32,
-    store: StorePlace,
+    store: StoreIndex,
     q: Projection<B>,
     q_norm: Option<B::Vector>,
     output_gate: Option<Projection<B>>,
@@ -34,19 +34,19 @@ impl<B: Backend> Attention<B> {
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
-        facts: &AttentionConfig,
+        config: &AttentionConfig,
         eps: f32,
-        store: StorePlace,
+        store: StoreIndex,
     ) -> Result<Self, LoadError> {
         let (file, layer, norms) = (loader.file, loader.layer, &loader.naming.norms);
-        let q_width = facts.num_heads * facts.head_dim;
-        let [q_len, _] = normed_lens(facts);
-        let Projections { q, output_gate, kv } = load_projections(loader, facts)?;
+        let q_width = config.num_heads * config.head_dim;
+        let [q_len, _] = normed_lens(config);
+        let Projections { q, output_gate, kv } = load_projections(loader, config)?;
         let output = file.linear(layer, loader.naming.parts.attention_output, [loader.hidden, q_width])?;
-        let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], facts.num_heads);
-        let sinks = facts.has_sinks.then_some(()).map(sinks).transpose()?;
+        let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
+        let sinks = config.has_sinks.then_some(()).map(sinks).transpose()?;
         Ok(Self {
-            facts: facts.clone(),
+            config: config.clone(),
             eps,
             store,
             q,
@@ -60,25 +60,25 @@ impl<B: Backend> Attention<B> {
 
     /// What the layer's tokens take from those that they see, into `out`.
     pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
-        let (backend, facts) = (context.backend, &self.facts);
+        let (backend, config) = (context.backend, &self.config);
         self.project(backend, input, context.work)?;
         let Context { step, kv, work, .. } = context;
-        let Work { q, k, v, mixed, gate, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
-        if let Some(rope) = facts.rope {
-            backend.rope(q, facts.head_dim, &step.angles[rope])?;
+        if let Some(rope) = config.rope {
+            backend.rope(q, config.head_dim, &step.angles[rope])?;
         }
         if self.kv.is_some() {
-            if let Some(rope) = facts.rope {
-                backend.rope(k, facts.head_dim, &step.angles[rope])?;
+            if let Some(rope) = config.rope {
+                backend.rope(k, config.head_dim, &step.angles[rope])?;
             }
             backend.store_kv(kv, self.store.index, k, v, spans)?;
         }
         let spec = AttentionSpec {
             store: self.store.index,
-            num_heads: facts.num_heads,
-            rule: ScoreRule { scale: facts.scale, softcap: facts.softcap },
-            window: facts.window,
+            num_heads: config.num_heads,
+            rule: ScoreRule { scale: config.scale, softcap: config.softcap },
+            window: config.window,
             sinks: self.sinks.as_ref(),
         };
         backend.attend(kv, &spec, q, spans, mixed)?;
@@ -91,8 +91,8 @@ impl<B: Backend> Attention<B> {
     }
 
     /// q, k and v, normalised where the family does so.
-    fn project(&self, backend: &B, input: &B::Buffer, work: &mut Work<B>) -> Result<()> {
-        let Work { q, k, v, mixed, .. } = work;
+    fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
+        let LayerBuffers { q, k, v, mixed, .. } = work;
         match &self.kv {
             None => self.q.apply(backend, input, q)?,
             Some(KeysAndValues { k: to_k, v: None, .. }) => {
@@ -136,17 +136,17 @@ struct Projections<B: Backend> {
 
 fn load_projections<B: Backend>(
     loader: &Loader<'_, B>,
-    facts: &AttentionConfig,
+    config: &AttentionConfig,
 ) -> Result<Projections<B>, LoadError> {
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
     // A head's output gate lies beside its query.
-    let per_head = if facts.has_output_gate { 2 } else { 1 };
-    let q_width = per_head * facts.num_heads * facts.head_dim;
-    let kv_width = facts.num_kv_heads * facts.head_dim;
+    let per_head = if config.has_output_gate { 2 } else { 1 };
+    let q_width = per_head * config.num_heads * config.head_dim;
+    let kv_width = config.num_kv_heads * config.head_dim;
     let [q_name, k_name, v_name] = SEPARATE;
-    let (q, k, v) = match facts.kv {
+    let (q, k, v) = match config.kv {
         KvSource::Layer(_) => {
             let q = file.linear(layer, q_name, [q_width, hidden])?;
             return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
@@ -162,36 +162,36 @@ fn load_projections<B: Backend>(
         }
     };
     let (q, k) = match loader.naming.interleaved_qk {
-        true => (q.deinterleave(facts.head_dim), k.deinterleave(facts.head_dim)),
+        true => (q.deinterleave(config.head_dim), k.deinterleave(config.head_dim)),
         false => (q, k),
     };
-    let (q, output_gate) = match facts.has_output_gate {
+    let (q, output_gate) = match config.has_output_gate {
         true => {
             let [q, gate] = [0, 1].map(|part| {
                 let head_rows =
-                    move |head| (2 * head + part) * facts.head_dim..(2 * head + part + 1) * facts.head_dim;
-                q.gather_rows((0..facts.num_heads).flat_map(head_rows))
+                    move |head| (2 * head + part) * config.head_dim..(2 * head + part + 1) * config.head_dim;
+                q.gather_rows((0..config.num_heads).flat_map(head_rows))
             });
             (q, Some(loader.projection(gate)?))
         }
         false => (q, None),
     };
-    let [_, k_len] = normed_lens(facts);
-    let ones = |_| loader.backend.vector(vec![1.0; facts.head_dim]);
+    let [_, k_len] = normed_lens(config);
+    let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);
     let kv = KeysAndValues {
         k: loader.projection(k)?,
         k_norm: k_len.map(|len| loader.norm(loader.naming.norms.qk[1], len)).transpose()?,
-        v_norm: (facts.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
+        v_norm: (config.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
         v: v.map(|v| loader.projection(v)).transpose()?,
     };
     Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
 }
 
 /// Over how many values q and k are normalised, if they are.
-fn normed_lens(facts: &AttentionConfig) -> [Option<usize>; 2] {
-    match facts.qk_norm {
+fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
+    match config.qk_norm {
         QkNorm::None => [None; 2],
-        QkNorm::PerHead => [Some(facts.head_dim); 2],
-        QkNorm::Whole => [facts.num_heads, facts.num_kv_heads].map(|heads| Some(heads * facts.head_dim)),
+        QkNorm::PerHead => [Some(config.head_dim); 2],
+        QkNorm::Whole => [config.num_heads, config.num_kv_heads].map(|heads| Some(heads * config.head_dim)),
     }
 }

@@ -2,8 +2,8 @@
 //! norm of what the heads find. Source: transformers `Qwen3_5GatedDeltaNet`; llama.cpp's converter for the form in GGUF, where
 //! value heads may stand in another order and the factors of decay are `-exp(A_log)`.
 
-use super::StorePlace;
-use super::layer::{Context, Projection, Work};
+use super::StoreIndex;
+use super::layer::{Context, LayerBuffers, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
 use crate::runtime::error::{LoadError, Result};
@@ -13,7 +13,7 @@ pub struct DeltaNet<B: Backend> {
     shape: DeltaShape,
     eps: f32,
     /// Of the convolution; the heads' states are in the one after it.
-    store: StorePlace,
+    store: StoreIndex,
     qkv: Projection<B>,
     gate: Projection<B>,
     rate: Projection<B>,
@@ -30,11 +30,11 @@ impl<B: Backend> DeltaNet<B> {
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
-        facts: &DeltaNetConfig,
+        config: &DeltaNetConfig,
         eps: f32,
-        store: StorePlace,
+        store: StoreIndex,
     ) -> Result<Self, LoadError> {
-        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, facts.shape);
+        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
         let matrix = |names, rows, cols| file.linear(layer, names, [rows, cols]);
         let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
         let values = |names, len| loader.backend.vector(file.values(layer, names, len)?);
@@ -56,7 +56,7 @@ impl<B: Backend> DeltaNet<B> {
             gate: loader.projection(matrix(["linear_attn.in_proj_z", "attn_gate"], inner, hidden)?)?,
             rate: loader.gate(matrix(["linear_attn.in_proj_b", "ssm_beta"], heads, hidden)?)?,
             decay: loader.gate(matrix(["linear_attn.in_proj_a", "ssm_alpha"], heads, hidden)?)?,
-            kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), facts.kernel])?)?,
+            kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), config.kernel])?)?,
             fading: loader.backend.vector(fading)?,
             decay_bias: values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
             norm: values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
@@ -66,7 +66,7 @@ impl<B: Backend> DeltaNet<B> {
 
     pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let Context { backend, step, kv, work, .. } = context;
-        let Work { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
+        let LayerBuffers { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let onto = [
             (&self.qkv, &mut *qkv),

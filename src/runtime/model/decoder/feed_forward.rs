@@ -3,7 +3,7 @@
 //! Invariant: what a row gets does not depend on its neighbours. They decide which rows an expert sees together, and a
 //! product computes each row by itself; the results of a row's experts are added in the order of the experts' numbers.
 
-use super::layer::{Context, Projection, Work};
+use super::layer::{Context, LayerBuffers, Projection};
 use super::load::Loader;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
@@ -21,15 +21,15 @@ pub struct FeedForward<B: Backend> {
 impl<B: Backend> FeedForward<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, facts: &FeedForwardConfig, eps: f32) -> Result<Self, LoadError> {
-        let dense = facts.dense.as_ref().map(|facts| Mlp::load(loader, facts)).transpose()?;
-        let experts = facts.experts.as_ref().map(|facts| Experts::load(loader, facts, eps)).transpose()?;
+    pub fn load(loader: &Loader<'_, B>, config: &FeedForwardConfig, eps: f32) -> Result<Self, LoadError> {
+        let dense = config.dense.as_ref().map(|config| Mlp::load(loader, config)).transpose()?;
+        let experts = config.experts.as_ref().map(|config| Experts::load(loader, config, eps)).transpose()?;
         let hidden = loader.hidden;
         let dense_gate = |_| {
             let gate = loader.file.linear(loader.layer, loader.naming.parts.dense_gate, [1, hidden])?;
             loader.gate(gate)
         };
-        let dense_gate = facts.gates_dense.then_some(()).map(dense_gate).transpose()?;
+        let dense_gate = config.gates_dense.then_some(()).map(dense_gate).transpose()?;
         Ok(Self { hidden, dense, dense_gate, experts })
     }
 
@@ -61,10 +61,10 @@ impl<B: Backend> FeedForward<B> {
         backend: &B,
         gate: &Projection<B>,
         input: &B::Buffer,
-        work: &mut Work<B>,
+        work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let Work { scores, routing: Routing { scores: weights, .. }, mixed, .. } = work;
+        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, mixed, .. } = work;
         gate.apply(backend, input, scores)?;
         backend.read(scores, weights)?;
         weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
@@ -84,13 +84,13 @@ struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    fn load(loader: &Loader<'_, B>, facts: &MlpConfig) -> Result<Self, LoadError> {
+    fn load(loader: &Loader<'_, B>, config: &MlpConfig) -> Result<Self, LoadError> {
         let [gate, up, down] = loader.naming.parts.mlp;
-        let inner = facts.intermediate_size;
+        let inner = config.intermediate_size;
         let fused = ["mlp.gate_up_proj", "ffn_up"];
         let [gate, up] = loader.file.linears(loader.layer, [gate, up], fused, [inner; 2], loader.hidden)?;
         let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
-        Self::of(loader, facts.activation, [gate, up, down])
+        Self::of(loader, config.activation, [gate, up, down])
     }
 
     fn of(loader: &Loader<'_, B>, activation: Activation, parts: [Linear; 3]) -> Result<Self, LoadError> {
@@ -116,7 +116,7 @@ impl<B: Backend> Mlp<B> {
 }
 
 struct Experts<B: Backend> {
-    facts: ExpertsConfig,
+    config: ExpertsConfig,
     router: Projection<B>,
     each: Vec<Mlp<B>>,
     norms: Option<ExpertNorms<B>>,
@@ -136,17 +136,17 @@ struct ExpertNorms<B: Backend> {
 }
 
 impl<B: Backend> Experts<B> {
-    fn load(loader: &Loader<'_, B>, facts: &ExpertsConfig, eps: f32) -> Result<Self, LoadError> {
+    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig, eps: f32) -> Result<Self, LoadError> {
         let names = &loader.naming.parts;
-        let router = loader.file.linear(loader.layer, names.router, [facts.count, loader.hidden])?;
-        let shape = [facts.mlp.intermediate_size, loader.hidden];
-        let each = loader.file.experts(loader.layer, names.experts, facts.count, shape)?;
-        let expert = |parts| Mlp::of(loader, facts.mlp.activation, parts);
+        let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
+        let shape = [config.mlp.intermediate_size, loader.hidden];
+        let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
+        let expert = |parts| Mlp::of(loader, config.mlp.activation, parts);
         Ok(Self {
-            facts: facts.clone(),
+            config: config.clone(),
             router: loader.gate(router)?,
             each: each.into_iter().map(expert).collect::<Result<_, _>>()?,
-            norms: facts.has_norms.then(|| ExpertNorms::load(loader, facts.count)).transpose()?,
+            norms: config.has_norms.then(|| ExpertNorms::load(loader, config.count)).transpose()?,
             eps,
         })
     }
@@ -157,7 +157,7 @@ impl<B: Backend> Experts<B> {
         backend: &B,
         [num_rows, hidden]: [usize; 2],
         [input, residual]: [&B::Buffer; 2],
-        work: &mut Work<B>,
+        work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
         let Some(norms) = &self.norms else {
@@ -182,13 +182,13 @@ impl<B: Backend> Experts<B> {
         &self,
         backend: &B,
         input: &B::Buffer,
-        work: &mut Work<B>,
+        work: &mut LayerBuffers<B>,
         scales: Option<&[f32]>,
     ) -> Result<()> {
-        let Work { scores, routing, .. } = work;
+        let LayerBuffers { scores, routing, .. } = work;
         self.router.apply(backend, input, scores)?;
         backend.read(scores, &mut routing.scores)?;
-        routing.choose(&self.facts);
+        routing.choose(&self.config);
         for (visitors, scale) in routing.visitors.iter_mut().zip(scales.into_iter().flatten()) {
             visitors.weights.iter_mut().for_each(|weight| *weight *= scale);
         }
@@ -196,8 +196,14 @@ impl<B: Backend> Experts<B> {
     }
 
     /// Adds what each row's experts give, in the order of their numbers.
-    fn visit(&self, backend: &B, input: &B::Buffer, work: &mut Work<B>, out: &mut B::Buffer) -> Result<()> {
-        let Work { routing, sent, returned, gate, up, .. } = work;
+    fn visit(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        work: &mut LayerBuffers<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
         for (expert, visitors) in self.each.iter().zip(&routing.visitors) {
             if !visitors.rows.is_empty() {
                 backend.select_rows(input, &visitors.rows, sent)?;
@@ -244,22 +250,22 @@ struct Visitors {
 
 impl Routing {
     /// Sends each row of `scores` to those of its experts that score highest; of equal ones to the first.
-    fn choose(&mut self, facts: &ExpertsConfig) {
+    fn choose(&mut self, config: &ExpertsConfig) {
         let Self { scores, visitors, order } = self;
-        visitors.resize_with(facts.count, Visitors::default);
+        visitors.resize_with(config.count, Visitors::default);
         for Visitors { rows, weights } in visitors.iter_mut() {
             rows.clear();
             weights.clear();
         }
-        for (row, scores) in scores.chunks_exact(facts.count).enumerate() {
+        for (row, scores) in scores.chunks_exact(config.count).enumerate() {
             order.clear();
-            order.extend(0..facts.count);
+            order.extend(0..config.count);
             order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
-            let used = &order[..facts.used];
+            let used = &order[..config.used];
             let highest = scores[used[0]];
             let share = |expert: usize| math::exp(scores[expert] - highest);
-            let total: f32 = match facts.weights {
-                ExpertWeights::OfAll => (0..facts.count).map(share).sum(),
+            let total: f32 = match config.weights {
+                ExpertWeights::OfAll => (0..config.count).map(share).sum(),
                 ExpertWeights::OfUsed => used.iter().map(|&expert| share(expert)).sum(),
             };
             for &expert in used {
@@ -276,11 +282,11 @@ mod tests {
 
     fn choose(weights: ExpertWeights, scores: &[f32]) -> Vec<(Vec<usize>, Vec<f32>)> {
         let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu };
-        let facts = ExpertsConfig { count: 3, used: 2, mlp, weights, has_norms: false };
+        let config = ExpertsConfig { count: 3, used: 2, mlp, weights, has_norms: false };
         let mut routing = Routing { scores: vec![7.0; 9], ..Routing::default() };
-        routing.choose(&facts); // of another step, to be forgotten
+        routing.choose(&config); // of another step, to be forgotten
         routing.scores = scores.to_vec();
-        routing.choose(&facts);
+        routing.choose(&config);
         routing.visitors.into_iter().map(|visitors| (visitors.rows, visitors.weights)).collect()
     }
 

@@ -6,7 +6,7 @@ use super::feed_forward::{FeedForward, Routing};
 use super::load::Loader;
 use super::per_layer::LayerInput;
 use super::short_conv::ShortConv;
-use super::{Step, StorePlace};
+use super::{StepBuffers, StoreIndex};
 use crate::runtime::backend::{Backend, Product};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{LayerConfig, MixerConfig, PerLayerInputs};
@@ -32,15 +32,15 @@ impl<B: Backend> Projection<B> {
 /// What a part computes with: the step at hand, and memory that it may use as it likes.
 pub struct Context<'a, B: Backend> {
     pub backend: &'a B,
-    pub step: &'a Step<B>,
+    pub step: &'a StepBuffers<B>,
     pub kv: &'a mut B::Kv,
     /// Of all layers, in families that have them.
     pub per_layer: Option<&'a B::Buffer>,
-    pub work: &'a mut Work<B>,
+    pub work: &'a mut LayerBuffers<B>,
 }
 
 /// Buffers of a part, kept from layer to layer and from step to step.
-pub struct Work<B: Backend> {
+pub struct LayerBuffers<B: Backend> {
     pub q: B::Buffer,
     pub k: B::Buffer,
     pub v: B::Buffer,
@@ -54,7 +54,7 @@ pub struct Work<B: Backend> {
     pub routing: Routing,
 }
 
-impl<B: Backend> Work<B> {
+impl<B: Backend> LayerBuffers<B> {
     pub fn new(backend: &B) -> Self {
         let buffer = || backend.buffer();
         Self {
@@ -86,7 +86,7 @@ impl<B: Backend> Stream<B> {
     }
 }
 
-pub struct Layer<B: Backend> {
+pub struct DecoderLayer<B: Backend> {
     eps: f32,
     residual_scale: f32,
     pre_mixer: Option<B::Vector>,
@@ -105,36 +105,36 @@ enum Mixer<B: Backend> {
     DeltaNet(DeltaNet<B>),
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> DecoderLayer<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
-        facts: &LayerConfig,
+        config: &LayerConfig,
         per_layer: Option<&PerLayerInputs>,
-        store: StorePlace,
+        store: StoreIndex,
     ) -> Result<Self, LoadError> {
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
         let names = &loader.naming.norms;
         Ok(Self {
-            eps: facts.norm_eps,
-            residual_scale: facts.residual_scale,
-            pre_mixer: norm(facts.pre_norms, names.pre_mixer)?,
-            post_mixer: norm(facts.post_norms, names.post_mixer)?,
-            pre_mlp: norm(facts.pre_norms, names.pre_mlp)?,
-            post_mlp: norm(facts.post_norms, names.post_mlp)?,
-            mixer: match &facts.mixer {
+            eps: config.norm_eps,
+            residual_scale: config.residual_scale,
+            pre_mixer: norm(config.pre_norms, names.pre_mixer)?,
+            post_mixer: norm(config.post_norms, names.post_mixer)?,
+            pre_mlp: norm(config.pre_norms, names.pre_mlp)?,
+            post_mlp: norm(config.post_norms, names.post_mlp)?,
+            mixer: match &config.mixer {
                 MixerConfig::Attention(attention) => {
-                    Mixer::Attention(Attention::load(loader, attention, facts.norm_eps, store)?)
+                    Mixer::Attention(Attention::load(loader, attention, config.norm_eps, store)?)
                 }
                 MixerConfig::DeltaNet(net) => {
-                    Mixer::DeltaNet(DeltaNet::load(loader, net, facts.norm_eps, store)?)
+                    Mixer::DeltaNet(DeltaNet::load(loader, net, config.norm_eps, store)?)
                 }
                 MixerConfig::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(loader, conv, store)?),
             },
-            feed_forward: FeedForward::load(loader, &facts.feed_forward, facts.norm_eps)?,
-            input: per_layer.map(|input| LayerInput::load(loader, input, facts.norm_eps)).transpose()?,
-            output_scale: match facts.has_output_scale {
+            feed_forward: FeedForward::load(loader, &config.feed_forward, config.norm_eps)?,
+            input: per_layer.map(|input| LayerInput::load(loader, input, config.norm_eps)).transpose()?,
+            output_scale: match config.has_output_scale {
                 true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
                 false => 1.0,
             },

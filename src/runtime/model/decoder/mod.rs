@@ -12,7 +12,7 @@ mod load;
 mod per_layer;
 mod short_conv;
 
-use layer::{Context, Layer, Stream, Work};
+use layer::{Context, DecoderLayer, LayerBuffers, Stream};
 use load::Loader;
 use per_layer::PerLayer;
 
@@ -29,7 +29,7 @@ use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// What a decoder is built from, besides the backend.
-pub struct Parts<'a> {
+pub struct DecoderParts<'a> {
     pub config: DecoderConfig,
     pub naming: Naming,
     pub source: &'a dyn TensorSource,
@@ -66,11 +66,11 @@ pub struct Decoder<B: Backend> {
     head: Option<B::Weight>,
     final_norm: B::Vector,
     per_layer: Option<PerLayer<B>>,
-    layers: Vec<Layer<B>>,
+    layers: Vec<DecoderLayer<B>>,
     kv: B::Kv,
     stream: Stream<B>,
-    work: Work<B>,
-    step: Step<B>,
+    work: LayerBuffers<B>,
+    step: StepBuffers<B>,
     /// On the backend. Of its own, because growing another buffer to the vocabulary would write zeros into it at every step.
     head_out: B::Buffer,
     /// Memory for the next step's logits.
@@ -79,14 +79,14 @@ pub struct Decoder<B: Backend> {
 
 /// Where a layer keeps what it keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StorePlace {
+struct StoreIndex {
     /// Index into [`KvLayout::stores`].
     index: usize,
     group: usize,
 }
 
 /// What all layers of a step share; kept for its memory.
-struct Step<B: Backend> {
+struct StepBuffers<B: Backend> {
     /// By group.
     spans: Vec<Vec<Span>>,
     /// By rope.
@@ -99,7 +99,7 @@ struct Step<B: Backend> {
     sin: Vec<f32>,
 }
 
-impl<B: Backend> Step<B> {
+impl<B: Backend> StepBuffers<B> {
     fn new(num_groups: usize, num_ropes: usize) -> Self {
         Self {
             spans: vec![Vec::new(); num_groups],
@@ -134,14 +134,14 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(backend: B, parts: Parts<'_>) -> Result<Self, LoadError> {
-        let Parts { mut config, naming, source, context_length, kv_type, convert, progress } = parts;
+    pub fn load(backend: B, parts: DecoderParts<'_>) -> Result<Self, LoadError> {
+        let DecoderParts { mut config, naming, source, context_length, kv_type, convert, progress } = parts;
         let file = WeightFile::new(source, &naming)?;
         if naming.gguf {
             apply_divisors(&mut config, &file)?;
         }
         file.check_layers(config.layers.len())?;
-        let (layout, _, places) = kv_layout(&config);
+        let (layout, _, stores) = kv_layout(&config);
         let kv = backend.kv(&layout, kv_type)?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
@@ -152,12 +152,12 @@ impl<B: Backend> Decoder<B> {
             None => (backend.weight(&embedding)?, None),
         };
         let final_norm = backend.vector(file.final_norm(hidden)?)?;
-        let per_layer = |facts| PerLayer::load(&backend, &file, convert, &config, facts);
+        let per_layer = |inputs| PerLayer::load(&backend, &file, convert, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
         let mut layers = Vec::with_capacity(config.layers.len());
-        for (layer, (facts, page_ref)) in config.layers.iter().zip(places).enumerate() {
+        for (layer, (layer_config, store)) in config.layers.iter().zip(stores).enumerate() {
             let loader = Loader { backend: &backend, file: &file, naming: &naming, convert, hidden, layer };
-            layers.push(Layer::load(&loader, facts, config.per_layer_inputs.as_ref(), page_ref)?);
+            layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
             progress(layer + 1, config.layers.len());
         }
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
@@ -165,11 +165,11 @@ impl<B: Backend> Decoder<B> {
             architecture: config.architecture.to_owned(),
             vocab_size: vocab,
             context_length,
-            groups: state_groups(&config, kv_type),
+            groups: kv_groups(&config, kv_type),
             can_rewind: true,
         };
-        let (stream, work) = (Stream::new(&backend), Work::new(&backend));
-        let step = Step::new(spec.groups.len(), ropes.len());
+        let (stream, work) = (Stream::new(&backend), LayerBuffers::new(&backend));
+        let step = StepBuffers::new(spec.groups.len(), ropes.len());
         let (head_out, logits) = (backend.buffer(), Vec::new());
         Ok(Self {
             backend,
@@ -286,21 +286,21 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<
 
 /// Which layers share pages: those that keep what they keep equally long, in the order in which that first occurs. And where
 /// each layer finds its own.
-fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StorePlace>) {
+fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>) {
     let mut kinds: Vec<KvKind> = Vec::new();
     let mut stores = Vec::new();
-    let mut add = |keep: KvKind, shape: StoreShape| {
-        let group = kinds.iter().position(|known| *known == keep).unwrap_or_else(|| {
-            kinds.push(keep);
+    let mut add = |kind: KvKind, shape: StoreShape| {
+        let group = kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            kinds.push(kind);
             kinds.len() - 1
         });
         stores.push(Store { shape, group });
-        StorePlace { index: stores.len() - 1, group }
+        StoreIndex { index: stores.len() - 1, group }
     };
-    let mut places: Vec<StorePlace> = Vec::with_capacity(config.layers.len());
+    let mut of_layers: Vec<StoreIndex> = Vec::with_capacity(config.layers.len());
     for layer in &config.layers {
-        places.push(match &layer.mixer {
-            MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => places[*owner],
+        of_layers.push(match &layer.mixer {
+            MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => of_layers[*owner],
             MixerConfig::Attention(AttentionConfig { num_kv_heads, head_dim, window, .. }) => {
                 let shape = KvShape { num_kv_heads: *num_kv_heads, head_dim: *head_dim };
                 add(window.map_or(KvKind::Full, KvKind::SlidingWindow), StoreShape::Rows(shape))
@@ -315,11 +315,11 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StorePlace>)
             }
         });
     }
-    (KvLayout { stores, num_groups: kinds.len() }, kinds, places)
+    (KvLayout { stores, num_groups: kinds.len() }, kinds, of_layers)
 }
 
 /// What a sequence of this model keeps.
-pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<KvGroup> {
+pub fn kv_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<KvGroup> {
     let (layout, kinds, _) = kv_layout(config);
     let group = |(group, kind)| KvGroup { kind, page_bytes: layout.page_bytes(group, kv_type) };
     kinds.into_iter().enumerate().map(group).collect()
@@ -327,7 +327,7 @@ pub fn state_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<KvGroup> {
 
 /// Bytes of keys and values that one token adds while every layer sees it.
 pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
-    let groups = state_groups(config, kv_type).into_iter().filter(|group| group.kind != KvKind::Recurrent);
+    let groups = kv_groups(config, kv_type).into_iter().filter(|group| group.kind != KvKind::Recurrent);
     groups.map(|group| group.page_bytes / PAGE_TOKENS).sum()
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::layer::{Projection, Work};
+use super::layer::{LayerBuffers, Projection};
 use super::load::Loader;
 use super::{Convert, Matrix};
 use crate::runtime::backend::{Activation, Backend};
@@ -33,9 +33,9 @@ impl<B: Backend> PerLayer<B> {
         file: &WeightFile<'_>,
         convert: Convert<'_>,
         config: &DecoderConfig,
-        facts: &PerLayerInputs,
+        inputs: &PerLayerInputs,
     ) -> Result<Self, LoadError> {
-        let (width, hidden) = (config.layers.len() * facts.size, config.hidden_size);
+        let (width, hidden) = (config.layers.len() * inputs.size, config.hidden_size);
         let matrix = |names, matrix, shape| -> Result<_, LoadError> {
             let linear = file.global_linear(names, shape)?;
             convert(&linear.name, matrix, linear.weight)
@@ -47,13 +47,13 @@ impl<B: Backend> PerLayer<B> {
         )?;
         let names = ["per_layer_model_projection", "per_layer_model_proj"];
         let projection = matrix(names, Matrix::Projection, [width, hidden])?;
-        let norm = file.global_norm(["per_layer_projection_norm", "per_layer_proj_norm"], facts.size)?;
+        let norm = file.global_norm(["per_layer_projection_norm", "per_layer_proj_norm"], inputs.size)?;
         Ok(Self {
             table: backend.table(&table)?,
             projection: backend.weight(&projection)?,
             norm: backend.vector(norm)?,
             eps: config.final_norm_eps,
-            table_scale: (facts.size as f32).sqrt(),
+            table_scale: (inputs.size as f32).sqrt(),
             projection_scale: 1.0 / (hidden as f32).sqrt(),
             inputs: backend.buffer(),
         })
@@ -65,9 +65,9 @@ impl<B: Backend> PerLayer<B> {
         backend: &B,
         tokens: &[u32],
         embedded: &B::Buffer,
-        work: &mut Work<B>,
+        work: &mut LayerBuffers<B>,
     ) -> Result<()> {
-        let Work { mixed, gate, .. } = work;
+        let LayerBuffers { mixed, gate, .. } = work;
         backend.matmul(embedded, &self.projection, None, mixed)?;
         backend.scale(mixed, self.projection_scale)?;
         backend.rms_norm(mixed, &self.norm, self.eps, &mut self.inputs)?;
@@ -94,12 +94,12 @@ pub struct LayerInput<B: Backend> {
 impl<B: Backend> LayerInput<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, facts: &PerLayerInputs, eps: f32) -> Result<Self, LoadError> {
-        let (file, layer, hidden, size) = (loader.file, loader.layer, loader.hidden, facts.size);
+    pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs, eps: f32) -> Result<Self, LoadError> {
+        let (file, layer, hidden, size) = (loader.file, loader.layer, loader.hidden, inputs.size);
         let gate = file.linear(layer, ["per_layer_input_gate", "inp_gate"], [size, hidden])?;
         let projection = file.linear(layer, ["per_layer_projection", "proj"], [hidden, size])?;
         Ok(Self {
-            activation: facts.activation,
+            activation: inputs.activation,
             columns: layer * size..(layer + 1) * size,
             gate: loader.projection(gate)?,
             projection: loader.projection(projection)?,
@@ -114,9 +114,9 @@ impl<B: Backend> LayerInput<B> {
         backend: &B,
         inputs: &B::Buffer,
         residual: &mut B::Buffer,
-        work: &mut Work<B>,
+        work: &mut LayerBuffers<B>,
     ) -> Result<()> {
-        let Work { mixed, gate, up, .. } = work;
+        let LayerBuffers { mixed, gate, up, .. } = work;
         self.gate.apply(backend, residual, gate)?;
         backend.select_columns(inputs, self.columns.clone(), up)?;
         backend.gated(self.activation, gate, up)?;

@@ -1,15 +1,15 @@
 //! LFM2's short convolution: a gate, a causal convolution of few tokens over each channel, and another gate.
 //! Source: transformers `Lfm2ShortConv`.
 
-use super::StorePlace;
-use super::layer::{Context, Projection, Work};
+use super::StoreIndex;
+use super::layer::{Context, LayerBuffers, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::ShortConvConfig;
 
 pub struct ShortConv<B: Backend> {
-    store: StorePlace,
+    store: StoreIndex,
     /// b, c and x.
     inputs: [Projection<B>; 3],
     kernel: B::Vector,
@@ -21,13 +21,13 @@ impl<B: Backend> ShortConv<B> {
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
-        facts: &ShortConvConfig,
-        store: StorePlace,
+        config: &ShortConvConfig,
+        store: StoreIndex,
     ) -> Result<Self, LoadError> {
         let (hidden, file) = (loader.hidden, loader.file);
         let [b, c, x] =
             file.stacked(loader.layer, ["conv.in_proj", "shortconv.in_proj"], [hidden; 3], hidden)?;
-        let kernel = file.conv(loader.layer, ["conv.conv", "shortconv.conv"], [hidden, facts.kernel])?;
+        let kernel = file.conv(loader.layer, ["conv.conv", "shortconv.conv"], [hidden, config.kernel])?;
         let output = file.linear(loader.layer, ["conv.out_proj", "shortconv.out_proj"], [hidden; 2])?;
         Ok(Self {
             store,
@@ -39,7 +39,7 @@ impl<B: Backend> ShortConv<B> {
 
     pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let Context { backend, step, kv, work, .. } = context;
-        let Work { q: b, k: c, v: x, mixed, .. } = &mut **work;
+        let LayerBuffers { q: b, k: c, v: x, mixed, .. } = &mut **work;
         let [to_b, to_c, to_x] = &self.inputs;
         backend.matmul_each(input, &mut [to_b.onto(b), to_c.onto(c), to_x.onto(x)])?;
         backend.gated(Activation::None, b, x)?;

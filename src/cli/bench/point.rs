@@ -6,10 +6,45 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::arrivals::Loop;
+/// How requests of an open loop are spaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spacing {
+    /// Independent of each other, as many users are
+    #[default]
+    Poisson,
+    /// Evenly
+    Constant,
+}
+
+/// What one point of a sweep does to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Loop {
+    /// This many users.
+    Closed { concurrency: usize },
+    /// This many requests per second.
+    Open { rate: f64, spacing: Spacing },
+    /// Recorded arrivals, this many times as fast.
+    Trace { speed: f64 },
+}
+
+impl Loop {
+    /// The name in reports: `4 users`, `2.5/s`, `trace x2`.
+    pub fn name(&self) -> String {
+        match self {
+            Loop::Closed { concurrency: 1 } => "1 user".to_owned(),
+            Loop::Closed { concurrency } => format!("{concurrency} users"),
+            Loop::Open { rate, spacing: Spacing::Poisson } => format!("{rate}/s"),
+            Loop::Open { rate, spacing: Spacing::Constant } => format!("{rate}/s even"),
+            Loop::Trace { speed } => format!("trace x{speed}"),
+        }
+    }
+}
 
 /// One request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,9 +1,9 @@
-//! Points of a sweep for people and spreadsheets.
+//! Reports of `bench serve`: the points of a sweep as a table, CSV or Markdown, and warnings about them.
 
+use super::figures::{percent, quoted, sparkline};
 use super::point::{Latency, Point};
-use crate::cli::bench::record::Document;
-use crate::cli::bench::report::{quoted, sparkline};
-use crate::cli::bench::validity::percent;
+use super::record::Document;
+use super::stats;
 use crate::cli::report::columns;
 
 /// One row per point; latencies as median and 99th percentile.
@@ -61,7 +61,7 @@ fn course(point: &Point) -> String {
     const PARTS: usize = 12;
     let times: Vec<f64> = point.turns.iter().filter_map(|turn| turn.first_ms).collect();
     let size = times.len().div_ceil(PARTS).max(1);
-    let means: Vec<f64> = times.chunks(size).map(crate::cli::bench::stats::mean).collect();
+    let means: Vec<f64> = times.chunks(size).map(stats::mean).collect();
     sparkline(&means)
 }
 
@@ -178,7 +178,7 @@ pub fn warnings(document: &Document) -> Vec<String> {
 
 #[cfg(test)]
 pub mod sample {
-    use super::super::arrivals::Loop;
+    use super::super::point::Loop;
     use super::super::point::tests::turn;
     use super::*;
 

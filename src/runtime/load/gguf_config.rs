@@ -1,4 +1,4 @@
-//! GGUF metadata as the facts that families read.
+//! GGUF metadata as a [`ConfigReader`] for families.
 
 use std::sync::Arc;
 
@@ -6,17 +6,18 @@ use serde_json::{Value, json};
 
 use super::gguf::Gguf;
 use super::metadata::Metadata;
-use crate::runtime::model::arch::Facts;
+use crate::runtime::model::arch::ConfigReader;
 use crate::runtime::tensor::TensorSource;
 
-/// Lists longer than this are vocabularies, not facts.
+/// Longest list to convert; longer ones are vocabularies.
 const MAX_LIST: usize = 4096;
 
-/// The facts of a GGUF file. `vocab_size` is the embedding table's, which every file has, whatever its keys say.
-pub fn facts(gguf: &Arc<Gguf>) -> Facts {
+/// Creates the reader of a GGUF file. `vocab_size` is the number of rows of the embedding table, which every file
+/// has, regardless of its keys.
+pub fn gguf_config_reader(gguf: &Arc<Gguf>) -> ConfigReader {
     let path = gguf.paths().next().map(Into::into).unwrap_or_default();
     let gguf = gguf.clone();
-    Facts::gguf(path, move |key| match key {
+    ConfigReader::gguf(path, move |key| match key {
         "vocab_size" => {
             gguf.describe("token_embd.weight").and_then(|(shape, _)| shape.first().map(|rows| json!(rows)))
         }
@@ -25,7 +26,7 @@ pub fn facts(gguf: &Arc<Gguf>) -> Facts {
     })
 }
 
-/// A scalar or short list as JSON; `None` when absent, or of a kind that no fact has.
+/// Converts a scalar or short list to JSON; `None` if the key is absent or of another kind.
 fn value(metadata: &Metadata, key: &str) -> Option<Value> {
     fn scalar<T: Into<Value>>(got: Result<Option<T>, impl Sized>) -> Option<Value> {
         got.ok().flatten().map(Into::into)

@@ -8,7 +8,7 @@ use crate::runtime::error::LoadError;
 
 /// Where facts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ModelFormat {
     HuggingFace,
     Gguf,
 }
@@ -16,20 +16,20 @@ pub enum Format {
 type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
 
 /// Facts of one model. Keys differ between the formats; the getters and their errors do not.
-pub struct Facts {
+pub struct ConfigReader {
     path: PathBuf,
-    format: Format,
+    format: ModelFormat,
     lookup: Lookup,
 }
 
-impl Facts {
+impl ConfigReader {
     /// Facts of a config.json. A multimodal one is read from its `text_config`, and from the top where that is silent.
     pub fn hugging_face(path: PathBuf, config: Value) -> Self {
         let lookup = move |key: &str| {
             let nested = config.get("text_config").and_then(|text| text.get(key));
             nested.or_else(|| config.get(key)).cloned()
         };
-        Self { path, format: Format::HuggingFace, lookup: Box::new(lookup) }
+        Self { path, format: ModelFormat::HuggingFace, lookup: Box::new(lookup) }
     }
 
     /// Facts of a GGUF file; `lookup` is given whole keys. Keys are asked for without the architecture's prefix.
@@ -37,15 +37,15 @@ impl Facts {
         let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
         let prefix = prefix.unwrap_or_default();
         let lookup = move |key: &str| lookup(&format!("{prefix}.{key}")).or_else(|| lookup(key));
-        Self { path, format: Format::Gguf, lookup: Box::new(lookup) }
+        Self { path, format: ModelFormat::Gguf, lookup: Box::new(lookup) }
     }
 
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> ModelFormat {
         self.format
     }
 
     pub fn is_gguf(&self) -> bool {
-        self.format == Format::Gguf
+        self.format == ModelFormat::Gguf
     }
 
     /// The family's name as the file gives it.
