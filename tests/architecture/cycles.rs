@@ -22,9 +22,7 @@ const CYCLES: &[(&str, &[&str])] = &[
     ("runtime::session::store", &["record", "saved"]),
     ("runtime::text::tokenizer", &["bound", "cuts", "pipeline"]),
     ("serve::api", &["drive", "patience"]),
-    ("template", &["dialect", "marked", "output", "probe", "reasoning", "tool_call"]),
     ("template::python", &["markup", "methods", "object", "ops", "percent", "text"]),
-    ("template::tool_call", &["formats", "grammar", "harmony", "notation"]),
 ];
 
 /// The nodes of one folder, each with the nodes it imports from and one import as an example.
