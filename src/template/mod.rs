@@ -9,6 +9,7 @@
 mod accommodate;
 mod clock;
 mod dialect;
+mod environment;
 mod error;
 mod jinja;
 mod link;
@@ -24,6 +25,7 @@ mod reasoning;
 mod source;
 mod tool_call;
 mod tool_grammar;
+mod variables;
 
 pub use accommodate::Accommodation;
 pub use clock::DateTime;

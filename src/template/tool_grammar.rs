@@ -228,8 +228,7 @@ impl AnswerGrammar<'_> {
         if !self.request.is_optional {
             return format!("{first} {whole}* {calls}");
         }
-        let heads: Vec<String> =
-            messages.texts.iter().map(|(head, _)| self.writer.literal(head)).collect();
+        let heads: Vec<String> = messages.texts.iter().map(|(head, _)| self.writer.literal(head)).collect();
         let open_end = self.open_text(messages);
         let last = format!("({}) {open_end}? {end}", heads.join(" | "));
         let rest = format!("{first} {whole}* ({calls} | {last})?");
