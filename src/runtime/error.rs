@@ -1,7 +1,7 @@
-//! What can go wrong in the engine, split by what the caller can do about it.
+//! Errors of the engine, split by what the caller can do about them.
 //!
-//! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both do so
-//! in one `match`, so a new variant is a compile error there.
+//! The CLI maps each variant to a kind, a hint and an exit code; HTTP maps it to a status and a code. Both
+//! use one `match`, so a new variant is a compile error there.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -15,15 +15,15 @@ use crate::template::TemplateError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A text of the program itself. A name for it, because serde would borrow a reference from what it reads.
+/// Text of the program itself. An alias, because serde would borrow a plain reference from its input.
 type Lasting = &'static str;
 
-/// Different texts of other processes that are kept, and the bytes of each: more than any llmctl has.
+/// Most distinct texts of other processes that are kept, and most bytes of each; more than llmctl has.
 const MAX_LASTING: usize = 1024;
 const MAX_LASTING_BYTES: usize = 256;
 
-/// Gives a text that comes from another process the life of a text of this one. They come from a small set, so each is kept
-/// once and for good; beyond the bounds a word stands in.
+/// Makes a text of another process `'static`. There are few such texts, so each is leaked once; beyond the
+/// bounds a placeholder is used.
 fn lasting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Lasting, D::Error> {
     static KEPT: Mutex<BTreeSet<Lasting>> = Mutex::new(BTreeSet::new());
     let text = String::deserialize(deserializer)?;
@@ -42,30 +42,30 @@ fn lasting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Lasting, D::Err
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum Error {
-    /// The prompt has no tokens; nothing can be computed from it.
+    /// The prompt has no tokens.
     #[error("the prompt is empty")]
     PromptEmpty,
 
-    /// Refused before any work: a prompt must leave room for at least one generated token.
+    /// Refused before any work: a prompt must leave room for one generated token.
     #[error(
         "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} and needs room for an answer"
     )]
     PromptTooLong { prompt_tokens: usize, context_tokens: usize },
 
-    /// Refused while it was read, or by its size alone: so far beyond the context that its tokens were not counted to the end.
+    /// Refused because of its size alone; the tokens were not all counted.
     #[error(
         "the prompt has {least_tokens} tokens or more, but the context holds {context_tokens} and needs room for an answer"
     )]
     PromptOversized { least_tokens: usize, context_tokens: usize },
 
-    /// Refused before any work: prompt and `max_tokens` together do not fit.
+    /// Refused before any work: prompt and `max_tokens` do not fit together.
     #[error(
         "the prompt has {prompt_tokens} tokens and up to {max_tokens} are to be generated, \
          but the context holds {context_tokens}"
     )]
     ContextExceeded { prompt_tokens: usize, max_tokens: usize, context_tokens: usize },
 
-    /// A value out of its range; the request was not started.
+    /// A value is out of range; the request was not started.
     #[error("{name}: {message}")]
     InvalidParameter {
         #[serde(deserialize_with = "lasting")]
@@ -73,15 +73,15 @@ pub enum Error {
         message: String,
     },
 
-    /// This model or backend cannot do what was asked; the session is untouched.
+    /// The model or backend does not support the operation; the session is unchanged.
     #[error("not supported by this model: {0}")]
     NotSupported(#[serde(deserialize_with = "lasting")] Lasting),
 
-    /// The call is not legal in the session's present state (e.g. decode without a pending token).
+    /// The call is not legal in the session's state (e.g. decode without a pending token).
     #[error("invalid state: {0}")]
     InvalidState(#[serde(deserialize_with = "lasting")] Lasting),
 
-    /// An earlier error left the session's state unknown; only `reset` is legal.
+    /// An earlier error left the session's state undefined; only `reset` is legal.
     #[error("the session failed earlier and must be reset")]
     Poisoned,
 
@@ -89,19 +89,19 @@ pub enum Error {
     #[error("session {0:?} is busy with another request")]
     SessionBusy(String),
 
-    /// No room for another session; retry later or close one.
+    /// No room for another session; retry later, or close one.
     #[error("all {capacity} session slots are taken")]
     SessionsFull { capacity: usize },
 
-    /// Refused before any work: as many requests wait as may; try again when some have ended.
+    /// Refused before any work: the queue is full. Retry when requests have ended.
     #[error("{waiting} requests are waiting already")]
     QueueFull { waiting: usize },
 
-    /// The request's deadline passed while it waited; no work was done for it.
+    /// The deadline passed while the request waited; no work was done.
     #[error("the request could not be started within its deadline of {deadline:?}")]
     DeadlineExceeded { deadline: Duration },
 
-    /// No session of that name.
+    /// No session has that name.
     #[error("no session named {0:?}")]
     SessionNotFound(String),
 
@@ -109,7 +109,7 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
 
-    /// The chat template gives no prompt for this conversation.
+    /// The chat template cannot render this conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
 
@@ -117,7 +117,8 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// What an answer is to keep to cannot be used, or ran out of bounds on the way; the session holds what was said.
+    /// A grammar cannot be used, or exceeded its limits during the answer; the session keeps the answer so
+    /// far.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
 
@@ -125,47 +126,47 @@ pub enum Error {
     #[error("backend failure: {0}")]
     Backend(String),
 
-    /// The model computed what is no number, as one does whose weights are damaged; the session was reset.
+    /// The model computed a NaN, as one with damaged weights does; the session was reset.
     #[error("the model's logits hold {0}")]
     NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
 
-    /// The engine thread is gone; nothing more can be asked of it.
+    /// The engine has ended; it accepts no calls.
     #[error("the engine has stopped")]
     EngineGone,
 }
 
-/// What a panic said, for a message.
+/// Returns the message of a panic.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
-/// Why an answer cannot be held to a schema, a regular expression or a grammar.
+/// Error of a schema, regular expression or grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum GrammarError {
-    /// Well-formed, but `keyword` cannot be enforced while tokens are chosen. Nothing is approximated.
+    /// Well-formed, but `keyword` cannot be enforced while sampling. No approximation is used.
     #[error("{keyword:?} cannot be enforced: {message}")]
     Unsupported { keyword: String, message: String },
 
-    /// It breaks its syntax, names what is not there, or nothing can satisfy it.
+    /// Syntax error, unknown reference, or unsatisfiable.
     #[error("{0}")]
     Invalid(String),
 
-    /// Beyond the limits on size, depth, work or time.
+    /// Exceeds the limits on size, depth, work or time.
     #[error("too complex: {0}")]
     TooComplex(String),
 
-    /// The constraint failed under an answer; a bug.
+    /// The constraint failed during an answer; a bug.
     #[error("the grammar failed: {0}")]
     Failed(String),
 }
 
-/// Why a saved session cannot be read or written. Every message names the file.
+/// Error of reading or writing a saved session. Every message names the file.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum StoreError {
-    /// The system refused: no permission, a full disk, a read-only folder. What was saved before still is.
+    /// The system refused: no permission, full disk, read-only folder. Earlier saves are intact.
     #[error("{}: {message}", path.display())]
     Io {
         path: PathBuf,
@@ -174,29 +175,29 @@ pub enum StoreError {
         cause: StoreCause,
     },
 
-    /// The file was changed since it was written. Lines count from 1; those before this one are intact.
+    /// The file was changed after it was written. Lines count from 1; earlier lines are intact.
     #[error("{}: line {line}: {message}", path.display())]
     Damaged { path: PathBuf, line: usize, message: String },
 
-    /// Well-formed, but beyond what this version reads.
+    /// Well-formed, but not supported by this version.
     #[error("{}: {message}", path.display())]
     Unsupported { path: PathBuf, message: String },
 }
 
-/// Why the system refused, as far as the user can do something about it.
+/// Cause of a refusal by the system, as far as the user can remove it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoreCause {
-    /// The disk, or the user's share of it, is full.
+    /// The disk or the user's quota is full.
     Full,
-    /// No permission, or a file system that is only read.
+    /// No permission, or a read-only file system.
     NotWritable,
     #[default]
     Other,
 }
 
 impl StoreError {
-    /// Says which path an error of the system is about.
+    /// Wraps an I/O error with its path.
     pub fn io(path: &Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let cause = match error.kind() {
@@ -208,65 +209,65 @@ impl StoreError {
     }
 }
 
-/// Why a model cannot be loaded. Every message names the file, and the tensor or key at fault.
+/// Error of loading a model. Every message names the file, and the tensor or key at fault.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
 pub enum LoadError {
     #[error("{}: no such file or directory", .0.display())]
     NotFound(PathBuf),
 
-    /// A model reference that names nothing here; `candidates` are what it might have meant.
+    /// The reference names no model; `candidates` are similar names.
     #[error("model {reference:?} not found")]
     UnknownModel { reference: String, candidates: Vec<String> },
 
-    /// A model reference that fits several models; `candidates` name each of them.
+    /// The reference fits several models; `candidates` lists them.
     #[error("{reference:?} could be any of: {}", candidates.join(", "))]
     AmbiguousModel { reference: String, candidates: Vec<String> },
 
-    /// Neither a path nor the form of a repository; nothing was looked up.
+    /// The reference is neither a path nor a repository; nothing was looked up.
     #[error("{reference:?} is not a model reference: {message}")]
     InvalidReference { reference: String, message: String },
 
-    /// The system has no memory, or no address space, to map a file into.
+    /// The system has no memory or address space to map the file.
     #[error("{}: not enough memory to map it", .0.display())]
     OutOfMemory(PathBuf),
 
-    /// A file, or a folder on the way to it, that this user may not read.
+    /// The user may not read the file or a folder above it.
     #[error("{}: permission denied", .0.display())]
     Denied(PathBuf),
 
     #[error("{}: {message}", path.display())]
     Io { path: PathBuf, message: String },
 
-    /// The file breaks its format, or lies about sizes: `what` is the tensor, key or field.
+    /// The file breaks its format or has wrong sizes; `what` is the tensor, key or field.
     #[error("{}: {what}: {message}", path.display())]
     Malformed { path: PathBuf, what: String, message: String },
 
-    /// Well-formed, but of a kind llmctl does not run.
+    /// Well-formed, but of an architecture that llmctl does not run.
     #[error("unsupported architecture {name:?} (known: {})", known.join(", "))]
     UnknownArchitecture { name: String, known: Vec<String>, nearest: Option<String> },
 
-    /// Well-formed, but uses a feature llmctl does not run.
+    /// Well-formed, but uses a feature that llmctl does not run.
     #[error("{}: {message}", path.display())]
     Unsupported { path: PathBuf, message: String },
 
-    /// A tensor that the architecture needs is missing, or has the wrong shape or type.
+    /// A tensor of the architecture is missing, or has the wrong shape or type.
     #[error("tensor {tensor:?}: {message}")]
     Tensor { tensor: String, message: String },
 
-    /// Weights plus KV do not fit; `largest_context` is the largest context that does, if any.
+    /// Weights and KV do not fit in memory. `largest_context` is the largest context that does.
     #[error("the model needs {needed} bytes with a context of {context}, but only {available} are available")]
     TooBig { needed: u64, available: u64, context: usize, largest_context: Option<usize> },
 
-    /// What the KV may take does not hold the context.
+    /// The KV limit is too small for the context.
     #[error("{asked} bytes of KV memory do not hold a context of {context} tokens, which takes {needed}")]
     KvTooSmall { asked: u64, needed: u64, context: usize },
 
-    /// What the KV may take does not fit beside the weights.
+    /// The KV limit does not fit beside the weights.
     #[error("{asked} bytes of KV memory do not fit: {most} are left beside the weights")]
     KvTooLarge { asked: u64, most: u64 },
 
-    /// A context beyond what the model was made for.
+    /// The context is longer than the model supports.
     #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
     ContextTooLong { asked: usize, most: usize },
 
@@ -279,7 +280,8 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// An I/O error of this file; a missing file is [`LoadError::NotFound`], one that may not be read [`LoadError::Denied`].
+    /// Wraps an I/O error. A missing file becomes [`LoadError::NotFound`], an unreadable one
+    /// [`LoadError::Denied`].
     pub fn io(path: &Path, error: &std::io::Error) -> LoadError {
         match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
@@ -291,7 +293,7 @@ impl LoadError {
         }
     }
 
-    /// A file that breaks its format at `what`: a tensor, a key or a field.
+    /// Returns [`LoadError::Malformed`] for `what`: a tensor, key or field.
     pub fn malformed(path: &Path, what: impl Into<String>, message: impl Into<String>) -> LoadError {
         LoadError::Malformed { path: path.into(), what: what.into(), message: message.into() }
     }

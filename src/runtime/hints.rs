@@ -1,30 +1,31 @@
-//! Which facts about llmctl a question may be about: the built-in model's index of words, and the lines that its prompts get.
+//! Hints of the built-in model: an index that maps a question to facts about llmctl, which are added to its
+//! prompt.
 //!
-//! `assets/guide/train/hints.py` makes the file, documents its layout, and scores in whole numbers as this does. A naive Bayes
-//! on the words of a text, the first four letters of the longer ones, and the fact that the user's message before was about.
-//! Facts that answer the same question in a chat and over HTTP are told apart by the frontend; a fact that the conversation
-//! had before scores lower. The hints of a message depend on the messages up to it alone, so that a longer conversation
-//! begins with the same text.
+//! `assets/guide/train/hints.py` writes the file, documents its layout, and scores in the same integers. The
+//! score is naive Bayes over the words of a text, the first four letters of longer words, and the fact that
+//! the user's previous message was about. The frontend decides between facts that answer the same question in
+//! a chat and over HTTP. A fact that was given before scores lower. Hints depend only on the messages up to
+//! theirs, so a longer conversation starts with the same text.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
 use crate::template::message::{Content, Conversation, Role};
 
-/// Hints at most.
+/// Most hints of a message.
 const MOST: usize = 8;
-/// How far below the best a fact may be, in sixteenths of a nat.
+/// Largest distance from the best score, in sixteenths of a nat.
 const NEAR: i32 = 8 * 16;
-/// Words of a text that may still be a question about llmctl.
+/// Most words of a text that may be a question about llmctl.
 const LONGEST: usize = 64;
-/// How much lower a fact scores that the conversation had before, in sixteenths of a nat.
+/// Penalty of a fact that was given before, in sixteenths of a nat.
 const TOLD: i32 = 3 * 16;
-/// Words of a question that counts as a whole too.
+/// Most words of a question that is also a feature as a whole.
 const WHOLE: usize = 10;
-/// Letters of a longer word that stand for it.
+/// Letters of a longer word that are a feature.
 const STEM: usize = 4;
 
-/// Where a question is asked. `Other` stands for `run`, `bench` and workers, where no fact is nearer than another.
+/// Frontend of a question. `Other` is `run`, `bench` and workers, which prefer no fact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Frontend {
     #[default]
@@ -34,7 +35,7 @@ pub enum Frontend {
 }
 
 impl Frontend {
-    /// The line that names it in a prompt; empty for `Other`.
+    /// Returns the line that names it in a prompt; empty for `Other`.
     fn line(self) -> &'static str {
         match self {
             Self::Other => "",
@@ -44,32 +45,32 @@ impl Frontend {
     }
 }
 
-/// The labels that a text may be about, the likeliest first, and whether the frontend decided which is first.
+/// Likely labels of a text, best first, and whether the frontend decided which is first.
 #[derive(Debug, Clone, Default)]
 struct Ranked {
     labels: Vec<usize>,
     is_placed: bool,
 }
 
-/// An index that was compiled in. Reads the file in place.
+/// A compiled-in index, read in place.
 #[derive(Debug, Clone, Copy)]
 pub struct Hints {
-    /// Per label: the score of a feature that its questions never had.
+    /// Per label: score of a feature that is absent from its questions.
     base: &'static [[u8; 2]],
-    /// Per label: its group of facts that answer the same question, from 1 (0: none), and the frontend that it is for.
+    /// Per label: the group of facts that answer the same question, from 1 (0: none), and its frontend.
     groups: &'static [[u8; 2]],
-    /// Per feature, and one more: where its text begins, and where its postings do.
+    /// Per feature, and one more: start of its text and of its postings.
     starts: &'static [[u8; 8]],
     /// Per posting: the label, and its score above the base.
     whose: &'static [[u8; 2]],
     above: &'static [u8],
     features: &'static str,
-    /// The labels' words, a line each; an empty one is no fact.
+    /// Text of the labels, one line each; an empty line is not a fact.
     words: &'static str,
 }
 
 impl Hints {
-    /// `None` where the file is not one.
+    /// Checks the layout; `None` if it is wrong.
     pub fn parse(file: &'static [u8]) -> Option<Self> {
         let (counts, rest) = file.strip_prefix(b"LLMHINT2")?.split_at_checked(16)?;
         let [labels, features, postings, text_len] =
@@ -87,8 +88,8 @@ impl Hints {
         (found.words.split('\n').count() == labels).then_some(found)
     }
 
-    /// The conversation as guide was trained on it: behind what users say stand the words of the facts that it may be about,
-    /// and the frontend where that decided. Where there are tools, there are none.
+    /// Adds hints to a conversation as guide was trained on it: after each user message, the facts it may be
+    /// about, and the frontend if that decided. With tools there are no hints.
     pub fn annotate(&self, conversation: &Conversation, frontend: Frontend) -> Conversation {
         let mut annotated = conversation.clone();
         if !conversation.tools.is_empty() {
@@ -115,7 +116,7 @@ impl Hints {
         annotated
     }
 
-    /// The words of the facts among the labels; none where a text is about no fact.
+    /// Returns the text of the labels that are facts; empty if the first is not.
     fn facts(&self, ranked: &Ranked) -> Vec<&'static str> {
         let words = ranked.labels.iter().map(|&label| self.word(label));
         match words.clone().next() {
@@ -128,8 +129,8 @@ impl Hints {
         self.words.split('\n').nth(label).unwrap_or_default()
     }
 
-    /// The labels within reach of the best; those `given` before are worth less, and of facts that answer the same the
-    /// frontend's comes first.
+    /// Returns the labels near the best score. Facts in `given` score lower, and among facts that answer the
+    /// same question the frontend's comes first.
     fn ranked(&self, text: &str, after: &str, frontend: Frontend, given: &BTreeSet<usize>) -> Ranked {
         let found: Vec<usize> =
             features(text, after).iter().filter_map(|feature| self.position(feature)).collect();
@@ -152,7 +153,7 @@ impl Hints {
         self.placed(labels, frontend)
     }
 
-    /// The labels with the frontend's own fact in front, where another's that answers the same came first.
+    /// Moves the frontend's fact to the front if one of its group is first.
     fn placed(&self, mut labels: Vec<usize>, frontend: Frontend) -> Ranked {
         let own = frontend as u8;
         let Some(&[group, place]) = labels.first().and_then(|&first| self.groups.get(first)) else {
@@ -186,15 +187,15 @@ impl Hints {
     }
 }
 
-/// The user's messages of one conversation, in their order.
+/// State of the hints over one conversation's user messages.
 struct HintHistory<'a> {
     hints: &'a Hints,
     frontend: Frontend,
-    /// The message before.
+    /// The previous message.
     before: Option<String>,
-    /// A question that comes again gets the same hints.
+    /// Hints by question, so that a repeated question gets the same ones.
     seen: HashMap<String, Ranked>,
-    /// The facts that the messages so far were about.
+    /// Facts of the messages so far.
     given: BTreeSet<usize>,
 }
 
@@ -222,8 +223,8 @@ impl<'a> HintHistory<'a> {
     }
 }
 
-/// The words of a text, the first letters of the longer ones, the fact of the message before, and a short text as a whole, each
-/// once; none of a long text.
+/// Returns the features of a text: its words, first letters of longer words, the fact of the previous
+/// message, and a short text as a whole. Empty for a long text.
 fn features(text: &str, after: &str) -> BTreeSet<String> {
     let is_inside = |letter: char| letter.is_ascii_alphanumeric() || "_/.-".contains(letter);
     let words: Vec<String> = text

@@ -1,11 +1,12 @@
-//! Fill in the middle: prompts for what stands between two texts, of models that have learnt it.
+//! Fill in the middle: prompts for the text between two others, for models trained on it.
 //!
-//! Such a model has three special tokens, known by their texts; families differ in those and in the order of the parts.
+//! Such a model has special tokens for it, known by their texts. Families differ in the tokens and in the
+//! order of the parts.
 
 use super::error::Result;
 use super::text::{Encode, Tokenizer};
 
-/// Texts of the tokens before the prefix, before the suffix and before the middle, of the families that there are.
+/// Texts of the tokens before the prefix, the suffix and the middle, per family.
 const FAMILIES: [[&str; 3]; 9] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
@@ -18,10 +19,10 @@ const FAMILIES: [[&str; 3]; 9] = [
     ["<fim_pre>", "<fim_suf>", "<fim_mid>"],
 ];
 
-/// Codestral's two: the suffix comes first, and the middle goes on where the prefix ends.
+/// Tokens of Codestral: the suffix comes first, and the middle continues the prefix.
 const SUFFIX_FIRST: [&str; 2] = ["[SUFFIX]", "[PREFIX]"];
 
-/// How a model is asked for the middle.
+/// Order of the parts in a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Infill {
     /// Ids of the tokens before prefix, suffix and middle.
@@ -31,7 +32,7 @@ pub enum Infill {
 }
 
 impl Infill {
-    /// How a model with such tokens is asked; `id` gives a token's id by its text.
+    /// Detects the model's order; `id` maps a token's text to its id.
     pub fn detect(id: impl Fn(&str) -> Option<u32>) -> Option<Self> {
         let ids = |texts: &[&str]| texts.iter().map(|text| id(text)).collect::<Option<Vec<u32>>>();
         let family = FAMILIES.iter().find_map(|texts| ids(texts)?.try_into().ok());
@@ -39,10 +40,10 @@ impl Infill {
         family.map(Infill::PrefixFirst).or_else(suffix_first)
     }
 
-    /// The ids of a prompt. The texts are text: what looks like a special token in them is none.
+    /// Returns the ids of a prompt. Special tokens in the texts are encoded as plain text.
     ///
     /// # Errors
-    /// Those of the tokenizer.
+    /// Errors of the tokenizer.
     pub fn prompt(self, tokenizer: &Tokenizer, prefix: &str, suffix: &str) -> Result<Vec<u32>> {
         let plain = Encode { add_special: false, parse_special: false };
         let [prefix, suffix] = [prefix, suffix].map(|text| tokenizer.encode(text, plain));

@@ -1,23 +1,26 @@
-//! Files and folders that only their owner can read: conversations, and what is computed from them.
+//! Files and folders that only their owner can read, for conversations and what is computed from them.
 //!
-//! Knows nothing of what the files say. Elsewhere than on Unix the modes are those of the folder above.
+//! Knows nothing of the content. On other systems than Unix, permissions are inherited from the folder above.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
 
+/// Opens a file that only its owner can read.
+///
 /// # Errors
-/// Those of opening.
+/// Errors of opening.
 pub fn private_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
     options.open(path)
 }
 
-/// Creates a folder for its owner only; with `with_parents` also those above it, and one that exists is fine.
+/// Creates a folder for its owner only. With `with_parents` also creates those above it, and accepts an
+/// existing one.
 ///
 /// # Errors
-/// Those of creating.
+/// Errors of creating.
 pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(with_parents);
@@ -26,7 +29,8 @@ pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
     builder.create(path)
 }
 
-/// The mode of a file that others than its owner may read or write; nothing for a private one, or where that is not known.
+/// Returns the mode of a file that others may read or write; `None` for a private one, or if the system has
+/// no modes.
 pub fn mode_for_others(path: &Path) -> Option<u32> {
     #[cfg(unix)]
     {

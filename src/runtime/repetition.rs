@@ -1,15 +1,15 @@
-//! Whether a text of tokens has come to repeat itself. Pure.
+//! Detects that a sequence of tokens repeats itself. Pure.
 
-/// The longest run that is looked for as one that repeats.
+/// Longest period that is detected, in tokens.
 const MAX_PERIOD: usize = 24;
 
-/// How often a run must stand there.
+/// Least number of repetitions.
 const MIN_TIMES: usize = 6;
 
-/// How many tokens the repetition must have: a row of dashes or a few equal list items are no circle.
+/// Least tokens of all repetitions: a row of dashes or a few equal list items do not count.
 const MIN_TOKENS: usize = 48;
 
-/// Whether `tokens` end with one short run of tokens, over and over.
+/// Returns whether `tokens` end with a short run that repeats.
 pub fn repeats(tokens: &[u32]) -> bool {
     (1..=MAX_PERIOD).any(|period| {
         let needed = (MIN_TIMES * period).max(MIN_TOKENS);

@@ -1,15 +1,15 @@
-//! One sequence: the tokens it holds, the pages their KV lies in, and the token that was sampled to come next.
+//! One sequence: its tokens, the pages of their KV, and the pending token, which was sampled and comes next.
 //!
-//! Invariants: tokens and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The pending token
-//! is not resident: it becomes so when it is fed, and a token that ends a generation never is. A sequence whose rows
-//! may not match its tokens (a step failed under it) is poisoned until `reset`.
-//! Sessions and requests both are sequences; this file knows neither.
+//! Invariants: tokens and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The
+//! pending token becomes resident when it is fed; a token that ends the generation never does. A sequence
+//! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. This file knows
+//! neither sessions nor requests.
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
 use super::request::{Difference, Reuse, Token};
 
-/// Tokens and the pages that hold their KV rows, always equally many.
+/// Tokens and the pages of their KV rows, always equally many.
 #[derive(Debug)]
 pub struct Resident {
     tokens: Vec<u32>,
@@ -29,17 +29,19 @@ impl Resident {
         &self.table
     }
 
-    /// Appends `tokens` and the places for their rows. Copies returned are to be made before they are written.
+    /// Appends `tokens` and room for their rows. The copies returned must be made before the rows are
+    /// written.
     ///
     /// # Errors
-    /// [`PoolExhausted`]; nothing has changed then.
+    /// [`PoolExhausted`], with nothing changed.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<Vec<PageCopy>, PoolExhausted> {
         let copies = self.table.extend(tokens.len())?;
         self.tokens.extend_from_slice(tokens);
         Ok(copies)
     }
 
-    /// Keeps the first `len` tokens, if what is needed to go on from there is still to be had. Panics when there are fewer.
+    /// Keeps the first `len` tokens. Returns false, with nothing changed, if the state needed to resume there
+    /// is gone. Panics if there are fewer.
     pub fn truncate(&mut self, len: usize) -> bool {
         let can = self.table.truncate(&self.tokens, len);
         if can {
@@ -48,7 +50,7 @@ impl Resident {
         can
     }
 
-    /// The largest length, at most `len`, that `truncate` can cut to.
+    /// Returns the largest length, at most `len`, that `truncate` accepts.
     pub fn resumable(&self, len: usize) -> usize {
         self.table.resumable(&self.tokens, len)
     }
@@ -60,31 +62,31 @@ pub struct Sequence {
     resident: Resident,
     pending: Option<Token>,
     turn: TurnStart,
-    /// Where this turn's answer last left a state to come back to.
+    /// Length at which this turn's answer last saved a recurrent state.
     last_state: Option<usize>,
     poisoned: bool,
 }
 
-/// What is fixed when a prompt is put to a sequence, and holds for the tokens generated after it.
+/// Parameters of a turn, fixed when its prompt starts.
 #[derive(Debug, Clone, Default)]
 pub struct TurnStart {
     /// Position of the first generated token.
     pub generated_from: usize,
     pub seed: u64,
     pub logprobs: Option<usize>,
-    /// Lengths, of whole pages, at which recurrent layers leave a state to come back to; ascending.
+    /// Ascending lengths, in whole pages, at which recurrent layers save a state.
     pub states_at: Vec<usize>,
 }
 
-/// What a request begins with.
+/// Start of a request.
 #[derive(Debug)]
 pub struct Resumed {
-    /// Holds the beginning of the prompt.
+    /// Holds a prefix of the prompt.
     pub sequence: Sequence,
     pub reuse: Reuse,
     /// As in [`TurnStart`].
     pub states_at: Vec<usize>,
-    /// Where the session and the prompt part.
+    /// Where session and prompt differ.
     pub difference: Option<Difference>,
 }
 
@@ -93,7 +95,7 @@ impl Sequence {
         Self::over(Resident::new(pool))
     }
 
-    /// Holds `tokens`, whose rows lie in `table`. Panics when they are not equally many.
+    /// Creates a sequence of `tokens` with rows in `table`. Panics if they are not equally many.
     pub fn resume(tokens: &[u32], table: PageTable) -> Self {
         assert_eq!(tokens.len(), table.len(), "tokens and rows must agree");
         Self::over(Resident { tokens: tokens.to_vec(), table })
@@ -104,13 +106,13 @@ impl Sequence {
         Self { resident, pending: None, turn, last_state: None, poisoned: false }
     }
 
-    /// Another sequence over the same pages, with nothing pending. The original must not be poisoned.
+    /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
     pub fn fork(&self) -> Self {
         debug_assert!(!self.poisoned);
         Self::resume(self.resident.tokens(), self.resident.table.fork())
     }
 
-    /// Tokens resident.
+    /// Returns the number of resident tokens.
     pub fn position(&self) -> usize {
         self.resident.tokens.len()
     }
@@ -119,7 +121,7 @@ impl Sequence {
         &self.resident
     }
 
-    /// The token sampled last and not yet fed.
+    /// Returns the token that was sampled last and is not yet fed.
     pub fn pending(&self) -> Option<&Token> {
         self.pending.as_ref()
     }
@@ -132,24 +134,24 @@ impl Sequence {
         self.poisoned
     }
 
-    /// Announces a prompt: a pending token of the turn before is forgotten.
+    /// Starts a turn and drops the pending token.
     pub fn begin_turn(&mut self, turn: TurnStart) {
         self.pending = None;
         self.last_state = None;
         self.turn = turn;
     }
 
-    /// As many of the next `rows` tokens as may be fed in one step.
+    /// Returns how many of the next `rows` tokens one step may feed.
     pub fn rows_allowed(&self, rows: usize) -> usize {
         let position = self.position();
         let next = self.turn.states_at.iter().copied().find(|&len| len > position);
-        // Within an answer a state is left at the end of each page, also where forced tokens come in chunks.
+        // Within an answer, a state is saved at the end of each page, even if forced tokens come in chunks.
         let answers = self.resident.table.has_state() && position >= self.turn.generated_from;
         let page_end = answers.then_some((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
         next.into_iter().chain(page_end).fold(rows, |rows, len| rows.min(len - position))
     }
 
-    /// Takes over what others have computed of `prompt`, at most `most` tokens of it; how many more are resident now.
+    /// Takes over published pages of `prompt`, up to `most` tokens. Returns how many tokens were added.
     pub fn catch_up(&mut self, prompt: &[u32], most: usize) -> usize {
         let had = self.position();
         if !self.resident.table.catch_up(prompt, most) {
@@ -160,16 +162,16 @@ impl Sequence {
         len - had
     }
 
-    /// Forgets the pending token: the generation ends here.
+    /// Drops the pending token at the end of a generation.
     pub fn clear_pending(&mut self) {
         self.pending = None;
     }
 
-    /// Appends tokens whose rows are about to be computed; until `settle` the sequence counts as poisoned. Copies
-    /// returned are to be made first.
+    /// Appends tokens whose rows are computed next; the sequence is poisoned until `settle`. The copies
+    /// returned must be made first.
     ///
     /// # Errors
-    /// [`PoolExhausted`]; nothing has changed then.
+    /// [`PoolExhausted`], with nothing changed.
     pub fn begin_feed(&mut self, tokens: &[u32]) -> Result<Vec<PageCopy>, PoolExhausted> {
         let copies = self.resident.extend(tokens)?;
         self.pending = None;
@@ -177,8 +179,7 @@ impl Sequence {
         Ok(copies)
     }
 
-    /// The rows of the last feed are computed, so their full pages may be shared; `pending` is what was sampled after
-    /// them, if anything.
+    /// Completes a feed: publishes full pages, and sets the token that was sampled, if any.
     pub fn settle(&mut self, pending: Option<Token>) {
         self.resident.table.publish(&self.resident.tokens);
         if self.resident.table.has_state() {
@@ -188,14 +189,15 @@ impl Sequence {
         self.poisoned = false;
     }
 
-    /// A state to come back to: where the turn asks for one, and one within the answer, which moves on with it.
+    /// Saves a recurrent state where the turn asks for one, and one within the answer, which replaces the
+    /// previous one.
     fn leave_state(&mut self) {
         let Resident { tokens, table } = &mut self.resident;
         let len = tokens.len();
         if self.turn.states_at.contains(&len) {
             table.publish_state(tokens);
         } else if len >= self.turn.generated_from && len.is_multiple_of(PAGE_TOKENS) {
-            // What others have announced is theirs to take back.
+            // A state that another sequence published is not this one's to remove.
             let own = table.publish_state(tokens).then_some(len);
             if let Some(last) = std::mem::replace(&mut self.last_state, own) {
                 table.forget_state(tokens, last);
@@ -203,13 +205,13 @@ impl Sequence {
         }
     }
 
-    /// Only `reset` is legal from here on.
+    /// Poisons the sequence; only `reset` is legal from here on.
     pub fn poison(&mut self) {
         self.poisoned = true;
     }
 
-    /// Keeps the first `len` tokens and forgets the pending one; false, and nothing has changed, when there is no going on
-    /// from there. Panics when fewer are resident.
+    /// Keeps the first `len` tokens and drops the pending one. Returns false, with nothing changed, if the
+    /// sequence cannot resume there. Panics if fewer are resident.
     pub fn truncate(&mut self, len: usize) -> bool {
         let can = self.resident.truncate(len);
         if can {
@@ -219,7 +221,7 @@ impl Sequence {
         can
     }
 
-    /// Holds nothing, as new.
+    /// Empties the sequence.
     pub fn reset(&mut self) {
         let is_empty = self.truncate(0);
         debug_assert!(is_empty, "nothing is needed to begin anew");

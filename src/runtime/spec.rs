@@ -1,7 +1,7 @@
-//! What an engine is asked to serve (`EngineConfig`) and what it serves in fact (`EngineSpec`): plain data that every
-//! front door may read before it submits.
+//! What an engine is asked to serve (`EngineConfig`) and what it serves (`EngineSpec`): plain data that every
+//! frontend may read before it submits.
 //!
-//! Invariant: a spec has been checked against its model, so that one sequence of the full context always fits.
+//! Invariant: a spec was checked against its model, so one sequence of the full context always fits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,37 +13,39 @@ use super::grammar::GrammarCompiler;
 use super::model::{ModelSpec, STEP_TOKENS};
 use super::text::Tokenizer;
 
-/// What the engine is asked to serve.
+/// Requested limits of an engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineConfig {
-    /// The most tokens a sequence may hold; at most what the model was made for.
+    /// Most tokens of a sequence; at most the model's context.
     pub context_length: usize,
-    /// The most rows of a step: one per running sequence, the rest for prompts. A prompt is computed in chunks of at
-    /// most this many tokens. Twice `max_running` and more keeps everybody going in every step; below, they take turns.
+    /// Most rows of a step: one per running sequence, the rest for prompts, which are computed in chunks of
+    /// at most this many tokens. At least twice `max_running` lets every sequence advance in every step; with
+    /// less, they alternate.
     pub step_tokens: usize,
-    /// The most requests that run at once; more wait.
+    /// Most requests that run at once; others wait.
     pub max_running: usize,
-    /// The most requests in flight beyond `max_running`: they wait, and more are refused.
+    /// Most waiting requests; others are refused.
     pub max_waiting: usize,
-    /// The most sessions that exist at once, named and driven by hand together.
+    /// Most sessions, named and step-wise together.
     pub max_sessions: usize,
-    /// How long a named session keeps its pages while nobody uses it; nothing: until others need them.
+    /// Time after which an idle named session loses its pages; `None` keeps them until they are needed.
     pub session_ttl: Option<Duration>,
-    /// Bytes that the KV of all sequences may take together; without it, as much as `max_sessions` or `max_running` full
-    /// contexts take, whichever is more.
+    /// Bytes of KV of all sequences. `None` is enough for `max_sessions` or `max_running` full contexts,
+    /// whichever is more.
     pub kv_memory: Option<usize>,
     /// Ids that end a generation: the model's own and its turn terminators.
     pub end_of_generation: Vec<u32>,
-    /// Whether requests keep what of their prompt is computed already. Changes no answer, only the work.
+    /// Whether requests reuse computed prefixes. Changes no answer.
     pub warm_resume: bool,
-    /// Most tokens of an answer whose request names no limit; it ends sooner when it goes round in circles. For a model whose
-    /// answers are short, so that one that never ends is wrong. Nothing: to the end of the context.
+    /// Most tokens of an answer without a limit of its own; the answer also ends when it repeats itself. For
+    /// models with short answers, where an endless one is an error. `None` allows the whole context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_tokens: Option<usize>,
 }
 
 impl EngineConfig {
-    /// One sequence of `context_length` tokens at a time, prompts in chunks of [`STEP_TOKENS`].
+    /// Returns a configuration for one sequence of `context_length` tokens at a time, with prompts in chunks
+    /// of [`STEP_TOKENS`].
     pub fn new(context_length: usize, end_of_generation: Vec<u32>) -> Self {
         Self {
             context_length,
@@ -60,7 +62,7 @@ impl EngineConfig {
     }
 }
 
-/// What the engine serves.
+/// Configuration in force for a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineSpec {
     pub model: ModelSpec,
@@ -69,18 +71,20 @@ pub struct EngineSpec {
     pub kv_memory: usize,
 }
 
-/// How many sessions fit with their KV in memory, and what one costs. The authority for those driven by hand, which keep their
-/// memory; named ones may be more, and then those used longest ago give theirs away.
+/// Sessions whose KV fits in memory, and the bytes of one. A hard limit for step-wise sessions, which keep
+/// their memory. There may be more named sessions: the least recently used lose theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServingCapacity {
     pub sessions: usize,
-    /// KV bytes of a session that fills its context.
+    /// Bytes of KV of a session with a full context.
     pub bytes_per_session: usize,
 }
 
 impl EngineSpec {
+    /// Checks `config` against the model.
+    ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when the model cannot serve what is asked, naming the field.
+    /// [`Error::InvalidParameter`], naming the field that the model cannot serve.
     pub fn new(model: ModelSpec, mut config: EngineConfig) -> Result<Self> {
         let refuse = |name, message: String| Err(Error::InvalidParameter { name, message });
         if config.context_length < 2 || config.context_length > model.context_length {
@@ -121,12 +125,12 @@ impl EngineSpec {
         self.config.end_of_generation.binary_search(&id).is_ok()
     }
 
-    /// Makes grammars for this model's answers, from its own tokenizer.
+    /// Returns a compiler of grammars for this model's vocabulary.
     pub fn grammar_compiler(&self, tokenizer: Arc<Tokenizer>) -> GrammarCompiler {
         GrammarCompiler::new(tokenizer, self.vocab_size(), &self.config.end_of_generation)
     }
 
-    /// Bytes of KV that a sequence of up to `len` tokens takes at most.
+    /// Returns the most bytes of KV that a sequence of `len` tokens takes.
     pub fn sequence_bytes(&self, len: usize) -> usize {
         sequence_bytes(&self.model, &self.config, len)
     }

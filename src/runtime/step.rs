@@ -1,9 +1,9 @@
-//! One step of the model for any mix of sequences: extend, forward, sample. The only caller of `Model::forward`, and so
-//! the one path for prompt chunks and generated tokens, for sessions and for requests.
+//! One step of the model for any mix of sequences: extend, forward, sample. The only caller of
+//! `Model::forward`, for prompt chunks and generated tokens, sessions and requests.
 //!
-//! Invariants: a failure or panic in the forward pass fails every sequence of the batch and leaves it poisoned, never
-//! with rows that look valid; a failure in sampling one row fails that sequence alone, and when it is its grammar that fails
-//! its rows stay.
+//! Invariants: an error or panic in the forward pass fails and poisons every sequence of the batch, so that
+//! no wrong rows look valid. An error in sampling fails its own sequence only; if the grammar failed, the
+//! sequence keeps its rows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,47 +18,47 @@ use super::sample::{Sampler, Turn};
 use super::sequence::Sequence;
 use super::spec::EngineSpec;
 
-/// From this many masks on, other threads help: waking them takes as long as a few do.
+/// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
 const MASKS_WORTH_THREADS: usize = 8;
 
-/// What one sequence adds to a step. After the step its pending token is what was sampled, if anything.
+/// Input of one sequence to a step. Afterwards its pending token is the sampled one, if any.
 #[derive(Debug)]
 pub struct SequenceFeed<'a> {
     pub sequence: &'a mut Sequence,
     pub input: FeedInput<'a>,
     pub sampling: &'a Sampling,
-    /// What the token that is sampled must keep to. None is sampled where the grammar is complete.
+    /// Constraint of the sampled token. Nothing is sampled if the grammar is complete.
     pub grammar: Option<&'a mut GrammarState>,
-    /// What is to be said of the tokens of a chunk.
+    /// Log-probabilities to compute for a chunk.
     pub scores: Option<Scores<'a>>,
 }
 
-/// How likely the model finds what a chunk goes on with.
+/// Request for the log-probabilities of a chunk's following tokens.
 #[derive(Debug)]
 pub struct Scores<'a> {
-    /// What comes after the first token of the chunk, after the second, and so on; nothing after the last of a prompt.
+    /// The token after each token of the chunk; the last token of a prompt has none.
     pub following: &'a [u32],
     pub num_alternatives: usize,
-    /// One for each of `following` is put behind what is there.
+    /// Receives one entry per token of `following`.
     pub found: &'a mut Vec<Logprob>,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub enum FeedInput<'a> {
-    /// Part of a prompt or of forced tokens, with more to come: nothing is sampled.
+    /// Part of a prompt or of forced tokens; nothing is sampled after it.
     Chunk(&'a [u32]),
-    /// Their end: a token is sampled after it.
+    /// The end of a prompt or of forced tokens; a token is sampled after it.
     LastChunk(&'a [u32]),
-    /// The pending token.
+    /// The sequence's pending token.
     Pending,
 }
 
-/// The model, what it serves, and the sampler behind it.
+/// The model, its spec and the sampler.
 pub struct Executor {
     model: Box<dyn Model>,
     spec: EngineSpec,
     sampler: Sampler,
-    /// Kept between steps for its allocation.
+    /// Kept between steps to reuse the allocation.
     rows: Vec<Row>,
 }
 
@@ -79,17 +79,18 @@ impl Executor {
         guarded(|| self.model.export_page(page_ref, out))
     }
 
-    /// Fills a page of `pool` that nobody else holds.
+    /// Fills a page of `pool` that has no other holder.
     pub fn import_page(&mut self, pool: &PagePool, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
         free_dropped(&mut *self.model, pool);
         guarded(|| self.model.import_page(page_ref, bytes))
     }
 
-    /// Runs one step; one result per feed, in order.
+    /// Runs one step. Returns one result per feed, in order.
     ///
     /// # Errors
-    /// Per feed [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence untouched
-    /// when it has no pending token to feed; [`Error::Grammar`] with the sequence fed and nothing sampled.
+    /// Per feed: [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence
+    /// unchanged if it has no pending token to feed; [`Error::Grammar`] with the sequence fed and nothing
+    /// sampled.
     pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<()>> {
         self.rows.clear();
         let mut num_tables = 0;
@@ -167,7 +168,7 @@ impl Executor {
         }
     }
 
-    /// Takes down how likely the rows from `first_row` on find what comes after them, one row after the other.
+    /// Stores the log-probabilities of `following`, from the logits of the rows from `first_row` on.
     fn score(&mut self, feed: &mut SequenceFeed<'_>, logits: &Logits, first_row: usize) -> Result<()> {
         let Some(Scores { following, num_alternatives, found }) = &mut feed.scores else { return Ok(()) };
         for (index, &id) in following.iter().enumerate() {
@@ -181,10 +182,10 @@ fn num_scored(feed: &SequenceFeed<'_>) -> usize {
     feed.scores.as_ref().map_or(0, |scores| scores.following.len())
 }
 
-/// What may be sampled for each feed that samples under a grammar, in their order.
+/// Computes the token masks of feeds that sample under a grammar, in their order.
 ///
-/// On the engine's thread and not beside the forward pass, because a mask takes a hundredth of a step: in a vocabulary of
-/// 150 000, a microsecond where the lexer has been before, tens on average.
+/// On the engine's thread, not beside the forward pass, because a mask takes a hundredth of a step: with a
+/// vocabulary of 150 000, 1 microsecond for a known lexer state, tens of them on average.
 fn masks(
     feeds: &mut [SequenceFeed<'_>],
     results: &[Result<()>],
@@ -199,10 +200,10 @@ fn masks(
     }
 }
 
-/// Extends the feed's sequence and appends its rows. On an error no rows have been appended, and the sequence is as it was
-/// or, where a page could not be copied, poisoned.
+/// Extends the feed's sequence and appends its rows. After an error no rows are appended, and the sequence is
+/// unchanged, or poisoned if a page could not be copied.
 ///
-/// Copies are made at once: a page let go of in this step may be given to the next sequence of it.
+/// Copies are made at once, because a page released in this step may be given to the next sequence of it.
 fn append_rows(
     model: &mut dyn Model,
     feed: &mut SequenceFeed<'_>,
@@ -234,13 +235,13 @@ fn append_rows(
     Ok(())
 }
 
-/// Gives memory back that other groups have taken, before it is written again.
+/// Frees the memory of pages that the pool has given to other groups, before it is written again.
 fn free_dropped(model: &mut dyn Model, pool: &PagePool) {
     pool.take_dropped().into_iter().for_each(|place| model.free_page(place));
 }
 
-/// A panic as an error. Unwind safety: what it leaves half-written is KV rows of the sequences being fed, which stay
-/// poisoned, and the model's scratch space, which the next call overwrites.
+/// Turns a panic into an error. Unwind safety: a panic may leave incomplete KV rows, whose sequences stay
+/// poisoned, and scratch space of the model, which the next call overwrites.
 fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|panic| Err(Error::Backend(format!("the model panicked: {}", panic_text(&*panic)))))

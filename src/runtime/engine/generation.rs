@@ -1,11 +1,11 @@
-//! One request in flight: its sequence, its text on the way out, its limits and its clock.
+//! One request in flight: its sequence, its undelivered text, its limits and its clock.
 //!
-//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`; every
-//! generated token appears in one `Text`, also when it adds no text yet; text held back is flushed before the end
-//! unless it belongs to the stop string that ended it. Pages go back when this is dropped, unless a session takes the
-//! sequence over: then it holds what was said and nothing beyond. Tokens that a grammar forces are delivered as soon as they
-//! are known and computed in one chunk with the token before them; where log-probabilities are asked for they are computed
-//! one by one, and are the same.
+//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`.
+//! Every generated token is in one `Text` event, even if it adds no text yet. Text held back is flushed
+//! before the end, unless it belongs to the stop string that ended the generation. Dropping a generation
+//! frees its pages unless a session takes the sequence, which then ends where the delivered text ends. Tokens
+//! that a grammar forces are delivered at once and computed in one chunk with the token before them. If
+//! log-probabilities are wanted they are computed one by one, with the same result.
 
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,15 @@ use crate::runtime::spec::EngineSpec;
 use crate::runtime::step::{FeedInput, Scores, SequenceFeed};
 use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
 
-/// Tokens of a prompt in a step when their log-probabilities are asked for: each takes a row of logits, which are as many as
-/// there are tokens in the vocabulary.
+/// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
+/// vocabulary.
 const MAX_SCORED_ROWS: usize = 16;
 
-/// Names a request of one engine; never used twice.
+/// Identifier of a request within one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(super) u64);
 
-/// Where the events of all requests go.
+/// Events of all requests, in order.
 pub type EngineEvents = Vec<(RequestId, Event)>;
 
 #[derive(Debug)]
@@ -36,21 +36,22 @@ pub struct Generation {
     id: RequestId,
     request: Request,
     sequence: Sequence,
-    /// The limit in force; at most what the context leaves.
+    /// Limit in force; at most what the context leaves.
     max_tokens: usize,
-    /// The model's own limit, where the request has none; with it, an answer that goes round in circles ends too.
+    /// The model's own limit, if the request has none. With it, an answer that repeats itself ends too.
     usual: Option<usize>,
-    /// The answer so far, where there is such a limit.
+    /// The answer so far; recorded only if `usual` is set.
     answer: Vec<u32>,
     seed: u64,
     num_cached: usize,
     num_generated: usize,
     last_scheduled: u64,
-    /// Where the answer stands in the request's grammar, from its start on.
+    /// State of the request's grammar; set when the request starts.
     grammar: Option<GrammarState>,
-    /// The last sampled token and those forced after it, when there are any: delivered, and the last of them to be computed.
+    /// The token sampled last and the tokens forced after it. All are delivered; the last ones are still to
+    /// be computed.
     forced: Vec<u32>,
-    /// Log-probabilities of prompt tokens that nobody has been told yet.
+    /// Log-probabilities of prompt tokens, not delivered yet.
     scores: Vec<Logprob>,
     utf8: Utf8Stream,
     stop: StopMatcher,
@@ -58,13 +59,13 @@ pub struct Generation {
     clock: Clock,
 }
 
-/// Which generated tokens the delivered text stands for, in bytes of text.
+/// Maps delivered text back to generated tokens, in bytes of text.
 #[derive(Debug, Default)]
 struct DeliveredText {
-    /// Text of all tokens so far.
+    /// Length of the text of all tokens so far.
     num_bytes: usize,
     num_delivered: usize,
-    /// Where each token's text ends; one beyond, when its last character is unfinished.
+    /// End of each token's text; one more if its last character is unfinished.
     ends: Vec<usize>,
 }
 
@@ -77,7 +78,7 @@ struct Clock {
 }
 
 impl Generation {
-    /// `request` has been validated, with `max_tokens` as the result.
+    /// Creates a waiting generation. `request` has been validated, with `max_tokens` as the result.
     pub fn new(id: RequestId, request: Request, max_tokens: usize, pool: &PagePool, now: Instant) -> Self {
         Self {
             id,
@@ -100,7 +101,7 @@ impl Generation {
         }
     }
 
-    /// With the limit that the model has where the request has none.
+    /// Sets the model's own limit for requests without one.
     pub fn limited_to(mut self, usual: Option<usize>) -> Self {
         self.usual = usual;
         self.max_tokens = usual.map_or(self.max_tokens, |usual| usual.min(self.max_tokens));
@@ -111,17 +112,17 @@ impl Generation {
         self.id
     }
 
-    /// Prompt tokens still to compute; 0 when it generates.
+    /// Returns the prompt tokens still to compute; 0 while generating.
     pub fn prompt_left(&self) -> usize {
         self.request.prompt.len().saturating_sub(self.sequence.position())
     }
 
-    /// Tokens that are known and still to compute.
+    /// Returns the tokens that are known and still to compute.
     fn num_known(&self) -> usize {
         (self.request.prompt.len() + self.num_generated).saturating_sub(self.sequence.position())
     }
 
-    /// Tokens to compute before the next can be sampled; 0 when it is only the one sampled last.
+    /// Returns the tokens to compute before the next can be sampled; 0 if only the last sampled one is.
     pub fn rows_left(&self) -> usize {
         match self.sequence.pending() {
             Some(_) if self.num_known() == 1 => 0,
@@ -129,7 +130,7 @@ impl Generation {
         }
     }
 
-    /// How long it may take from submission.
+    /// Returns the time limit, counted from submission.
     pub fn deadline(&self) -> Option<Duration> {
         self.request.limits.deadline
     }
@@ -139,7 +140,7 @@ impl Generation {
             .is_some_and(|deadline| now.saturating_duration_since(self.clock.submitted) >= deadline)
     }
 
-    /// When it had its last row; see [`super::schedule::RunningRequest::last_scheduled`].
+    /// Returns when it last had a row; see [`super::schedule::RunningRequest::last_scheduled`].
     pub fn last_scheduled(&self) -> u64 {
         self.last_scheduled
     }
@@ -148,7 +149,7 @@ impl Generation {
         self.last_scheduled = last_scheduled;
     }
 
-    /// The most tokens that can become resident.
+    /// Returns the most tokens that can become resident.
     pub fn longest(&self) -> usize {
         self.request.prompt.len() + self.max_tokens
     }
@@ -157,7 +158,7 @@ impl Generation {
         &self.request.prompt
     }
 
-    /// Name of the session it runs in.
+    /// Returns the name of its session.
     pub fn session(&self) -> Option<&str> {
         self.request.session.as_deref()
     }
@@ -166,7 +167,7 @@ impl Generation {
         &self.sequence
     }
 
-    /// Leaves the queue with what is computed already.
+    /// Starts decoding from `resumed` KV and emits `Started`.
     pub fn start(&mut self, resumed: Resumed, events: &mut EngineEvents) {
         let Resumed { sequence, reuse, states_at, difference } = resumed;
         self.clock.started = Some(Instant::now());
@@ -182,19 +183,20 @@ impl Generation {
         self.emit(events, Event::Started(started));
     }
 
-    /// Whether it has to compute all of its prompt.
+    /// Returns whether every prompt token must be computed.
     pub fn scores_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some()
     }
 
-    /// Takes over what others have computed of the prompt in the meantime.
+    /// Takes over pages of the prompt that other requests have computed in the meantime.
     pub fn catch_up(&mut self) {
         if self.prompt_left() > 1 && !self.scores_prompt() {
             self.num_cached += self.sequence.catch_up(&self.request.prompt, self.request.prompt.len() - 1);
         }
     }
 
-    /// The name of the page that the prompt's next tokens fill, when others could take it over once it is computed.
+    /// Returns the name of the page that the next prompt tokens fill; `None` if others could not take it
+    /// over.
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
         let may_share = table.is_shareable() && !self.scores_prompt();
@@ -202,13 +204,14 @@ impl Generation {
         Some(name)
     }
 
-    /// Bytes of KV that feeding `rows` takes at most.
+    /// Returns the most bytes of KV that feeding `rows` takes.
     pub fn bytes_needed(&self, rows: usize) -> usize {
         let left = self.rows_left().max(1);
         self.sequence.resident().table().bytes_needed(rows.min(left))
     }
 
-    /// What goes into the next step: `rows` tokens of the prompt or of forced ones, or the pending token.
+    /// Returns the input of the next step: `rows` tokens of the prompt or of forced ones, or the pending
+    /// token.
     pub fn feed(&mut self, rows: usize) -> SequenceFeed<'_> {
         let left = self.rows_left();
         let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
@@ -234,7 +237,7 @@ impl Generation {
         }
     }
 
-    /// Takes note of a step that went well; true when the generation has ended with it.
+    /// Handles a step that succeeded. Returns true if it ended the generation.
     pub fn advance(
         &mut self,
         spec: &EngineSpec,
@@ -263,7 +266,7 @@ impl Generation {
         true
     }
 
-    /// A sampled token, and those that the grammar leaves no choice about.
+    /// Accepts a sampled token, and tokens that the grammar forces after it.
     fn accept_with_forced(
         &mut self,
         token: Token,
@@ -288,7 +291,8 @@ impl Generation {
         self.num_known() == 0 && self.grammar.as_ref().is_some_and(GrammarState::is_complete)
     }
 
-    /// Judges a token. An end of generation is seen before a full context, and so at a full context too.
+    /// Accepts a token. The end of generation is checked before the full context, so it is recognised there
+    /// too.
     fn accept(
         &mut self,
         token: Token,
@@ -298,7 +302,7 @@ impl Generation {
     ) -> Result<Option<Finish>> {
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
-        // A grammar allows such a token under ignore_eos only where nothing else can come.
+        // Under `ignore_eos`, a grammar allows such a token only if no other can follow.
         if spec.ends_generation(token.id) && (!self.request.limits.ignore_eos || self.grammar.is_some()) {
             return Ok(Some(Finish::Eos(token.id)));
         }
@@ -324,13 +328,13 @@ impl Generation {
                 return Ok(Some(Finish::Complete));
             }
         }
-        // A limit that the context set is reached when the context is: one more step tells whether the generation
-        // would have ended by itself.
+        // If the limit comes from the context, allow one more step: the model may end the generation by
+        // itself.
         let most = self.request.limits.max_tokens.or(self.usual);
         Ok((most == Some(self.num_generated) || self.is_stuck(id)).then_some(Finish::MaxTokens))
     }
 
-    /// Whether the answer, with this token, has begun to repeat itself and will not stop.
+    /// Appends the token, and returns whether the answer has started to repeat itself.
     fn is_stuck(&mut self, id: u32) -> bool {
         if self.usual.is_none() {
             return false;
@@ -349,7 +353,7 @@ impl Generation {
         self.stop.push(&complete)
     }
 
-    /// Ends well. The text held back may prove to hold a stop string after all, which is then why it ended.
+    /// Ends with `finish`, or with a stop string that completes in the text held back.
     pub fn finish(&mut self, finish: Finish, events: &mut EngineEvents) {
         self.flush(events);
         let finish = match self.stop.hit() {
@@ -365,7 +369,7 @@ impl Generation {
         self.emit(events, Event::Done(outcome));
     }
 
-    /// Ends badly; the text so far is still delivered.
+    /// Ends with an error. Text held back is still delivered.
     pub fn fail(&mut self, error: Error, events: &mut EngineEvents) {
         self.flush(events);
         self.emit(events, Event::Failed(error));
@@ -381,13 +385,15 @@ impl Generation {
         }
     }
 
-    /// What is left for a session: the sequence, cut back to what was said when a stop string cut the text.
+    /// Returns the sequence for the session. If a stop string cut the text, the sequence is cut to the
+    /// delivered text.
     pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
         self.sequence.clear_pending();
         if self.stop.hit().is_some() && can_rewind {
             let num_said = self.delivered.ends.partition_point(|&end| end <= self.delivered.num_delivered);
             let end = self.request.prompt.len() + num_said;
-            // Where the model cannot go on from there, the session keeps what it cannot cut; the next prompt parts from it.
+            // If the model cannot resume there, the session keeps the longer sequence, and the next prompt
+            // differs from it.
             let _ = self.sequence.truncate(end.min(self.sequence.position()));
         }
         self.sequence

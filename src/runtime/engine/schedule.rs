@@ -1,18 +1,18 @@
-//! What the next step computes: a pure decision over plain numbers. Knows no sequence, page or model.
+//! Decides what the next step computes: a pure function of plain numbers. Knows no sequence, page or model.
 //!
-//! Admission: in order of arrival, and what does not fit now is passed over, by at most [`MAX_BYPASSES`] later
-//! requests; then nobody starts until it does. Memory is counted for the longest a request can become, so that one that
-//! has started never has to be thrown out.
+//! Admission is in order of arrival. A request that does not fit now is bypassed by at most [`MAX_BYPASSES`]
+//! later ones; then no request starts until it does. A request counts with the memory of its greatest length,
+//! so none that has started is ever preempted.
 //!
-//! Rows, at most the budget in every step: each generation gets one; what is left goes to prompts, the oldest first to
-//! half of it and the others to equal shares of the rest. Where there is less than that takes, whoever has gone without
-//! longest comes first. So nobody goes without for as many steps as there are sequences running, and for none at all
-//! where the budget is at least twice their number.
+//! A step has at most as many rows as the budget. Each generation gets one. Of the rest the oldest prompt
+//! gets half, and the other prompts get equal shares. If there are too few rows, the least recently scheduled
+//! come first. So a sequence waits fewer steps than there are sequences running, and none if the budget is at
+//! least twice their number.
 
-/// The most requests that may start before one that came earlier and does not fit yet.
+/// Most requests that may start before an earlier one that does not fit yet.
 ///
-/// Small, because each of them may keep its memory for as long as it generates; not zero, because the memory that a
-/// large request waits for can serve small ones until the rest of it is free.
+/// Small, because each may keep its memory for as long as it generates. Not zero, because memory that a large
+/// request waits for can serve small ones until the rest of it is free.
 pub const MAX_BYPASSES: usize = 8;
 
 /// A request that waits for admission.
@@ -20,45 +20,45 @@ pub const MAX_BYPASSES: usize = 8;
 pub struct WaitingRequest {
     /// Prompt tokens to compute.
     pub prompt_left: usize,
-    /// Memory it takes at its longest, in the unit of [`Budget::bytes`].
+    /// Memory at its greatest length, in the unit of [`Budget::bytes`].
     pub bytes: usize,
-    /// Requests that came later and have started before it.
+    /// Later requests that have started before it.
     pub num_bypassed: usize,
 }
 
 /// A request that has been admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunningRequest {
-    /// Prompt tokens, or tokens that a grammar forces, still to compute; 0 when it generates one by one.
+    /// Tokens of the prompt, or forced by a grammar, still to compute; 0 if it generates one token per step.
     pub prompt_left: usize,
-    /// When it had its last row, or was admitted: of two sequences the one with the smaller number has gone without
-    /// longer. Those that had rows in the same step keep the order that they had before.
+    /// Logical time of its last row, or of its admission; lower is longer ago. Sequences with rows in the
+    /// same step keep their relative order.
     pub last_scheduled: u64,
-    /// Another sequence computes its next chunk in this very step: it gets no row now. Means nothing for one that
-    /// generates. Whoever computes that chunk is not held, or nobody gets on.
+    /// Whether another sequence computes its next chunk in this step, so that it gets no row. Ignored for one
+    /// that generates. The sequence that computes the chunk must not be deferred itself.
     pub deferred: bool,
 }
 
-/// What a step may use.
+/// Resources of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Rows of a step.
     pub tokens: usize,
     /// Requests running at once.
     pub running: usize,
-    /// Memory not promised to anyone.
+    /// Memory that is promised to no request.
     pub bytes: usize,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPlan {
-    /// Which of the waiting requests start: ascending indices.
+    /// Ascending indices of the waiting requests that start.
     pub admitted: Vec<usize>,
-    /// Rows of each running request, then of each admitted one. Any of them may get 0 and then waits a step.
+    /// Rows of each running request, then of each admitted one. A request with 0 waits for the next step.
     pub rows: Vec<usize>,
 }
 
-/// Decides the next step. The same input gives the same plan.
+/// Plans the next step. Deterministic.
 pub fn plan_step(waiting: &[WaitingRequest], running: &[RunningRequest], budget: Budget) -> StepPlan {
     let admitted = choose_admitted(waiting, running.len(), budget);
     let started = admitted.iter().map(|&index| waiting[index].prompt_left);
@@ -71,7 +71,7 @@ pub fn plan_step(waiting: &[WaitingRequest], running: &[RunningRequest], budget:
 fn choose_admitted(waiting: &[WaitingRequest], num_running: usize, budget: Budget) -> Vec<usize> {
     let places = budget.running.saturating_sub(num_running);
     let mut bytes_left = budget.bytes;
-    let mut bypasses_left = usize::MAX; // nobody has been passed over yet
+    let mut bypasses_left = usize::MAX; // no request is bypassed yet
     let mut admitted = Vec::new();
     for (index, request) in waiting.iter().enumerate() {
         if admitted.len() == places || bypasses_left == 0 {
@@ -106,11 +106,11 @@ fn share_rows(running: &[RunningRequest], tokens: usize) -> Vec<usize> {
     rows
 }
 
-/// The oldest prompt may take half of `tokens`, and what the others leave.
+/// Gives the oldest prompt half of `tokens` and what the others leave.
 ///
-/// Equal shares for all would have a crowd of long prompts crawl, to end all at once and late; one after the other would
-/// have a short one wait for long ones. This way the oldest takes at most twice as long as if it were alone, and a
-/// short prompt starts at once.
+/// With equal shares for all, many long prompts would all end late; one after the other, a short prompt would
+/// wait for long ones. This way the oldest takes at most twice as long as alone, and a short prompt starts at
+/// once.
 fn share_among_prompts(running: &[RunningRequest], prompts: &[usize], tokens: usize, rows: &mut [usize]) {
     let Some((&oldest, others)) = prompts.split_first() else { return };
     if tokens < 2 {
@@ -121,8 +121,8 @@ fn share_among_prompts(running: &[RunningRequest], prompts: &[usize], tokens: us
     rows[oldest] = running[oldest].prompt_left.min(first_share + left);
 }
 
-/// Max-min fairness: equal shares, and what a short prompt does not need goes to the longer ones, the remainder of a
-/// division to the earlier. Returns what nobody needs.
+/// Shares rows by max-min fairness: equal shares, with what short prompts leave going to longer ones and the
+/// remainder of a division to earlier ones. Returns the rows that are left.
 fn share_fairly(running: &[RunningRequest], prompts: &[usize], tokens: usize, rows: &mut [usize]) -> usize {
     if tokens < prompts.len() {
         serve_least_recent(running, prompts, tokens, rows);
@@ -138,7 +138,7 @@ fn share_fairly(running: &[RunningRequest], prompts: &[usize], tokens: usize, ro
     left
 }
 
-/// One row for each of as many as there are tokens, those first that have gone without longest.
+/// Gives one row each to the least recently scheduled sequences, as far as `tokens` go.
 fn serve_least_recent(running: &[RunningRequest], sequences: &[usize], tokens: usize, rows: &mut [usize]) {
     let mut order = sequences.to_vec();
     order.sort_by_key(|&index| (running[index].last_scheduled, index));
@@ -158,14 +158,14 @@ mod tests {
         left.iter().map(|&prompt_left| RunningRequest { prompt_left, ..RunningRequest::default() }).collect()
     }
 
-    /// Rows of sequences with so much of their prompt left.
+    /// Checks the rows of sequences with so many prompt tokens left.
     #[track_caller]
     fn check_rows(left: &[usize], tokens: usize, expected: &[usize]) {
         let plan = plan_step(&[], &prompts(left), budget(tokens, 4, 9));
         assert_eq!(plan.rows, expected, "{left:?} in {tokens}");
     }
 
-    /// Sequences as (prompt left, turn).
+    /// Sequences as (prompt left, last scheduled).
     #[track_caller]
     fn check_order(sequences: &[(usize, u64)], tokens: usize, expected: &[usize]) {
         let running =
@@ -178,7 +178,7 @@ mod tests {
         );
     }
 
-    /// Requests as (bytes, times overtaken).
+    /// Requests as (bytes, times bypassed).
     #[track_caller]
     fn check_admitted(waiting: &[(usize, usize)], num_running: usize, places: usize, expected: &[usize]) {
         let waiting: Vec<_> = waiting
@@ -256,17 +256,17 @@ mod tests {
         check_admitted(&[(1, 0), (10, 8), (1, 0)], 0, 8, &[0]);
     }
 
-    /// What a step with these rows does to the sequences. Turns only need to order them.
+    /// Applies a plan's rows to the sequences.
     fn advance<'a>(running: impl Iterator<Item = &'a mut RunningRequest>, rows: &[usize]) {
         let mut all: Vec<_> = running.zip(rows).collect();
         all.sort_by_key(|(running, rows)| (**rows > 0, running.last_scheduled));
         for (last_scheduled, (running, rows)) in (0..).zip(all) {
-            running.prompt_left = running.prompt_left.saturating_sub(*rows); // a generation has none
+            running.prompt_left = running.prompt_left.saturating_sub(*rows); // already 0 for a generation
             running.last_scheduled = last_scheduled;
         }
     }
 
-    /// Runs the plan of each step against a queue, and counts what the engine would. What has no prompt left has ended.
+    /// Runs plans against a queue with the engine's bookkeeping. A sequence without prompt left has ended.
     struct Simulation {
         waiting: Vec<WaitingRequest>,
         running: Vec<(RunningRequest, usize)>,

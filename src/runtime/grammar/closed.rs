@@ -1,32 +1,33 @@
-//! Schemas whose objects have only the members that they name.
+//! Closes schemas: objects allow only the members that are named.
 //!
-//! JSON Schema lets an object have any other member unless `additionalProperties` forbids it. Written by a small model such an
-//! object has no end, so that llama.cpp, xgrammar and OpenAI's strict schemas close it; this does the same. Pure. Invariant: what
-//! satisfies the schema made here satisfies the one that was given, and where something does satisfy that one, closing does
-//! not rule everything out: an object stays open where other parts of the schema add to its members, or ask for more than it
-//! names.
+//! JSON Schema allows any other member unless `additionalProperties` forbids it. A small model may never end
+//! such an object, so llama.cpp, xgrammar and OpenAI's strict schemas close it; this module does the same.
+//!
+//! Pure. Invariants: a value that satisfies the closed schema satisfies the original. If a value satisfies
+//! the original, one satisfies the closed schema: an object stays open if other parts of the schema add
+//! members to it, or require more than it names.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// Keywords that say more of the very object that a schema is about.
+/// Keywords whose schemas apply to the same object.
 const IN_PLACE: [&str; 9] =
     ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"];
 
-/// Keywords by which a schema says itself what other members there may be.
+/// Keywords that decide about other members explicitly.
 const OPENING: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "propertyNames"];
 
-/// Keywords whose value is a schema, or a list of them, that is about another value.
+/// Keywords whose schemas apply to a value below.
 const BELOW: [&str; 4] = ["items", "prefixItems", "additionalItems", "additionalProperties"];
 
-/// Keywords whose value has such schemas for members.
+/// Keywords whose members are schemas for values below.
 const MAPS_BELOW: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 
-/// How often the references are followed; longer chains leave all definitions as they are.
+/// Most rounds of following references; with longer chains all definitions stay open.
 const MAX_ROUNDS: usize = 64;
 
-/// The schema with its objects closed, and `type: object` where `properties` stands without a type.
+/// Returns the schema with closed objects, and with `type: object` added to `properties` without a type.
 pub fn closed(schema: &Value) -> Value {
     let Some(shared) = shared(schema) else { return schema.clone() };
     let mut schema = schema.clone();
@@ -35,8 +36,8 @@ pub fn closed(schema: &Value) -> Value {
     schema
 }
 
-/// Pointers of schemas to which others add, found by following references until nothing new comes; nothing where that takes
-/// too long.
+/// Returns pointers of schemas that other schemas extend, by following references to a fixed point; `None` if
+/// that takes too many rounds.
 fn shared(schema: &Value) -> Option<BTreeSet<String>> {
     let mut shared = BTreeSet::new();
     for _ in 0..MAX_ROUNDS {
@@ -53,13 +54,13 @@ fn shared(schema: &Value) -> Option<BTreeSet<String>> {
 
 struct Walk<'a> {
     shared: &'a BTreeSet<String>,
-    /// Targets of references in schemas to which others add.
+    /// Targets of references from schemas that are extended.
     found: BTreeSet<String>,
     is_closing: bool,
 }
 
 impl Walk<'_> {
-    /// `is_added_to`: another schema speaks of the same object.
+    /// Closes a schema. `is_added_to` tells whether another schema describes the same object.
     fn schema(&mut self, value: &mut Value, at: &str, is_added_to: bool) {
         let Value::Object(schema) = value else { return };
         let is_added_to = is_added_to || self.shared.contains(at);
@@ -71,7 +72,7 @@ impl Walk<'_> {
         if self.is_closing && !is_added_to && !adds {
             close(schema);
         }
-        // One alternative of several is whole where nothing stands beside them.
+        // An alternative is complete by itself if no sibling keyword adds members.
         let members_are_added_to = is_added_to || adds;
         for keyword in ["allOf", "anyOf", "oneOf"] {
             let Some(Value::Array(items)) = schema.get_mut(keyword) else { continue };
@@ -105,7 +106,8 @@ impl Walk<'_> {
     }
 }
 
-/// Whether a schema speaks of members of its object both itself and through another schema, or through several.
+/// Returns whether a schema describes the members of its object both itself and through another schema, or
+/// through several.
 fn adds_in_place(schema: &Map<String, Value>) -> bool {
     let speaks = |keyword: &&&str| schema.get(**keyword).is_some_and(speaks_of_members);
     let through_others = IN_PLACE.iter().filter(speaks).count();
@@ -115,7 +117,7 @@ fn adds_in_place(schema: &Map<String, Value>) -> bool {
     }
 }
 
-/// Whether members of an object, or references, stand anywhere in it.
+/// Returns whether a value contains members of an object, or references.
 fn speaks_of_members(value: &Value) -> bool {
     match value {
         Value::String(_) => true, // a reference
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!(closed(&schema), expected);
     }
 
-    /// Left as it is.
+    /// Checks that closing changes nothing.
     #[track_caller]
     fn check_open(schema: Value) {
         check(schema.clone(), schema);
@@ -212,7 +214,7 @@ mod tests {
         let mut expected = both.clone();
         expected["$defs"]["z"] = shut("c");
         check(both, expected);
-        // Alternatives that only say which members there must be name none.
+        // Alternatives that only require members must name none.
         check(
             json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": []}]}),
             json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": []}], "additionalProperties": false}),

@@ -1,8 +1,9 @@
-//! From a source to a [`Grammar`], once per source: compiled on a thread of its own with a stack, fuel and a time limit, and
-//! kept with its siblings that were used last.
+//! Compiles sources to [`Grammar`]s: once per source, on a thread with its own stack, and bounded in fuel and
+//! time. Recently used grammars are cached.
 //!
-//! Invariants: the token trie is built once, at the first compilation; who asks for a source that another is compiling waits
-//! for that; a compilation that is given up cannot be ended, but no more than [`MAX_COMPILING`] run at a time.
+//! Invariants: the token trie is built once, at the first compilation. A source that is being compiled is
+//! awaited, not compiled twice. A compilation that times out cannot be stopped, but at most [`MAX_COMPILING`]
+//! run at a time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,29 +27,30 @@ use super::vocabulary::token_environment;
 use crate::runtime::error::{Error, GrammarError, Result, panic_text};
 use crate::runtime::text::Tokenizer;
 
-/// Bytes of a source. OpenAI takes schemas of about 120,000 characters.
+/// Most bytes of a source. OpenAI accepts schemas of about 120,000 characters.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// Brackets within brackets in a regular expression or a Lark grammar; schemas have a limit of their own.
+/// Most nested brackets in a regular expression or a Lark grammar; schemas have a limit of their own.
 const MAX_NESTING: usize = 128;
 
-/// How long one compilation may take. Large published schemas take tenths of a second.
+/// Time limit of one compilation. Large published schemas take tenths of a second.
 const MAX_COMPILE_TIME: Duration = Duration::from_secs(10);
 
-/// Compilations at a time, those that were given up included.
+/// Most compilations at a time, counting those that timed out.
 const MAX_COMPILING: usize = 4;
 
-/// Definitions in a Lark grammar: the library follows rules by recursion, as it does references in schemas.
+/// Most definitions in a Lark grammar: the library follows rules by recursion, as it does references in
+/// schemas.
 const MAX_RULES: usize = 2048;
 
-/// The library recurses into schemas, rules and expressions; enough for their limits in a build without optimisation. Address
-/// space only; what is not touched takes no memory.
+/// Stack for the library's recursion at its limits, in a build without optimisation. Reserves address space
+/// only; untouched pages take no memory.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Grammars kept for the next request with the same source.
+/// Most cached grammars.
 const MAX_CACHED: usize = 64;
 
-/// Turns sources into grammars for one model. Cheap until first used; clones share everything.
+/// Compiler for one model's vocabulary. Cheap until first used; clones share everything.
 #[derive(Clone)]
 pub struct GrammarCompiler {
     shared: Arc<CompilerState>,
@@ -73,7 +75,7 @@ struct Cache {
     num_uses: u64,
 }
 
-/// A compiled grammar: what every answer under it begins with. Clones share it.
+/// A compiled grammar, the start state of every answer under it. Clones share it.
 #[derive(Clone)]
 pub struct Grammar {
     inner: Arc<CompiledGrammar>,
@@ -82,13 +84,13 @@ pub struct Grammar {
 struct CompiledGrammar {
     source: GrammarSource,
     vocab_size: usize,
-    /// Never advanced, only copied.
+    /// Only cloned, never advanced.
     start: Mutex<TokenParser>,
 }
 
 impl GrammarCompiler {
-    /// `vocab_size` is the number of the model's logits ([`crate::runtime::EngineSpec`]'s), `ends` are the ids that end a
-    /// generation.
+    /// Creates a compiler. `vocab_size` is the number of logits ([`crate::runtime::EngineSpec`]'s), `ends`
+    /// are the ids that end a generation.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, ends: &[u32]) -> Self {
         let shared = CompilerState {
             tokenizer,
@@ -102,17 +104,17 @@ impl GrammarCompiler {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The grammar of `source`. Takes microseconds for one that is known, and up to [`MAX_COMPILE_TIME`] else, so it is
-    /// not for the engine's thread nor an asynchronous one.
+    /// Returns the grammar of `source`. Takes microseconds for a cached one and up to [`MAX_COMPILE_TIME`]
+    /// otherwise, so call it neither on the engine's thread nor on an asynchronous one.
     ///
     /// # Errors
-    /// [`Error::Grammar`]: what cannot be enforced, by name; what is wrong; what is beyond the limits.
+    /// [`Error::Grammar`]: an unsupported keyword, an invalid source, or one beyond the limits.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar> {
         let key = key(source)?;
         let slot = lock(&self.shared.cache).slot(&key);
         let result = slot.get_or_init(|| self.compile_anew(source)).clone();
         if matches!(result, Err(GrammarError::TooComplex(_) | GrammarError::Failed(_))) {
-            lock(&self.shared.cache).forget(&key, &slot); // the machine may have been busy
+            lock(&self.shared.cache).forget(&key, &slot); // the machine may have been busy, so allow another attempt
         }
         result.map_err(Error::Grammar)
     }
@@ -165,7 +167,7 @@ impl CompilerState {
     fn build_factory(&self) -> Result<ParserFactory, GrammarError> {
         let environment = token_environment(Arc::clone(&self.tokenizer), self.vocab_size, &self.ends);
         let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
-        // Slices of the vocabulary that are inside a JSON string are allowed or not as a whole.
+        // Slices of the vocabulary that are inside a JSON string are allowed or forbidden as a whole.
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&environment, capabilities, &slices)
             .map_err(|error| GrammarError::Failed(error.to_string()))?;
@@ -176,17 +178,18 @@ impl CompilerState {
 }
 
 impl Grammar {
-    /// What it was made from, e.g. to make it again in another process.
+    /// Returns the source, e.g. to compile it in another process.
     pub fn source(&self) -> &GrammarSource {
         &self.inner.source
     }
 
-    /// Number of logits it masks.
+    /// Returns the number of logits that it masks.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
     }
 
-    /// A parser of its own: its lexer's tables grow with what it reads, and their limits must not depend on others.
+    /// Returns a parser with its own lexer: lexer tables grow with the text, and their limits must not depend
+    /// on other answers.
     pub(super) fn start(&self) -> TokenParser {
         lock(&self.inner.start).deep_clone()
     }
@@ -223,7 +226,7 @@ impl Cache {
     }
 }
 
-/// One of [`MAX_COMPILING`] places.
+/// Permission for one of [`MAX_COMPILING`] compilations.
 struct Permit(Arc<CompilerState>);
 
 impl Permit {
@@ -249,7 +252,7 @@ impl Drop for Permit {
     }
 }
 
-/// The library takes grammars that nothing satisfies and fails at the first token.
+/// Checks that a first token exists. The library accepts unsatisfiable grammars and fails at the first token.
 fn check_beginning(grammar: &Grammar) -> Result<(), GrammarError> {
     match GrammarState::new(grammar, false).mask() {
         Ok(Some(TokenMask::Allowed(allowed))) if allowed.is_empty() => Err(unsatisfiable()),
@@ -258,7 +261,7 @@ fn check_beginning(grammar: &Grammar) -> Result<(), GrammarError> {
     }
 }
 
-/// What is behind a lock here is whole after every statement, so a panic elsewhere does not spoil it.
+/// Locks `mutex`. A poisoned lock is usable, because every statement leaves the data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -267,7 +270,7 @@ fn out_of_time() -> GrammarError {
     GrammarError::TooComplex(format!("not compiled within {MAX_COMPILE_TIME:?}"))
 }
 
-/// Names a source in the cache; two that differ in the order of members differ.
+/// Returns the cache key of a source. Different orders of members give different keys.
 fn key(source: &GrammarSource) -> Result<String, GrammarError> {
     let key = match source {
         GrammarSource::JsonObject => "object".to_owned(),
@@ -300,7 +303,7 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
     }
 }
 
-/// Says so where the notation is llama.cpp's.
+/// Refuses llama.cpp's notation, with a hint.
 fn check_notation(grammar: &str) -> Result<(), GrammarError> {
     let defines = |line: &str| {
         let name = line.split_once("::=").map(|(name, _)| name.trim());
@@ -318,7 +321,7 @@ fn check_notation(grammar: &str) -> Result<(), GrammarError> {
     }
 }
 
-/// Refuses too many definitions, rules that do more than constrain, and schemas within that lead too deep.
+/// Refuses too many definitions, rules that do more than constrain, and embedded schemas that nest too deep.
 fn check_rules(grammar: &str) -> Result<(), GrammarError> {
     if grammar.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
         return Err(GrammarError::TooComplex(format!("more than {MAX_RULES} rules")));
@@ -330,8 +333,8 @@ fn check_rules(grammar: &str) -> Result<(), GrammarError> {
     parsed.try_for_each(|schema| schema::check_chain(&schema))
 }
 
-/// Refuses attributes of rules that ask for more than a mask: a temperature of their own, or text that is generated and then
-/// taken back. They stand in brackets before the colon of a line (llguidance, docs/syntax.md).
+/// Refuses rule attributes that need more than a mask: a temperature, or text that is generated and then
+/// removed. They stand in brackets before the colon of a line (llguidance, docs/syntax.md).
 fn check_attributes(grammar: &str) -> Result<(), GrammarError> {
     const DOING_MORE: [&str; 3] = ["stop", "stop_capture", "temperature"];
     let name_in = |line: &str| {
@@ -351,7 +354,7 @@ fn check_attributes(grammar: &str) -> Result<(), GrammarError> {
     }
 }
 
-/// A line without what stands between double quotes, where a colon or a comma is only text.
+/// Removes text between double quotes, where a colon or a comma has no meaning.
 fn without_strings(line: &str) -> String {
     let (mut bare, mut is_inside, mut is_escaped) = (String::with_capacity(line.len()), false, false);
     for c in line.chars() {
@@ -365,7 +368,7 @@ fn without_strings(line: &str) -> String {
     bare
 }
 
-/// Counts brackets wherever they are, in literals too: more than enough for what people write.
+/// Counts brackets, also within literals; the limit is generous enough for that.
 fn check_nesting(text: &str) -> Result<(), GrammarError> {
     let mut depth = 0usize;
     for byte in text.bytes() {
@@ -455,7 +458,8 @@ mod tests {
         assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
     }
 
-    /// On the real stack: just below the limits nothing overflows, whatever the library says of it; above, it is not asked.
+    /// On the real stack: just below the limits nothing overflows, whatever the library returns; above them,
+    /// it is not called.
     #[test]
     fn long_chains_are_compiled_or_refused() {
         let compiler = compiler();

@@ -1,7 +1,8 @@
-//! Schemas that ask for themselves without an end: nothing satisfies them, which the grammar library finds only when an answer has
-//! come that far.
+//! Detects schemas that require themselves without end. Nothing satisfies them, but the grammar library fails
+//! only when an answer reaches that point.
 //!
-//! Pure, and on the safe side: what is refused has no answer; other contradictions are left to the library.
+//! Pure and conservative: a schema that is refused has no answer; other contradictions are left to the
+//! library.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -10,11 +11,13 @@ use serde_json::Value;
 
 use crate::runtime::error::GrammarError;
 
-/// Schemas looked at in all; of a larger one nothing is said.
+/// Most schemas visited; a larger schema is accepted unchecked.
 const MAX_WORK: usize = 1 << 20;
 
+/// Checks a schema.
+///
 /// # Errors
-/// [`GrammarError::Invalid`] for a schema that has no finite answer.
+/// [`GrammarError::Invalid`] if it has no finite answer.
 pub fn check(root: &Value) -> Result<(), GrammarError> {
     let mut references = HashSet::new();
     gather(root, &mut references);
@@ -49,7 +52,7 @@ fn gather<'a>(value: &'a Value, references: &mut HashSet<&'a str>) {
 
 struct SatisfiabilitySearch<'a> {
     root: &'a Value,
-    /// References to schemas that have an answer, as far as that is known.
+    /// References to schemas that are known to have an answer.
     known: &'a HashSet<&'a str>,
     work: &'a Cell<usize>,
 }
@@ -57,11 +60,11 @@ struct SatisfiabilitySearch<'a> {
 impl SatisfiabilitySearch<'_> {
     fn has_answer_at(&self, reference: &str) -> bool {
         let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
-        // What is not to be found here is refused by name elsewhere.
+        // An unresolved reference is refused elsewhere, by name.
         target.is_none_or(|target| self.has_answer(target))
     }
 
-    /// Whether an answer is known that does not need one which is not.
+    /// Returns whether an answer is known that needs no schema whose answer is unknown.
     fn has_answer(&self, schema: &Value) -> bool {
         self.work.set(self.work.get() + 1);
         let Value::Object(members) = schema else { return *schema != Value::Bool(false) };

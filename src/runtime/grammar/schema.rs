@@ -1,7 +1,7 @@
-//! JSON Schemas on their way to llguidance: checked, freed of what says nothing, and put into the one layout in which
-//! answers are written; and the library's refusals as our errors.
+//! Prepares JSON Schemas for llguidance: checks them, removes keywords without effect, sets the layout of
+//! answers, and translates the library's errors.
 //!
-//! Invariant: an answer that satisfies the schema made here satisfies the one that was given.
+//! Invariant: an answer that satisfies the prepared schema satisfies the original.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 use super::{GrammarSource, satisfiable};
 use crate::runtime::error::GrammarError;
 
-/// Arrays and objects within each other.
+/// Most nested arrays and objects.
 const MAX_DEPTH: usize = 64;
 
-/// Schemas on the way from the root through references, each counted with what it lies in: the library follows them by
-/// recursion, and its stack is made for as many.
+/// Most schemas on a path from the root through references, with those that enclose them. The library follows
+/// them by recursion, and its stack is sized for as many.
 pub const MAX_CHAIN: usize = 2048;
 
-/// llguidance reads its options from this member of a schema.
+/// Member from which llguidance reads its options.
 const OPTIONS: &str = "x-guidance";
 
 /// Keywords whose value is a schema, or a list of them.
@@ -40,15 +40,15 @@ const SCHEMAS: [&str; 15] = [
     "unevaluatedProperties",
 ];
 
-/// Keywords whose value has schemas for members.
+/// Keywords whose members are schemas.
 const SCHEMA_MAPS: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
-/// Keywords that count; their value may be written with a decimal point.
+/// Keywords that are counts; their value may be written with a decimal point.
 const COUNTS: [&str; 6] =
     ["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"];
 
-/// The formats that JSON Schema defines. Any other is an annotation and constrains nothing (2020-12, validation, 7.2.3).
+/// Formats that JSON Schema defines. Any other is an annotation without effect (2020-12, validation, 7.2.3).
 const FORMATS: [&str; 19] = [
     "date",
     "date-time",
@@ -71,11 +71,11 @@ const FORMATS: [&str; 19] = [
     "uuid",
 ];
 
-/// The schema as the library takes it, with our options in it.
+/// Returns the schema for the library, with our options in it.
 ///
 /// # Errors
-/// [`GrammarError::Invalid`] for what is no schema, [`GrammarError::TooComplex`] for one too deep, and
-/// [`GrammarError::Unsupported`] for one that carries options of its own, since those can make the library ignore keywords.
+/// [`GrammarError::Invalid`] for an invalid schema, [`GrammarError::TooComplex`] for one too deep, and
+/// [`GrammarError::Unsupported`] for one with library options of its own, which could disable keywords.
 pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     if depth(schema) > MAX_DEPTH {
         return Err(GrammarError::TooComplex(format!("more than {MAX_DEPTH} levels deep")));
@@ -101,7 +101,8 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// A schema without what constrains nothing, for grammars of ours that hold several. What is no object is left as it is.
+/// Returns a schema without keywords that have no effect, to embed in our own grammars. A schema that is not
+/// an object stays unchanged.
 pub fn simplified(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if depth(&schema) <= MAX_DEPTH
@@ -112,8 +113,8 @@ pub fn simplified(schema: &Value) -> Value {
     schema
 }
 
-/// White space as Python's `json.dumps` writes it, the layout that models have seen most. A fixed one leaves no choice
-/// around names and punctuation, so that they are forced, and no way to go on with white space for ever.
+/// White space as written by Python's `json.dumps`, which models have seen most. A fixed layout forces names
+/// and punctuation, and prevents endless white space.
 fn layout() -> Value {
     json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "})
 }
@@ -126,11 +127,11 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Walks as the library does: depth first in the order of members, each reference once, definitions only where they are
-/// referred to.
+/// Walks the schema as the library does: depth first in the order of members, each reference once,
+/// definitions only where they are referenced.
 ///
 /// # Errors
-/// [`GrammarError::TooComplex`] where that goes deeper than [`MAX_CHAIN`].
+/// [`GrammarError::TooComplex`] beyond [`MAX_CHAIN`].
 pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
     let mut seen = HashSet::new();
     let mut ahead = vec![(root, 1)];
@@ -161,7 +162,7 @@ pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Takes out keywords that constrain nothing, and writes counts as integers, in a schema and those below it.
+/// Removes keywords without effect and writes counts as integers, in a schema and those below it.
 fn simplify(schema: &mut Map<String, Value>) {
     if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
         schema.shift_remove("uniqueItems");
@@ -190,9 +191,10 @@ fn simplify(schema: &mut Map<String, Value>) {
     }
 }
 
-/// References are looked up from the root, which is wrong below an identifier that begins a resource of its own.
+/// Refuses references below an identifier that starts a resource of its own, because references are resolved
+/// from the root.
 fn check_resources(root: &Map<String, Value>) -> Result<(), GrammarError> {
-    // Until draft 4 the keyword was `id`, which is an ordinary name since.
+    // Until draft 4 the keyword was `id`; since then that is an ordinary name.
     let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
     let keyword = if draft.contains("draft-04") || draft.contains("draft-03") { "id" } else { "$id" };
     let begins_resource = |schema: &Value| {
@@ -205,7 +207,7 @@ fn check_resources(root: &Map<String, Value>) -> Result<(), GrammarError> {
     }
 }
 
-/// Whether a value, or one in it, is found.
+/// Returns whether `found` holds for a value or any value in it.
 fn any(value: &Value, found: &dyn Fn(&Value) -> bool) -> bool {
     found(value)
         || match value {
@@ -219,8 +221,8 @@ fn unsupported(keyword: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Unsupported { keyword: keyword.to_owned(), message: message.into() }
 }
 
-/// Says it in the words of the source: the library speaks of `min/maxProperties` where only one may be there, and of a
-/// regular expression as the Lark grammar that it makes of it.
+/// Rewrites an error in terms of the source: the library says `min/maxProperties` even if only one is
+/// present, and reports a regular expression as the Lark grammar that it becomes.
 pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError {
     match (error, source) {
         (GrammarError::Unsupported { keyword, message }, GrammarSource::JsonSchema(schema))
@@ -236,7 +238,7 @@ pub fn in_words_of(source: &GrammarSource, error: GrammarError) -> GrammarError 
     }
 }
 
-/// Beginnings of the library's messages about features that it lacks, and the keyword that each is about.
+/// Prefixes of the library's messages about missing features, and the keyword of each.
 const LACKING: [(&str, &str); 8] = [
     ("Unknown format", "format"),
     ("Only absolute $ref's", "$ref"),
@@ -252,8 +254,8 @@ const LACKING: [(&str, &str); 8] = [
 const LIMITS: [&str; 7] =
     ["too complex", "too large", "too big", "too many", "stack level exceeded", "fuel", "limit"];
 
-/// What the library's refusal means. It has no kinds of errors, only words; those that are not known here are taken to
-/// mean that the source is wrong.
+/// Classifies a refusal of the library, which has messages but no kinds of errors. Unknown messages mean that
+/// the source is invalid.
 pub fn explain(error: &impl Display) -> GrammarError {
     let message = error.to_string().trim_end().to_owned();
     if message.starts_with("panic: ") {
@@ -287,7 +289,7 @@ pub fn explain(error: &impl Display) -> GrammarError {
 pub mod tests {
     use super::*;
 
-    /// What the library gets, without our options.
+    /// Checks the prepared schema, without our options.
     #[track_caller]
     fn check(schema: Value, expected: Value) {
         let mut prepared = prepare(&schema).expect("a schema");
@@ -335,7 +337,7 @@ pub mod tests {
         assert!(matches!(prepare(&nested(MAX_DEPTH + 1)), Err(GrammarError::TooComplex(_))));
     }
 
-    /// Definitions that each refer to the next.
+    /// Returns definitions that each refer to the next.
     pub fn chain(levels: usize) -> Value {
         let definition = |n: usize| (format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", n + 1)}));
         let mut definitions: Map<String, Value> = (0..levels).map(definition).collect();

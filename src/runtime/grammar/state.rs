@@ -1,4 +1,4 @@
-//! One answer under a grammar: what may come next, and what must.
+//! State of one answer under a grammar: the tokens that may or must come next.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,12 +12,12 @@ use llguidance::toktrie::SimpleVob;
 use super::compiler::Grammar;
 use crate::runtime::error::GrammarError;
 
-/// Which tokens may come next.
+/// Tokens that may come next.
 #[derive(Debug)]
 pub enum TokenMask {
-    /// Only this one.
+    /// Only this token.
     Forced(u32),
-    /// These, the ends among them where the grammar is complete.
+    /// Any of these; includes end-of-generation tokens if the grammar is complete.
     Allowed(AllowedTokens),
 }
 
@@ -27,34 +27,36 @@ pub struct AllowedTokens(SimpleVob);
 /// Follows an answer token by token.
 pub struct GrammarState {
     parser: TokenParser,
-    /// What must come next, in order; the parser has not read it yet.
+    /// Forced tokens that the parser has not consumed yet.
     forced: VecDeque<u32>,
-    /// Tokens that end the generation come only where nothing else can.
+    /// Allow end-of-generation tokens only if no other token is allowed.
     ends_last: bool,
-    /// Whether it was looked at what the grammar begins with.
+    /// Whether the forced start of the grammar was computed.
     is_begun: bool,
 }
 
 impl GrammarState {
-    /// At the beginning of an answer. With `ends_last`, tokens that end the generation are allowed only where no other is.
+    /// Creates the state at the start of an answer. With `ends_last`, end-of-generation tokens are allowed
+    /// only if no other is.
     pub fn new(grammar: &Grammar, ends_last: bool) -> Self {
         Self { parser: grammar.start(), forced: VecDeque::new(), ends_last, is_begun: false }
     }
 
-    /// Whether the answer is complete and nothing may follow.
+    /// Returns whether the answer is complete and nothing may follow.
     pub fn is_complete(&self) -> bool {
         matches!(self.parser.stop_reason(), StopReason::NoExtension | StopReason::NoExtensionBias)
     }
 
-    /// The token that must come next, if only one may.
+    /// Returns the next token if only one is allowed.
     pub fn forced(&self) -> Option<u32> {
         self.forced.front().copied()
     }
 
-    /// What may come next; nothing for an answer that is complete.
+    /// Returns the tokens that may come next; `None` for a complete answer.
     ///
     /// # Errors
-    /// [`GrammarError::TooComplex`] when it takes more work than a step may, [`GrammarError::Failed`] for bugs.
+    /// [`GrammarError::TooComplex`] if it exceeds the work limit of a step, [`GrammarError::Failed`] for
+    /// bugs.
     pub fn mask(&mut self) -> Result<Option<TokenMask>, GrammarError> {
         if !self.is_begun {
             self.look_ahead()?;
@@ -68,7 +70,7 @@ impl GrammarState {
         let computed = self.guarded(|parser| parser.compute_mask().map_err(|e| e.to_string()));
         match computed {
             Ok(allowed) => Ok(Some(TokenMask::Allowed(AllowedTokens(self.without_ends(allowed))))),
-            // Only now it is seen that the answer cannot go on; for want of tokens that end it, nothing is allowed.
+            // The library reports a dead end only here. Without end-of-generation tokens nothing is allowed.
             Err(_)
                 if self.parser.stop_reason() == StopReason::NoExtensionBias && self.parser.is_accepting() =>
             {
@@ -87,10 +89,10 @@ impl GrammarState {
         if others.is_zero() { allowed } else { others }
     }
 
-    /// Goes on with a token that `mask` allows and that does not end the generation.
+    /// Consumes a token that `mask` allows and that does not end the generation.
     ///
     /// # Errors
-    /// As for [`GrammarState::mask`].
+    /// Those of [`GrammarState::mask`].
     pub fn accept(&mut self, id: u32) -> Result<(), GrammarError> {
         self.guarded(|parser| parser.consume_token(id).map_err(|e| e.to_string()))?;
         if self.forced.pop_front() != Some(id) || self.forced.is_empty() {
@@ -108,7 +110,7 @@ impl GrammarState {
         Ok(())
     }
 
-    /// A failure of the library, or a panic in it, as an error.
+    /// Turns an error or a panic of the library into a [`GrammarError`].
     fn guarded<T>(
         &mut self,
         call: impl FnOnce(&mut TokenParser) -> Result<T, String>,
@@ -121,14 +123,14 @@ impl GrammarState {
                     GrammarError::TooComplex(message)
                 }
                 StopReason::NoExtension | StopReason::NoExtensionBias => unsatisfiable(),
-                // Of a panic, the library adds its backtrace.
+                // Keep the first line: the library appends a backtrace to a panic's message.
                 _ => GrammarError::Failed(message.lines().next().unwrap_or_default().to_owned()),
             }
         })
     }
 }
 
-/// A grammar that leaves no way on where it is not complete.
+/// Error for a grammar that reaches a dead end before it is complete.
 pub(super) fn unsatisfiable() -> GrammarError {
     GrammarError::Invalid("nothing satisfies it: no token may come where more has to".to_owned())
 }
@@ -155,7 +157,7 @@ impl AllowedTokens {
         Self(allowed)
     }
 
-    /// Calls `found` with each id, ascending.
+    /// Calls `found` with each id in ascending order.
     pub fn for_each(&self, found: impl FnMut(usize)) {
         self.0.iter_set_entries(found);
     }

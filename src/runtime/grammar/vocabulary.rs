@@ -1,7 +1,7 @@
-//! A model's vocabulary as llguidance wants it: a trie over the tokens' bytes, and a way to spell forced text.
+//! A model's vocabulary in llguidance's form: a trie over the tokens' bytes, and the spelling of forced text.
 //!
-//! Invariants: control tokens and those that end a generation are reachable by name only, never as text; a token of bytes
-//! that no UTF-8 text has is never allowed; spelt text is exactly the bytes asked for.
+//! Invariants: control tokens and end-of-generation tokens match by name only, never as text. A token whose
+//! bytes occur in no UTF-8 text is never allowed. Forced text is spelt with exactly its bytes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ struct TrieVocabulary {
     trie: TokTrie,
 }
 
-/// `vocab_size` is the number of the model's logits, which may be more than the tokenizer has tokens.
+/// Builds the environment. `vocab_size` is the number of logits, which may exceed the tokenizer's tokens.
 pub fn token_environment(tokenizer: Arc<Tokenizer>, vocab_size: usize, ends: &[u32]) -> TokEnv {
     let ends: Vec<u32> = ends.iter().copied().filter(|&id| (id as usize) < vocab_size).collect();
     let words: Vec<Vec<u8>> = (0u32..).take(vocab_size).map(|id| word(&tokenizer, id, &ends)).collect();
@@ -24,7 +24,8 @@ pub fn token_environment(tokenizer: Arc<Tokenizer>, vocab_size: usize, ends: &[u
     Arc::new(TrieVocabulary { tokenizer, trie })
 }
 
-/// The bytes of a token in the trie, behind a marker for those that are not text; nothing for those that never come.
+/// Returns the bytes of a token in the trie, after a marker if it is not text; empty for tokens that never
+/// come.
 fn word(tokenizer: &Tokenizer, id: u32, ends: &[u32]) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
     if tokenizer.is_special(id) || ends.contains(&id) {
@@ -37,8 +38,8 @@ fn word(tokenizer: &Tokenizer, id: u32, ends: &[u32]) -> Vec<u8> {
 }
 
 impl TrieVocabulary {
-    /// Ids for text in the middle of an answer. Normalising tokenizers may spell something else than was asked for; then
-    /// the longest tokens that fit do.
+    /// Encodes text in the middle of an answer. If a normalising tokenizer changes the bytes, uses the
+    /// longest matching tokens instead.
     fn spell(&self, text: &str) -> Vec<u32> {
         let ids = self.tokenizer.encode_plain_rest(text).unwrap_or_default();
         match self.trie.decode_raw(&ids) == text.as_bytes() {
@@ -63,7 +64,8 @@ pub mod tests {
     use super::*;
     use crate::runtime::text::{TokenKind, VocabSpec};
 
-    /// Ids 0 to 3 are `<unk>`, `<s>`, `</s>` and `<|call|>`, then each byte, then `ab` and a control token `cd`.
+    /// Ids 0 to 3 are `<unk>`, `<s>`, `</s>` and `<|call|>`, then each byte, then `ab` and a control token
+    /// `cd`.
     pub fn letters() -> Arc<Tokenizer> {
         let named = ["<unk>", "<s>", "</s>", "<|call|>"].map(str::to_owned);
         let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));

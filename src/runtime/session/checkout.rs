@@ -1,4 +1,4 @@
-//! What a session hands to the request that runs in it, and how much of it the request's prompt can use.
+//! The content of a session that a request takes over, and how much of it the request's prompt can reuse.
 
 use super::prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
 use crate::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
@@ -6,7 +6,7 @@ use crate::runtime::request::{Difference, Reuse};
 use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::spec::EngineSpec;
 
-/// What a session brings to a request.
+/// Content of a session while a request runs in it.
 #[derive(Debug)]
 pub struct CheckedOut {
     pub(super) sequence: Sequence,
@@ -15,13 +15,13 @@ pub struct CheckedOut {
 }
 
 impl CheckedOut {
-    /// For a request without a session.
+    /// Returns empty content, for a request without a session.
     pub fn nothing(pool: &PagePool) -> Self {
         Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
     }
 
-    /// A sequence that holds as much of the prompt as is to be had, from the session's rows or from indexed pages; of
-    /// those, all beyond the first `without_disk` tokens came from disk, when that is given.
+    /// Returns a sequence with the longest reusable prefix of the prompt, from the session's rows or from
+    /// indexed pages. If `without_disk` is given, indexed pages beyond so many tokens came from disk.
     pub fn resume(
         self,
         pool: &PagePool,
@@ -34,7 +34,7 @@ impl CheckedOut {
             return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
         }
         let most = prompt.len() - 1;
-        // State that cannot be cut back does not lie in pages alone.
+        // State that cannot be truncated is not in pages alone.
         let indexable = if spec.model.can_rewind { prompt } else { &[] };
         let (indexed, num_known) = PageTable::from_index(pool, indexable, most);
         let num_resident = self.sequence.position();
@@ -51,13 +51,13 @@ impl CheckedOut {
         let plan = plan_prefill(known, prompt);
         let difference = Difference::between(tokens, prompt);
         let sequence = self.cut_to(plan, indexed, prompt);
-        // Only for what needs states: a prompt's chunks end there, and the fewer there are the faster.
+        // Only if needed: chunks of the prompt end at these positions, and fewer chunks are faster.
         let has_state = sequence.resident().table().has_state();
         let states_at = if has_state { states_at(num_known, most, plan.keep) } else { Vec::new() };
         Resumed { sequence, reuse: plan.reuse(), states_at, difference }
     }
 
-    /// How many of the `common` tokens the session's rows can be cut back to.
+    /// Returns how many of the `common` tokens the session can be truncated to.
     fn num_kept(&self, spec: &EngineSpec, common: usize) -> usize {
         let num_resident = self.sequence.position();
         match common.min(num_resident) {
@@ -80,8 +80,8 @@ impl CheckedOut {
     }
 }
 
-/// Where recurrent layers leave states for later prompts: at the end of this prompt, which the next turn begins with, and
-/// where it parts from what others have asked, which they had no state for.
+/// Returns where recurrent layers save states for later prompts: at the prompt's end, which the next turn
+/// extends, and where it parts from indexed prompts, which had no state there.
 fn states_at(num_known: usize, most: usize, keep: usize) -> Vec<usize> {
     let [branch, end] = [num_known, most].map(|len| len / PAGE_TOKENS * PAGE_TOKENS);
     let mut lens: Vec<usize> = [branch, end].into_iter().filter(|&len| len > keep).collect();

@@ -14,14 +14,14 @@ use crate::runtime::spec::EngineSpec;
 use crate::runtime::step::{Executor, FeedInput, SequenceFeed};
 use crate::runtime::text::Vocabulary;
 
-/// What one decode step gave.
+/// Result of one decode step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DecodeOutcome {
-    /// A token, resident now. `piece` may be part of a character, and is empty for control tokens.
+    /// A token, now resident. `piece` may be part of a character and is empty for control tokens.
     Token { id: u32, piece: Vec<u8> },
-    /// A token that ends the generation: not forwarded, not resident.
+    /// An end-of-generation token: neither computed nor resident.
     Eos { id: u32 },
-    /// The session was asked to stop: no token, the position has not moved.
+    /// The session was stopped; no token, and the position is unchanged.
     Stopped,
 }
 
@@ -37,18 +37,18 @@ impl DecodeOutcome {
         matches!(self, DecodeOutcome::Eos { .. })
     }
 
-    /// Whether the decode loop ends here: end of generation, or stopped.
+    /// Returns whether the decode loop ends here.
     pub fn is_terminal(&self) -> bool {
         !matches!(self, DecodeOutcome::Token { .. })
     }
 }
 
 impl Session {
-    /// Appends `tokens` in chunks of the engine's step size and samples the first generated token after the last one.
+    /// Appends `tokens` in chunks of the engine's step size and samples the token after the last one.
     ///
     /// # Errors
-    /// Untouched: [`Error::Poisoned`], [`Error::PromptEmpty`], [`Error::InvalidParameter`], and
-    /// [`Error::PromptTooLong`] when no place is left for an answer. Poisoned: [`Error::Backend`].
+    /// Session unchanged: [`Error::Poisoned`], [`Error::PromptEmpty`], [`Error::InvalidParameter`], and
+    /// [`Error::PromptTooLong`] if no room is left for an answer. Session poisoned: [`Error::Backend`].
     pub fn prefill(&mut self, executor: &mut Executor, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         self.check_prefill(executor.spec(), tokens, sampling)?;
         self.stop.clear();
@@ -60,17 +60,17 @@ impl Session {
             let is_last = chunks.peek().is_none();
             let input = if is_last { FeedInput::LastChunk(chunk) } else { FeedInput::Chunk(chunk) };
             if let Err(error) = self.step(executor, input, sampling) {
-                self.sequence.poison(); // also when an earlier chunk is all that has changed
+                self.sequence.poison(); // an earlier chunk may be the only change
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// What `prefill` refuses, without doing anything.
+    /// Validates the arguments of `prefill`.
     ///
     /// # Errors
-    /// Those of `prefill` that leave the session untouched.
+    /// Those of `prefill` that leave the session unchanged.
     pub fn check_prefill(&self, spec: &EngineSpec, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         self.check_healthy()?;
         validate_prompt(tokens, spec.vocab_size())?;
@@ -82,13 +82,12 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the pending token, makes it resident and samples the next. The order of checks is part of the contract:
-    /// a stop comes before an end of generation, and that before a full context, so that it is seen there too.
-    /// The seed in force is the one that `prefill` was given.
+    /// Returns the pending token, makes it resident and samples the next one. The order of checks is part of
+    /// the contract: stop, end of generation, full context. Uses the seed given to `prefill`.
     ///
     /// # Errors
-    /// Untouched: [`Error::Poisoned`], [`Error::InvalidParameter`], [`Error::InvalidState`] without a pending token or
-    /// with a full context. Poisoned: [`Error::Backend`].
+    /// Session unchanged: [`Error::Poisoned`], [`Error::InvalidParameter`], and [`Error::InvalidState`]
+    /// without a pending token or with a full context. Session poisoned: [`Error::Backend`].
     pub fn decode_one(
         &mut self,
         executor: &mut Executor,
@@ -115,7 +114,7 @@ impl Session {
         Ok(DecodeOutcome::Token { id, piece: bytes.map(Cow::into_owned).unwrap_or_default() })
     }
 
-    /// Whether a token has been sampled that is not resident yet.
+    /// Returns whether a token is sampled and not resident yet.
     pub fn has_pending(&self) -> bool {
         self.sequence.pending().is_some()
     }
@@ -126,11 +125,11 @@ impl Session {
         executor.step(&mut feeds).pop().expect("one result per feed")
     }
 
-    /// Rewinds to `position` resident tokens and forgets the pending one.
+    /// Rewinds to `position` resident tokens and drops the pending one.
     ///
     /// # Errors
-    /// All leave the session untouched: [`Error::Poisoned`]; [`Error::InvalidParameter`] beyond the resident tokens;
-    /// [`Error::NotSupported`] when the model cannot rewind: reset and prefill instead.
+    /// All leave the session unchanged: [`Error::Poisoned`]; [`Error::InvalidParameter`] beyond the resident
+    /// tokens; [`Error::NotSupported`] if the model cannot rewind: reset and prefill instead.
     pub fn seek(&mut self, spec: &EngineSpec, position: usize) -> Result<()> {
         self.check_healthy()?;
         if position > self.position() {

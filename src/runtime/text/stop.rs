@@ -22,13 +22,13 @@
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
-    /// No empty strings.
+    /// Non-empty strings.
     stops: Vec<String>,
     held: String,
     hit: Option<usize>,
 }
 
-/// What the held text says about the place where a stop string may start.
+/// Possible position of a stop string in the held text.
 enum StopScan {
     /// A stop string (its index) starts at this byte.
     Stop(usize, usize),
@@ -38,13 +38,13 @@ enum StopScan {
 }
 
 impl StopMatcher {
-    /// Empty stop strings are ignored.
+    /// Creates a matcher; empty stop strings are ignored.
     pub fn new<S: Into<String>>(stops: impl IntoIterator<Item = S>) -> Self {
         let stops = stops.into_iter().map(Into::into).filter(|stop: &String| !stop.is_empty());
         Self { stops: stops.collect(), ..Self::default() }
     }
 
-    /// Takes the next piece and returns the text that can no longer be part of a stop string. After a hit, nothing.
+    /// Appends text and returns what can no longer be part of a stop string. Returns nothing after a hit.
     pub fn push(&mut self, text: &str) -> String {
         if self.hit.is_some() {
             return String::new();
@@ -53,8 +53,8 @@ impl StopMatcher {
         self.release(self.find(true))
     }
 
-    /// Ends the stream and returns the text held back. This may be a hit as well, when an earlier candidate that
-    /// overlapped a complete stop string came to nothing.
+    /// Ends the stream and returns the held text. May find a hit too: a complete stop string that an earlier,
+    /// now failed candidate overlapped.
     pub fn finish(&mut self) -> String {
         if self.hit.is_some() {
             return String::new();
@@ -62,12 +62,12 @@ impl StopMatcher {
         self.release(self.find(false))
     }
 
-    /// The stop string that ended the text, once there is one.
+    /// Returns the stop string that ended the text.
     pub fn hit(&self) -> Option<&str> {
         self.hit.map(|index| self.stops[index].as_str())
     }
 
-    /// The text held back: always a proper prefix of a stop string.
+    /// Returns the held text, always a proper prefix of a stop string.
     pub fn held(&self) -> &str {
         &self.held
     }
@@ -116,7 +116,8 @@ mod tests {
         }
     }
 
-    /// The shortest tail that must be held after `seen`: from the first place where a stop string may still start.
+    /// Returns the shortest tail to hold after `seen`: from the first position where a stop string may still
+    /// start.
     fn tail_needed(seen: &str, stops: &[String]) -> String {
         let may_start =
             |rest: &str| stops.iter().any(|stop| stop.len() > rest.len() && stop.starts_with(rest));
@@ -139,7 +140,7 @@ mod tests {
         cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
     }
 
-    // Few letters, so that stop strings overlap each other and themselves all the time.
+    // Few letters, so that stop strings overlap each other and themselves often.
     fn stop_strings() -> impl Strategy<Value = Vec<String>> {
         prop::collection::vec("[abé]{0,4}", 0..4)
     }

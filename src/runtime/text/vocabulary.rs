@@ -1,15 +1,16 @@
-//! What the engine asks of a tokenizer: the bytes of a token. Encoding happens before a request is submitted.
+//! The part of a tokenizer that the engine uses: the bytes of a token. Encoding happens before a request is
+//! submitted.
 
 use std::borrow::Cow;
 
 use super::tokenizer::Tokenizer;
 
-/// Token ids as text. Tests run the engine with toy vocabularies through this.
+/// Token ids as bytes. Tests run the engine with small vocabularies through this trait.
 pub trait Vocabulary: Send + Sync {
-    /// The bytes that a token stands for, possibly part of a character; `None` for ids that stand for no text.
+    /// Returns the bytes of a token, possibly part of a character; `None` for ids without text.
     fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>>;
 
-    /// Whether this is a control token (turn markers, padding) rather than text.
+    /// Returns whether this is a control token (turn marker, padding) rather than text.
     fn is_special(&self, id: u32) -> bool;
 }
 

@@ -1,8 +1,8 @@
-//! Branches: what a session held, or what did not continue it, kept beside it as a session of its own.
+//! Branches: earlier or diverging content of a session, kept beside it as a session of its own.
 //!
-//! Invariants: a branch is on disk before anything is taken from its session, and is removed after its session holds
-//! what it held, so that a crash at any moment leaves a turn twice but never nowhere. All branches belong to a session
-//! that is none, by its id: whoever branches off a branch makes another branch of the same session.
+//! Invariants: a branch is on disk before anything is taken from its session, and is removed only after the
+//! session holds its content, so a crash may leave a turn twice but never loses one. Every branch belongs, by
+//! id, to a session that is not a branch: branching off a branch makes another branch of the same session.
 
 use std::fs;
 
@@ -14,14 +14,14 @@ use super::writer::SessionWriter;
 use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
 use crate::runtime::error::{Error, Result};
 
-/// How often a name is asked for that others were quicker to take.
+/// Most attempts to create a branch while other processes take the free names.
 const MAX_TRIES: usize = 100;
 
 impl SessionStore {
-    /// A new branch of a session, open for writing, with its first `turns` turns (all when `None`).
+    /// Creates a branch of a session, open for writing, with its first `turns` turns; `None` for all.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer turns; as [`Self::read`].
+    /// [`Error::InvalidParameter`] if there are fewer turns; errors of [`Self::read`].
     pub fn branch(
         &self,
         from: &SessionName,
@@ -50,7 +50,7 @@ impl SessionStore {
         for _ in 0..MAX_TRIES {
             let free = SessionName::branch(base, self.last_branch_number(base)? + 1);
             match self.create_saved(&free, kept.clone()) {
-                Err(Error::InvalidParameter { name: "session", .. }) => {} // another was quicker
+                Err(Error::InvalidParameter { name: "session", .. }) => {} // another process took the name
                 created => return created,
             }
         }
@@ -64,10 +64,10 @@ impl SessionStore {
         Ok(names.filter_map(number).max().unwrap_or(0))
     }
 
-    /// The branches of a session, or of the session that a branch belongs to; the oldest first.
+    /// Lists the branches of a session, or of the session that a branch belongs to, oldest first.
     ///
     /// # Errors
-    /// As [`Self::read`] and [`Self::list`].
+    /// Errors of [`Self::read`] and [`Self::list`].
     pub fn branches(&self, name: &SessionName) -> Result<Vec<Listed>> {
         self.branches_of(self.read(name)?.root_id())
     }
@@ -80,10 +80,11 @@ impl SessionStore {
         Ok(branches)
     }
 
-    /// The session that a branch belongs to; `None` when `branch` is none, or its session is removed.
+    /// Returns the session that a branch belongs to; `None` if `branch` is not a branch or its session is
+    /// removed.
     ///
     /// # Errors
-    /// As [`Self::read`] and [`Self::list`].
+    /// Errors of [`Self::read`] and [`Self::list`].
     pub fn session_of(&self, branch: &SessionName) -> Result<Option<SessionName>> {
         let saved = self.read(branch)?;
         let Some(branch) = saved.branch() else { return Ok(None) };
@@ -91,11 +92,11 @@ impl SessionStore {
         Ok(self.list()?.into_iter().find(is_root).map(|listed| listed.name))
     }
 
-    /// As [`SessionWriter::restore`], with the session that the branch belongs to; which one that is, and the name of the
-    /// branch that keeps what it held.
+    /// Restores a branch as [`SessionWriter::restore`] does, in the session it belongs to. Returns that
+    /// session, and the branch that keeps its previous content.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`] when that session is removed; as [`Self::open`].
+    /// [`Error::SessionNotFound`] if that session is removed; errors of [`Self::open`].
     pub fn restore(&self, branch: &SessionName) -> Result<(SessionName, Option<SessionName>)> {
         let Some(session) = self.session_of(branch)? else {
             return Err(match self.read(branch)?.fork_of {
@@ -109,16 +110,16 @@ impl SessionStore {
 }
 
 impl SessionWriter {
-    /// As [`SessionStore::branch`], of this session.
+    /// Creates a branch of this session; see [`SessionStore::branch`].
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer turns; [`Error::Store`].
+    /// [`Error::InvalidParameter`] if there are fewer turns; [`Error::Store`].
     pub fn branch(&self, turns: Option<usize>, reason: BranchReason) -> Result<SessionWriter> {
         self.store().branch_of(self.name(), self.saved(), turns, reason)
     }
 
-    /// Keeps all turns in a branch, for a caller who is about to take some of them back. The branch's name: that of an
-    /// older one where it holds all of them already; `None` when there is nothing to keep.
+    /// Copies all turns to a branch, before the caller removes some. Returns the branch, or an older one that
+    /// already holds all turns; `None` if the session is empty.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -136,11 +137,12 @@ impl SessionWriter {
         Ok(Some(self.branch(None, reason)?.name().clone()))
     }
 
-    /// Puts the conversation of a branch in the place of the session's, which becomes a branch: its name, `None` when the
-    /// session held nothing that it does not hold now. The branch is gone then.
+    /// Replaces the session's conversation by a branch's, and removes that branch. Returns the new branch
+    /// with the previous conversation; `None` if nothing of it would be lost.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when it is no branch of this session; as [`SessionStore::open`].
+    /// [`Error::InvalidParameter`] if `branch` is not a branch of this session; errors of
+    /// [`SessionStore::open`].
     pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
         let restored = self.store().open(branch)?;
         let is_ours = restored.saved().branch().is_some_and(|branch| branch.of == self.saved().id);
@@ -156,12 +158,12 @@ impl SessionWriter {
         Ok(kept)
     }
 
-    /// Whether the conversation begins another.
+    /// Returns whether this conversation is a prefix of another.
     fn is_in(&self, other: &SavedSession) -> bool {
         common_turns(self.saved(), other) == self.saved().turns.len()
     }
 
-    /// The records after which this session holds the conversation of another.
+    /// Returns the records that turn this session's conversation into another's.
     fn records_to(&self, other: &SavedSession) -> Vec<LogRecord> {
         let common = common_turns(self.saved(), other);
         let mut records = vec![LogRecord::Truncate { turns: common, time_ms: now_ms() }];
@@ -182,7 +184,7 @@ impl SessionWriter {
     }
 }
 
-/// How many turns two conversations begin with alike.
+/// Returns the number of equal leading turns.
 fn common_turns(a: &SavedSession, b: &SavedSession) -> usize {
     let is_same = |(a, b): &(&std::sync::Arc<SavedTurn>, &std::sync::Arc<SavedTurn>)| {
         a.turn == b.turn && a.model.is_same(&b.model)
@@ -190,7 +192,7 @@ fn common_turns(a: &SavedSession, b: &SavedSession) -> usize {
     a.turns.iter().zip(&b.turns).take_while(is_same).count()
 }
 
-/// All turns when `None`.
+/// Checks a number of turns; `None` for all.
 pub(super) fn checked_turns(name: &SessionName, saved: &SavedSession, turns: Option<usize>) -> Result<usize> {
     match turns.unwrap_or(saved.turns.len()) {
         turns if turns <= saved.turns.len() => Ok(turns),

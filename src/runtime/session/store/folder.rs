@@ -1,6 +1,6 @@
 //! Files and folders of the store: private modes, syncs, the writer's lock, and errors that name their path.
 //!
-//! Knows nothing of what the files say.
+//! Knows nothing of the files' content.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -11,24 +11,24 @@ use super::lock::{self, Attempt, Folders, LockGuard};
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
-/// The longest transcript that is read: far beyond any context, small enough to hold.
+/// Largest transcript that is read, in bytes: far beyond any context, small enough for memory.
 pub const MAX_FILE_BYTES: u64 = 1 << 30;
 const LOCK_FILE: &str = "lock";
 
-/// Says which path an error is about.
+/// Wraps an I/O error with its path.
 pub fn io_error(path: &Path, error: &io::Error) -> Error {
     StoreError::io(path, error).into()
 }
 
-/// Returns when the folder's entries are on disk. Windows knows no such call and needs none.
+/// Syncs a folder's entries to disk. Windows has no such call and needs none.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
-/// A whole file, `None` when there is none.
+/// Reads a whole file; `None` if it does not exist.
 ///
 /// # Errors
-/// [`StoreError`]: it cannot be read, or is absurdly long.
+/// [`StoreError`] if it cannot be read or exceeds the limit.
 pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -44,12 +44,12 @@ pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// The file system, step by step.
+/// The real file system, as steps for `lock`.
 #[derive(Debug, Clone, Copy)]
 pub struct FileSystem;
 
-/// The right to write a session. Dropping it gives it up at once: closing the file alone would not, while a child process
-/// that was just started still has a copy of the descriptor.
+/// The right to write a session. Dropping it unlocks explicitly, because closing the file does not unlock it
+/// while a child process that was just started holds a copy of the descriptor.
 pub type Lock = LockGuard<FileSystem>;
 
 impl Folders for FileSystem {
@@ -88,12 +88,14 @@ impl Folders for FileSystem {
     }
 }
 
-/// Makes the caller the one writer of the session in `folder`, until the lock is dropped or the process ends.
+/// Makes the caller the only writer of the session in `folder`, until the lock is dropped or the process
+/// ends.
 ///
-/// The lock is on a file of its own, because the transcript is replaced when it is compacted.
+/// The lock is on a file of its own, because compaction replaces the transcript.
 ///
 /// # Errors
-/// [`Error::SessionBusy`]; [`Error::SessionNotFound`] when the folder went away meanwhile; [`StoreError::Io`].
+/// [`Error::SessionBusy`]; [`Error::SessionNotFound`] if the folder was removed in the meantime;
+/// [`StoreError::Io`].
 pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
     match lock::lock(FileSystem, folder)? {
         Attempt::Done(lock) => Ok(lock),
@@ -102,8 +104,8 @@ pub fn lock(folder: &Path, name: &SessionName) -> Result<Lock> {
     }
 }
 
-/// Whether the path still leads to this file: between opening and locking, the session can have been removed, and
-/// even created anew.
+/// Returns whether the path still leads to this file. Between opening and locking, the session may have been
+/// removed or replaced.
 #[cfg(unix)]
 fn is_still_there(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -113,7 +115,7 @@ fn is_still_there(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Elsewhere an open file cannot be removed.
+/// Returns true: on other systems an open file cannot be removed.
 #[cfg(not(unix))]
 fn is_still_there(_: &File, path: &Path) -> bool {
     path.exists()

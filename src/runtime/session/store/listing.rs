@@ -1,5 +1,5 @@
-//! What sessions there are: a summary of each, kept in memory as long as its file is the same one, of the same length and
-//! time. A file that is only added to is read again as a whole, one that rests is not.
+//! Lists sessions with a summary of each. A summary is cached while its file has the same identity, length
+//! and time. A file that has grown is read again as a whole.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -12,16 +12,16 @@ use super::saved::{Branch, ForkOf, SavedSession};
 use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, load, read_transcript};
 use crate::runtime::error::{Error, Result};
 
-/// One session in a list.
+/// An entry of the list.
 #[derive(Debug, Clone)]
 pub struct Listed {
     pub name: SessionName,
-    /// What cannot be read is listed too, with the reason.
+    /// An error for a session that cannot be read.
     pub summary: Result<SessionSummary>,
 }
 
 impl Listed {
-    /// The branch that it is, if it is one.
+    /// Returns the branch record, if the session is a branch.
     pub fn branch(&self) -> Option<&Branch> {
         self.summary.as_ref().ok()?.fork_of.as_ref()?.branch.as_ref()
     }
@@ -37,7 +37,7 @@ pub struct SessionSummary {
     pub created_ms: u64,
     pub last_used_ms: u64,
     pub model: ModelFingerprint,
-    /// Bytes of the transcript.
+    /// Size of the transcript in bytes.
     pub num_bytes: u64,
 }
 
@@ -57,11 +57,11 @@ impl SessionSummary {
     }
 }
 
-/// Summaries of files as they were when they were read.
+/// Cache of summaries, by name.
 #[derive(Debug, Default)]
 pub struct Summaries(Mutex<HashMap<SessionName, (Stamp, Result<SessionSummary>)>>);
 
-/// Equal only while nobody has written to a file. A line that is added makes it longer, a rewrite another file.
+/// Identity of a file's content: appending changes the length, a rewrite the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     len: u64,
@@ -85,10 +85,10 @@ impl Stamp {
 }
 
 impl SessionStore {
-    /// All sessions, by name. Folders that are none are passed over.
+    /// Lists all sessions by name. Folders that are not sessions are skipped.
     ///
     /// # Errors
-    /// [`Error::Store`] when the folder itself cannot be read; one that does not exist yet holds no sessions.
+    /// [`Error::Store`] if the root cannot be read. A root that does not exist is empty.
     pub fn list(&self) -> Result<Vec<Listed>> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -104,21 +104,21 @@ impl SessionStore {
             }
         }
         listed.sort_by(|a, b| a.name.cmp(&b.name));
-        // What is gone need not be remembered.
+        // Drop cached summaries of sessions that are gone.
         self.summaries
             .locked()
             .retain(|name, _| listed.binary_search_by(|known| known.name.cmp(name)).is_ok());
         Ok(listed)
     }
 
-    /// What is remembered of a file, or what it says now.
+    /// Returns the summary from the cache or the file.
     fn summary(&self, name: &SessionName) -> Result<SessionSummary> {
         let path = self.path(name).join(TRANSCRIPT);
         let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::SessionNotFound(name.to_string()),
             _ => io_error(&path, &error),
         })?;
-        // Taken before the file is read: what is written meanwhile is seen the next time.
+        // Taken before the file is read, so that a later change is noticed the next time.
         let stamp = Stamp::of(&metadata);
         if let Some((known, summary)) = self.summaries.locked().get(name)
             && *known == stamp

@@ -1,48 +1,48 @@
-//! How sessions appear, are opened and disappear while others do the same: the order of steps, apart from the files that
-//! they are taken on, so that a model checker can try them in any order (below).
+//! Order of steps for creating, opening and removing sessions concurrently, separated from the file system so
+//! that the model checker below can try every order.
 //!
-//! Invariants: whoever holds the lock of a session is the only one who writes to it or takes it away; a lock is of the folder
-//! that the name leads to, never of one that was taken away meanwhile; who asks for a session that may be begun gets it, or
-//! is told that it is busy.
+//! Invariants: only the holder of a session's lock writes to it or removes it. A lock belongs to the folder
+//! that the name leads to, never to one removed in the meantime. Opening or creating a session succeeds or
+//! reports that it is busy.
 
 use std::path::Path;
 
 use crate::runtime::error::Result;
 
-/// How often a session is asked for that others begin and take away meanwhile.
+/// Most attempts while other processes create and remove the session.
 const MAX_TRIES: usize = 100;
 
-/// The single steps; between any two of them others may take theirs.
+/// The single steps. Other processes may run between any two.
 pub trait Folders {
-    /// An open file that can be locked, wherever its folder goes.
+    /// An open lock file, valid when its folder is renamed.
     type LockFile;
 
-    /// Opens a folder's lock file, and makes it; `None` where there is no such folder.
+    /// Opens a folder's lock file, creating it; `None` if there is no such folder.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     fn open_lock(&self, folder: &Path) -> Result<Option<Self::LockFile>>;
 
-    /// False while another has it.
+    /// Tries to lock the file. Returns false if another process holds the lock.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     fn try_lock(&self, folder: &Path, file: &Self::LockFile) -> Result<bool>;
 
-    /// Whether the path still leads to this file: between opening and locking, the session can have been removed, and even
-    /// created anew.
+    /// Returns whether the path still leads to this file. Between opening and locking, the session may have
+    /// been removed or replaced.
     fn is_still_there(&self, folder: &Path, file: &Self::LockFile) -> bool;
 
     fn unlock(&self, file: &Self::LockFile);
 
-    /// Gives a folder another name that nobody has.
+    /// Renames a folder to an unused name.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 }
 
-/// A lock that is given up when it is dropped.
+/// A lock that is released when dropped.
 #[derive(Debug)]
 pub struct LockGuard<F: Folders> {
     folders: F,
@@ -55,19 +55,19 @@ impl<F: Folders> Drop for LockGuard<F> {
     }
 }
 
-/// What became of asking for a lock.
+/// Result of asking for a lock.
 pub enum Attempt<T> {
     Done(T),
-    /// Another has it.
+    /// Another process holds it.
     Busy,
-    /// There is no such folder, or there was one and it was taken away.
+    /// The folder does not exist, or was removed in the meantime.
     Gone,
 }
 
-/// Takes the lock of a folder.
+/// Locks a folder.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<LockGuard<F>>> {
     let Some(file) = folders.open_lock(folder)? else { return Ok(Attempt::Gone) };
     if !folders.try_lock(folder, &file)? {
@@ -77,21 +77,21 @@ pub fn lock<F: Folders>(folders: F, folder: &Path) -> Result<Attempt<LockGuard<F
     Ok(if held.folders.is_still_there(folder, &held.file) { Attempt::Done(held) } else { Attempt::Gone })
 }
 
-/// Takes a folder away from its name, and only then gives up the lock: nobody can have come to it in between.
+/// Renames a folder away and only then unlocks it, so that no other process opens it in between.
 ///
 /// # Errors
-/// Those of the file system; the folder is where it was.
+/// Errors of the file system; the folder is unchanged.
 pub fn take_away<F: Folders>(held: LockGuard<F>, folder: &Path, doomed: &Path) -> Result<()> {
     held.folders.rename(folder, doomed)?;
     drop(held);
     Ok(())
 }
 
-/// Opens what is there, or begins it; `None` where others were always quicker, one way and the other. `open` gives `None`
-/// when there is nothing, `begin` when there is something.
+/// Opens a session or creates it. `open` returns `None` if it does not exist, `begin` if it does. Returns
+/// `None` if other processes created and removed it on every attempt.
 ///
 /// # Errors
-/// Those of the two.
+/// Errors of the two.
 pub fn open_or_begin<T>(
     mut open: impl FnMut() -> Result<Option<T>>,
     mut begin: impl FnMut() -> Result<Option<T>>,
@@ -123,10 +123,10 @@ mod tests {
 
     const NAME: &str = "new";
 
-    /// A folder with one session in it, or none.
+    /// A folder with one session or none.
     #[derive(Debug, Default)]
     struct State {
-        /// Which session a name leads to.
+        /// Session that each name leads to.
         names: HashMap<PathBuf, usize>,
         sessions: Vec<Session>,
     }
@@ -154,7 +154,7 @@ mod tests {
             }
         }
 
-        /// The draft is locked before anybody can see it.
+        /// The draft is locked before it becomes visible.
         fn begin(&self) -> Result<Option<LockGuard<Model>>> {
             let (draft, file) = self.with(|state| {
                 state.sessions.push(Session { is_locked: true, ..Session::default() });
@@ -211,14 +211,14 @@ mod tests {
         }
     }
 
-    /// How a request that came to no turn leaves a session that holds none.
+    /// How a request without a turn removes its empty session.
     type Leave = fn(&Model, LockGuard<Model>, usize);
 
     fn leave(_: &Model, held: LockGuard<Model>, number: usize) {
         take_away(held, Path::new(NAME), Path::new(&format!("doomed-{number}"))).expect("nobody else may");
     }
 
-    /// As it was once: the lock given up first, the session taken away by its name after.
+    /// An earlier, wrong order: the lock is released first, then the session is removed by name.
     fn leave_and_come_back(model: &Model, held: LockGuard<Model>, number: usize) {
         drop(held);
         if let Ok(Some(again)) = model.open() {
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// A request: true when it was answered, and its turn saved.
+    /// A request. Returns true if it was answered and its turn saved.
     fn request(model: &Model, number: usize, fails: bool, leave: Leave) -> bool {
         let opened = open_or_begin(|| model.open(), || model.begin());
         let held = match opened {
@@ -245,7 +245,7 @@ mod tests {
         false
     }
 
-    /// Requests at the same time, of which some fail: every turn that was reported is there in the end.
+    /// Runs requests at the same time, some of which fail. Every turn reported as saved is there in the end.
     fn race(fails: &'static [bool], leave: Leave) {
         let model = Model::default();
         let started: Vec<_> = fails
@@ -264,7 +264,7 @@ mod tests {
             .with(|state| assert!(state.sessions.iter().all(|session| !session.is_locked), "a lock is left"));
     }
 
-    /// Schedules that are drawn at random, and such as change threads at few, badly chosen moments.
+    /// Runs random schedules, and schedules with few switches at unfavourable points.
     fn in_many_orders(fails: &'static [bool], leave: Leave) {
         shuttle::check_random(move || race(fails, leave), 3_000);
         shuttle::check_pct(move || race(fails, leave), 3_000, 3);

@@ -1,11 +1,13 @@
-//! The append-only file under a session: framed lines, their checksums, and what a crash may leave behind.
+//! The append-only file of a session: framed lines with checksums, and recovery after a crash.
 //!
-//! A line is `{"crc32":"XXXXXXXX","record":BODY}` and a line feed; the checksum is taken over the previous line's
-//! checksum (its eight digits; none for the first line) and BODY, so that a line changed, lost, doubled or moved is
-//! noticed. [`Log::append`] returns when the line is on disk. A write that fails is taken back before the next one.
+//! A line is `{"crc32":"XXXXXXXX","record":BODY}` and a line feed. The checksum covers the previous line's
+//! checksum (its eight digits; none for the first line) and BODY, so a line that is changed, lost, doubled or
+//! moved is detected. [`Log::append`] returns when the line is on disk. A failed write is undone before the
+//! next one.
 //!
-//! Only the end of the file can be torn: by a crash while a line was written, which therefore was never promised. It
-//! has no line feed, or NULs where a block never reached the disk. Everything else that is wrong is damage: an error.
+//! Only the end of the file can be torn, by a crash during a write that was never acknowledged. A torn line
+//! has no line feed, or NULs where a block never reached the disk. Everything else that is wrong is damage,
+//! which is an error.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,20 +16,24 @@ const BEFORE_CRC: &str = r#"{"crc32":""#;
 const AFTER_CRC: &str = r#"","record":"#;
 const AFTER_BODY: &str = "}";
 
-/// What a log needs of a file that is open for appending; tests put faults here.
+/// Operations of an append-only file; tests inject faults here.
 pub trait LogFile {
-    /// # Errors
-    /// Those of the file; part of `bytes` may have been written.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-
-    /// Returns when all that was written is on disk.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file; part of `bytes` may have been written.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Syncs to disk.
+    ///
+    /// # Errors
+    /// Errors of the file.
     fn sync(&mut self) -> io::Result<()>;
 
+    /// Cuts the file.
+    ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     fn truncate(&mut self, len: u64) -> io::Result<()>;
 }
 
@@ -45,33 +51,33 @@ impl LogFile for File {
     }
 }
 
-/// The end of a log, where lines are added.
+/// Writer at the end of a log.
 #[derive(Debug)]
 pub struct Log<F> {
     file: F,
-    /// Bytes that are known to be whole lines on disk.
+    /// Bytes of whole lines on disk.
     len: u64,
-    /// The last line's checksum.
+    /// Checksum of the last line.
     chain: Option<u32>,
-    /// A write failed and what it left is still there.
+    /// A failed write may have left bytes after `len`.
     has_debris: bool,
 }
 
 impl<F: LogFile> Log<F> {
-    /// A log whose file is empty.
+    /// Creates a log on an empty file.
     pub fn new(file: F) -> Self {
         Self { file, len: 0, chain: None, has_debris: false }
     }
 
-    /// Bytes of the whole lines.
+    /// Returns the bytes of the whole lines.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Goes on where `scan` found the intact lines to end: cuts a torn end off, or gives the last line its line feed.
+    /// Continues a scanned log. Cuts off a torn end, or adds the last line's missing line feed.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub fn resume(file: F, scan: &LogScan<'_>) -> io::Result<Self> {
         let mut log = Self { file, len: scan.intact_bytes, chain: scan.chain, has_debris: false };
         match scan.end {
@@ -87,10 +93,10 @@ impl<F: LogFile> Log<F> {
         Ok(log)
     }
 
-    /// Writes one line per body, all or none, and returns when they are on disk.
+    /// Appends one line per body, all or none, and syncs.
     ///
     /// # Errors
-    /// Those of the file; the log is as it was before, or will be made so before anything else is written.
+    /// Errors of the file. The log is unchanged, or is restored before the next write.
     pub fn append(&mut self, bodies: &[String]) -> io::Result<()> {
         if self.has_debris {
             self.take_back()?;
@@ -104,9 +110,10 @@ impl<F: LogFile> Log<F> {
         }
         let written = self.file.append(bytes.as_bytes()).and_then(|()| self.file.sync());
         if let Err(error) = written {
-            // Also after a failed sync: what the disk then holds is unknown, and a later sync would not tell.
+            // Also after a failed sync: what is on disk then is unknown, and a later sync would not report
+            // it.
             self.has_debris = true;
-            drop(self.take_back()); // else tried again before the next line
+            drop(self.take_back()); // retried before the next line
             return Err(error);
         }
         self.len += bytes.len() as u64;
@@ -122,15 +129,15 @@ impl<F: LogFile> Log<F> {
     }
 }
 
-/// What a log's bytes hold.
+/// Result of scanning a log.
 #[derive(Debug)]
 pub struct LogScan<'a> {
-    /// The records of the intact lines, in order.
+    /// Bodies of the intact lines, in order.
     pub bodies: Vec<&'a str>,
     pub end: LogEnd,
-    /// The first line that is wrong otherwise; nothing behind it was read.
+    /// First damaged line; lines after it were not read.
     pub damage: Option<Damage>,
-    /// Where the intact lines end.
+    /// Length of the intact lines in bytes.
     intact_bytes: u64,
     chain: Option<u32>,
 }
@@ -138,22 +145,22 @@ pub struct LogScan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogEnd {
     Clean,
-    /// The last line was never finished.
+    /// The last line is incomplete.
     Torn {
         num_bytes: usize,
     },
-    /// The last line is whole but for its line feed.
+    /// The last line lacks only its line feed.
     NoLineFeed,
 }
 
-/// A line, counted from 1, and what is wrong with it.
+/// Number of the damaged line, from 1, and a description.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     pub line: usize,
     pub message: String,
 }
 
-/// Splits a log into its records, up to the first line that is damaged or torn.
+/// Splits a log into its bodies, up to the first line that is damaged or torn.
 pub fn scan(bytes: &[u8]) -> LogScan<'_> {
     let mut scan =
         LogScan { bodies: Vec::new(), end: LogEnd::Clean, damage: None, intact_bytes: 0, chain: None };
@@ -180,7 +187,7 @@ impl<'a> LogScan<'a> {
         self.intact_bytes += num_bytes as u64;
     }
 
-    /// What stands behind the last line feed. The line feed itself may be missing, or another byte in its place.
+    /// Reads the bytes after the last line feed. The line feed may be missing or replaced by another byte.
     fn read_tail(&mut self, tail: &'a [u8]) {
         let Some((_, all_but_one)) = tail.split_last() else { return };
         for line in [tail, all_but_one] {
@@ -194,13 +201,13 @@ impl<'a> LogScan<'a> {
     }
 }
 
-/// Whether a block of the line never reached the disk. One NUL can be a flipped bit; a hole is as long as a sector,
-/// or as what the line has of it.
+/// Returns whether a block of the line never reached the disk. A single NUL may be a flipped bit; a hole is
+/// at least a sector long, or as long as the line's part of it.
 fn has_hole(line: &[u8]) -> bool {
     line.windows(8).any(|window| window.iter().all(|&b| b == 0))
 }
 
-/// The body of a line and its checksum. Every byte of the frame counts: only what `append` writes is taken.
+/// Parses a line into body and checksum. Accepts exactly the frame that `append` writes.
 fn unframe(chain: Option<u32>, line: &[u8]) -> Result<(&str, u32), &'static str> {
     let line = str::from_utf8(line).map_err(|_| "is not UTF-8")?;
     let not_a_line = "is not a line of a session";
@@ -274,7 +281,7 @@ mod tests {
         log
     }
 
-    /// Ends of the lines, the start of the file included.
+    /// Ends of the lines, including the start of the file.
     fn boundaries(bytes: &[u8]) -> Vec<usize> {
         let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'\n').map(|(at, _)| at + 1);
         std::iter::once(0).chain(ends).collect()
@@ -371,7 +378,7 @@ mod tests {
         bytes[ends[2] + 20..].fill(0);
         assert_eq!(scan(&bytes).end, LogEnd::Torn { num_bytes: whole.len() - ends[2] });
         let mut bytes = whole.clone();
-        bytes[ends[2] + 20..whole.len() - 3].fill(0); // the line feed reached it
+        bytes[ends[2] + 20..whole.len() - 3].fill(0); // the line feed reached the disk
         assert_eq!(scan(&bytes).end, LogEnd::Torn { num_bytes: whole.len() - ends[2] });
         let mut bytes = whole.clone();
         bytes[ends[1] + 20..ends[2] - 3].fill(0);

@@ -1,12 +1,13 @@
 //! Sessions on disk: `<root>/<name>/transcript.jsonl`, append-only, one line per finished turn.
 //!
-//! Invariants: what a call reported as done survives a crash at any later moment; a session appears and disappears as
-//! a whole; one process at a time writes to a session, any number read. Damage is reported by line and never repaired
-//! unasked. A conversation is precious and plain: no KV here, and nothing that cannot be read with `jq`.
+//! Invariants: a change that a call reported as done survives a crash. A session appears and disappears as a
+//! whole. One process at a time writes to a session; any number read. Damage is reported by line and repaired
+//! only on request. A conversation is plain text for `jq`, and contains no KV.
 //!
-//! `name` maps names to folders, `folder` owns files and modes, `lock` the order of steps on them, `log` lines and checksums, `record` the format, `saved`
-//! what the records mean, `writer` the one open session, `branch` what is kept of it, `listing` what there is, `removal` what
-//! goes, with the pages of KV that `said` names. Knows no engine and no tokenizer.
+//! `name` maps names to folders; `folder` owns files and modes, `lock` the order of steps on them, `log`
+//! lines and checksums, `record` the format, `saved` the meaning of the records; `writer` is the one open
+//! session, `branch` its branches; `listing` lists sessions; `removal` removes them, with the pages of KV
+//! that `token_history` finds. Knows no engine and no tokenizer.
 
 mod branch;
 mod folder;
@@ -46,25 +47,25 @@ pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
-/// Folders that are being made or removed begin so, which no session's folder does.
+/// Prefix of folders that are being created or removed; no session's folder has it.
 const UNFINISHED: &str = ".unfinished-";
-/// What a crash left of those is removed after this time.
+/// Age after which such folders, left by a crash, are removed.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 
-/// Which model made a turn: token ids are worth something only to the same one.
+/// Identity of the model that made a turn. Token ids are valid for this model only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelFingerprint {
-    /// What the user calls it.
+    /// Name shown to the user.
     pub name: String,
-    /// Anything that is equal only for models with the same vocabulary, template and weights.
+    /// Equal only for models with the same vocabulary, template and weights.
     pub fingerprint: String,
-    /// What finds it again, wherever it is asked from: an absolute path, `hf:org/repo@revision:file`, or the name of a
-    /// built-in model. `None` in sessions of older versions.
+    /// Reference that finds the model from any folder: an absolute path, `hf:org/repo@revision:file`, or the
+    /// name of a built-in model. `None` in sessions of older versions.
     pub reference: Option<String>,
 }
 
 impl ModelFingerprint {
-    /// Whether ids of one mean the same to the other; what they are called and where they lie does not count.
+    /// Returns whether the models share token ids. Names and locations are ignored.
     pub fn is_same(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
     }
@@ -73,18 +74,18 @@ impl ModelFingerprint {
 /// A finished turn: one request and its answer. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredTurn {
-    /// What the turn adds to the conversation, the answer last.
+    /// Messages that the turn adds, the answer last.
     pub messages: Vec<Message>,
-    /// Tokens of the conversation before this turn that the prompt begins with.
+    /// Tokens of the previous conversation that the prompt starts with.
     pub kept_tokens: usize,
-    /// The rest of the prompt.
+    /// Tokens of the prompt after `kept_tokens`.
     pub prompt_tail: Vec<u32>,
-    /// The answer as it was generated, the end-of-generation token excluded.
+    /// Tokens of the answer as generated, without the end-of-generation token.
     pub generated: Vec<u32>,
-    /// The end of the prompt's text, when later prompts may contain `generated` in place of the answer's text (see
-    /// `transcript`); `None` when they may not, e.g. because a stop string was cut off.
+    /// Suffix of the prompt's text, if later prompts may contain `generated` in place of the answer's text
+    /// (see `transcript`); `None` if not, e.g. because a stop string was cut off.
     pub splice_after: Option<String>,
-    /// With the seed in force.
+    /// Sampling parameters, with the seed in force.
     pub sampling: Sampling,
     pub finish: Finish,
     pub usage: Usage,
@@ -93,31 +94,31 @@ pub struct StoredTurn {
 }
 
 impl StoredTurn {
-    /// Tokens of the conversation after this turn.
+    /// Returns the tokens of the conversation after this turn.
     pub fn num_tokens(&self) -> usize {
         self.kept_tokens + self.prompt_tail.len() + self.generated.len()
     }
 }
 
-/// What `SessionStore::repair` did.
+/// Result of `SessionStore::repair`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
-    /// The first line that was wrong.
+    /// The first damaged line, from 1.
     pub line: usize,
-    /// Turns that are kept.
+    /// Number of turns that are kept.
     pub turns: usize,
-    /// The damaged file.
+    /// Copy of the damaged file.
     pub backup: PathBuf,
 }
 
-/// The sessions below one folder. Touches nothing until asked to. Clones are the same one.
+/// The sessions below one folder. Clones share state. Creating one touches no file.
 #[derive(Debug, Clone)]
 pub struct SessionStore {
     root: PathBuf,
-    /// Where sessions leave KV.
+    /// Root of the sessions' KV.
     kv: Option<PathBuf>,
     summaries: Arc<Summaries>,
-    /// Of the owners below the same root, the local user's too.
+    /// State shared by the stores of all owners below the same root, including the local user's.
     owners: Arc<Owners>,
 }
 
@@ -127,28 +128,28 @@ impl SessionStore {
         Self { kv: None, summaries: Arc::default(), owners: Arc::new(Owners::new(root.clone())), root }
     }
 
-    /// Removes pages of KV below `root` with the sessions that alone used them.
+    /// Also removes pages of KV below `root` that only removed sessions used.
     pub fn with_kv(self, root: Option<PathBuf>) -> Self {
         Self { kv: root, ..self }
     }
 
-    /// Whether there is a session of that name, be it damaged.
+    /// Returns whether a session of that name exists, even if damaged.
     pub fn exists(&self, name: &SessionName) -> bool {
         self.existing(name).is_ok()
     }
 
-    /// A new session, open for writing.
+    /// Creates a session, open for writing.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there is one of that name; [`Error::Store`].
+    /// [`Error::InvalidParameter`] if the name is in use; [`Error::Store`].
     pub fn create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
         self.create_for(name, model, None)
     }
 
-    /// As [`Self::create`], for the owner of an API key.
+    /// Creates a session for the owner of an API key.
     ///
     /// # Errors
-    /// As [`Self::create`].
+    /// Errors of [`Self::create`].
     pub fn create_for(
         &self,
         name: &SessionName,
@@ -159,7 +160,7 @@ impl SessionStore {
         self.create_saved(name, saved)
     }
 
-    /// Opens a session for writing. A torn last line is cut off and reported in the notices.
+    /// Opens a session for writing. A torn last line is cut off, with a notice.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`] while another writer has it; [`Error::Store`].
@@ -176,18 +177,19 @@ impl SessionStore {
         Ok(SessionWriter::new(OpenedSession { store, name: name.clone(), folder, log, saved, notices, lock }))
     }
 
-    /// Opens a session, or creates it.
+    /// Opens a session or creates it.
     ///
     /// # Errors
-    /// As [`Self::open`] and [`Self::create`], but never that there is no such session, or one already.
+    /// Errors of [`Self::open`] and [`Self::create`], except that the session exists or does not.
     pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
         self.open_or_create_for(name, model, None)
     }
 
-    /// As [`Self::open_or_create`], for the owner of an API key. Whose session is opened is for the caller to ask.
+    /// Opens a session, or creates it for the owner of an API key. The caller checks the owner of an existing
+    /// one.
     ///
     /// # Errors
-    /// As [`Self::open_or_create`].
+    /// Errors of [`Self::open_or_create`].
     pub fn open_or_create_for(
         &self,
         name: &SessionName,
@@ -207,7 +209,7 @@ impl SessionStore {
         opened?.ok_or_else(|| Error::SessionBusy(name.to_string()))
     }
 
-    /// Reads a session, also while another process writes to it; a line that is being written is not seen.
+    /// Reads a session, also while another process writes to it. A line that is being written is ignored.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::Store`].
@@ -217,7 +219,7 @@ impl SessionStore {
         load(&path, &bytes).into_result().map(|(_, saved)| saved)
     }
 
-    /// Bytes of a session's transcript.
+    /// Returns the size of a session's transcript in bytes.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::Store`].
@@ -226,10 +228,10 @@ impl SessionStore {
         fs::metadata(&path).map(|metadata| metadata.len()).map_err(|error| io_error(&path, &error))
     }
 
-    /// Gives a session another name.
+    /// Renames a session.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when that name is taken; as [`Self::open`].
+    /// [`Error::InvalidParameter`] if the new name is in use; errors of [`Self::open`].
     pub fn rename(&self, from: &SessionName, to: &SessionName) -> Result<()> {
         let mut writer = self.open(from)?;
         if from == to {
@@ -237,14 +239,14 @@ impl SessionStore {
         }
         let (old, new) = (self.path(from), self.path(to));
         self.move_into_place(&old, to)?;
-        drop(writer.renamed(to.clone(), new)); // history only: the folder says what the session is called
+        drop(writer.renamed(to.clone(), new)); // for the history only: the folder is the session's name
         Ok(())
     }
 
-    /// A new session, open for writing, with the first `turns` turns (all when `None`) of another, which is only read.
+    /// Creates a session, open for writing, from the first `turns` turns of another; `None` for all.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer turns, or the name is taken; as [`Self::read`].
+    /// [`Error::InvalidParameter`] if there are fewer turns or the name is in use; errors of [`Self::read`].
     pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
         let saved = self.read(from)?;
         let turns = branch::checked_turns(from, &saved, turns)?;
@@ -254,10 +256,10 @@ impl SessionStore {
         self.create_saved(to, forked)
     }
 
-    /// As [`Self::fork`], to another owner's sessions.
+    /// Forks a session to another owner's sessions.
     ///
     /// # Errors
-    /// As [`Self::fork`].
+    /// Errors of [`Self::fork`].
     pub fn fork_to(
         &self,
         from: &SessionName,
@@ -272,10 +274,11 @@ impl SessionStore {
         store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
-    /// Keeps what stands before the first damaged line, and the damaged file beside it. `None` when nothing is wrong.
+    /// Keeps the lines before the first damaged one, and a copy of the damaged file. Returns `None` if
+    /// nothing is wrong.
     ///
     /// # Errors
-    /// [`Error::Store`], also when nothing can be kept (the first line is damaged) or a newer llmctl wrote the file; as
+    /// [`Error::Store`], also if the first line is damaged or a newer llmctl wrote the file; errors of
     /// [`Self::open`].
     pub fn repair(&self, name: &SessionName) -> Result<Option<Repaired>> {
         let folder = self.existing(name)?;
@@ -313,10 +316,10 @@ impl SessionStore {
         }
     }
 
-    /// Builds the whole folder under another name, locked, and moves it into place: no moment shows half a session.
+    /// Builds the folder under another name, locked, and renames it, so that half a session is never visible.
     fn create_saved(&self, name: &SessionName, saved: SavedSession) -> Result<SessionWriter> {
         if self.path(name).exists() {
-            return Err(name_taken(name)); // asked again, atomically, when it is moved into place
+            return Err(name_taken(name)); // checked again, atomically, by the rename
         }
         private_files::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
         self.remove_leftovers();
@@ -352,7 +355,8 @@ impl SessionStore {
         Ok((log, lock))
     }
 
-    /// Moves a session's folder to where `name` belongs; the system refuses to replace a folder that is not empty.
+    /// Renames a session's folder to the place of `name`. The system refuses to replace a folder that is not
+    /// empty.
     fn move_into_place(&self, folder: &Path, name: &SessionName) -> Result<()> {
         let target = self.path(name);
         if target.exists() {
@@ -365,7 +369,7 @@ impl SessionStore {
         folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))
     }
 
-    /// Removes what crashes left of sessions that were being made or removed; failing to is no harm.
+    /// Removes folders that crashes left. Errors are ignored.
     fn remove_leftovers(&self) {
         let Ok(entries) = fs::read_dir(&self.root) else { return };
         for entry in entries.flatten() {
@@ -380,10 +384,10 @@ impl SessionStore {
     }
 }
 
-/// A transcript's content and the first thing that is wrong with it.
+/// Content of a transcript and its first problem.
 struct Loaded<'a> {
     scan: LogScan<'a>,
-    /// What stands before the problem.
+    /// Session up to the problem.
     saved: Option<SavedSession>,
     problem: Option<StoreError>,
 }
@@ -436,14 +440,14 @@ fn name_taken(name: &SessionName) -> Error {
     Error::InvalidParameter { name: "session", message }
 }
 
-/// Unlike any other that is in use, here or in another process.
+/// Returns a folder name that no process uses.
 fn unfinished_name() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
     format!("{UNFINISHED}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Milliseconds since 1970, UTC.
+/// Returns the time in milliseconds since 1970, UTC.
 pub fn now_ms() -> u64 {
     let millis = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis());
     u64::try_from(millis).unwrap_or(u64::MAX)

@@ -1,9 +1,8 @@
-//! Session names and the folder names they become.
+//! Session names and their folder names.
 //!
-//! A name comes from users and, later, from HTTP clients: it is data, never a path. Its folder name holds only
-//! `a-z 0-9 - _ % ~`, begins with no dot, is no device name of Windows, and differs from every other name's also where
-//! file names do not tell upper from lower case. The encoding has exactly one inverse, so the folder name alone says
-//! which session it holds. Touches no file.
+//! A name comes from users and HTTP clients: it is data, never a path. Its folder name contains only `a-z 0-9
+//! - _ % ~`, starts with no dot, is no device name of Windows, and is unique even where file names ignore
+//! case. The encoding has exactly one inverse, so the folder name identifies the session. Touches no file.
 
 use std::fmt;
 
@@ -11,9 +10,9 @@ use crate::runtime::error::{Error, Result};
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;
-/// What a branch's name takes of its session's: the rest is for the number.
+/// Most bytes of a session's name within a branch's name; the rest is for the number.
 pub(super) const MAX_BRANCHED_BYTES: usize = MAX_NAME_BYTES - 12;
-/// Percent-encoded names longer than this take the denser form; common file systems allow 255 bytes.
+/// Percent-encoded names longer than this use the denser encoding; common file systems allow 255 bytes.
 const MAX_PLAIN_BYTES: usize = 200;
 /// RFC 4648 base 32 in lower case, without padding.
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
@@ -23,8 +22,10 @@ const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 pub struct SessionName(String);
 
 impl SessionName {
+    /// Validates a name.
+    ///
     /// # Errors
-    /// [`Error::InvalidParameter`] that says what is wrong with the name.
+    /// [`Error::InvalidParameter`] with what is wrong.
     pub fn new(name: &str) -> Result<Self> {
         let refuse = |message| Err(Error::InvalidParameter { name: "session", message });
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
@@ -39,12 +40,12 @@ impl SessionName {
         Ok(Self(name.to_owned()))
     }
 
-    /// The name of the `number`th branch of a session: `NAME~1`, the end of a long name cut off.
+    /// Returns the name of a session's `number`th branch: `NAME~1`, with the end of a long name cut off.
     pub(super) fn branch(base: &str, number: usize) -> Self {
         Self(format!("{}~{number}", &base[..base.len().min(MAX_BRANCHED_BYTES)]))
     }
 
-    /// A branch's name without its number, and the number.
+    /// Splits a branch's name into the session's name and the number.
     pub(super) fn branch_parts(&self) -> Option<(&str, usize)> {
         let (base, number) = self.0.rsplit_once('~').filter(|(base, _)| !base.is_empty())?;
         let is_number = number.starts_with(|c: char| c.is_ascii_digit() && c != '0');
@@ -52,7 +53,7 @@ impl SessionName {
         Some((base, number))
     }
 
-    /// Whether branches are called so.
+    /// Returns whether the name has a branch's form.
     pub fn is_of_branch(&self) -> bool {
         self.branch_parts().is_some()
     }
@@ -61,20 +62,20 @@ impl SessionName {
         &self.0
     }
 
-    /// The folder that holds the session.
+    /// Returns the name of the session's folder.
     pub(super) fn to_folder(&self) -> String {
         let plain = percent_encoded(&self.0);
         if plain.len() <= MAX_PLAIN_BYTES { plain } else { format!("~{}", base32(self.0.as_bytes())) }
     }
 
-    /// The session that a folder of this name holds; `None` when it is no session's.
+    /// Parses a folder name; `None` if it is not a session's.
     pub fn from_folder(folder: &str) -> Option<Self> {
         let bytes = match folder.strip_prefix('~') {
             Some(dense) => base32_decoded(dense)?,
             None => percent_decoded(folder)?,
         };
         let name = Self::new(&String::from_utf8(bytes).ok()?).ok()?;
-        (name.to_folder() == folder).then_some(name) // one folder name per session, no second spelling
+        (name.to_folder() == folder).then_some(name) // each session has one folder name only
     }
 }
 
@@ -84,7 +85,7 @@ impl fmt::Display for SessionName {
     }
 }
 
-/// The folder of an owner's sessions.
+/// Returns the folder of an owner's sessions.
 pub(super) fn owner_folder(owner: &str) -> String {
     percent_encoded(owner)
 }
@@ -103,7 +104,8 @@ fn percent_encoded(name: &str) -> String {
     folder
 }
 
-/// Names that Windows keeps for devices. Other spellings (upper case, with an extension) are escaped anyway.
+/// Returns whether Windows reserves the name for a device. Other spellings (upper case, with an extension)
+/// are escaped anyway.
 fn is_device(name: &str) -> bool {
     let numbered = |prefix| {
         name.strip_prefix(prefix).is_some_and(|n: &str| n.len() == 1 && n.as_bytes()[0].is_ascii_digit())

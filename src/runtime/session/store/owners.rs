@@ -1,5 +1,5 @@
-//! Sessions of several owners below one root: the local user's lie in the root itself, those of an API key's owner in
-//! `.owners/<owner>/`, so that the names of one owner's sessions are nothing to another's.
+//! Sessions of several owners below one root. The local user's are in the root, those of an API key's owner
+//! in `.owners/<owner>/`, so the names of different owners never clash.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,14 +10,14 @@ use super::SessionStore;
 use super::listing::Summaries;
 use super::name::owner_folder;
 
-/// Holds a folder of sessions for each owner. No session's folder is called so.
+/// Folder of the owners' folders; no session's folder has this name.
 const FOLDER: &str = ".owners";
 
-/// What the stores of all owners share.
+/// State shared by the stores of all owners.
 #[derive(Debug)]
 pub struct Owners {
     root: PathBuf,
-    /// What each remembers of its sessions.
+    /// Cached summaries, by owner.
     summaries: Mutex<HashMap<String, Arc<Summaries>>>,
 }
 
@@ -26,7 +26,7 @@ impl Owners {
         Self { root, summaries: Mutex::default() }
     }
 
-    /// All folders that hold sessions.
+    /// Returns all folders that hold sessions.
     pub fn roots(&self) -> Vec<PathBuf> {
         let owners = fs::read_dir(self.root.join(FOLDER)).into_iter().flatten().flatten();
         std::iter::once(self.root.clone()).chain(owners.map(|entry| entry.path())).collect()
@@ -34,7 +34,7 @@ impl Owners {
 }
 
 impl SessionStore {
-    /// The sessions of the owner of an API key.
+    /// Returns the store of an API key's owner.
     pub fn of_owner(&self, owner: &str) -> Self {
         let mut summaries = self.owners.summaries.lock().unwrap_or_else(PoisonError::into_inner);
         let summaries = Arc::clone(summaries.entry(owner.to_owned()).or_default());

@@ -1,8 +1,9 @@
-//! What a line of a saved session says, `llmctl.session.v2`: the file's own types and their conversion both ways.
+//! The format of a saved session's lines, `llmctl.session.v2`: types of their own, converted both ways.
 //!
-//! The types here are the format: a field is never renamed, and one more means the next schema. Everything an older
-//! llmctl would not understand is refused instead of skipped. The second schema is the first and more fields; a file is
-//! of the schema that its header names, and holds nothing of a later one. Knows no file, no checksum and no other record.
+//! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
+//! an older llmctl would not understand are refused, not skipped. The second schema extends the first; a file
+//! has the schema that its header names and contains nothing of a later one. Knows no file, no checksum and
+//! no other record.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,16 +12,16 @@ use super::{BranchReason, ModelFingerprint, StoredTurn};
 use crate::runtime::request::{Finish, Sampling, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
-/// What new files are.
+/// Schema of new files.
 pub const SCHEMA: &str = "llmctl.session.v2";
 const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
-/// Which schema a file, or a record, is of.
+/// Schema of a file, or of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     V1,
-    /// References of models, owners, ids and branches.
+    /// Adds references of models, owners, ids and branches.
     V2,
 }
 
@@ -34,42 +35,43 @@ impl Version {
     }
 }
 
-/// Whether this version reads files of that schema.
+/// Returns whether this version reads files of the schema.
 pub fn knows_schema(schema: &str) -> bool {
     Version::of(schema).is_some()
 }
 
-/// One line. Times are milliseconds since 1970, UTC.
+/// One line of the file. Times are milliseconds since 1970, UTC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LogRecord {
-    /// The first line. `name` is the session's at its creation; its folder says what it is called now.
+    /// The first line. `name` is the session's name at its creation; the folder gives the current one.
     Header {
         schema: String,
         name: String,
         created_ms: u64,
         model: ModelRecord,
-        /// Of the session, whatever it is called later; always there from the second schema on.
+        /// Identifier of the session, independent of its name; required from the second schema on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<String>,
-        /// Whose API key began it; none for the user of this machine.
+        /// Owner of the API key that created it; `None` for the local user.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<String>,
     },
-    /// Later turns come from another model; the ids before it mean nothing to it.
+    /// Later turns come from another model, for which earlier ids are invalid.
     Model { model: ModelRecord },
-    /// A finished turn, the `number`th (from 1) of those that then count: it takes the place of any from there on.
+    /// A finished turn. `number` counts from 1; it replaces turns from that number on.
     Turn { number: usize, turn: Box<StoredTurnRecord> },
-    /// Only the first `turns` turns count from here on.
+    /// Only the first `turns` turns remain valid.
     Truncate { turns: usize, time_ms: u64 },
-    /// The session got another name.
+    /// The session was renamed.
     Rename { to: String, time_ms: u64 },
-    /// The turns before the next own one were copied from the first `turns` of another session.
+    /// The turns up to the next own one were copied from the first `turns` of another session.
     ForkOf {
         name: String,
         turns: usize,
         time_ms: u64,
-        /// The copy was made to keep what a session held, or to take in what did not continue it.
+        /// Set if the copy is a branch: it keeps earlier content, or content that did not continue the
+        /// session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         branch: Option<BranchRecord>,
     },
@@ -78,7 +80,7 @@ pub enum LogRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BranchRecord {
-    /// The id of the session that it belongs to.
+    /// Id of the session that the branch belongs to.
     pub of: String,
     pub reason: BranchReason,
 }
@@ -111,7 +113,7 @@ pub struct StoredTurnRecord {
 #[serde(deny_unknown_fields)]
 struct MessageRecord {
     role: String,
-    /// A text, a list of parts, or null.
+    /// Text, a list of parts, or null.
     content: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
@@ -141,7 +143,7 @@ struct SamplingRecord {
     repetition_penalty: f32,
     presence_penalty: f32,
     frequency_penalty: f32,
-    /// Pairs: serde cannot read a map with numbers for keys below a tag.
+    /// Pairs, because serde cannot read a map with numeric keys inside a tagged enum.
     logit_bias: Vec<(u32, f32)>,
     seed: Option<u64>,
 }
@@ -166,10 +168,10 @@ struct UsageRecord {
     completion_tokens: usize,
 }
 
-/// Why a body is no record.
+/// Reason why a body is not a record.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// A schema of this name, which this version does not know.
+    /// The name of an unknown schema.
     #[error("the schema {0:?} is unknown")]
     Schema(String),
     #[error("{0}")]
@@ -181,6 +183,8 @@ impl LogRecord {
         serde_json::to_string(self).expect("strings, numbers, lists and string-keyed maps are always JSON")
     }
 
+    /// Parses a body.
+    ///
     /// # Errors
     /// [`Unreadable`].
     pub fn from_body(body: &str) -> Result<Self, Unreadable> {
@@ -191,7 +195,7 @@ impl LogRecord {
         Ok(record)
     }
 
-    /// The schema that a file must be of to hold this; a header is of the one that it names.
+    /// Returns the schema that a file needs to contain this record; for a header, the one it names.
     pub fn version(&self) -> Version {
         let is_second = match self {
             Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
@@ -217,7 +221,7 @@ impl LogRecord {
 /// Most characters of a message that quotes a file.
 const MAX_QUOTED: usize = 300;
 
-/// A message that quotes what a file holds, which may be of any length, short enough to show.
+/// Shortens a message that quotes a file's content.
 pub fn shortened(message: &str) -> String {
     match message.char_indices().nth(MAX_QUOTED) {
         None => message.to_owned(),
@@ -225,7 +229,7 @@ pub fn shortened(message: &str) -> String {
     }
 }
 
-/// A header is asked for its schema before anything else: the rest of it may look different.
+/// Checks a header's schema first, because its other fields may differ.
 fn check_schema(body: &str) -> Result<(), Unreadable> {
     #[derive(Deserialize)]
     struct Header {

@@ -1,8 +1,8 @@
-//! What removing takes with it: a session, what was said in it, and the KV on disk that only it used.
+//! Removal of a session, with its conversation and the KV on disk that no other session uses.
 //!
-//! Invariants: a session is found by nobody from the moment on that its lock is given up; a page that the conversation of
-//! any other session begins with stays. Where that cannot be known, because another transcript cannot be read, the page
-//! stays, and the caller is told why.
+//! Invariants: once its lock is released, a removed session cannot be found. A page that another session's
+//! conversation starts with is kept. If another transcript cannot be read, the page is kept too, and the
+//! caller gets the reason.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,37 +15,37 @@ use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
 use crate::runtime::error::Result;
 use crate::runtime::kv::disk::{self, PageName};
 
-/// What was removed of the KV on disk.
+/// KV on disk that was removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forgotten {
     pub num_pages: usize,
-    /// Pages that stay, because the sessions below cannot be read and may use them.
+    /// Pages that are kept because sessions that may use them cannot be read.
     pub num_kept: usize,
     pub unreadable: Vec<SessionName>,
-    /// Why not all pages are removed.
+    /// Reason for keeping pages.
     pub problem: Option<String>,
 }
 
-/// What `SessionStore::purge` did.
+/// Result of `SessionStore::purge`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Purged {
-    /// Bytes that the session's files take less.
+    /// Bytes by which the session's files shrank.
     pub num_bytes: u64,
     pub kv: Forgotten,
 }
 
 impl SessionStore {
-    /// Removes a session with all that lies in its folder, and the pages of KV that no other session uses.
+    /// Removes a session's folder, and pages of KV that no other session uses.
     ///
     /// # Errors
-    /// As [`Self::open`]; a session whose content is damaged can be removed.
+    /// Errors of [`Self::open`]. A damaged session can be removed.
     pub fn remove(&self, name: &SessionName) -> Result<Forgotten> {
         let folder = self.existing(name)?;
         let lock = folder::lock(&folder, name)?;
         self.remove_locked(&folder, lock)
     }
 
-    /// The lock is held until nobody can find the session any more.
+    /// Holds the lock until the session cannot be found any more.
     pub(super) fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<Forgotten> {
         let doomed = self.root.join(unfinished_name());
         lock::take_away(lock, folder, &doomed)?;
@@ -54,10 +54,10 @@ impl SessionStore {
         Ok(told.map(|told| self.forget(told)).unwrap_or_default())
     }
 
-    /// Removes what was undone, edited away or damaged from a session's files, and the KV that only it had left.
+    /// Removes undone, edited and damaged content from a session's files, and KV that only it used.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Errors of [`Self::open`].
     pub fn purge(&self, name: &SessionName) -> Result<Purged> {
         let mut writer = self.open(name)?;
         let folder = self.path(name);
@@ -71,17 +71,17 @@ impl SessionStore {
         Ok(Purged { num_bytes, kv: self.forget(told) })
     }
 
-    /// Removes those pages that no session begins with.
+    /// Removes those pages that no session starts with.
     fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
         let mut forgotten = Forgotten::default();
         let Some(kv) = self.kv.as_ref().filter(|_| !names.is_empty()) else { return forgotten };
-        // Whosever they are: pages know no owner.
+        // Sessions of all owners, because pages have no owner.
         let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
         let sessions = entries.flatten().filter_map(|entry| {
             let name = SessionName::from_folder(entry.file_name().to_str()?)?;
             Some((name, entry.path()))
         });
-        // Looked for among all of them, because what is shared is followed from the first page on.
+        // Search all pages at once, because a shared prefix is followed from its first page.
         let mut kept = HashSet::new();
         for (session, folder) in sessions {
             let used = used_in(&folder.join(TRANSCRIPT), &names);
@@ -104,11 +104,11 @@ impl SessionStore {
     }
 }
 
-/// What a session uses of some pages.
+/// Pages that a session uses.
 #[derive(Default)]
 struct Used {
     names: HashSet<PageName>,
-    /// As far as it can be read it uses nothing but those pages, and what follows is not known.
+    /// As far as it can be read it uses only those pages; the rest is unknown.
     is_unknown: bool,
 }
 
@@ -116,12 +116,12 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
     let mut used = Used::default();
     let bytes = match folder::read_file(transcript) {
         Ok(Some(bytes)) => bytes,
-        Ok(None) => return used, // no session, or one that was just removed
+        Ok(None) => return used, // not a session, or just removed
         Err(_) => return Used { is_unknown: true, ..used },
     };
     let mut departs = false;
     let is_whole = each_sequence(&bytes, |tokens| {
-        // A name stands for all pages before it, so the first that is not among them ends what is shared.
+        // A page name covers all pages before it, so the first unknown name ends the shared prefix.
         for name in disk::names(tokens) {
             if !names.contains(&name) {
                 departs = true;
@@ -134,7 +134,7 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
     used
 }
 
-/// The names of all pages that the transcripts in a session's folder ever told, as far as they can be read.
+/// Returns the names of all pages of the transcripts in a folder, as far as they can be read.
 fn told_in(folder: &Path) -> HashSet<PageName> {
     let mut names = HashSet::new();
     for path in transcripts(folder) {
@@ -145,7 +145,7 @@ fn told_in(folder: &Path) -> HashSet<PageName> {
     names
 }
 
-/// The transcript, damaged ones that a repair has kept, and what a crash left of a new one.
+/// Lists the transcript, damaged ones kept by a repair, and new ones left by a crash.
 fn transcripts(folder: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_transcript = |path: &PathBuf| {

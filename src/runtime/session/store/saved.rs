@@ -1,7 +1,7 @@
-//! A session as its file tells it: records replayed in order.
+//! A saved session: its records replayed in order.
 //!
-//! Pure: knows records, not files. Invariants: turns count from 1 without gaps; what a turn keeps was there before it, so
-//! that the token ids of the whole conversation follow from the turns alone.
+//! Pure: knows records, not files. Invariants: turns count from 1 without gaps. A turn keeps only tokens of
+//! earlier turns, so the turns alone determine the ids of the whole conversation.
 
 use std::sync::Arc;
 
@@ -20,40 +20,41 @@ pub struct SavedTurn {
     pub model: Arc<ModelFingerprint>,
 }
 
-/// Where a forked session comes from.
+/// Origin of a forked session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkOf {
     /// The other session's name at that time.
     pub name: String,
-    /// Turns taken over.
+    /// Number of turns copied.
     pub turns: usize,
-    /// It was made to lose nothing, and belongs to another session.
+    /// Set if it is a branch of another session.
     pub branch: Option<Branch>,
 }
 
-/// A branch: what a session held, or what did not continue it, kept as a session of its own.
+/// Reference from a branch to its session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Branch {
-    /// The id of the session that it belongs to, be it renamed or removed since. Never that of another branch.
+    /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
+    /// branch.
     pub of: String,
     pub reason: BranchReason,
 }
 
-/// What a branch was made for.
+/// Reason for creating a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BranchReason {
     /// An earlier message was edited.
     Edit,
-    /// An answer was generated anew.
+    /// An answer was regenerated.
     Retry,
-    /// The last turns were taken back.
+    /// The last turns were undone.
     Undo,
     /// The conversation was emptied.
     Reset,
-    /// A request over HTTP did not continue the session.
+    /// An HTTP request did not continue the session.
     Request,
-    /// Another branch took the session's place.
+    /// Another branch replaced the session's conversation.
     Restore,
 }
 
@@ -61,7 +62,7 @@ impl BranchReason {
     pub const ALL: [Self; 6] =
         [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
 
-    /// In one word, as the file and JSON spell it.
+    /// Returns the reason's name in the file and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Edit => "edit",
@@ -74,25 +75,25 @@ impl BranchReason {
     }
 }
 
-/// A conversation from disk. Cloning shares the turns.
+/// A conversation from disk. Clones share the turns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedSession {
-    /// Unlike any other session's, and the same whatever the session is called.
+    /// Unique id, independent of the session's name.
     pub id: String,
-    /// Whose API key began it; `None` for the user of this machine.
+    /// Owner of the API key that created it; `None` for the local user.
     pub owner: Option<String>,
-    /// Milliseconds since 1970, UTC; as all times here.
+    /// Milliseconds since 1970, UTC, as all times here.
     pub created_ms: u64,
-    /// When it was last added to or rewound.
+    /// Time of the last append or rewind.
     pub last_used_ms: u64,
-    /// The model that the next turn is expected from.
+    /// Model expected to make the next turn.
     pub model: Arc<ModelFingerprint>,
     pub fork_of: Option<ForkOf>,
-    /// The turns that count: those rewound are gone.
+    /// Turns in force, without those rewound.
     pub turns: Vec<Arc<SavedTurn>>,
-    /// Of the file.
+    /// Schema of the file.
     pub(super) version: Version,
-    /// There are, or were, turns.
+    /// Whether there are or were turns.
     pub(super) had_turns: bool,
 }
 
@@ -111,7 +112,7 @@ impl SavedSession {
         }
     }
 
-    /// The first `turns` turns as a session of its own; the model, the owner and what the answers were made from stay.
+    /// Returns a session with the first `turns` turns, and the same models and owner.
     pub fn forked(&self, fork_of: ForkOf, created_ms: u64) -> Self {
         let turns: Vec<_> = self.turns.iter().take(fork_of.turns).cloned().collect();
         Self {
@@ -123,22 +124,22 @@ impl SavedSession {
         }
     }
 
-    /// The branch that it is, if it is one.
+    /// Returns the branch record, if the session is a branch.
     pub fn branch(&self) -> Option<&Branch> {
         self.fork_of.as_ref()?.branch.as_ref()
     }
 
-    /// The id of the session that its branches belong to: its own, or its session's where it is a branch itself.
+    /// Returns the id that the session's branches refer to: its own, or its session's if it is a branch.
     pub fn root_id(&self) -> &str {
         self.branch().map_or(&self.id, |branch| &branch.of)
     }
 
-    /// The conversation: the messages of all turns.
+    /// Returns the messages of all turns.
     pub fn messages(&self) -> impl Iterator<Item = &Message> {
         self.turns.iter().flat_map(|saved| &saved.turn.messages)
     }
 
-    /// The system prompt that the conversation began with, when it is one text.
+    /// Returns the first system prompt, if it is a single text.
     pub fn system(&self) -> Option<&str> {
         let first = self.messages().next();
         let first = first.filter(|message| matches!(message.role, Role::System | Role::Developer))?;
@@ -148,12 +149,13 @@ impl SavedSession {
         }
     }
 
-    /// What the last turn left resident, where `model` gave it; nothing where another did, whose ids mean something else.
+    /// Returns the tokens after the last turn if `model` made it, else `None`, because another model's ids
+    /// differ.
     pub fn tokens_of(&self, model: &ModelFingerprint) -> Option<Vec<u32>> {
         self.turns.last().filter(|saved| saved.model.is_same(model)).map(|_| self.tokens())
     }
 
-    /// The ids of the whole conversation, the last answer included: what was resident after the last turn.
+    /// Returns the ids of the whole conversation, last answer included.
     pub fn tokens(&self) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.num_tokens());
         for saved in &self.turns {
@@ -165,7 +167,7 @@ impl SavedSession {
         tokens
     }
 
-    /// The answers that can go back into prompts of `model` as they were generated: its own, whatever it was called then.
+    /// Returns the answers of `model`, whatever its name was, that can go back into prompts as ids.
     pub fn transcript(&self, model: &ModelFingerprint) -> Transcript {
         let messages: Vec<Message> = self.messages().cloned().collect();
         let mut end = 0;
@@ -177,12 +179,13 @@ impl SavedSession {
         Transcript::restored(&messages, known)
     }
 
-    /// The length of [`Self::tokens`].
+    /// Returns the length of [`Self::tokens`].
     pub fn num_tokens(&self) -> usize {
         self.turns.last().map_or(0, |saved| saved.turn.num_tokens())
     }
 
-    /// Takes one more record in; `Err` says what contradicts the records before it, and changes nothing.
+    /// Applies a record. `Err` describes a contradiction to earlier records, and leaves the session
+    /// unchanged.
     pub(super) fn apply(&mut self, record: LogRecord) -> Result<(), String> {
         if record.version() > self.version {
             return Err("a record of a later schema than the header's".to_owned());
@@ -209,7 +212,7 @@ impl SavedSession {
         Ok(())
     }
 
-    /// A branch that gets a name of its own is a session like any other from then on.
+    /// Renames the session. A branch with a name of its own becomes an ordinary session.
     fn rename(&mut self, to: &SessionName) {
         if let Some(fork) = self.fork_of.as_mut().filter(|_| !to.is_of_branch()) {
             fork.branch = None;
@@ -234,7 +237,7 @@ impl SavedSession {
         Ok(())
     }
 
-    /// The records that tell this session from its beginning, without what was rewound.
+    /// Returns the records that rebuild this session, without rewound turns.
     pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
         let mut model = self.turns.first().map_or(&self.model, |saved| &saved.model);
         let mut records = vec![LogRecord::Header {
@@ -268,14 +271,14 @@ impl SavedSession {
     }
 }
 
-/// Why a list of bodies is no session: which line, from 1, and how.
+/// Line, from 1, that contradicts earlier lines, and how.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Contradiction {
     Schema(String),
     Line { line: usize, message: String },
 }
 
-/// Replays a session. The second value is what it was before a line that could not be taken in, if one could not.
+/// Replays a session. If a line fails, returns the session before it and the contradiction.
 pub fn replay(bodies: &[&str]) -> (Option<SavedSession>, Option<Contradiction>) {
     let mut session: Option<SavedSession> = None;
     for (at, body) in bodies.iter().enumerate() {
@@ -312,7 +315,7 @@ fn begun(header: LogRecord) -> Result<SavedSession, String> {
     Ok(SavedSession { id, owner, version, ..SavedSession::new(&model.into(), created_ms) })
 }
 
-/// The first schema has no ids; this one follows from what never changes in such a file.
+/// Derives the id of a session of the first schema, which has none, from fields that never change.
 pub(super) fn id_of_v1(name: &str, created_ms: u64) -> String {
     format!("v1-{created_ms}-{:08x}", crc32fast::hash(name.as_bytes()))
 }

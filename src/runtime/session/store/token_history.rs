@@ -1,8 +1,8 @@
-//! Every token that a transcript ever held, also of turns that were taken back, and of files that are damaged or of a later
-//! schema: what pages of KV its session may have left, and may still use.
+//! Every token sequence that a transcript ever held, also in undone turns, damaged files and later schemas:
+//! the pages of KV that its session may have left or still use.
 //!
-//! Lenient where `record` is strict, because here it is worse to miss a turn than to count one twice: checksums and fields
-//! without tokens are not looked at. Pure.
+//! Lenient where `record` is strict, because missing a turn is worse here than counting one twice: checksums
+//! and fields without tokens are ignored. Pure.
 
 use serde::Deserialize;
 
@@ -13,7 +13,7 @@ struct HistoryLine {
     record: HistoryRecord,
 }
 
-/// What any record may say of tokens.
+/// Fields of any record that concern tokens.
 #[derive(Deserialize)]
 struct HistoryRecord {
     r#type: String,
@@ -30,13 +30,13 @@ struct HistoryTurn {
     generated: Vec<u32>,
 }
 
-/// Calls `each` with token sequences whose beginnings are all that the session held at any time; true when no line was in
-/// the way of that.
+/// Calls `each` with sequences whose prefixes are all that the session ever held. Returns true if every line
+/// was understood.
 pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
     let mut history = TokenHistory::default();
     let mut is_whole = transcript.contains(&b'\n');
     for line in transcript.split_inclusive(|byte| *byte == b'\n') {
-        let is_torn = !line.ends_with(b"\n"); // never promised
+        let is_torn = !line.ends_with(b"\n"); // a torn line was never acknowledged
         match serde_json::from_slice::<HistoryLine>(line) {
             Ok(HistoryLine { record }) => is_whole &= history.take(record, &mut each),
             Err(_) => is_whole &= is_torn,
@@ -50,12 +50,12 @@ pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
 #[derive(Default)]
 struct TokenHistory {
     tokens: Vec<u32>,
-    /// What each turn added, and after how many tokens.
+    /// Tokens added by each turn, and the number before them.
     turns: Vec<(usize, Vec<u32>)>,
 }
 
 impl TokenHistory {
-    /// False when the record says what is not understood.
+    /// Applies a record. Returns false if it is not understood.
     fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(&[u32])) -> bool {
         let HistoryRecord { r#type, schema, number, turn, turns } = history;
         match (r#type.as_str(), number, turn, turns) {
@@ -70,7 +70,7 @@ impl TokenHistory {
     fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(&[u32])) -> bool {
         let is_known = number.checked_sub(1).is_some_and(|kept| self.rewind(kept, each));
         if !is_known || turn.kept_tokens > self.tokens.len() {
-            return false; // a turn before it is missing
+            return false; // an earlier turn is missing
         }
         if turn.kept_tokens < self.tokens.len() {
             each(&self.tokens);

@@ -1,7 +1,7 @@
-//! One session open for writing: every change is a line on disk before the call returns.
+//! A session open for writing: every change is on disk before the call returns.
 //!
-//! Invariants: holds the session's lock; `saved` is what the file says at every moment; a call that fails leaves both
-//! as they were, except that a failed write may have to be taken back before the next one (`Log` sees to it).
+//! Invariants: the writer holds the session's lock, and `saved` always equals the file's content. A call that
+//! fails leaves both unchanged; `Log` undoes a failed write before the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,10 +16,10 @@ use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT,
 use crate::runtime::error::{Error, Result, StoreError};
 use crate::runtime::private_files;
 
-/// A file of this length is rewritten when most of it is turns that were replaced.
+/// Size in bytes from which a file is rewritten when most of it is replaced turns.
 const COMPACT_BYTES: u64 = 64 << 20;
 
-/// The one writer of a session. Dropping it lets others in.
+/// The only writer of a session. Dropping it releases the lock.
 #[derive(Debug)]
 pub struct SessionWriter {
     store: SessionStore,
@@ -28,15 +28,15 @@ pub struct SessionWriter {
     log: Log<File>,
     saved: SavedSession,
     notices: Vec<String>,
-    /// Nothing shorter is rewritten unasked.
+    /// Smallest file that is compacted automatically, in bytes.
     compact_bytes: u64,
-    /// Length of the file from which on it is worth looking how much of it is still needed.
+    /// File size at which compaction is considered next.
     compact_at: u64,
-    /// Held, and given up last.
+    /// Released last.
     lock: Lock,
 }
 
-/// What `SessionStore::open` found.
+/// Result of `SessionStore::open`.
 pub(super) struct OpenedSession {
     pub store: SessionStore,
     pub name: SessionName,
@@ -75,25 +75,25 @@ impl SessionWriter {
         &self.saved
     }
 
-    /// What the user should know about the file and nothing failed on, one sentence each.
+    /// Returns notices about the file for the user, one sentence each.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// Adds a finished turn of `model`; it is on disk when this returns.
+    /// Appends a finished turn of `model` and syncs.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when the turn keeps tokens that are not there or could not be read back;
-    /// [`Error::Store`]. Nothing was added then.
+    /// [`Error::InvalidParameter`] if the turn keeps tokens that do not exist or could not be read back;
+    /// [`Error::Store`]. Nothing is added then.
     pub fn append(&mut self, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
         self.append_after(self.saved.turns.len(), model, turn)
     }
 
-    /// Adds a finished turn in place of all after the first `turns`: an edited or regenerated one. One line does both, so
-    /// that a crash leaves the old turns or the new one.
+    /// Replaces all turns after the first `turns` by an edited or regenerated one. A single line does both,
+    /// so a crash leaves either the old turns or the new one.
     ///
     /// # Errors
-    /// As [`Self::append`]; [`Error::InvalidParameter`] when there are fewer turns.
+    /// Errors of [`Self::append`]; [`Error::InvalidParameter`] if there are fewer turns.
     pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
@@ -103,10 +103,10 @@ impl SessionWriter {
         self.write(records)
     }
 
-    /// Goes back to the first `turns` turns: undo, or the beginning of an edit.
+    /// Rewinds to the first `turns` turns, for undo and edits.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer; [`Error::Store`].
+    /// [`Error::InvalidParameter`] if there are fewer; [`Error::Store`].
     pub fn truncate(&mut self, turns: usize) -> Result<()> {
         if turns == self.saved.turns.len() {
             return Ok(());
@@ -114,16 +114,16 @@ impl SessionWriter {
         self.write(vec![LogRecord::Truncate { turns, time_ms: now_ms() }])
     }
 
-    /// Rewrites the file without what was rewound. A crash leaves the old file or the new one, both whole.
+    /// Rewrites the file without rewound turns. A crash leaves the old or the new file, both whole.
     ///
     /// # Errors
-    /// [`Error::Store`]; the session goes on in the file that was there.
+    /// [`Error::Store`]; the session continues in the old file.
     pub fn compact(&mut self) -> Result<()> {
         let bodies = self.needed();
         self.rewrite(&bodies)
     }
 
-    /// Removes the session. No other writer sees it in between.
+    /// Removes the session while holding its lock, so that no other writer opens it.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -131,8 +131,9 @@ impl SessionWriter {
         self.store.remove_locked(&self.folder, self.lock)
     }
 
-    /// Removes the session if it never had a turn; whether it did. Nobody can add one between the look and the removal,
-    /// which no caller can see to who closes the session and removes it by name.
+    /// Removes the session if it never had a turn, and returns whether it did so. The lock is held from the
+    /// check to the removal; closing the session and removing it by name would let another writer add a turn
+    /// in between.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -143,7 +144,7 @@ impl SessionWriter {
         self.remove().map(|_| true)
     }
 
-    /// What a new file would say.
+    /// Returns the lines of a compacted file.
     fn needed(&self) -> Vec<String> {
         self.saved.to_records(&self.name, now_ms()).iter().map(LogRecord::to_body).collect()
     }
@@ -152,19 +153,19 @@ impl SessionWriter {
         let path = self.folder.join("transcript.new");
         self.log =
             replace(&path, &self.folder.join(TRANSCRIPT), bodies).map_err(|error| io_error(&path, &error))?;
-        // Either file is the whole session, so a folder that cannot be synced costs nothing.
+        // Either file is the whole session, so a failed sync of the folder loses nothing.
         drop(folder::sync_folder(&self.folder));
         Ok(())
     }
 
-    /// The lines that the file has.
+    /// Returns the lines of the file.
     fn bodies(&self) -> Result<Vec<String>> {
         let path = self.folder.join(TRANSCRIPT);
         let bytes = super::read_transcript(&path, &self.name)?;
         Ok(log::scan(&bytes).bodies.into_iter().map(str::to_owned).collect())
     }
 
-    /// Makes a file of an older schema one of this version's: the same lines below a header that says more.
+    /// Rewrites a file of an older schema with a header of the current one.
     fn upgrade(&mut self) -> Result<()> {
         let mut bodies = self.bodies()?;
         let header = bodies.first().and_then(|body| LogRecord::from_body(body).ok());
@@ -180,7 +181,7 @@ impl SessionWriter {
         self.rewrite(&bodies)
     }
 
-    /// Adds records with all lines before them in one step: a crash leaves all of them or none.
+    /// Rewrites the file with `records` appended. A crash leaves all of them or none.
     pub(super) fn rewrite_with(&mut self, records: Vec<LogRecord>) -> Result<()> {
         if records.iter().any(|record| record.version() > self.saved.version) {
             self.upgrade()?;
@@ -194,7 +195,7 @@ impl SessionWriter {
         Ok(())
     }
 
-    /// Keeps a file from growing by what nobody needs, up to where it could not be read back any more.
+    /// Compacts a long file whose content is mostly obsolete, before it becomes too long to read.
     fn compact_if_long(&mut self) -> Result<()> {
         if self.log.len() < self.compact_at {
             return Ok(());
@@ -205,7 +206,7 @@ impl SessionWriter {
         if self.log.len() < self.compact_at { Ok(()) } else { self.rewrite(&bodies) }
     }
 
-    /// Records the new name, which the folder has already.
+    /// Records the new name after the folder was renamed.
     pub(super) fn renamed(&mut self, name: SessionName, folder: PathBuf) -> Result<()> {
         let record = LogRecord::Rename { to: name.to_string(), time_ms: now_ms() };
         (self.name, self.folder) = (name, folder);
@@ -225,7 +226,7 @@ impl SessionWriter {
         Ok(())
     }
 
-    /// What the session is after `records`, as a reader will find it: what cannot be read back is not written.
+    /// Returns the session after `records`, so that nothing is written that could not be read back.
     fn replayed(&self, records: &[LogRecord]) -> Result<SavedSession> {
         let refuse = |message: String| Error::InvalidParameter { name: "turn", message };
         let mut saved = self.saved.clone();
@@ -246,12 +247,12 @@ impl SessionWriter {
     }
 }
 
-/// At most, as lines of a log.
+/// Returns the most bytes that `bodies` take as lines of a log.
 fn num_bytes(bodies: &[String]) -> u64 {
     bodies.iter().map(|body| body.len() as u64 + 64).sum()
 }
 
-/// Writes a whole log beside another and puts it in the other's place.
+/// Writes a log beside `target` and renames it into place.
 pub(super) fn replace(new: &Path, target: &Path, bodies: &[String]) -> io::Result<Log<File>> {
     remove_if_there(new)?; // left by a crash
     let file = private_files::private_file(OpenOptions::new().append(true).create_new(true), new)?;

@@ -1,8 +1,8 @@
-//! The least number of tokens that a text can have, by its size alone: what tells a text far beyond a context apart before any
-//! work is put into it.
+//! The least number of tokens of a text, from its size alone. It refuses a text far beyond a context before
+//! any work.
 //!
-//! Sound or absent: no bound where a part of the pipeline may drop text, spell many characters as one unknown token, or shrink a
-//! text by an unknown factor.
+//! Sound or absent: there is no bound if a part of the pipeline may drop text, encode many characters as one
+//! unknown token, or shrink a text by an unknown factor.
 
 use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
@@ -10,24 +10,24 @@ use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 use super::pieces::{Table, byte_level_char};
 use super::pipeline::{Added, Speller};
 
-/// Normal forms take at most so many bytes for one: three bytes of a singleton for one of ASCII, three of a composed character
-/// for nine of its parts, four of a mathematical letter for one.
+/// Most bytes that a normal form makes from one: three bytes of a singleton from one of ASCII, three of a
+/// composed character from nine of its parts, four of a mathematical letter from one.
 const NORMAL_FORM: usize = 12;
 
-/// So many bytes may become one.
+/// Most bytes that become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shrinkage {
     of_all: usize,
-    /// In normal forms: characters of ASCII never melt into one another, and each leaves at least a byte.
+    /// In normal forms: ASCII characters never combine with each other, and each leaves at least a byte.
     beyond_ascii: usize,
 }
 
-/// How much text one token can stand for.
+/// Most text that one token stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bound {
     bytes_per_token: usize,
     shrinkage: Shrinkage,
-    /// Added tokens swallow white space around them, any amount of it.
+    /// Added tokens absorb any amount of white space around them.
     skips_white_space: bool,
 }
 
@@ -54,7 +54,7 @@ impl Bound {
         Some(Self { bytes_per_token: longest.max(1), shrinkage, skips_white_space })
     }
 
-    /// How many tokens a text has at least.
+    /// Returns the least number of tokens of a text.
     pub fn least_tokens(self, text: &str) -> usize {
         let counted = |c: &char| !self.skips_white_space || !c.is_whitespace();
         let (mut ascii, mut beyond) = (0, 0);
@@ -69,7 +69,7 @@ impl Bound {
     }
 }
 
-/// Nothing where text may vanish.
+/// Returns how far a normalizer shrinks a text; `None` if text may vanish.
 fn shrinkage(norm: &Value) -> Option<Shrinkage> {
     let (of_all, beyond_ascii) = match norm["type"].as_str()? {
         "NFC" | "NFD" | "NFKC" | "NFKD" => (1, NORMAL_FORM),
@@ -91,7 +91,7 @@ fn shrinkage(norm: &Value) -> Option<Shrinkage> {
     Some(Shrinkage { of_all, beyond_ascii })
 }
 
-/// Whether all text ends up in some word.
+/// Returns whether a pre-tokenizer keeps all text in some word.
 fn keeps_all(rule: &Value) -> bool {
     match rule["type"].as_str() {
         Some("ByteLevel" | "Digits" | "Metaspace") => true,
@@ -101,7 +101,7 @@ fn keeps_all(rule: &Value) -> bool {
     }
 }
 
-/// Whether words come in the spelling of bytes.
+/// Returns whether words are in byte spelling.
 fn has_byte_level(rule: &Value) -> bool {
     let parts = rule["pretokenizers"].as_array();
     rule["type"] == "ByteLevel" || parts.is_some_and(|parts| parts.iter().any(has_byte_level))
@@ -112,7 +112,7 @@ fn spells_bytes(speller: &Speller, token: impl Fn(u8) -> String) -> bool {
     is_bpe && (0..=255).all(|byte| speller.token_to_id(&token(byte)).is_some())
 }
 
-/// Whether what is no token is spelt in bytes.
+/// Returns whether text without a token is encoded as bytes.
 fn has_byte_tokens(speller: &Speller) -> bool {
     match speller {
         Speller::Spm(spm) => spm.is_complete(),

@@ -1,8 +1,8 @@
 //! BPE by merge list, as GGUF stores it, on the tokenizers crate's model.
 //!
-//! `gpt2`: byte-level, words cut by the rule that `tokenizer.ggml.pre` names; two names mean what `gemma4` does.
-//! `gemma4`: SentencePiece spelling ('▁', byte fallback) with a merge list, lines as words. Control and unused tokens
-//! stay out of the model, so that no text can spell them; merges that would lead there are dropped.
+//! `gpt2`: byte-level, with words cut by the rule that `tokenizer.ggml.pre` names; two names mean `gemma4`.
+//! `gemma4`: SentencePiece spelling ('▁', byte fallback) with a merge list, and lines as words. Control and
+//! unused tokens stay out of the model, so no text can encode to them; merges that lead to them are dropped.
 
 use std::collections::HashSet;
 
@@ -16,16 +16,18 @@ use super::pipeline::{Speller, guarded};
 use super::pretokenize::PreRule;
 use super::vocab::{TokenKind, VocabSpec};
 
-/// What a vocabulary turns into, besides its added tokens.
+/// Parts of a tokenizer made from a vocabulary, without its added tokens.
 pub(super) struct TokenizerParts {
     pub normalizer: Option<NormalizerWrapper>,
     pub pre_tokenizer: Option<PreTokenizerWrapper>,
     pub speller: Speller,
     pub spelling: Spelling,
-    /// Whether the text gets a BOS when the file does not say.
+    /// Whether a BOS is added if the file does not say.
     pub adds_bos: bool,
 }
 
+/// Builds a byte-level tokenizer.
+///
 /// # Errors
 /// An unknown pre-tokenizer, or merges that do not fit the vocabulary.
 pub(super) fn byte_level(spec: &VocabSpec) -> Result<TokenizerParts, String> {
@@ -46,6 +48,8 @@ pub(super) fn byte_level(spec: &VocabSpec) -> Result<TokenizerParts, String> {
     })
 }
 
+/// Builds a Gemma 4 tokenizer.
+///
 /// # Errors
 /// Merges that do not fit the vocabulary.
 pub(super) fn gemma4(spec: &VocabSpec) -> Result<TokenizerParts, String> {
@@ -87,7 +91,7 @@ fn vocab_and_merges(spec: &VocabSpec) -> Result<(Vocab, Merges), String> {
     let mut merges = Merges::with_capacity(spec.merges.len());
     for (index, merge) in spec.merges.iter().enumerate() {
         let malformed = |why: &str| format!("tokenizer.ggml.merges: entry {index} ({merge:?}) {why}");
-        // The first character is part of the left side even when it is a space.
+        // The first character belongs to the left side even if it is a space.
         let split = merge.char_indices().skip(1).find(|&(_, c)| c == ' ');
         let (at, _) = split.ok_or_else(|| malformed("is not two tokens with a space between"))?;
         let (left, right) = (&merge[..at], &merge[at + 1..]);

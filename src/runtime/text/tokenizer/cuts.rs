@@ -13,36 +13,36 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 use super::pipeline::{Added, Speller};
 use super::pretokenize;
 
-/// Words before the end of a window that may look different with more text behind them, generously.
+/// Most words before the end of a window that may change with more text behind them; a generous bound.
 const UNCERTAIN_WORDS: usize = 16;
 /// The same in bytes.
 const UNCERTAIN_BYTES: usize = 64;
 
-/// How the texts of one tokenizer may be cut.
+/// Positions at which texts of one tokenizer may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cuts {
     Nowhere,
-    /// Between words. `composes`: not before a character that may melt into the one before it.
+    /// Between words. `composes`: not before a character that may combine with the one before it.
     BetweenWords {
         composes: bool,
         margin: Margin,
     },
-    /// Between characters that stand side by side in no token, in texts that have no words.
+    /// Between characters that are adjacent in no token, for tokenizers without words.
     BetweenStrangers {
         margin: Margin,
     },
 }
 
-/// How far from the end of a window it is certain.
+/// Distance from the end of a window within which it is uncertain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Margin {
     bytes: usize,
-    /// An added token swallows the white space before it, however much: there must be something else behind a cut.
+    /// An added token absorbs any white space before it, so other text must follow a cut.
     wants_text: bool,
 }
 
 impl Margin {
-    /// The last place of a window that may be a cut.
+    /// Returns the last position of a window that may be a cut.
     fn latest(self, window: &str) -> Option<usize> {
         let latest = window.len().checked_sub(self.bytes)?;
         match self.wants_text {
@@ -52,7 +52,7 @@ impl Margin {
     }
 }
 
-/// A word of a window, as the library lists them: its text, where it lies, and whether it is an added token.
+/// A word of a window as the library lists them: its text, its range, and whether it is an added token.
 pub(super) struct Word<'a> {
     pub text: &'a str,
     pub start: usize,
@@ -60,7 +60,7 @@ pub(super) struct Word<'a> {
     pub is_added: bool,
 }
 
-/// What of a window is certain, up to `end`: all words before `words`, and `bytes` of that one.
+/// Certain part of a window, up to `end`: all words before `words`, and `bytes` of that one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SafeCut {
     pub words: usize,
@@ -79,7 +79,7 @@ impl Cuts {
         let wants_text = added.iter().any(|added| added.token.lstrip);
         let margin = Margin { bytes: UNCERTAIN_BYTES + 4 * longest, wants_text };
         if added.iter().any(|added| added.token.single_word) {
-            return Cuts::Nowhere; // whether such a token is one depends on the character before it
+            return Cuts::Nowhere; // such a token matches depending on the character before it
         }
         let normalizer = normalizer.map(json);
         match (speller, &normalizer, pre_tokenizer) {
@@ -93,7 +93,7 @@ impl Cuts {
         }
     }
 
-    /// The last cut of a window that has more text behind it.
+    /// Returns the last cut of a window that has more text behind it.
     pub fn last(self, window: &str, words: &[Word<'_>], speller: &Speller) -> Option<SafeCut> {
         match (self, speller) {
             (Cuts::BetweenWords { composes, margin }, _) => {
@@ -101,7 +101,8 @@ impl Cuts {
                 let certain = words.len().checked_sub(UNCERTAIN_WORDS)?;
                 let is_cut = |index: &usize| {
                     let (end, next) = (words[*index].end, &words[index + 1]);
-                    // Rules that cut bytes may cut a character: then both words claim the whole of it.
+                    // Rules that cut bytes may cut a character, and then both words contain the whole
+                    // character.
                     let is_between = end <= next.start && end <= latest && window.is_char_boundary(end);
                     is_between && (!composes || window[end..].chars().next().is_some_and(stands_alone))
                 };
@@ -122,7 +123,8 @@ impl Cuts {
     }
 }
 
-/// Characters that no normal form joins with what is before them: only scripts without combining letters are listed.
+/// Returns whether no normal form combines the character with the one before it. Lists only scripts without
+/// combining letters.
 fn stands_alone(c: char) -> bool {
     matches!(c, '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}')
 }
@@ -135,7 +137,8 @@ fn parts<'a>(value: &'a Value, list: &str) -> Option<&'a [Value]> {
     value.get(list).and_then(Value::as_array).map(Vec::as_slice)
 }
 
-/// NFC, alone or in a sequence: text that stands alone is not changed by what is before it.
+/// Returns whether the normalizer is NFC, alone or in a sequence, which does not change text that stands
+/// alone.
 fn is_composing(norm: &Value) -> bool {
     match norm["type"].as_str() {
         Some("NFC") => true,
@@ -144,7 +147,7 @@ fn is_composing(norm: &Value) -> bool {
     }
 }
 
-/// Whether words depend on nothing but the text that they are, and a little behind it.
+/// Returns whether words depend only on their own text and a little after it.
 fn is_local(rule: &Value) -> bool {
     match rule["type"].as_str() {
         Some("Sequence") => parts(rule, "pretokenizers").is_some_and(|parts| parts.iter().all(is_local)),
@@ -168,7 +171,7 @@ mod tests {
 
     const PARSE: Encode = Encode { add_special: false, parse_special: true };
 
-    /// Smaller than any real one, so that a text of a test has many.
+    /// Smaller than any real window, so that a test's text has many.
     const WINDOW: usize = 160;
 
     /// Every pair of common bytes is a token, so that a word that ends elsewhere has other ids.
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_cuts_characters_is_not_cut_there() {
-        // Falcon's digits are looked for in the spelling of bytes, where the second byte of this character is one.
+        // Falcon searches digits in the byte spelling, where the second byte of this character is one.
         for name in pretokenize::names() {
             check(name, &byte_level(name), &"漢字 é½ ".repeat(300), WINDOW).expect("the same ids");
         }

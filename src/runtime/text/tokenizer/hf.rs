@@ -1,7 +1,8 @@
-//! tokenizer.json, Hugging Face's format: parsed part by part.
+//! Reads tokenizer.json, Hugging Face's format, part by part.
 //!
-//! The crate's own loader is not used because it hides the post-processor's effect and the declared ids, and keeps
-//! truncation and padding, which have no place here. Format: the tokenizers crate's serialisation, version 1.0.
+//! The crate's own loader is not used because it hides the post-processor's effect and the declared ids, and
+//! keeps truncation and padding, which do not belong here. Format: the tokenizers crate's serialisation,
+//! version 1.0.
 
 use std::collections::HashSet;
 
@@ -15,19 +16,19 @@ use tokenizers::{
 use super::pieces::{Spelling, Table};
 use super::pipeline::{Added, guarded};
 
-/// What a folder says about its tokenizer beside tokenizer.json (tokenizer_config.json, special_tokens_map.json).
+/// Settings beside tokenizer.json (tokenizer_config.json, special_tokens_map.json).
 #[derive(Debug, Clone, Default)]
 pub struct HfSettings {
     pub bos: Option<String>,
     pub eos: Option<String>,
-    /// Overrides what the post-processor does, as `add_bos_token` does in transformers.
+    /// Overrides the post-processor, as `add_bos_token` does in transformers.
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
     /// Added tokens that tokenizer.json may lack (`added_tokens_decoder`).
     pub added: Vec<(u32, AddedToken)>,
 }
 
-/// More unused ids than this are a damaged file, not padding: tables are sized by the largest id.
+/// Most unused ids. More mean a damaged file, not padding: tables are sized by the largest id.
 const MAX_HOLES: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -60,15 +61,15 @@ impl TokenizerJson {
                 Err("not supported: encoder-only vocabulary (WordPiece)".to_owned())
             }
             ModelWrapper::BPE(bpe) => {
-                bpe.dropout = None; // a training device; ids must not be random
+                bpe.dropout = None; // dropout is for training; ids must not be random
                 Ok(file)
             }
             ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_) => Ok(file),
         }
     }
 
-    /// The added tokens of the file, then those that only the settings know. The model's own id of a text goes
-    /// before the declared one, as in the crate.
+    /// Returns the added tokens of the file, then those only in the settings. As in the crate, the model's
+    /// own id of a text takes precedence over the declared one.
     pub fn added(&self, settings: &HfSettings) -> Vec<Added> {
         let mut added: Vec<Added> = Vec::new();
         let mut known = HashSet::from([String::new()]); // an empty token could match nothing
@@ -76,24 +77,24 @@ impl TokenizerJson {
             let id = self.model.token_to_id(&token.content).or(id);
             if let (Some(id), false) = (id, known.contains(&token.content)) {
                 known.insert(token.content.clone());
-                // Llama 2's file has its special tokens matched after normalising, which puts '▁' before the text:
-                // "<s>" would then be found only after a space, and a second turn's never. sentencepiece, GGUF
-                // and later revisions of the file match the text as it stands.
+                // Match special tokens before normalising. Llama 2's file asks for normalised text, where '▁'
+                // precedes the text, so "<s>" would match only after a space. sentencepiece, GGUF and later
+                // revisions of the file match the raw text.
                 let normalized = token.normalized && !token.special;
                 added.push(Added { id, token: token.clone().normalized(normalized) });
             }
         };
         self.added_tokens.iter().for_each(|entry| add(Some(entry.id), &entry.token));
         settings.added.iter().for_each(|(id, token)| add(Some(*id), token));
-        // A BOS or EOS that is only an entry of the vocabulary is special all the same.
+        // A BOS or EOS that is only a vocabulary entry is special too.
         let named = [&settings.bos, &settings.eos].into_iter().flatten();
         named.for_each(|text| add(None, &AddedToken::from(text.clone(), true)));
         added
     }
 
-    /// The ids that the post-processor puts before and after a text.
+    /// Returns the ids that the post-processor puts before and after a text.
     pub fn surroundings(&self) -> Result<(Vec<u32>, Vec<u32>), String> {
-        const TEXT: u32 = u32::MAX; // stands for the text's own ids
+        const TEXT: u32 = u32::MAX; // placeholder for the text's own ids
         let Some(processor) = &self.post_processor else { return Ok(Default::default()) };
         let encoding = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
         let ids = guarded(|| Ok(processor.process(encoding, None, true)?.get_ids().to_vec()))?;
@@ -102,7 +103,7 @@ impl TokenizerJson {
         Ok((ids[..at].to_vec(), ids[at + 1..].to_vec()))
     }
 
-    /// Texts and bytes of all ids.
+    /// Returns texts and bytes of all ids.
     pub fn tables(&self, added: &[Added]) -> Result<(Table, Table), String> {
         let spelling = self.spelling();
         let vocab = self.model.get_vocab();
@@ -129,7 +130,7 @@ impl TokenizerJson {
         Ok((texts, bytes))
     }
 
-    /// The decoder says how to read the vocabulary; without one, the pre-tokenizer does.
+    /// Returns the spelling of the vocabulary, from the decoder or, without one, from the pre-tokenizer.
     fn spelling(&self) -> Spelling {
         let pre_tokenizer = || serde_json::to_value(&self.pre_tokenizer).ok();
         let decoder = self.decoder.clone().filter(|decoder| !decoder.is_null());
@@ -145,7 +146,7 @@ impl TokenizerJson {
     }
 }
 
-/// Whether a key has one of the values, at any depth (the parser bounds the depth).
+/// Returns whether a key has one of the values at any depth (the parser bounds the depth).
 fn mentions(json: &Value, key: &str, values: &[&str]) -> bool {
     match json {
         Value::Array(items) => items.iter().any(|item| mentions(item, key, values)),

@@ -1,9 +1,9 @@
-//! Text <-> token ids, exactly as the model's publisher's tokenizer does it.
+//! Text to token ids and back, exactly as the publisher's tokenizer of the model does it.
 //!
-//! [`Tokenizer`] is immutable and shared by `Arc`; it is built from tokenizer.json or from a [`VocabSpec`] (GGUF).
-//! Invariants: the bytes of an encoded text's tokens are the text again (a SentencePiece vocabulary may put one
-//! space before it; normalising tokenizers return the normalised text; an added token that swallows white space
-//! around it does not give that back), and a text never starts with two BOS. Knows no files, templates or models.
+//! [`Tokenizer`] is immutable, shared by `Arc`, and built from tokenizer.json or from a [`VocabSpec`] (GGUF).
+//! Invariants: the bytes of an encoded text's tokens are the text again (a SentencePiece vocabulary may add
+//! one space before it; normalising tokenizers return the normalised text; an added token does not return
+//! white space that it absorbed). A text never starts with two BOS. Knows no files, templates or models.
 
 mod bound;
 mod bpe;
@@ -32,35 +32,35 @@ use crate::runtime::error::{Error, LoadError, Result};
 pub use self::hf::HfSettings;
 pub use self::vocab::{TokenKind, VocabSpec};
 
-/// How to encode a text. The default treats it as plain text: nothing added, nothing in it special.
+/// Options of encoding. By default nothing is added and special tokens are plain text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Encode {
-    /// Put BOS, EOS or whatever else the model wants around the text. A BOS (EOS) that the text already begins
+    /// Add BOS, EOS or whatever the model expects around the text. A BOS (EOS) that the text already starts
     /// (ends) with is not doubled.
     pub add_special: bool,
-    /// Special tokens written out in the text become their ids. Off for text from outside: it must not be able to
-    /// end a turn. Added tokens that are not special are matched in any case.
+    /// Convert special tokens written in the text to their ids. Off for external text, which must not be able
+    /// to end a turn. Added tokens that are not special always match.
     pub parse_special: bool,
 }
 
-/// Texts that hardly any token goes beyond: what follows is encoded as in the middle of a text. The first is spelt in
-/// bytes by every vocabulary that has them.
+/// Texts that hardly any token extends: text after them is encoded as in the middle of a text. Every
+/// vocabulary with byte tokens encodes the first as bytes.
 const ANCHORS: [&str; 2] = ["\u{1}", "\n"];
 
-/// Bytes of text that the library holds at a time: enough for its words, little enough for a server's memory.
+/// Bytes of text that the library processes at a time: many words, but little of a server's memory.
 const WINDOW: usize = 64 << 10;
 
-/// A prompt that does not fit is counted up to this many contexts, or this many tokens, so that its refusal can say how far it
-/// is beyond; counting further is work for nothing.
+/// A prompt that does not fit is counted up to this many contexts, or this many tokens, so that the error can
+/// tell how far it is beyond.
 const COUNTED_CONTEXTS: usize = 4;
 const COUNTED_TOKENS: usize = 1 << 16;
 
-/// One immutable tokenizer, shared by everything that runs the model.
+/// An immutable tokenizer, shared by all users of a model.
 pub struct Tokenizer {
     pipeline: Pipeline,
     texts: Table,
     bytes: Table,
-    /// Added tokens by text.
+    /// Ids of added tokens by text.
     added: HashMap<String, u32>,
     /// Special ids, ascending.
     special: Vec<u32>,
@@ -69,13 +69,13 @@ pub struct Tokenizer {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
     terminators: Vec<u32>,
-    /// Encoding puts a space before the text, which decoding takes away again.
+    /// Encoding adds a space before the text, which decoding removes.
     space_prefix: bool,
-    /// Nothing where the size of a text says nothing of the number of its tokens.
+    /// `None` if a text's size does not bound its number of tokens.
     bound: Option<Bound>,
 }
 
-/// What both kinds of file come down to.
+/// Common parts of both file formats.
 struct Ingredients {
     pipeline: Pipeline,
     tables: (Table, Table),
@@ -87,18 +87,18 @@ struct Ingredients {
 }
 
 impl Tokenizer {
-    /// From the content of a tokenizer.json.
+    /// Builds a tokenizer from the content of a tokenizer.json.
     ///
     /// # Errors
-    /// [`LoadError::Tokenizer`] if it breaks its format or is of a kind that no decoder uses.
+    /// [`LoadError::Tokenizer`] if it breaks its format or is of a kind that no decoder model uses.
     pub fn from_json(json: &[u8], settings: &HfSettings) -> Result<Self, LoadError> {
         Self::try_from_json(json, settings).map_err(LoadError::Tokenizer)
     }
 
-    /// From a GGUF vocabulary.
+    /// Builds a tokenizer from a GGUF vocabulary.
     ///
     /// # Errors
-    /// [`LoadError::Tokenizer`] naming the key at fault, the unknown pre-tokenizer or the unsupported model.
+    /// [`LoadError::Tokenizer`] naming the wrong key, the unknown pre-tokenizer or the unsupported model.
     pub fn from_vocab(spec: &VocabSpec) -> Result<Self, LoadError> {
         Self::try_from_vocab(spec).map_err(LoadError::Tokenizer)
     }
@@ -151,7 +151,7 @@ impl Tokenizer {
     fn assemble(from: Ingredients) -> Result<Self, String> {
         let bound = from.pipeline.bound(&from.added, (&from.tables.0, &from.tables.1));
         let (texts, bytes) = from.tables;
-        // A post-processor's template names its ids itself.
+        // A post-processor's template names ids directly, so check them too.
         let around = from.prefix.iter().chain(&from.suffix);
         if let Some(id) = around.copied().find(|&id| id as usize >= texts.len()) {
             return Err(format!(
@@ -184,7 +184,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Text to ids.
+    /// Encodes a text.
     ///
     /// # Errors
     /// [`Error::InvalidParameter`] for a text that this vocabulary cannot express.
@@ -192,8 +192,8 @@ impl Tokenizer {
         self.encode_in_windows(text, options, WINDOW, None)
     }
 
-    /// As [`Tokenizer::encode`], for a prompt to a context of so many tokens: one that is far beyond it is refused as soon as that
-    /// is certain, which is before any work where its size alone tells.
+    /// Encodes a prompt for a context of `context_tokens`. A prompt far beyond it is refused as soon as that
+    /// is certain, if possible by its size alone.
     ///
     /// # Errors
     /// [`Error::PromptOversized`]; those of [`Tokenizer::encode`].
@@ -201,7 +201,7 @@ impl Tokenizer {
         self.encode_in_windows(text, options, WINDOW, Some(context_tokens))
     }
 
-    /// As [`Tokenizer::encode_prompt`], the text taken about `window` bytes at a time: that changes no id, which tests look at.
+    /// Encodes a prompt in windows of about `window` bytes, which changes no id; for tests of that property.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_prompt`].
@@ -232,29 +232,29 @@ impl Tokenizer {
         Ok(if options.add_special { self.surround(body) } else { body })
     }
 
-    /// How many tokens a text has at least, by its size alone; nothing where that says nothing.
+    /// Returns the least number of tokens of a text, by its size alone; `None` if unbounded.
     pub fn least_tokens(&self, text: &str) -> Option<usize> {
         self.bound.map(|bound| bound.least_tokens(text))
     }
 
-    /// Whether long texts are taken apart on their way to ids, which bounds the memory that they take.
+    /// Returns whether long texts are encoded in parts, which bounds their memory.
     pub fn takes_long_texts_apart(&self) -> bool {
         self.pipeline.is_cut()
     }
 
-    /// A rendered chat template to ids: special tokens in it count, and a BOS is put before it only if the model
-    /// wants one and the template did not write it. Nothing is put after it: the answer follows.
+    /// Encodes a rendered chat template: special tokens in it count, and a BOS is added only if the model
+    /// expects one and the template did not write it. Nothing is added at the end, where the answer follows.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>> {
         self.encode_chat_for(rendered, None)
     }
 
-    /// As [`Tokenizer::encode_chat`], for a context of so many tokens where that is known: see [`Tokenizer::encode_prompt`].
+    /// Encodes a rendered chat template for a context, if given; see [`Tokenizer::encode_prompt`].
     ///
     /// # Errors
-    /// As [`Tokenizer::encode_prompt`].
+    /// Those of [`Tokenizer::encode_prompt`].
     pub fn encode_chat_for(&self, rendered: &str, context_tokens: Option<usize>) -> Result<Vec<u32>> {
         let options = Encode { add_special: false, parse_special: true };
         let mut ids = self.encode_in_windows(rendered, options, WINDOW, context_tokens)?;
@@ -264,27 +264,28 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The rest of a rendered chat template, behind what is ids already: special tokens in it count, and nothing is put
-    /// before it, neither a BOS nor the space with which a SentencePiece vocabulary begins a text.
+    /// Encodes the rest of a rendered chat template, after a part that is ids already: special tokens in it
+    /// count, and neither a BOS nor SentencePiece's leading space is added.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_chat_rest(&self, rest: &str) -> Result<Vec<u32>> {
         self.encode_behind(rest, true, None)
     }
 
-    /// As [`Tokenizer::encode_chat_rest`], for a context of so many tokens where that is known.
+    /// Encodes the rest of a rendered chat template for a context, if given.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode_prompt`].
+    /// Those of [`Tokenizer::encode_prompt`].
     pub fn encode_chat_rest_for(&self, rest: &str, context_tokens: Option<usize>) -> Result<Vec<u32>> {
         self.encode_behind(rest, true, context_tokens)
     }
 
-    /// Text that goes on behind other text: nothing in it is special, and nothing is put before it.
+    /// Encodes text that continues other text: special tokens in it are plain text, and nothing is added
+    /// before it.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_plain_rest(&self, rest: &str) -> Result<Vec<u32>> {
         self.encode_behind(rest, false, None)
     }
@@ -300,7 +301,7 @@ impl Tokenizer {
         if !self.space_prefix || rest.is_empty() {
             return encode(rest);
         }
-        // The space goes before another text, whose ids are then taken off.
+        // Encode after an anchor, which absorbs the leading space, and remove the anchor's ids.
         for anchor in ANCHORS {
             let before = encode(anchor)?;
             let mut ids = encode(&format!("{anchor}{rest}"))?;
@@ -321,14 +322,15 @@ impl Tokenizer {
         [prefix, &body, suffix].concat()
     }
 
-    /// The bytes that a token adds in the middle of a text: spaces are spaces, byte tokens one byte, added tokens
-    /// (special ones too) their literal text. `None` for ids out of range and holes.
+    /// Returns the bytes that a token adds in the middle of a text: spaces as spaces, byte tokens as one
+    /// byte, added and special tokens as their literal text. `None` for ids out of range and holes.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         self.bytes.get(id).map(Cow::Borrowed)
     }
 
-    /// Ids to text. Invalid UTF-8 becomes U+FFFD, ids without a token nothing; the space that encoding puts before
-    /// a text is taken away. A stream wants [`Tokenizer::token_bytes`] and [`Utf8Stream`](super::Utf8Stream).
+    /// Decodes ids to text. Invalid UTF-8 becomes U+FFFD, ids without a token nothing, and the space that
+    /// encoding adds is removed. For streams use [`Tokenizer::token_bytes`] and
+    /// [`Utf8Stream`](super::Utf8Stream).
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let bytes = self.concat(ids, skip_special);
         let bytes = if self.space_prefix { bytes.strip_prefix(b" ").unwrap_or(&bytes) } else { &bytes };
@@ -340,22 +342,22 @@ impl Tokenizer {
         kept.filter_map(|&id| self.bytes.get(id)).collect::<Vec<_>>().concat()
     }
 
-    /// Whether the token is a control token: never text, matched only when asked for.
+    /// Returns whether the token is a control token, which matches only on request.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.binary_search(&id).is_ok()
     }
 
-    /// The id of a token by its text in the vocabulary ("Ġthe", "▁the", "<|im_end|>").
+    /// Returns the id of a token by its text in the vocabulary ("Ġthe", "▁the", "<|im_end|>").
     pub fn token_to_id(&self, text: &str) -> Option<u32> {
         self.added.get(text).copied().or_else(|| self.pipeline.speller.token_to_id(text))
     }
 
-    /// A token's text in the vocabulary; see [`Tokenizer::token_bytes`] for what it means.
+    /// Returns a token's text in the vocabulary; [`Tokenizer::token_bytes`] gives its meaning.
     pub fn id_to_token(&self, id: u32) -> Option<&str> {
         str::from_utf8(self.texts.get(id)?).ok()
     }
 
-    /// The largest id + 1, holes included. A model may have more rows than this, never fewer.
+    /// Returns the largest id + 1, holes included. A model may have more rows of logits, never fewer.
     pub fn vocab_size(&self) -> usize {
         self.texts.len()
     }
@@ -364,7 +366,7 @@ impl Tokenizer {
         self.bos
     }
 
-    /// Puts `bos` before texts in place of the token that the files name, or nothing.
+    /// Sets the BOS that is added before texts, replacing the files'; `None` adds none.
     pub fn set_bos(&mut self, bos: Option<u32>) {
         let old = self.bos;
         self.prefix.retain(|&id| Some(id) != old && Some(id) != bos);
@@ -376,23 +378,23 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Whether `add_special` puts a BOS before the text.
+    /// Returns whether `add_special` adds a BOS.
     pub fn adds_bos(&self) -> bool {
         self.bos.is_some_and(|bos| self.prefix.contains(&bos))
     }
 
-    /// How many tokens `add_special` adds at most.
+    /// Returns the most tokens that `add_special` adds.
     pub fn num_added_tokens(&self) -> usize {
         self.prefix.len() + self.suffix.len()
     }
 
-    /// All special tokens by ascending id.
+    /// Returns all special tokens by ascending id.
     pub fn special_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
         self.special.iter().filter_map(|&id| Some((id, self.id_to_token(id)?)))
     }
 
-    /// The special tokens that are known to end a turn (see `terminators.rs`), ascending. The EOS of the files is
-    /// not among them unless it is such a token.
+    /// Returns the special tokens that are known to end a turn (see `terminators.rs`), ascending. Contains
+    /// the files' EOS only if it is one of them.
     pub fn turn_terminators(&self) -> &[u32] {
         &self.terminators
     }
@@ -408,7 +410,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Applies an explicit "add it" or "do not add it" to what goes before (or after) the text.
+/// Applies an explicit setting to what is added before (or after) the text.
 fn wrap(ids: &mut Vec<u32>, token: Option<u32>, add: Option<bool>, front: bool) {
     let (Some(token), Some(add)) = (token, add) else { return };
     match (add, ids.contains(&token)) {
@@ -418,8 +420,8 @@ fn wrap(ids: &mut Vec<u32>, token: Option<u32>, add: Option<bool>, front: bool) 
     }
 }
 
-/// GGUF's control, unknown and user-defined tokens. Gemma 4's runs of newlines are whole tokens although no merges
-/// lead to them (llama.cpp pull request 21343), so they are matched like user-defined ones.
+/// Returns GGUF's control, unknown and user-defined tokens. Gemma 4's runs of newlines are tokens without
+/// merges (llama.cpp pull request 21343), so they match like user-defined ones.
 fn added_tokens(spec: &VocabSpec) -> Vec<Added> {
     let newlines = |text: &str| spec.model == "gemma4" && text.bytes().all(|byte| byte == b'\n');
     let added = |(id, text): (u32, &String)| {
@@ -452,7 +454,7 @@ mod tests {
         format!(r#"{{"model": {{"type": "BPE", {model}}}{rest}}}"#)
     }
 
-    /// Found by tests/fuzzing.rs: every prompt began with an id that no model has a row for.
+    /// Found by tests/fuzzing.rs: every prompt started with an id without a row in the model.
     #[test]
     fn a_template_that_adds_an_id_beyond_the_vocabulary_is_refused() {
         let file = |id: u32| {
@@ -487,7 +489,7 @@ mod tests {
         assert!(refused("[]").contains("invalid"));
         // The joined token is longer than every entry: the crate's own loader indexes out of its buffer.
         refused(&bpe_json(r#""vocab": {"aa": 0, "bb": 1}, "merges": ["aa bb"]"#, ""));
-        // Shorter than the prefix that is cut off it: the same.
+        // Shorter than the prefix that is removed: the same.
         let prefix = r#""continuing_subword_prefix": "@@@@", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]"#;
         refused(&bpe_json(prefix, ""));
         let huge = bpe_json(r#""vocab": {"a": 4294967295}, "merges": []"#, "");
@@ -507,7 +509,7 @@ mod tests {
         assert_eq!(tokenizer.encode("xx", Encode::default()).unwrap(), [0, 0]);
     }
 
-    /// `add_bos_token` of tokenizer_config.json goes before the post-processor, in both directions.
+    /// `add_bos_token` of tokenizer_config.json overrides the post-processor, in both directions.
     #[test]
     fn settings_override_the_post_processor() {
         let json = bpe_json(
@@ -550,7 +552,7 @@ mod tests {
         assert!(message(|spec| spec.merges = owned(&["b a"])).contains("merges: entry 0"));
     }
 
-    /// Gemma 4's kind: SentencePiece spelling with a merge list. No real vocabulary of it is at hand.
+    /// Gemma 4's kind: SentencePiece spelling with a merge list. No real vocabulary of it is available here.
     #[test]
     fn sentencepiece_spelling_with_merges() {
         let spec = VocabSpec {

@@ -1,7 +1,7 @@
-//! What each token id stands for: its text in the vocabulary, and the bytes it adds in the middle of a text.
+//! Per token id: its text in the vocabulary, and the bytes it adds in the middle of a text.
 //!
-//! Both tables are flat (one buffer, one offset per id), because a vocabulary has up to 260 000 small strings.
-//! Ids without a token are holes: padding up to the embedding's height, or gaps that a file left.
+//! Both tables are flat (one buffer, one offset per id), because a vocabulary has up to 260 000 small
+//! strings. Ids without a token are holes: padding up to the embedding's height, or gaps in the file.
 
 use std::sync::LazyLock;
 
@@ -9,13 +9,15 @@ use std::sync::LazyLock;
 #[derive(Debug, Default)]
 pub(super) struct Table {
     buffer: Vec<u8>,
-    /// Where entry i ends; it starts where its predecessor ends.
+    /// End of entry i, which starts where entry i - 1 ends.
     ends: Vec<u32>,
 }
 
 impl Table {
+    /// Appends an entry.
+    ///
     /// # Errors
-    /// More than 4 GiB of text, which no real vocabulary comes near.
+    /// More than 4 GiB of text, far beyond any real vocabulary.
     pub fn push(&mut self, entry: &[u8]) -> Result<(), String> {
         self.buffer.extend_from_slice(entry);
         let end = u32::try_from(self.buffer.len()).map_err(|_| "the vocabulary is larger than 4 GiB")?;
@@ -34,26 +36,26 @@ impl Table {
         self.ends.len()
     }
 
-    /// Bytes of the longest entry.
+    /// Returns the bytes of the longest entry.
     pub fn longest(&self) -> usize {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         self.ends.iter().zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0)
     }
 }
 
-/// How a vocabulary writes bytes as text.
+/// Representation of bytes in a vocabulary's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// GPT-2's byte level: each byte is one of 256 printable characters.
     ByteLevel,
     /// SentencePiece: '▁' is a space, `<0xAB>` a byte.
     SentencePiece,
-    /// Text is text.
+    /// Plain text.
     Literal,
 }
 
 impl Spelling {
-    /// The bytes of an ordinary token written `text`.
+    /// Returns the bytes of an ordinary token written `text`.
     pub fn bytes(self, text: &str) -> Vec<u8> {
         match self {
             Spelling::ByteLevel => byte_level_bytes(text),
@@ -66,27 +68,27 @@ impl Spelling {
     }
 }
 
-/// The byte that a byte-fallback token stands for: `<0x0A>` is 10.
+/// Returns the byte of a byte-fallback token: `<0x0A>` is 10.
 pub(super) fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let plain = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     plain.then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// Undoes GPT-2's spelling; a text with any other character was never spelled that way and stands for itself.
+/// Decodes GPT-2's spelling. A text with any other character is not in that spelling and stays as it is.
 fn byte_level_bytes(text: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> =
         text.chars().map(|c| CHAR_TO_BYTE.get(c as usize).copied().flatten()).collect();
     bytes.unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
-/// The character that stands for a byte.
+/// Returns the character that represents a byte.
 pub(super) fn byte_level_char(byte: u8) -> char {
     let code = CHAR_TO_BYTE.iter().position(|&found| found == Some(byte));
     code.and_then(|code| char::from_u32(code as u32)).unwrap_or_default() // every byte has one
 }
 
-/// GPT-2's `bytes_to_unicode`: printable Latin-1 stands for itself, the other 68 bytes for U+0100 onwards.
+/// GPT-2's `bytes_to_unicode`: printable Latin-1 represents itself, the other 68 bytes are U+0100 and up.
 static CHAR_TO_BYTE: LazyLock<[Option<u8>; 256 + 68]> = LazyLock::new(|| {
     let mut table = [None; 256 + 68];
     let mut next = 256;

@@ -20,7 +20,7 @@ use super::pieces::Table;
 use super::spm::Spm;
 use crate::runtime::error::panic_text;
 
-/// What spells a word.
+/// Model that encodes a word.
 pub(super) enum Speller {
     Crate(Box<ModelWrapper>),
     Spm(Spm),
@@ -34,7 +34,7 @@ impl Speller {
         }
     }
 
-    /// `is_rest`: of a word whose beginning was spelt before.
+    /// Encodes a word; `is_rest` if an earlier part of it was encoded before.
     fn spell(&self, word: &str, is_rest: bool, ids: &mut Vec<u32>) -> tokenizers::Result<()> {
         match self {
             Speller::Crate(model) => ids.extend(model.tokenize(word)?.iter().map(|token| token.id)),
@@ -44,7 +44,7 @@ impl Speller {
     }
 }
 
-/// A token that is searched for in the text before anything else.
+/// A token that is searched in the text before anything else.
 #[derive(Debug, Clone)]
 pub(super) struct Added {
     pub id: u32,
@@ -57,17 +57,17 @@ pub(super) struct Pipeline {
     pub speller: Speller,
     /// All added tokens.
     with_special: AddedVocabulary,
-    /// The added tokens that are not special.
+    /// Added tokens that are not special.
     without_special: AddedVocabulary,
     cuts: Cuts,
 }
 
-/// Why a text has no ids.
+/// Reason why a text was not encoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// In words.
+    /// The vocabulary cannot express it; the message tells why.
     Unspeakable(String),
-    /// It has at least so many tokens, and not as many were wanted.
+    /// It has at least this many tokens, more than the limit.
     TooLong(usize),
 }
 
@@ -77,14 +77,14 @@ impl From<String> for Failure {
     }
 }
 
-/// A window is larger the next time unless at least this part of it is certain.
+/// The next window is larger unless at least 1/LEAST_PART of this one is certain.
 const LEAST_PART: usize = 2;
 
-/// A text on its way: where it is, and the ids so far.
+/// A text being encoded: the position, and the ids so far.
 struct ChunkProgress {
     ids: Vec<u32>,
     at: usize,
-    /// The last part ended within what the library takes for one word.
+    /// The last part ended within a word of the library.
     is_within: bool,
 }
 
@@ -106,7 +106,7 @@ impl Pipeline {
         })
     }
 
-    /// Whether long texts go through the library in parts.
+    /// Returns whether long texts are encoded in parts.
     pub fn is_cut(&self) -> bool {
         self.cuts != Cuts::Nowhere
     }
@@ -115,7 +115,8 @@ impl Pipeline {
         Bound::of(self.normalizer.as_ref(), self.pre_tokenizer.as_ref(), &self.speller, added, tables)
     }
 
-    /// In windows of about so many bytes, which changes no id; gives up when more than `most` ids are certain.
+    /// Encodes in windows of about `window` bytes, which changes no id. Stops when more than `most` ids are
+    /// certain.
     pub fn encode(
         &self,
         text: &str,
@@ -139,7 +140,7 @@ impl Pipeline {
         Ok(progress.ids)
     }
 
-    /// The ids of a window up to its last certain cut; false when there is none.
+    /// Encodes a window up to its last certain cut. Returns false if it has none.
     fn encode_part(
         &self,
         added: &AddedVocabulary,
@@ -163,7 +164,7 @@ impl Pipeline {
             true => Some(SafeCut { words: words.len(), bytes: 0, end: window.len() }),
             false => self.cuts.last(window, &words, &self.speller),
         };
-        // What lies behind the cut is read again with the next window.
+        // Text after the cut is read again with the next window.
         let is_worth_it = |cut: &SafeCut| is_last || cut.end >= window.len() / LEAST_PART;
         let Some(SafeCut { words: num_words, bytes, end }) = cut.filter(is_worth_it) else {
             return Ok(false);
@@ -187,7 +188,7 @@ impl Pipeline {
 }
 
 fn vocabulary(added: &[Added], normalizer: Option<&NormalizerWrapper>) -> Result<AddedVocabulary, String> {
-    // The crate asks a model for the ids of added tokens; this one knows exactly these.
+    // The crate asks a model for the ids of added tokens, so give it a model with exactly these.
     let ids = added.iter().map(|added| (added.token.content.clone(), added.id)).collect();
     guarded(|| {
         let ids = WordLevel::builder().vocab(ids).build()?;
@@ -197,7 +198,7 @@ fn vocabulary(added: &[Added], normalizer: Option<&NormalizerWrapper>) -> Result
     })
 }
 
-/// Runs the crate's code and turns both its errors and its panics into a message.
+/// Runs the crate's code, and turns both its errors and its panics into a message.
 pub(super) fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),

@@ -1,9 +1,9 @@
-//! How a byte-level BPE vocabulary cuts text into words: a table from GGUF's `tokenizer.ggml.pre` to rules.
+//! Splits text into words for byte-level BPE vocabularies: a table from GGUF's `tokenizer.ggml.pre` to rules.
 //!
-//! GGUF stores only a name. The rules behind the names are those of the publishers' tokenizer.json files as far as
-//! they are known, and else those of llama.cpp (src/llama-vocab.cpp), which defines the names. The two differ in
-//! details that llama.cpp's own regex engine cannot express; ids must equal the publisher's, so those win.
-//! Merges never cross a cut, so a wrong rule gives other ids without any error: an unknown name is refused.
+//! GGUF stores only a name. The rules are those of the publishers' tokenizer.json files if known, else those
+//! of llama.cpp (src/llama-vocab.cpp), which defines the names. They differ in details that llama.cpp's regex
+//! engine cannot express; ids must equal the publisher's, so those take precedence. Merges never cross a
+//! split, so a wrong rule changes ids without an error: an unknown name is refused.
 
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -13,18 +13,18 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
-/// One cut; each works on the pieces that the one before left.
+/// One split; each works on the pieces of the previous one.
 #[derive(Debug, Clone, Copy)]
 enum SplitRule {
-    /// Matches of a regular expression, and what lies between them.
+    /// Matches of a regular expression, and the text between them.
     Regex(&'static str),
-    /// Every digit by itself.
+    /// Single digits.
     EachDigit,
     /// Runs of digits.
     DigitRuns,
     /// Runs of punctuation.
     PunctuationRuns,
-    /// Every punctuation mark by itself.
+    /// Single punctuation marks.
     EachPunctuation,
     /// GPT-2's words, then bytes as GPT-2's 256 printable characters.
     Gpt2Words,
@@ -34,16 +34,16 @@ enum SplitRule {
 
 use SplitRule::{Bytes, DigitRuns, EachDigit, EachPunctuation, Gpt2Words, PunctuationRuns, Regex};
 
-/// What goes with a `tokenizer.ggml.pre` name.
+/// Rules of a `tokenizer.ggml.pre` name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreRule {
     names: &'static [&'static str],
     cuts: &'static [SplitRule],
-    /// A word that is a token is that token, whatever the merges say (tiktoken's way).
+    /// A word that is a token becomes that token, whatever the merges say (tiktoken's way).
     pub ignore_merges: bool,
     /// The publisher's tokenizer composes characters first (llama.cpp does not).
     nfc: bool,
-    /// The default of `tokenizer.ggml.add_bos_token`.
+    /// Default of `tokenizer.ggml.add_bos_token`.
     pub adds_bos: bool,
 }
 
@@ -69,16 +69,17 @@ const LINES: &str = r"[^\n]+|\n+";
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
 /// Qwen2's without contractions: in Turkish an apostrophe joins a name and its ending.
 const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// As [`DEEPSEEK_WORDS`], but line breaks are always words of their own.
+/// [`DEEPSEEK_WORDS`], with line breaks always words of their own.
 const SPARK25_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
-/// [`O200K`] with digits one by one.
+/// [`O200K`] with single digits.
 const YOUTU_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const YOUTU_SCRIPTS: &str = r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
-/// The third range begins with a compatibility ideograph, which a normalising editor has made U+8C48 in some copies.
+/// The third range begins with a compatibility ideograph, which a normalising editor has made U+8C48 in some
+/// copies.
 const AFMOE_SCRIPTS: &str = r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+";
 
-/// Cased letters as deepseek-llm lists them (an expansion of an older Unicode's Lu, Ll and Lt), as code points:
-/// several would not survive a normalising editor.
+/// Cased letters as deepseek-llm lists them (an expansion of an older Unicode's Lu, Ll and Lt), as code
+/// points, because several would not survive a normalising editor.
 const DEEPSEEK_LLM_LETTERS: &str = r"\s?[A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}\x{38E}-\x{3A1}\x{3A3}-\x{3F5}\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}\x{13A0}-\x{13F5}\x{13F8}-\x{13FD}\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A}\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB}\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107}\x{210A}-\x{2113}\x{2115}\x{2119}-\x{211D}\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134}\x{2139}\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E}\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4}\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D}\x{A680}-\x{A69B}\x{A722}-\x{A76F}\x{A771}-\x{A787}\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06}\x{FB13}-\x{FB17}\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A}\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}]+";
 const DEEPSEEK_LLM_PUNCTUATION: &str =
     r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+";
@@ -87,7 +88,7 @@ const DEEPSEEK_V3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{3
 
 /// Rules with all the names that share them.
 const RULES: &[PreRule] = &[
-    // llama.cpp's fallback for files that name nothing.
+    // llama.cpp's fallback for files without a name.
     PreRule {
         names: &["default"],
         cuts: &[
@@ -227,8 +228,8 @@ const RULES: &[PreRule] = &[
         adds_bos: true,
         ..PLAIN
     },
-    // gpt-oss, llama 4, phi-4-mini. tiktoken's vocabularies are complete under their merges, so that ignoring
-    // merges or not gives the same ids.
+    // gpt-oss, llama 4, phi-4-mini. tiktoken's vocabularies are complete under their merges, so ignoring
+    // merges changes no id.
     PreRule {
         names: &["gpt-4o", "gpt-oss", "llama4", "kanana2", "talkie", "minimax-m2"],
         cuts: &[Regex(O200K), Bytes],
@@ -251,7 +252,7 @@ const RULES: &[PreRule] = &[
         ignore_merges: true,
         ..PLAIN
     },
-    // Words may be longer than what lies between spaces: only numbers are cut.
+    // Words may extend across spaces; only numbers are split.
     PreRule { names: &["superbpe"], cuts: &[Regex(NUMBERS), Regex(THOUSANDS), Bytes], ..PLAIN },
     PreRule { names: &["laguna"], cuts: &[Regex(LINES), Regex(QWEN2), Bytes], ..PLAIN },
     PreRule { names: &["ufakzeka"], cuts: &[Regex(UFAKZEKA), Bytes], ..PLAIN },
@@ -276,30 +277,33 @@ const RULES: &[PreRule] = &[
     PreRule { names: &["viking"], cuts: &[Regex(BLOOM), EachDigit, Bytes], ..PLAIN },
 ];
 
-/// Names that stand for no rule of cuts: what is behind them is [`super::bpe::gemma4`].
+/// Names without a split rule; their tokenizer is [`super::bpe::gemma4`].
 const SENTENCE_PIECE: [&str; 2] = ["sarvam-moe", "granite-embed-multi-311m"];
 
-/// Whether a regular expression is one of the table: of those it is known that they look at little beyond what they match,
-/// and at nothing before it.
+/// Returns whether a regular expression is in the table. Those look at little text after their match, and at
+/// none before it.
 pub(super) fn is_known(pattern: &str) -> bool {
     let mut cuts = RULES.iter().flat_map(|rule| rule.cuts);
     cuts.any(|cut| matches!(cut, Regex(known) if *known == pattern))
 }
 
-/// One name of each rule.
+/// Returns one name of each rule.
 #[cfg(test)]
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     RULES.iter().map(|rule| rule.names[0])
 }
 
 impl PreRule {
-    /// Whether the vocabulary of this name is spelt as SentencePiece does, with '\u{2581}' for a space, and cut at line breaks only.
+    /// Returns whether the name's vocabulary has SentencePiece spelling, with '\u{2581}' for a space, and
+    /// splits at line breaks only.
     pub fn is_sentence_piece(name: &str) -> bool {
         SENTENCE_PIECE.contains(&name)
     }
 
+    /// Returns the rule of a name.
+    ///
     /// # Errors
-    /// A sentence that names the unknown rule and the known ones.
+    /// A sentence with the unknown name and the known ones.
     pub fn named(name: &str) -> Result<&'static PreRule, String> {
         RULES.iter().find(|rule| rule.names.contains(&name)).ok_or_else(|| {
             let mut known: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
@@ -313,8 +317,10 @@ impl PreRule {
         self.nfc.then_some(NormalizerWrapper::NFC(NFC))
     }
 
+    /// Builds the pre-tokenizer.
+    ///
     /// # Errors
-    /// A regular expression that does not compile: a mistake in the table, found by its test.
+    /// A regular expression that does not compile: an error in the table, found by its test.
     pub fn pre_tokenizer(&self) -> Result<PreTokenizerWrapper, String> {
         let cuts: Result<Vec<_>, String> = self.cuts.iter().map(|cut| cut.build()).collect();
         Ok(PreTokenizerWrapper::Sequence(Sequence::new(cuts?)))
@@ -365,7 +371,7 @@ mod tests {
             let rule = PreRule::named(name).unwrap().pre_tokenizer().unwrap();
             let mut pieces = PreTokenizedString::from(text);
             rule.pre_tokenize(&mut pieces).unwrap();
-            // In byte spelling: falcon's digit cut comes after it and may cut within a character.
+            // In byte spelling: falcon's digit split comes after it and may split a character.
             let splits = pieces.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
             let spelled: String = splits.into_iter().map(|(word, ..)| word).collect();
             assert_eq!(Spelling::ByteLevel.bytes(&spelled), text.as_bytes(), "{name}");
@@ -401,7 +407,7 @@ mod tests {
         fn cuts(name: &str, text: &str, expected: &[&str]) {
             assert_eq!(words(name, text), expected, "{name}: {text:?}");
         }
-        // Three digits to a word, counted from the end of the number or from its beginning, or one.
+        // Three digits to a word, counted from the end of the number or from its start, or one.
         for name in ["afmoe", "superbpe", "tiny_aya", "cohere2moe"] {
             let found = words(name, "x1234567");
             assert_eq!(found[found.len() - 3..], ["1", "234", "567"], "{name}");
@@ -421,7 +427,7 @@ mod tests {
         cuts("ufakzeka", "I'LLx", &["I", "'LLx"]); // with contractions it would be 'LL and x
         cuts("qwen2", "I'LLx", &["I", "'LL", "x"]);
         cuts("youtu", "한글漢字、DataSet's 12", &["한글", "漢字", "、", "Data", "Set's", " ", "1", "2"]);
-        // Each cut works on what the one before left, a sentinel's digits and marks included.
+        // Each split works on the pieces of the previous one, including a sentinel's digits and marks.
         cuts("chameleon", "IMGIMGABZ  a.b 12", &["IMGIMGABZ", "  ", "a", ".", "b", " ", "1", "2"]);
         cuts("chameleon", "<sentinel:12>", &["<", "sentinel", ":", "1", "2", ">"]);
     }

@@ -14,19 +14,19 @@ use super::vocab::{TokenKind, VocabSpec};
 
 #[derive(Debug)]
 pub(super) struct Spm {
-    /// Tokens that may come out of merging.
+    /// Tokens that merging may produce.
     ids: HashMap<Box<str>, u32>,
     scores: Vec<f32>,
-    /// Characters that stand side by side within some token.
+    /// Pairs of characters that are adjacent within some token.
     neighbours: HashSet<(char, char)>,
-    /// The token of each byte; `None` unless the vocabulary has all 256.
+    /// Token of each byte; `None` unless the vocabulary has all 256.
     bytes: Option<Box<[u32; 256]>>,
     unknown: Option<u32>,
     space_prefix: bool,
     collapse_spaces: bool,
 }
 
-/// A stretch of the text that is one token so far; a joined-away symbol has length 0.
+/// A range of the text that is one token so far. A symbol merged into another has length 0.
 struct Symbol {
     start: usize,
     len: usize,
@@ -43,7 +43,7 @@ struct MergeState {
     after_unknown: bool,
 }
 
-/// Two neighbours that would make a token of `len` bytes.
+/// Two neighbours that together are a token of `len` bytes.
 struct MergeCandidate {
     score: f32,
     left: usize,
@@ -72,14 +72,14 @@ impl PartialEq for MergeCandidate {
 impl Eq for MergeCandidate {}
 
 impl Spm {
-    /// The vocabulary must have been checked: as many scores as tokens.
+    /// Builds the model. `spec` must have as many scores as tokens.
     pub fn new(spec: &VocabSpec) -> Self {
         let mut ids = HashMap::with_capacity(spec.tokens.len());
         let mut neighbours = HashSet::new();
         let mut bytes = [None; 256];
         for (id, text) in (0u32..).zip(&spec.tokens) {
             match (spec.kind(id), fallback_byte(text)) {
-                // By its spelling: converters have registered byte tokens as normal ones.
+                // By its text: some converters register byte tokens as normal ones.
                 (TokenKind::Normal | TokenKind::Byte, Some(byte)) => bytes[usize::from(byte)] = Some(id),
                 (TokenKind::Normal | TokenKind::UserDefined, _) => {
                     ids.insert(text.as_str().into(), id);
@@ -100,17 +100,17 @@ impl Spm {
         }
     }
 
-    /// Whether every text is spelt, none of it dropped or as one unknown token.
+    /// Returns whether every text is encoded without dropping parts or using the unknown token.
     pub fn is_complete(&self) -> bool {
         self.bytes.is_some() && !self.collapse_spaces
     }
 
-    /// Whether long texts may be taken apart at [`Spm::last_cut`].
+    /// Returns whether long texts may be cut at [`Spm::last_cut`].
     pub fn is_cut(&self) -> bool {
         !self.collapse_spaces
     }
 
-    /// The last place within the first `most` bytes, but not at the start, that nothing joins across.
+    /// Returns the last position in the first `most` bytes, after the start, across which nothing merges.
     pub fn last_cut(&self, text: &str, most: usize) -> Option<usize> {
         let most = text.floor_char_boundary(most);
         let mut next = text[most..].chars().next().map(escaped);
@@ -128,13 +128,13 @@ impl Spm {
         None
     }
 
-    /// Unknown characters side by side are one token, whatever lies between.
+    /// Returns whether the character occurs in a token. Adjacent unknown characters are one token.
     fn spells(&self, c: char) -> bool {
         self.bytes.is_some() || self.ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str)
     }
 
-    /// Ids of a text between added tokens, or of the rest of one, which gets no space before it. Fails only where the vocabulary
-    /// has neither bytes nor an unknown token.
+    /// Encodes a text between added tokens, or the rest of one, which gets no leading space. Fails only if
+    /// the vocabulary has neither bytes nor an unknown token.
     pub fn encode(&self, text: &str, is_rest: bool) -> Result<Vec<u32>, String> {
         let text = self.escape(text, is_rest);
         let mut work = MergeState { ids: Vec::with_capacity(text.len() / 3), ..MergeState::default() };
@@ -159,7 +159,7 @@ impl Spm {
         while let Some(pair) = queue.pop() {
             let (left, right) = (&symbols[pair.left], &symbols[pair.right]);
             if left.len == 0 || right.len == 0 || left.len + right.len != pair.len {
-                continue; // one of them has been joined with another since
+                continue; // one of them has been merged in the meantime
             }
             join(symbols, pair.left, pair.right);
             let Symbol { previous, next, .. } = symbols[pair.left];
@@ -261,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// Later tokens are worse, as in a trained vocabulary.
+    /// Later tokens have lower scores, as in a trained vocabulary.
     fn spm(tokens: &[(&str, TokenKind)]) -> Spm {
         Spm::new(&VocabSpec {
             tokens: tokens.iter().map(|(text, _)| (*text).to_owned()).collect(),
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(spm.encode("abcd", false).unwrap(), [3]);
     }
 
-    /// The definition, without cuts or queues: join the best (leftmost of equals) pair until none is left.
+    /// The definition, without cuts or queues: merge the best (leftmost of equals) pair until none is left.
     fn reference(spm: &Spm, text: &str) -> Vec<u32> {
         let mut parts: Vec<String> = text.chars().map(String::from).collect();
         let score = |pair: &[String]| spm.ids.get(pair.concat().as_str()).map(|&id| spm.scores[id as usize]);

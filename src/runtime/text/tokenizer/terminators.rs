@@ -1,10 +1,10 @@
-//! Which special tokens end a turn, by name.
+//! Names of special tokens that end a turn.
 //!
-//! Files list some end-of-generation ids (often only the tokenizer's EOS), but chat models end their turns with
-//! others, and a generation that runs past one talks to itself. So each name below ends a generation *if the
-//! tokenizer registers it as a special token*: as plain vocabulary text it would be a false alarm. Markers that
-//! structure a turn (`<tool_call>`, `<|end_of_role|>`, which closes a role's header, `<|channel|>`) must never be
-//! in here: they would cut an answer short.
+//! Files list some end-of-generation ids (often only the tokenizer's EOS), but chat models end their turns
+//! with others, and a generation that continues past one invents the user's next turn. So each name below
+//! ends a generation *if the tokenizer registers it as a special token*; as plain vocabulary text it would
+//! end answers wrongly. Markers within a turn (`<tool_call>`, `<|end_of_role|>`, which closes a role's
+//! header, `<|channel|>`) must never be listed: they would cut an answer short.
 
 /// Ends a turn wherever it is special.
 const ALWAYS: &[&str] = &[
