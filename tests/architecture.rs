@@ -70,6 +70,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
 
 /// Inside template.
 const TEMPLATE_LAYERS: &[&[&str]] = &[
+    &["check"],
     &["probe"],
     &["output"],
     &["marked"],

@@ -16,7 +16,8 @@ use super::report::{ReportFormat, columns, counted, print, print_json};
 use super::terminal::Terminal;
 use crate::runtime::load::TextFiles;
 use crate::runtime::load::hub::ModelSource;
-use crate::runtime::template_check::{self, Check, Subject, Verdict};
+use crate::runtime::template_check::subject;
+use crate::template::check::{Check, Verdict, check};
 use crate::template::{Dialect, ReasoningFormat, TemplateError, ToolCallFormat};
 
 /// Look into chat templates
@@ -103,8 +104,8 @@ pub fn run(
         Some(files) => (files.tokenizer.clone(), files.end_of_generation.clone()),
         None => (None, Vec::new()),
     };
-    let subject = Subject::new(&found.template, tokenizer, ends, dialect);
-    let checks = template_check::check(subject.as_ref());
+    let subject = subject(&found.template, tokenizer, ends, dialect);
+    let checks = check(subject.as_ref());
     let printed = match args.output {
         ReportFormat::Text => print(&text(&found, &checks)),
         ReportFormat::Json => print_json(&json(&found, &checks)),

@@ -7,6 +7,7 @@
 //! made of, `output` takes them apart.
 
 mod accommodate;
+pub mod check;
 mod clock;
 mod dialect;
 mod environment;

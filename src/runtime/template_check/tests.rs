@@ -1,6 +1,7 @@
 //! Each kind of finding, on one small template with one thing wrong at a time.
 
 use super::*;
+use crate::template::check::{Check, Verdict, check};
 
 /// ChatML with tools and calls in `<tool_call>`, and whatever is to be wrong with it.
 fn chatml(changes: &[(&str, &str)]) -> String {
@@ -17,7 +18,7 @@ fn chatml(changes: &[(&str, &str)]) -> String {
 }
 
 fn checked(source: &str) -> Vec<Check> {
-    check(Subject::new(source, None, Vec::new(), Dialect::default()).as_ref())
+    check(subject(source, None, Vec::new(), Dialect::default()).as_ref())
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use super::matrix::{
     ANSWERS, QUESTIONS, RESULT, answer, question, talk, talk_with_tools, weather_call, weather_result,
 };
 use super::{Finding, Found, NOW, Subject, Trouble, Verdict, quoted};
-use crate::template::{Conversation, DateTime};
+use crate::{Conversation, DateTime};
 
 /// Without this nothing works: an author who refuses a plain question means another use.
 pub fn plain_question(subject: &Subject) -> Found {
@@ -38,7 +38,7 @@ pub fn bos(subject: &Subject) -> Found {
             (false, false) => Finding::ok("the template writes none; the tokenizer decides"),
         });
     };
-    let ids = tokenizer.encode_chat(&text)?;
+    let ids = subject.ids(&text)?;
     let count = ids.iter().take_while(|&&id| Some(id) == tokenizer.bos()).count();
     let by = match (writes, tokenizer.adds_bos()) {
         (true, true) => "written by the template and asked for by the tokenizer, and put in front once",
@@ -156,9 +156,9 @@ fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String
     let mut printed = None;
     for (note, text) in places {
         let Some(text) = text else { continue };
-        let ids = subject.ids_of_rest(text)?;
+        let ids = subject.encode(text, false)?;
         if let Some(&id) = ids.iter().find(|id| subject.end_of_generation.contains(id)) {
-            let name = tokenizer.id_to_token(id).unwrap_or_default();
+            let name = tokenizer.name(id).unwrap_or_default();
             let finding = Finding::ok(format!("{} ({id}) ends {what}{note}", quoted(name)));
             return Ok(Finding { detail: json!({"id": id, "token": name}), ..finding });
         }
@@ -167,7 +167,7 @@ fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String
     let ends: Vec<String> = subject
         .end_of_generation
         .iter()
-        .map(|&id| format!("{} ({id})", tokenizer.id_to_token(id).unwrap_or("no token")))
+        .map(|&id| format!("{} ({id})", tokenizer.name(id).unwrap_or("no token")))
         .collect();
     let ends = if ends.is_empty() { "nothing".to_owned() } else { ends.join(", ") };
     Ok(match printed {

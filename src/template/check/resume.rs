@@ -10,9 +10,7 @@ use super::matrix::{
     RESULT, SYSTEM, TOOL, answer, call, calls, question, result, talk, talk_with_tools, thoughtful,
 };
 use super::{Finding, Found, Subject, worst};
-use crate::runtime::session::prefill::common_prefix;
-use crate::runtime::session::transcript::Transcript;
-use crate::template::{Conversation, Message, Role};
+use crate::{Conversation, Message, Role};
 
 /// Stands for ids that were generated: no id of a vocabulary, so that only a splice brings them back.
 const GENERATED: u32 = 0xFFFF_0000;
@@ -86,7 +84,7 @@ struct Break {
 
 impl Break {
     fn find(subject: &Subject, turn: usize, before: &[u32], now: &[u32]) -> Option<Self> {
-        let common = common_prefix(before, now);
+        let common = before.iter().zip(now).take_while(|(before, now)| before == now).count();
         if common == before.len() {
             return None;
         }
@@ -114,22 +112,20 @@ fn resumed(subject: &Subject, conversation: &Conversation) -> Found {
     let ends: Vec<usize> = answers.map(|(at, _)| at).chain([conversation.messages.len()]).collect();
     let (mut text, mut resident) = (Vec::new(), Vec::new());
     let (mut in_text, mut in_session) = (None, None);
-    let mut transcript = Transcript::default();
+    let mut session = (subject.session)();
     for (n, &end) in ends.iter().enumerate() {
         let messages = conversation.messages[..end].to_vec();
         let asked = Conversation { messages, ..conversation.clone() };
         let as_text = subject.ids(&subject.prompt(&asked)?)?;
         in_text = in_text.or_else(|| Break::find(subject, n + 1, &text, &as_text));
         text = as_text;
-        let prompt = transcript.splice(&asked, |shown| subject.prompt(shown))?;
-        let ids = prompt.ids(|text, is_start| match is_start {
-            true => subject.ids(text),
-            false => subject.ids_of_rest(text),
+        let ids = session.prompt(&asked, &|shown| subject.prompt(shown), &|text, is_start| {
+            subject.encode(text, is_start)
         })?;
         in_session = in_session.or_else(|| Break::find(subject, n + 1, &resident, &ids));
         if let Some(answer) = conversation.messages.get(end) {
             let generated: Vec<u32> = (0..4).map(|id| GENERATED + 16 * n as u32 + id).collect();
-            transcript.record(&asked.messages, answer, prompt.splice_after(), Some(&generated));
+            session.record(&asked.messages, answer, &generated);
             resident = [ids, generated].concat();
         }
     }

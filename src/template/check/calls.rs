@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::matrix::{TOOL, call, calls, question, talk_with_tools, tools};
 use super::{Finding, Found, Subject, Trouble, Verdict, quoted};
-use crate::template::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer};
+use crate::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer};
 
 /// Calls with every kind of argument, in texts that tempt a parser.
 pub fn one_call(subject: &Subject) -> Found {

@@ -7,9 +7,7 @@ use super::matrix::{
     talk, talk_with_tools, thoughtful, weather_call, weather_result,
 };
 use super::{Finding, Found, Subject, Verdict, quoted};
-use crate::template::{
-    CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat,
-};
+use crate::{CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat};
 
 /// Which reasoning markup the template shows, and where.
 pub fn reasoning_format(subject: &Subject) -> Found {

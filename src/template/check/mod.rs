@@ -1,4 +1,4 @@
-//! Whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
+//! Checks whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
 //! and judged, one finding per check. Needs a template; a tokenizer makes the checks exact, weights are not looked at.
 //!
 //! A check fails where a prompt would be wrong or lose something without anybody being told; it warns where a template
@@ -18,13 +18,48 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::chat_tokenizer::special_tokens;
-use super::error::Error;
-use super::text::Tokenizer;
-use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
-    TemplateError, ToolCallFormat,
+use crate::{
+    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, Message, RenderOptions, Shown,
+    SpecialTokens, TemplateError, ToolCallFormat,
 };
+
+/// The tokenizer of the model whose template is checked.
+pub trait CheckTokenizer {
+    /// Returns the ids of a rendering, or of its rest if it does not stand at the start of a prompt.
+    ///
+    /// # Errors
+    /// Why the text cannot be encoded.
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, String>;
+    /// Returns the bytes that an id stands for.
+    fn bytes(&self, id: u32) -> Option<Vec<u8>>;
+    /// Returns the name of an id in the vocabulary.
+    fn name(&self, id: u32) -> Option<&str>;
+    fn bos(&self) -> Option<u32>;
+    /// Whether the tokenizer itself puts the beginning-of-sequence token in front of a prompt.
+    fn adds_bos(&self) -> bool;
+    fn specials(&self) -> SpecialTokens;
+}
+
+/// Renders a conversation as a prompt.
+pub type Render<'a> = dyn Fn(&Conversation) -> Result<String, Trouble> + 'a;
+/// Encodes a text; true if the text starts the prompt.
+pub type Encode<'a> = dyn Fn(&str, bool) -> Result<Vec<u32>, Trouble> + 'a;
+
+/// The prompts of one session, which holds earlier answers as the ids that were generated.
+pub trait SessionPrompts {
+    /// Returns the ids of the prompt for `asked`, with the recorded answers put back.
+    ///
+    /// # Errors
+    /// Those of `render` and `encode`.
+    fn prompt(
+        &mut self,
+        asked: &Conversation,
+        render: &Render<'_>,
+        encode: &Encode<'_>,
+    ) -> Result<Vec<u32>, Trouble>;
+    /// Records the answer to the last prompt.
+    fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]);
+}
 
 /// What is checked.
 pub struct Subject {
@@ -35,7 +70,9 @@ pub struct Subject {
     dialect: Dialect,
     /// What is done to conversations so that the template shows all of them.
     accommodation: Accommodation,
-    tokenizer: Option<Arc<Tokenizer>>,
+    tokenizer: Option<Arc<dyn CheckTokenizer>>,
+    /// Starts a session.
+    session: fn() -> Box<dyn SessionPrompts>,
     end_of_generation: Vec<u32>,
     /// The text of the beginning-of-sequence token.
     bos: Option<String>,
@@ -105,20 +142,15 @@ impl Finding {
 
 /// Why a check came to no finding of its own.
 #[derive(Debug)]
-enum Trouble {
+pub enum Trouble {
     Template(TemplateError),
-    Encoding(Error),
+    /// Why a text cannot be encoded.
+    Encoding(String),
 }
 
 impl From<TemplateError> for Trouble {
     fn from(error: TemplateError) -> Self {
         Self::Template(error)
-    }
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Encoding(error)
     }
 }
 
@@ -202,13 +234,14 @@ impl Subject {
     /// Those of [`ChatTemplate::new`].
     pub fn new(
         source: &str,
-        tokenizer: Option<Arc<Tokenizer>>,
+        tokenizer: Option<Arc<dyn CheckTokenizer>>,
+        session: fn() -> Box<dyn SessionPrompts>,
         end_of_generation: Vec<u32>,
         dialect: Dialect,
     ) -> Result<Self, TemplateError> {
         let [bos, eos] = PLACEHOLDERS.map(|text| Some(text.to_owned()));
         let specials = match &tokenizer {
-            Some(tokenizer) => special_tokens(tokenizer),
+            Some(tokenizer) => tokenizer.specials(),
             None => SpecialTokens { bos, eos, ..SpecialTokens::default() },
         };
         let bos = specials.bos.clone();
@@ -227,7 +260,7 @@ impl Subject {
             reasoning: dialect.reasoning.or(shown.dialect.reasoning),
             tool_calls: dialect.tool_calls.or(shown_calls),
         };
-        Ok(Self { template, shown, dialect, accommodation, tokenizer, end_of_generation, bos })
+        Ok(Self { template, shown, dialect, accommodation, tokenizer, session, end_of_generation, bos })
     }
 
     fn rendered(
@@ -250,28 +283,24 @@ impl Subject {
         self.rendered(conversation, false, NOW)
     }
 
-    /// The ids of a rendering as the engine gets them, or its characters.
-    fn ids(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+    /// Returns the ids of a rendering as the engine gets them, or its characters; `is_start` if no text stands before it.
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, Trouble> {
         match &self.tokenizer {
-            Some(tokenizer) => Ok(tokenizer.encode_chat(text)?),
-            None => Ok(characters(text)),
+            Some(tokenizer) => tokenizer.encode(text, is_start).map_err(Trouble::Encoding),
+            None => Ok(text.chars().map(u32::from).collect()),
         }
     }
 
-    /// As [`Self::ids`], of text behind other text.
-    fn ids_of_rest(&self, text: &str) -> Result<Vec<u32>, Trouble> {
-        match &self.tokenizer {
-            Some(tokenizer) => Ok(tokenizer.encode_chat_rest(text)?),
-            None => Ok(characters(text)),
-        }
+    /// Returns the ids of a whole prompt.
+    fn ids(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+        self.encode(text, true)
     }
 
     /// What ids say, for people.
     fn shown(&self, ids: &[u32]) -> String {
         let text = match &self.tokenizer {
             Some(tokenizer) => {
-                let bytes =
-                    ids.iter().filter_map(|&id| tokenizer.token_bytes(id)).collect::<Vec<_>>().concat();
+                let bytes = ids.iter().filter_map(|&id| tokenizer.bytes(id)).collect::<Vec<_>>().concat();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
             None => ids.iter().filter_map(|&id| char::from_u32(id)).collect(),
@@ -306,10 +335,6 @@ impl Subject {
     }
 }
 
-fn characters(text: &str) -> Vec<u32> {
-    text.chars().map(u32::from).collect()
-}
-
 /// A text between quotes, in one line and not too long.
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
@@ -326,6 +351,3 @@ fn quoted(text: &str) -> String {
 fn worst(findings: impl IntoIterator<Item = Finding>) -> Option<Finding> {
     findings.into_iter().reduce(|worst, next| if next.verdict > worst.verdict { next } else { worst })
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::template::{Content, Conversation, Message, Role, ToolCall};
+use crate::{Content, Conversation, Message, Role, ToolCall};
 
 pub const SYSTEM: &str = "Speak like a lighthouse keeper";
 pub const QUESTIONS: [&str; 3] = ["What is a tide", "Where is a reef", "When does a gale end"];
