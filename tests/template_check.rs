@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use llmctl::runtime::load::TextFiles;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::template_check::subject;
-use llmctl::template::check::{Check, Verdict, check};
+use llmctl::template::check::{Check, CheckVerdict, check};
 use llmctl::template::Dialect;
 use serde_json::Value;
 
@@ -17,12 +17,12 @@ use crate::common::fixtures;
 use crate::common::golden::parity_folder;
 use crate::dialects::templates;
 
-fn sign(verdict: Verdict) -> char {
+fn sign(verdict: CheckVerdict) -> char {
     match verdict {
-        Verdict::Skipped => '-',
-        Verdict::Ok => '.',
-        Verdict::Warning => 'w',
-        Verdict::Fail => 'F',
+        CheckVerdict::Skipped => '-',
+        CheckVerdict::Ok => '.',
+        CheckVerdict::Warning => 'w',
+        CheckVerdict::Fail => 'F',
     }
 }
 
@@ -48,7 +48,7 @@ fn every_published_template_is_judged() {
     insta::assert_snapshot!("templates", table);
     let mut failures = String::new();
     for (name, checks) in &all {
-        for check in checks.iter().filter(|check| check.verdict == Verdict::Fail) {
+        for check in checks.iter().filter(|check| check.verdict == CheckVerdict::Fail) {
             writeln!(failures, "{name}: {}: {}", check.name, check.reason)
                 .expect("a string takes everything");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::chat_tokenizer::special_tokens;
 use super::session::transcript::Transcript;
 use super::text::Tokenizer;
-use crate::template::check::{CheckTokenizer, Encode, Render, SessionPrompts, Subject, Trouble};
+use crate::template::check::{CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject, CheckError};
 use crate::template::{Conversation, Dialect, Message, SpecialTokens, TemplateError};
 
 /// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.
@@ -61,9 +61,9 @@ impl SessionPrompts for SplicedSession {
     fn prompt(
         &mut self,
         asked: &Conversation,
-        render: &Render<'_>,
-        encode: &Encode<'_>,
-    ) -> Result<Vec<u32>, Trouble> {
+        render: &RenderPrompt<'_>,
+        encode: &EncodeText<'_>,
+    ) -> Result<Vec<u32>, CheckError> {
         let prompt = self.transcript.splice(asked, render)?;
         self.splice_after = prompt.splice_after().to_owned();
         prompt.ids(encode)

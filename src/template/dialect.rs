@@ -5,7 +5,7 @@
 
 use super::reasoning::ReasoningFormat;
 use super::tool_call::writer::Writer;
-use super::tool_call::{Protocol, ToolCallFormat, Tools};
+use super::tool_call::{Protocol, ToolCallFormat, ToolDefinitions};
 use super::tool_grammar::{GrammarRequest, lark};
 
 /// What a model's answers are made of besides text.
@@ -89,7 +89,7 @@ impl Dialect {
         special: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<String> {
         let format = self.tool_calls?;
-        let tools = Tools::new(tools);
+        let tools = ToolDefinitions::new(tools);
         let (tools, is_optional, is_parallel) = match choice {
             ToolChoice::None => return None,
             ToolChoice::Auto => (tools, true, is_parallel),

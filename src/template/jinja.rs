@@ -48,10 +48,10 @@ pub struct RenderOptions {
 /// A compiled chat template. Cloning shares it.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    inner: Arc<Inner>,
+    inner: Arc<CompiledTemplate>,
 }
 
-struct Inner {
+struct CompiledTemplate {
     env: Environment<'static>,
     specials: Map<String, Json>,
     source: String,
@@ -72,7 +72,7 @@ impl ChatTemplate {
     /// `Syntax` with the line at fault, `TooExpensive` when the source itself is beyond a bound.
     pub fn new(source: &str, specials: SpecialTokens) -> Result<Self, TemplateError> {
         let env = compile(source, source::chat_syntax()?, UndefinedBehavior::Lenient)?;
-        let inner = Inner {
+        let inner = CompiledTemplate {
             env,
             specials: special_variables(specials),
             source: source.to_owned(),

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::dialect::Dialect;
 use super::marked::Marked;
 use super::piece::{Piece, push_text};
-use super::tool_call::{Broken, Harmony, Sink, ToolCallFormat, Tools};
+use super::tool_call::{CallError, Harmony, PieceSink, ToolCallFormat, ToolDefinitions};
 
 /// A complete call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct ParsedAnswer {
 #[derive(Debug)]
 pub struct OutputParser {
     machine: Machine,
-    tools: Tools,
+    tools: ToolDefinitions,
     mode: Mode,
     num_calls: usize,
     is_open: bool,
@@ -70,7 +70,7 @@ impl OutputParser {
     /// `tools` are definitions in OpenAI's form; without any, no call is looked for. `prompt_tail` is the end of the
     /// rendered prompt: the template, or a prefilled answer, may have opened the reasoning there.
     pub fn new(dialect: &Dialect, tools: &[Value], prompt_tail: &str) -> Self {
-        let tools = Tools::new(tools);
+        let tools = ToolDefinitions::new(tools);
         let machine = match dialect.protocol() {
             Some(protocol) => Machine::Harmony(Harmony::new(protocol, prompt_tail)),
             None => {
@@ -97,8 +97,12 @@ impl OutputParser {
             Mode::Verbatim => return push_text(pieces, false, c.encode_utf8(&mut [0; 4])),
             Mode::Discarding => return,
         }
-        let mut sink =
-            Sink { tools: &self.tools, pieces, num_calls: &mut self.num_calls, is_open: &mut self.is_open };
+        let mut sink = PieceSink {
+            tools: &self.tools,
+            pieces,
+            num_calls: &mut self.num_calls,
+            is_open: &mut self.is_open,
+        };
         let taken = match &mut self.machine {
             Machine::Marked(marked) => marked.take(c, &mut self.raw, todo, &mut sink),
             Machine::Harmony(harmony) => harmony.take(c, &mut sink),
@@ -108,9 +112,9 @@ impl OutputParser {
         }
     }
 
-    fn give_up(&mut self, broken: Broken, pieces: &mut Vec<Piece>) {
+    fn give_up(&mut self, broken: CallError, pieces: &mut Vec<Piece>) {
         let raw = std::mem::take(&mut self.raw);
-        if broken == Broken::Malformed {
+        if broken == CallError::Malformed {
             self.mode = Mode::Discarding;
         } else {
             self.mode = Mode::Verbatim;
@@ -128,7 +132,7 @@ impl OutputParser {
         if self.mode != Mode::Parsing {
             return pieces;
         }
-        let mut sink = Sink {
+        let mut sink = PieceSink {
             tools: &self.tools,
             pieces: &mut pieces,
             num_calls: &mut self.num_calls,

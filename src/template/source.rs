@@ -50,7 +50,7 @@ pub(super) fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Tem
         true => Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n")),
         false => Cow::Borrowed(source),
     };
-    let mut scan = Scan::default();
+    let mut scan = SourceScan::default();
     for token in tokenize(&source, false, syntax.clone()) {
         let (token, span) = token.map_err(|error| syntax_error(&error))?;
         scan.see(&token, span.start_offset as usize..span.end_offset as usize, span.start_line.into())?;
@@ -73,7 +73,7 @@ fn too_long(reason: String) -> TemplateError {
 
 /// What was seen of the current tag.
 #[derive(Debug, Default)]
-struct Scan {
+struct SourceScan {
     tag_tokens: usize,
     elifs: usize,
     /// A token that ends an operand was just read, so `+` is binary.
@@ -92,7 +92,7 @@ struct Folding {
     factor: u64,
 }
 
-impl Scan {
+impl SourceScan {
     fn see(
         &mut self,
         token: &Token<'_>,

@@ -7,13 +7,13 @@ use std::fmt::Write as _;
 
 use crate::reasoning::ReasoningFormat;
 use crate::tool_call::writer::{Writer, escaped, quoted};
-use crate::tool_call::{Messages, Tool, ToolCallFormat, ToolCallSpec, Tools};
+use crate::tool_call::{Messages, ToolCallFormat, ToolCallSpec, ToolDefinition, ToolDefinitions};
 
 /// What a grammar is for.
 pub struct GrammarRequest<'a> {
     pub reasoning: Option<ReasoningFormat>,
     pub format: ToolCallFormat,
-    pub tools: &'a Tools,
+    pub tools: &'a ToolDefinitions,
     /// Whether an answer without calls is possible, and text around calls.
     pub is_optional: bool,
     pub is_parallel: bool,
@@ -265,7 +265,7 @@ impl AnswerGrammar<'_> {
         self.writer.rule(&calls.join(" | "))
     }
 
-    fn call(&mut self, tool: &Tool, lead: &str) -> String {
+    fn call(&mut self, tool: &ToolDefinition, lead: &str) -> String {
         (self.format().call)(&mut self.writer, tool, lead)
     }
 }

@@ -41,9 +41,9 @@ pub trait CheckTokenizer {
 }
 
 /// Renders a conversation as a prompt.
-pub type Render<'a> = dyn Fn(&Conversation) -> Result<String, Trouble> + 'a;
+pub type RenderPrompt<'a> = dyn Fn(&Conversation) -> Result<String, CheckError> + 'a;
 /// Encodes a text; true if the text starts the prompt.
-pub type Encode<'a> = dyn Fn(&str, bool) -> Result<Vec<u32>, Trouble> + 'a;
+pub type EncodeText<'a> = dyn Fn(&str, bool) -> Result<Vec<u32>, CheckError> + 'a;
 
 /// The prompts of one session, which holds earlier answers as the ids that were generated.
 pub trait SessionPrompts {
@@ -54,9 +54,9 @@ pub trait SessionPrompts {
     fn prompt(
         &mut self,
         asked: &Conversation,
-        render: &Render<'_>,
-        encode: &Encode<'_>,
-    ) -> Result<Vec<u32>, Trouble>;
+        render: &RenderPrompt<'_>,
+        encode: &EncodeText<'_>,
+    ) -> Result<Vec<u32>, CheckError>;
     /// Records the answer to the last prompt.
     fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]);
 }
@@ -80,7 +80,7 @@ pub struct Subject {
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum CheckVerdict {
     /// There was nothing to check, or no tokenizer to check it with.
     Skipped,
     Ok,
@@ -88,13 +88,13 @@ pub enum Verdict {
     Fail,
 }
 
-impl Verdict {
+impl CheckVerdict {
     pub fn word(self) -> &'static str {
         match self {
-            Verdict::Skipped => "skipped",
-            Verdict::Ok => "ok",
-            Verdict::Warning => "warning",
-            Verdict::Fail => "fail",
+            CheckVerdict::Skipped => "skipped",
+            CheckVerdict::Ok => "ok",
+            CheckVerdict::Warning => "warning",
+            CheckVerdict::Fail => "fail",
         }
     }
 }
@@ -103,7 +103,7 @@ impl Verdict {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
     pub name: &'static str,
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// One line.
     pub reason: String,
     /// More, for programs; null where there is no more.
@@ -113,62 +113,62 @@ pub struct Check {
 /// What a check found.
 #[derive(Debug, Clone, PartialEq)]
 struct Finding {
-    verdict: Verdict,
+    verdict: CheckVerdict,
     reason: String,
     detail: Value,
 }
 
 impl Finding {
-    fn new(verdict: Verdict, reason: impl Into<String>) -> Self {
+    fn new(verdict: CheckVerdict, reason: impl Into<String>) -> Self {
         Self { verdict, reason: reason.into(), detail: Value::Null }
     }
 
     fn ok(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Ok, reason)
+        Self::new(CheckVerdict::Ok, reason)
     }
 
     fn warning(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Warning, reason)
+        Self::new(CheckVerdict::Warning, reason)
     }
 
     fn fail(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Fail, reason)
+        Self::new(CheckVerdict::Fail, reason)
     }
 
     fn skipped(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Skipped, reason)
+        Self::new(CheckVerdict::Skipped, reason)
     }
 }
 
 /// Why a check came to no finding of its own.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum CheckError {
     Template(TemplateError),
     /// Why a text cannot be encoded.
     Encoding(String),
 }
 
-impl From<TemplateError> for Trouble {
+impl From<TemplateError> for CheckError {
     fn from(error: TemplateError) -> Self {
         Self::Template(error)
     }
 }
 
-impl From<Trouble> for Finding {
-    fn from(trouble: Trouble) -> Self {
+impl From<CheckError> for Finding {
+    fn from(trouble: CheckError) -> Self {
         match trouble {
             // Its author says so, and so does the error that a client gets.
-            Trouble::Template(TemplateError::Raised { line, message }) => {
+            CheckError::Template(TemplateError::Raised { line, message }) => {
                 Self::warning(format!("refused by template line {line}: {}", message.trim()))
             }
-            Trouble::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
-            Trouble::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
+            CheckError::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
+            CheckError::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
         }
     }
 }
 
-type Found = Result<Finding, Trouble>;
-type Judge = fn(&Subject) -> Found;
+type CheckResult = Result<Finding, CheckError>;
+type Judge = fn(&Subject) -> CheckResult;
 
 /// All checks, in the order of a report.
 const CHECKS: [(&str, Judge); 25] = [
@@ -268,31 +268,31 @@ impl Subject {
         conversation: &Conversation,
         is_prompt: bool,
         now: DateTime,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, CheckError> {
         let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
         Ok(self.template.render(&self.accommodation.apply(conversation), &options)?)
     }
 
     /// Ends with the header of an answer.
-    fn prompt(&self, conversation: &Conversation) -> Result<String, Trouble> {
+    fn prompt(&self, conversation: &Conversation) -> Result<String, CheckError> {
         self.rendered(conversation, true, NOW)
     }
 
     /// Without the header of an answer.
-    fn history(&self, conversation: &Conversation) -> Result<String, Trouble> {
+    fn history(&self, conversation: &Conversation) -> Result<String, CheckError> {
         self.rendered(conversation, false, NOW)
     }
 
     /// Returns the ids of a rendering as the engine gets them, or its characters; `is_start` if no text stands before it.
-    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, Trouble> {
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, CheckError> {
         match &self.tokenizer {
-            Some(tokenizer) => tokenizer.encode(text, is_start).map_err(Trouble::Encoding),
+            Some(tokenizer) => tokenizer.encode(text, is_start).map_err(CheckError::Encoding),
             None => Ok(text.chars().map(u32::from).collect()),
         }
     }
 
     /// Returns the ids of a whole prompt.
-    fn ids(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+    fn ids(&self, text: &str) -> Result<Vec<u32>, CheckError> {
         self.encode(text, true)
     }
 
@@ -325,7 +325,7 @@ impl Subject {
     }
 
     /// A text without the white space and the reasoning markers at its end.
-    fn without_scaffold<'a>(&self, text: &'a str) -> &'a str {
+    fn without_empty_think<'a>(&self, text: &'a str) -> &'a str {
         let mut bare = text.trim_end();
         let Some((open, close)) = self.dialect.may_reason("") else { return bare };
         while let Some(rest) = bare.strip_suffix(close).or_else(|| bare.strip_suffix(open)) {

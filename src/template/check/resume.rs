@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::matrix::{
     RESULT, SYSTEM, TOOL, answer, call, calls, question, result, talk, talk_with_tools, thoughtful,
 };
-use super::{Finding, Found, Subject, worst};
+use super::{CheckResult, Finding, Subject, worst};
 use crate::{Conversation, Message, Role};
 
 /// Stands for ids that were generated: no id of a vocabulary, so that only a splice brings them back.
@@ -19,13 +19,13 @@ const GENERATED: u32 = 0xFFFF_0000;
 const AROUND: usize = 8;
 
 /// Three turns of text. The reasoning of the answers, if any, is not sent back.
-pub fn plain(subject: &Subject) -> Found {
+pub fn plain(subject: &Subject) -> CheckResult {
     let turns = || [question(0), answer(0), question(1), answer(1), question(2)];
     in_all_modes(subject, &talk(turns()), &talk([Message::system(SYSTEM)].into_iter().chain(turns())))
 }
 
 /// Three turns whose answers come back with their reasoning.
-pub fn with_reasoning(subject: &Subject) -> Found {
+pub fn with_reasoning(subject: &Subject) -> CheckResult {
     if subject.dialect.reasoning.is_none() {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));
     }
@@ -34,7 +34,7 @@ pub fn with_reasoning(subject: &Subject) -> Found {
 }
 
 /// A call, its result and the answer, then another question.
-pub fn after_tools(subject: &Subject) -> Found {
+pub fn after_tools(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
@@ -56,7 +56,7 @@ pub fn after_tools(subject: &Subject) -> Found {
 
 /// The worst finding of two conversations in every mode of thinking. One that the template refuses to hold a system prompt is
 /// left to its own check.
-fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) -> Found {
+fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) -> CheckResult {
     let mut findings = Vec::new();
     for (mode, kwargs) in subject.modes() {
         for (at, conversation) in [first, second].into_iter().enumerate() {
@@ -106,7 +106,7 @@ impl Break {
 }
 
 /// Follows a conversation from prompt to prompt; it ends with a question.
-fn resumed(subject: &Subject, conversation: &Conversation) -> Found {
+fn resumed(subject: &Subject, conversation: &Conversation) -> CheckResult {
     let is_answer = |message: &Message| message.role == Role::Assistant;
     let answers = conversation.messages.iter().enumerate().filter(|(_, message)| is_answer(message));
     let ends: Vec<usize> = answers.map(|(at, _)| at).chain([conversation.messages.len()]).collect();

@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::Tool;
-use super::coerce::{Schema, Types};
+use super::ToolDefinition;
+use super::coerce::{ArgumentSchema, Types};
 use super::writer::Writer;
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
@@ -31,13 +31,13 @@ pub struct Tagging {
 
 impl Writer<'_> {
     /// A call as a text, its arguments as JSON, and a text.
-    pub fn json_call(&mut self, before: &str, tool: &Tool, after: &str) -> String {
+    pub fn json_call(&mut self, before: &str, tool: &ToolDefinition, after: &str) -> String {
         let arguments = self.json_arguments(tool);
         format!("{} {arguments} {}", self.literal(before), self.literal(after))
     }
 
     /// A call with a number in front of its arguments.
-    pub fn numbered(&mut self, before: &str, between: &str, after: &str, tool: &Tool) -> String {
+    pub fn numbered(&mut self, before: &str, between: &str, after: &str, tool: &ToolDefinition) -> String {
         let number = self.terminal("/[0-9]{1,4}/");
         let arguments = self.json_arguments(tool);
         format!(
@@ -48,7 +48,7 @@ impl Writer<'_> {
         )
     }
 
-    pub fn json_arguments(&mut self, tool: &Tool) -> String {
+    pub fn json_arguments(&mut self, tool: &ToolDefinition) -> String {
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
@@ -74,7 +74,7 @@ impl Writer<'_> {
     }
 
     /// A part of a tool's schema, as JSON.
-    fn json_part(&mut self, schema: Schema<'_>) -> String {
+    fn json_part(&mut self, schema: ArgumentSchema<'_>) -> String {
         let mut part = schema.node().cloned().unwrap_or_else(|| json!({}));
         for key in ["$defs", "definitions"] {
             if let (Some(part), Some(definitions)) = (part.as_object_mut(), schema.root().get(key)) {
@@ -86,14 +86,14 @@ impl Writer<'_> {
 
     // -- Arguments in tags.
 
-    pub fn tagged(&mut self, tool: &Tool, tagging: &Tagging) -> String {
+    pub fn tagged(&mut self, tool: &ToolDefinition, tagging: &Tagging) -> String {
         format!("{} {}", self.literal(&tool.name), self.tagged_body(tool, tagging))
     }
 
     /// What follows the tool's name.
-    pub fn tagged_body(&mut self, tool: &Tool, tagging: &Tagging) -> String {
+    pub fn tagged_body(&mut self, tool: &ToolDefinition, tagging: &Tagging) -> String {
         let mut call = self.literal(tagging.behind_name);
-        let root = Schema::new(&tool.parameters);
+        let root = ArgumentSchema::new(&tool.parameters);
         for (key, is_required) in members(root) {
             let schema = root.property(&key);
             let value = self.tagged_value(schema, tagging.behind_value);
@@ -108,7 +108,7 @@ impl Writer<'_> {
     }
 
     /// A plain value with the mark that ends it.
-    fn tagged_value(&mut self, schema: Schema<'_>, end: &str) -> String {
+    fn tagged_value(&mut self, schema: ArgumentSchema<'_>, end: &str) -> String {
         let types = schema.types();
         if types.is_text() {
             if let Some(choices) = schema.strings() {
@@ -126,7 +126,7 @@ impl Writer<'_> {
     }
 
     /// Text with the lengths and the pattern of a schema, and the mark that ends it, which the text cannot contain.
-    pub fn text_until(&mut self, schema: Schema<'_>, end: &str) -> String {
+    pub fn text_until(&mut self, schema: ArgumentSchema<'_>, end: &str) -> String {
         let node = schema.node();
         let length = |key: &str| node.and_then(|node| node.get(key)).and_then(Value::as_u64);
         let min = length("minLength").unwrap_or(0);
@@ -138,10 +138,10 @@ impl Writer<'_> {
 
     /// Members as tags of their names, each behind `token`, for a schema and what lies in it.
     pub fn elements(&mut self, parameters: &Value, token: &str) -> String {
-        self.element_members(Schema::new(parameters), token, 0)
+        self.element_members(ArgumentSchema::new(parameters), token, 0)
     }
 
-    fn element_members(&mut self, schema: Schema<'_>, token: &str, depth: usize) -> String {
+    fn element_members(&mut self, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
         let mut all = String::new();
         for (key, is_required) in members(schema) {
             let element = self.element(&key, schema.property(&key), token, depth);
@@ -151,7 +151,7 @@ impl Writer<'_> {
         if all.is_empty() { "\"\"".to_owned() } else { all }
     }
 
-    fn element(&mut self, tag: &str, schema: Schema<'_>, token: &str, depth: usize) -> String {
+    fn element(&mut self, tag: &str, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
         let open = self.literal(&format!("{token}<{tag}>"));
         let close = format!("{token}</{tag}>");
         let types = schema.types();
@@ -173,7 +173,7 @@ impl Writer<'_> {
 }
 
 /// The members of an object schema, and whether each is required.
-pub fn members(schema: Schema<'_>) -> Vec<(String, bool)> {
+pub fn members(schema: ArgumentSchema<'_>) -> Vec<(String, bool)> {
     let Some(node) = schema.node() else { return Vec::new() };
     let required = node.get("required").and_then(Value::as_array);
     let is_required = |key: &String| required.is_some_and(|keys| keys.iter().any(|one| one == key));

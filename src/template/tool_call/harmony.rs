@@ -9,10 +9,10 @@
 //! talking to itself: reasoning. Harmony's calls are complete at their closing brace, because `<|call|>` ends the turn
 //! and is usually not seen.
 
-use super::json_text::{JsonScanner, Scan};
-use super::named_json::take_object;
+use super::json_text::{JsonScan, JsonScanner};
+use super::named_json::take_arguments;
 use super::xml::{Tags, XmlCalls};
-use super::{Broken, CallParser, Sink, Step};
+use super::{CallError, CallParser, ParserStep, PieceSink};
 use crate::piece::{Piece, push_text};
 
 const MESSAGE: &str = "<|message|>";
@@ -108,7 +108,7 @@ impl Harmony {
     }
 
     /// Takes one character.
-    pub fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    pub fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if let Some(header) = &mut self.header {
             header.push(c);
             if header.ends_with(MESSAGE) {
@@ -143,7 +143,7 @@ impl Harmony {
     }
 
     /// The tool that a message calls.
-    fn called<'a>(&self, header: &'a str, sink: &Sink<'_>) -> Option<&'a str> {
+    fn called<'a>(&self, header: &'a str, sink: &PieceSink<'_>) -> Option<&'a str> {
         let to = recipient(header).filter(|_| !sink.tools.is_empty())?;
         match (sink.tool(to), self.protocol) {
             (Some(_), _) => Some(to),
@@ -152,7 +152,7 @@ impl Harmony {
         }
     }
 
-    fn begin_message(&mut self, header: &str, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn begin_message(&mut self, header: &str, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         self.is_fresh = true;
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
@@ -168,10 +168,10 @@ impl Harmony {
         Ok(())
     }
 
-    fn end_message(&mut self, end: &str) -> Result<(), Broken> {
+    fn end_message(&mut self, end: &str) -> Result<(), CallError> {
         self.space.clear();
         if matches!(self.body, Body::Call(Some(_)) | Body::Tagged(_, Some(_))) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         self.body = Body::Content;
         self.is_fresh = true;
@@ -182,10 +182,10 @@ impl Harmony {
     }
 
     /// A character of a call in tags.
-    fn take_tagged(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn take_tagged(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         let Body::Tagged(opener, reader) = &mut self.body else { return Ok(()) };
         let Some(inside) = reader else {
-            return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
+            return if c.is_whitespace() { Ok(()) } else { Err(CallError::Malformed) };
         };
         let marker = ATEM_CALLS;
         if opener != marker {
@@ -193,27 +193,24 @@ impl Harmony {
             let held = opener.trim_start();
             let is_marker = marker.starts_with(held);
             *opener = held.to_owned();
-            return if is_marker { Ok(()) } else { Err(Broken::Malformed) };
+            return if is_marker { Ok(()) } else { Err(CallError::Malformed) };
         }
         // The tag may name another tool than the header.
-        if let Step::Done(_) = inside.take(c, sink).map_err(|_| Broken::Malformed)? {
+        if let ParserStep::Done(_) = inside.take(c, sink).map_err(|_| CallError::Malformed)? {
             *reader = None;
         }
         Ok(())
     }
 
-    fn take_text(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn take_text(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if matches!(self.body, Body::Tagged(..)) {
             return self.take_tagged(c, sink);
         }
         if let Body::Call(arguments) = &mut self.body {
             let Some(scanner) = arguments else {
-                return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
+                return if c.is_whitespace() { Ok(()) } else { Err(CallError::Malformed) };
             };
-            let mut text = String::new();
-            let scan = take_object(scanner, c, &mut text)?;
-            sink.arguments(&text);
-            if scan != Scan::More {
+            if take_arguments(scanner, c, sink)? != JsonScan::More {
                 *arguments = None;
                 sink.end();
             }
@@ -240,11 +237,11 @@ impl Harmony {
     }
 
     /// The end of the answer.
-    pub fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    pub fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match &mut self.body {
-            Body::Call(Some(_)) => return Err(Broken::Malformed),
+            Body::Call(Some(_)) => return Err(CallError::Malformed),
             Body::Tagged(_, Some(reader)) if self.held.is_empty() => return reader.finish(is_cut, sink),
-            Body::Tagged(_, Some(_)) => return Err(Broken::Malformed),
+            Body::Tagged(_, Some(_)) => return Err(CallError::Malformed),
             _ => {}
         }
         if self.header.is_some() {

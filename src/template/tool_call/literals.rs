@@ -4,22 +4,22 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::Tool;
+use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, members};
-use super::coerce::Schema;
+use super::coerce::ArgumentSchema;
 use super::json_text;
 use super::writer::{ValueStyle, Writer, quoted};
 
 impl Writer<'_> {
     pub fn object_call(
         &mut self,
-        tool: &Tool,
+        tool: &ToolDefinition,
         style: ValueStyle,
         lead: &str,
         (open, close): (&str, &str),
     ) -> String {
         self.style = style;
-        let members = self.members(Schema::new(&tool.parameters), style == ValueStyle::Python, 0);
+        let members = self.members(ArgumentSchema::new(&tool.parameters), style == ValueStyle::Python, 0);
         format!("{} {members} {}", self.literal(&format!("{lead}{}{open}", tool.name)), self.literal(close))
     }
 
@@ -28,7 +28,7 @@ impl Writer<'_> {
     }
 
     /// The members of an object without its braces: the required ones, then any of the others, in the schema's order.
-    fn members(&mut self, schema: Schema<'_>, is_keywords: bool, depth: usize) -> String {
+    fn members(&mut self, schema: ArgumentSchema<'_>, is_keywords: bool, depth: usize) -> String {
         let separator = self.literal(self.separator());
         let (mut required, mut optional) = (Vec::new(), Vec::new());
         for (key, is_required) in members(schema) {
@@ -55,7 +55,7 @@ impl Writer<'_> {
         if starts.is_empty() { "\"\"".to_owned() } else { self.rule(&format!("({})?", starts.join(" | "))) }
     }
 
-    fn value(&mut self, schema: Schema<'_>, depth: usize) -> String {
+    fn value(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
         let types = schema.types();
         if types.is_unknown() || depth > MAX_DEPTH {
             return self.any_value();
@@ -90,7 +90,7 @@ impl Writer<'_> {
         self.rule(&choices.join(" | "))
     }
 
-    fn array(&mut self, schema: Schema<'_>, depth: usize) -> String {
+    fn array(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
         let item = self.value(schema.items(), depth + 1);
         let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
         let (min, max) = (bound("minItems").unwrap_or(0), bound("maxItems"));
@@ -103,7 +103,7 @@ impl Writer<'_> {
         format!("\"[\" ({items}){} \"]\"", if min == 0 { "?" } else { "" })
     }
 
-    fn string(&mut self, schema: Schema<'_>) -> String {
+    fn string(&mut self, schema: ArgumentSchema<'_>) -> String {
         if let Some(choices) = schema.strings() {
             let quote = |choice: &String| match self.style {
                 ValueStyle::Python => quoted(&json_text::quoted(choice)),
@@ -133,7 +133,7 @@ impl Writer<'_> {
         if self.style != ValueStyle::Gemma {
             return self.json(&json!({}));
         }
-        let string = self.string(Schema::new(&Value::Null));
+        let string = self.string(ArgumentSchema::new(&Value::Null));
         let number = self.json(&json!({"type": "number"}));
         let key = self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/");
         let any = self.new_name("r");

@@ -3,7 +3,7 @@
 
 use super::harmony::Protocol;
 use super::writer::Writer;
-use super::{CallParser, Tool};
+use super::{CallParser, ToolDefinition};
 
 /// What is known of one format.
 pub struct ToolCallSpec {
@@ -31,7 +31,7 @@ pub struct ToolCallSpec {
     pub bare_call: Option<&'static str>,
     pub frame: Frame,
     /// One call as a grammar writes it; the text stands in front of the tool's name.
-    pub call: fn(&mut Writer<'_>, &Tool, &str) -> String,
+    pub call: fn(&mut Writer<'_>, &ToolDefinition, &str) -> String,
     /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Harmony has
     /// none: its messages are read by [`super::Harmony`].
     pub reader: fn(&'static str) -> Option<Box<dyn CallParser>>,

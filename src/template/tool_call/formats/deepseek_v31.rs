@@ -1,7 +1,7 @@
 //! ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`` (DeepSeek V3.1)
 
 use super::{Frame, ToolCallSpec};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
 pub const DEEPSEEK_V31: ToolCallSpec = ToolCallSpec {
     name: "deepseek-v3.1",
@@ -19,7 +19,7 @@ pub const DEEPSEEK_V31: ToolCallSpec = ToolCallSpec {
 };
 
 /// Of both notations: models of one write the other now and then.
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<｜tool▁call▁begin｜>",
     separator: "{",
     end: "<｜tool▁call▁end｜>",

@@ -1,7 +1,7 @@
 //! `<function=NAME>{...}</function>` (Functionary 3.1)
 
 use super::{Frame, ToolCallSpec};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
 pub const FUNCTION_TAG: ToolCallSpec = ToolCallSpec {
     name: "function-tag",
@@ -14,7 +14,7 @@ pub const FUNCTION_TAG: ToolCallSpec = ToolCallSpec {
     ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "",
     separator: ">",
     end: "</function>",

@@ -2,7 +2,7 @@
 
 use super::{Frame, ToolCallSpec};
 use crate::tool_call::arguments::Tagging;
-use crate::tool_call::glm::{GlmCall, Marks};
+use crate::tool_call::glm::{GlmCall, GlmMarks};
 
 pub const GLM: ToolCallSpec = ToolCallSpec {
     name: "glm",
@@ -24,7 +24,7 @@ const TAGGING: Tagging = Tagging {
     end: "",
 };
 
-const MARKS: Marks = Marks {
+const MARKS: GlmMarks = GlmMarks {
     call: None,
     separator: None,
     key: "<arg_key>",

@@ -3,7 +3,7 @@
 
 use super::{Frame, ToolCallSpec};
 use crate::tool_call::arguments::Tagging;
-use crate::tool_call::glm::{GlmCall, Marks};
+use crate::tool_call::glm::{GlmCall, GlmMarks};
 
 pub const HY3: ToolCallSpec = ToolCallSpec {
     name: "hy3",
@@ -39,7 +39,7 @@ const TAGGING: Tagging = Tagging {
     end: "</tool_call:opensource>",
 };
 
-const MARKS: Marks = Marks {
+const MARKS: GlmMarks = GlmMarks {
     call: Some("<tool_call:opensource>"),
     separator: Some("<tool_sep:opensource>"),
     key: "<arg_key:opensource>",

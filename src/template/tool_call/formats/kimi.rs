@@ -1,7 +1,7 @@
 //! `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
 
 use super::{Frame, ToolCallSpec};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
 pub const KIMI: ToolCallSpec = ToolCallSpec {
     name: "kimi",
@@ -18,7 +18,7 @@ pub const KIMI: ToolCallSpec = ToolCallSpec {
     ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call_begin|>",
     separator: "<|tool_call_argument_begin|>",
     end: "<|tool_call_end|>",

@@ -3,7 +3,7 @@
 use super::json_object::JsonCalls;
 use super::spec::{Frame, ToolCallSpec};
 use super::writer::Writer;
-use super::{CallParser, Tool};
+use super::{CallParser, ToolDefinition};
 
 pub mod apertus;
 pub mod command_action;
@@ -43,7 +43,7 @@ pub mod tool_calls_tag;
 pub mod toolcall_tag;
 
 /// `{"name": NAME, "arguments": {...}}`
-fn named_object(writer: &mut Writer<'_>, tool: &Tool, _lead: &str) -> String {
+fn named_object(writer: &mut Writer<'_>, tool: &ToolDefinition, _lead: &str) -> String {
     let head = format!("{{\"name\": {}, \"arguments\": ", super::json_text::quoted(&tool.name));
     writer.json_call(&head, tool, "}")
 }

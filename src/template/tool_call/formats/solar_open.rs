@@ -1,7 +1,7 @@
 //! `<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|>` (Solar Open)
 
 use super::{Frame, ToolCallSpec};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 use crate::tool_call::spec::Messages;
 
 pub const SOLAR_OPEN: ToolCallSpec = ToolCallSpec {
@@ -37,7 +37,7 @@ pub const SOLAR_OPEN: ToolCallSpec = ToolCallSpec {
     ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call:begin|>",
     separator: "<|tool_call:args|>",
     end: "<|tool_call:end|>",
