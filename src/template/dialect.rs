@@ -1,4 +1,4 @@
-//! Which markup a model answers in: how it sets reasoning apart and how it writes tool calls.
+//! The markup of a model's answers: its reasoning format and its tool-call format.
 //!
 //! Both are read from the model's own chat template, which prints earlier answers in the form that the model was trained to
 //! give, and never from a model's name: see `probe`.
@@ -8,14 +8,14 @@ use super::tool_call::writer::Writer;
 use super::tool_call::{Protocol, ToolCallFormat, ToolDefinitions};
 use super::tool_grammar::{GrammarRequest, lark};
 
-/// What a model's answers are made of besides text.
+/// The formats of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dialect {
     pub reasoning: Option<ReasoningFormat>,
     pub tool_calls: Option<ToolCallFormat>,
 }
 
-/// Which tools an answer may or must call.
+/// The tools that an answer may or must call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Text, or calls.
@@ -30,27 +30,27 @@ pub enum ToolChoice {
 }
 
 impl Dialect {
-    /// Who reads answers that are rows of messages with headers.
+    /// Returns the protocol of answers that are rows of messages with headers.
     pub(super) fn protocol(&self) -> Option<Protocol> {
         let of_reasoning = self.reasoning.and_then(|format| format.row().protocol);
         of_reasoning.or_else(|| self.tool_calls.and_then(|format| format.row().protocol))
     }
 
-    /// Whether the end of a prompt has opened reasoning: the marker that will close it.
+    /// Returns the marker that will close the reasoning that the end of a prompt has opened. `None` if it has opened none.
     pub fn open_reasoning(&self, prompt_tail: &str) -> Option<&'static str> {
         let format = self.reasoning.filter(|format| format.is_open_in(prompt_tail))?;
         Some(format.marks().close)
     }
 
-    /// What opens and closes the reasoning that an answer may begin with, where the prompt has neither opened nor closed it
-    /// already. Messages with headers are no such thing.
+    /// Returns what opens and closes the reasoning that an answer may begin with, if the prompt has neither opened nor closed it
+    /// already. `None` for messages with headers.
     pub fn may_reason(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
         let marks = self.reasoning.filter(|format| !format.is_open_in(prompt_tail))?.marks();
         let open = *marks.opens.first().filter(|_| marks.protocol.is_none())?;
         (!prompt_tail.trim_end().ends_with(marks.close)).then_some((open, marks.close))
     }
 
-    /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
+    /// Returns all markers, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {
         let mut markup = Vec::new();
@@ -73,12 +73,12 @@ impl Dialect {
         markup
     }
 
-    /// A grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see
-    /// the header of `tool_call/grammar.rs`. Reasoning may come first, and must end first where `prompt_tail`, the end of
+    /// Returns a grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see
+    /// the header of `tool_call/arguments.rs`. Reasoning may come first, and must end first where `prompt_tail`, the end of
     /// the rendered prompt, has opened it. `is_parallel` allows several calls. `special` gives the id of a special token by
     /// its text; a marker that it does not know is ordinary text.
     ///
-    /// `None` where there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
+    /// `None` if there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
     /// caller leaves the tools out of parsing too.
     pub fn tool_grammar(
         &self,

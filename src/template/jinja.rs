@@ -30,7 +30,7 @@ pub struct SpecialTokens {
     pub extra: Map<String, Json>,
 }
 
-/// What a rendering is for.
+/// Options of one rendering.
 #[derive(Debug, Clone, Default)]
 pub struct RenderOptions {
     /// End with the header of an assistant turn, so that the model answers.
@@ -41,7 +41,7 @@ pub struct RenderOptions {
     /// The last message is an unfinished assistant turn: the text ends right behind its content, without the
     /// template's turn end, and without a generation prompt.
     pub continue_final_message: bool,
-    /// What `strftime_now` sees.
+    /// The time that `strftime_now` prints.
     pub now: DateTime,
 }
 
@@ -86,12 +86,12 @@ impl ChatTemplate {
         &self.inner.source
     }
 
-    /// Whether the template has this word as a text of its own, as one that tells roles apart does.
+    /// Returns whether the template has this word between quotes, as templates that distinguish roles do.
     pub fn has_literal(&self, word: &str) -> bool {
         ['\'', '"'].iter().any(|quote| self.inner.source.contains(&format!("{quote}{word}{quote}")))
     }
 
-    /// Whether the template reads a variable of this name somewhere.
+    /// Returns whether the template reads a variable of this name somewhere.
     pub fn reads(&self, variable: &str) -> bool {
         let template = self.inner.env.get_template(NAME);
         template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
@@ -137,7 +137,7 @@ impl ChatTemplate {
         descriptions.iter().find_map(|descriptions| {
             ADAPTATIONS.iter().find_map(|changes| {
                 let changes = [descriptions, *changes].concat();
-                // What nothing has been changed for has been tried.
+                // The unchanged form has been tried already.
                 (!changes.is_empty()).then(|| self.render_changed(variables, &changes, now)).flatten()
             })
         })

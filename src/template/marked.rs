@@ -14,16 +14,16 @@ pub struct Marked {
     reasoning: Option<ReasoningFormat>,
     calls: Option<&'static ToolCallSpec>,
     state: MarkedState,
-    /// The beginning of a marker, perhaps.
+    /// The beginning of what may be a marker.
     held: String,
     /// Space that is dropped when a marker follows.
     space: String,
-    /// No text since the beginning, the end of reasoning or a call.
+    /// No text has come since the beginning, the end of reasoning or a call.
     is_fresh: bool,
     has_content: bool,
     /// Reasoning or a call has come: space in front of the first content is the markup's.
     has_markup: bool,
-    /// What begins the answer and is left out.
+    /// Text that is dropped at the start of the answer.
     lead: Option<&'static str>,
     /// Calls inside reasoning that may count.
     early: Early,
@@ -87,7 +87,7 @@ impl Marked {
         self.reasoning.map_or("", |format| format.marks().close)
     }
 
-    /// The markers that count at this place.
+    /// Returns the markers that count in this state.
     fn markers(&self) -> impl Iterator<Item = &'static str> {
         let in_reasoning = matches!(self.state, MarkedState::Reasoning);
         let is_fresh = self.is_fresh;
@@ -156,7 +156,7 @@ impl Marked {
         Ok(())
     }
 
-    /// A marker has come.
+    /// Handles a marker.
     fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut PieceSink<'_>) {
         let is_call = self.calls.is_some_and(|calls| calls.openers.contains(&marker));
         if matches!(self.state, MarkedState::Reasoning) {
@@ -225,8 +225,8 @@ impl Marked {
         }
     }
 
-    /// What looked like a call inside reasoning is reasoning. What is wrong in itself is read again behind its first character;
-    /// one that the end of the reasoning cut off is not, but for that end.
+    /// Treats an incomplete call inside reasoning as reasoning. A malformed one (`is_wrong`) is read again behind its first
+    /// character; of one that the end of the reasoning cut off, only that end is read again.
     fn drop_early_call(&mut self, is_wrong: bool, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
         self.state = MarkedState::Reasoning;
         let mut raw = self.early.raw.split_off(self.early.done.0);
@@ -244,7 +244,7 @@ impl Marked {
         text.chars().for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) });
     }
 
-    /// The calls held back are reasoning, because something follows them.
+    /// Emits the calls held back as reasoning, because something follows them.
     fn give_early_back(&mut self, sink: &mut PieceSink<'_>) {
         let early = std::mem::take(&mut self.early);
         if early.is_empty() {
@@ -259,7 +259,7 @@ impl Marked {
         }
     }
 
-    /// The answer has ended behind calls inside reasoning: they count.
+    /// Emits the calls inside reasoning as calls, because the answer has ended behind them.
     fn take_early_calls(&mut self, sink: &mut PieceSink<'_>) {
         let (_, num_pieces, num_calls) = self.early.done;
         let first = *sink.num_calls;
@@ -320,7 +320,7 @@ impl Marked {
         Ok(())
     }
 
-    /// What looked like a call is text: its first character goes out, the rest is read again.
+    /// Treats what looked like a call as text: emits its first character and reads the rest again.
     fn take_back(&mut self, raw: &str, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
         self.state = MarkedState::Text;
         let text = raw.trim_start();
@@ -344,7 +344,7 @@ impl Marked {
         push_text(sink.pieces, is_reasoning, c.encode_utf8(&mut [0; 4]));
     }
 
-    /// Space goes out, unless it stands between markup and the first text.
+    /// Emits the space held back, unless it stands between markup and the first text.
     fn flush_space(&mut self, sink: &mut PieceSink<'_>) {
         let space = std::mem::take(&mut self.space);
         let is_reasoning = matches!(self.state, MarkedState::Reasoning);
@@ -378,7 +378,7 @@ impl Marked {
         Ok(())
     }
 
-    /// A call inside reasoning that is still open counts if nothing of it is missing.
+    /// Ends an open call inside reasoning; it counts if it is complete.
     fn finish_early_call(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) {
         let MarkedState::EarlyCall(reader) = &mut self.state else { return };
         let Early { raw, pieces, num_calls, is_open, done, .. } = &mut self.early;

@@ -3,8 +3,8 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
-//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `dialect` is what answers are
-//! made of, `output` takes them apart.
+//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `dialect` names the markup
+//! of answers, `output` parses them, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
 pub mod check;

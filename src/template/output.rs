@@ -5,14 +5,14 @@
 //! its tool is known. Inside a call's strings nothing is looked for. A call inside reasoning counts where nothing but the end of
 //! the reasoning follows it, to the end of the answer: some models call before they close it. Until then it is held back.
 //!
-//! What becomes of calls that are not in order:
+//! Calls that are not in order:
 //! - No marker: the text comes out unchanged. Without tools no call is looked for.
 //! - A call of a tool that was not given: it and all that follows is content, markup included. Messages with headers
 //!   are never shown with their markup, see `tool_call/harmony.rs`.
 //! - A malformed or cut call: nothing of it and nothing after it comes out as content. If it had been named already, its
 //!   [`Piece::CallEnd`] is missing.
 //!
-//! Calls that went out before such a one cannot be taken back in a stream; a grammar
+//! Calls that a stream has already delivered before such a call cannot be taken back; a grammar
 //! ([`Dialect::tool_grammar`]) rules them out. [`parse_answer`], which sees the whole, gives no partial sets: either all
 //! calls are well-formed and defined or there are none. Text between and behind calls is content.
 

@@ -21,7 +21,7 @@ const MAX_ELIFS: usize = 400;
 /// Bytes that one constant expression may fold to.
 const MAX_FOLDED_BYTES: u64 = 1 << 20;
 
-/// How a source is read: block tags eat the newline after them and the blanks before them in chat templates.
+/// Returns the syntax of chat templates: block tags eat the newline after them and the blanks before them.
 pub(super) fn chat_syntax() -> Result<SyntaxConfig, TemplateError> {
     syntax(true)
 }
@@ -71,7 +71,7 @@ fn too_long(reason: String) -> TemplateError {
     TemplateError::TooExpensive(reason)
 }
 
-/// What was seen of the current tag.
+/// The part of the current tag read so far.
 #[derive(Debug, Default)]
 struct SourceScan {
     tag_tokens: usize,

@@ -9,7 +9,7 @@ use crate::reasoning::ReasoningFormat;
 use crate::tool_call::writer::{Writer, escaped, quoted};
 use crate::tool_call::{Messages, ToolCallFormat, ToolCallSpec, ToolDefinition, ToolDefinitions};
 
-/// What a grammar is for.
+/// The tools, the prompt and the freedoms that a grammar is written for.
 pub struct GrammarRequest<'a> {
     pub reasoning: Option<ReasoningFormat>,
     pub format: ToolCallFormat,

@@ -62,7 +62,7 @@ fn tool_call_json(call: &ToolCall) -> Json {
     Json::Object(members)
 }
 
-/// A change of a conversation's form; tells whether there was anything to change.
+/// A change of a conversation's form. Returns whether it changed anything.
 pub type Adaptation = fn(&mut Map<String, Json>) -> bool;
 
 /// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
@@ -82,7 +82,7 @@ pub fn describe_tools(variables: &mut Map<String, Json>) -> bool {
     functions(variables).map(described).filter(|&is_new| is_new).count() > 0
 }
 
-/// The same of their parameters.
+/// Gives parameters without a description an empty one.
 pub fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
     let properties = functions(variables)
         .filter_map(|function| function.get_mut("parameters")?.get_mut("properties")?.as_object_mut())
@@ -90,7 +90,7 @@ pub fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
     properties.map(described).filter(|&is_new| is_new).count() > 0
 }
 
-/// Puts an empty description where there is none.
+/// Adds an empty description if there is none; returns whether it did.
 fn described(members: &mut Map<String, Json>) -> bool {
     let is_missing = !members.get("description").is_some_and(Json::is_string);
     if is_missing {
@@ -99,7 +99,7 @@ fn described(members: &mut Map<String, Json>) -> bool {
     is_missing
 }
 
-/// The definitions of tools, with or without their wrapping.
+/// Iterates over the definitions of tools, with or without their `function` wrapping.
 fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
     let tools = variables.get_mut("tools").and_then(Json::as_array_mut).into_iter().flatten();
     tools.filter_map(|tool| match tool.get("function") {

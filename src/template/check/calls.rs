@@ -67,7 +67,7 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
     })
 }
 
-/// Whether the turn comes apart into these calls, and what it came apart into if not.
+/// Compares the calls parsed from a turn with those expected.
 fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Result<(), String> {
     let PrintedTurn { tail, turn } = turn;
     let answer = parse_answer(&subject.dialect, &tools(), tail, turn, false);

@@ -86,7 +86,7 @@ pub fn weather_call() -> Message {
     calls([call(0, TOOL, json!({"city": "Bergen", "days": 3}))])
 }
 
-/// What the `n`th call came to.
+/// Returns the result of the `n`th call.
 pub fn result(n: usize, name: &str, text: &str) -> Message {
     Message {
         tool_call_id: Some(IDS[n].to_owned()),

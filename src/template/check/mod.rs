@@ -1,8 +1,8 @@
 //! Checks whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
 //! and judged, one finding per check. Needs a template; a tokenizer makes the checks exact, weights are not looked at.
 //!
-//! A check fails where a prompt would be wrong or lose something without anybody being told; it warns where a template
-//! refuses a conversation, or where something costs time. What llmctl does about a template's ways (a role it maps, answers
+//! A check fails where a prompt would be wrong or silently lose something; it warns if a template
+//! refuses a conversation, or if something costs time. What llmctl does about a template's ways (a role it maps, answers
 //! that go back as ids) counts as done. Pure: knows no files and prints nothing.
 //!
 //! `matrix` is the conversations, `turns` the beginning and end of turns, `shapes` what is printed at all, `calls` tool calls
@@ -61,14 +61,14 @@ pub trait SessionPrompts {
     fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]);
 }
 
-/// What is checked.
+/// The template under test, with what is known of its model.
 pub struct Subject {
     template: ChatTemplate,
-    /// What the template shows.
+    /// The parts of conversations that the template shows.
     shown: Shown,
-    /// How the template's answers are read.
+    /// The formats of the template's answers.
     dialect: Dialect,
-    /// What is done to conversations so that the template shows all of them.
+    /// The changes to conversations so that the template shows all of them.
     accommodation: Accommodation,
     tokenizer: Option<Arc<dyn CheckTokenizer>>,
     /// Starts a session.
@@ -78,10 +78,10 @@ pub struct Subject {
     bos: Option<String>,
 }
 
-/// How a check ended.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CheckVerdict {
-    /// There was nothing to check, or no tokenizer to check it with.
+    /// There was nothing to check, or no tokenizer to check with.
     Skipped,
     Ok,
     Warning,
@@ -110,7 +110,7 @@ pub struct Check {
     pub detail: Value,
 }
 
-/// What a check found.
+/// The outcome of a check with its reason.
 #[derive(Debug, Clone, PartialEq)]
 struct Finding {
     verdict: CheckVerdict,
@@ -157,7 +157,7 @@ impl From<TemplateError> for CheckError {
 impl From<CheckError> for Finding {
     fn from(trouble: CheckError) -> Self {
         match trouble {
-            // Its author says so, and so does the error that a client gets.
+            // The template's author refuses this on purpose, and a client gets the same message as an error.
             CheckError::Template(TemplateError::Raised { line, message }) => {
                 Self::warning(format!("refused by template line {line}: {}", message.trim()))
             }
@@ -223,7 +223,7 @@ const NOW: DateTime = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute:
 /// Variables by which templates switch reasoning on and off.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// What a text stands for that begins sequences, and one that ends them, where there is no tokenizer to ask.
+/// The texts of the beginning-of-sequence and end-of-sequence tokens if there is no tokenizer.
 const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];
 
 impl Subject {
@@ -296,7 +296,7 @@ impl Subject {
         self.encode(text, true)
     }
 
-    /// What ids say, for people.
+    /// Returns the text of ids for messages.
     fn shown(&self, ids: &[u32]) -> String {
         let text = match &self.tokenizer {
             Some(tokenizer) => {
@@ -308,7 +308,7 @@ impl Subject {
         quoted(&text)
     }
 
-    /// What the units of [`Self::ids`] are called.
+    /// Returns the name of the units of [`Self::ids`].
     fn unit(&self) -> &'static str {
         if self.tokenizer.is_some() { "token" } else { "character" }
     }

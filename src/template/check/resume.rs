@@ -1,5 +1,5 @@
-//! Whether each prompt of a conversation begins with all of the prompt before it, token for token: only then can what has been
-//! computed be used again.
+//! Checks whether each prompt of a conversation begins with all tokens of the prompt before it: only then can computed KV be
+//! reused.
 //!
 //! Asked twice. As text, which is all that a request without a session has; and with the answers as the ids that were
 //! generated, which is how sessions put them back: there the prompt must also hold the answer that it follows.
@@ -71,7 +71,7 @@ fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) 
     Ok(worst(findings).unwrap_or_else(|| Finding::skipped("nothing to render")))
 }
 
-/// Where a prompt leaves the one before it.
+/// The position where a prompt differs from the one before it.
 struct Break {
     /// The prompt, from 1.
     turn: usize,

@@ -1,4 +1,4 @@
-//! What a template prints of each kind of message, what it refuses, and what it leaves out without a word.
+//! Checks which kinds of messages a template prints, refuses, or silently leaves out.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::matrix::{
 use super::{CheckResult, CheckVerdict, Finding, Subject, quoted};
 use crate::{CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat};
 
-/// Which reasoning markup the template shows, and where.
+/// Reports the reasoning format that the template shows, and the line.
 pub fn reasoning_format(subject: &Subject) -> CheckResult {
     let shown =
         subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
@@ -30,7 +30,7 @@ fn seen(format: &str, sign: Sign, more: &str) -> Finding {
     Finding { detail: json!({"format": format, "sign": sign.text, "line": sign.line}), ..finding }
 }
 
-/// Which format of calls the template shows, and on what evidence; or which one llmctl asks for in its place.
+/// Reports the tool-call format that the template shows and the evidence, or the one that llmctl asks for instead.
 pub fn tool_format(subject: &Subject) -> CheckResult {
     let Some(format) = subject.dialect.tool_calls else { return Ok(Finding::ok("none")) };
     let evidence = subject.shown.calls.filter(|_| subject.shown.dialect.tool_calls == Some(format));
@@ -133,7 +133,7 @@ pub fn tools(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == CheckVerdict::Ok {
         return Ok(Finding::ok("described by llmctl in the system prompt"));
     }
-    // A template that refuses system prompts says so in another check.
+    // Another check reports a template that refuses system prompts.
     Ok(match printed(subject, &beside_system, &words) {
         Ok(beside) if beside.verdict > alone.verdict => {
             Finding { reason: format!("beside a system prompt: {}", beside.reason), ..beside }
@@ -147,7 +147,7 @@ pub fn tool_results(subject: &Subject) -> CheckResult {
     printed(subject, &asked, &[QUESTIONS[0], RESULT])
 }
 
-/// An answer that says something and calls.
+/// An answer with content and a call.
 pub fn call_with_text(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
@@ -157,7 +157,7 @@ pub fn call_with_text(subject: &Subject) -> CheckResult {
     printed(subject, &talk_with_tools([question(0), called, weather_result()]), &[ANSWERS[0], "Bergen"])
 }
 
-/// What becomes of the thoughts of earlier turns.
+/// Checks whether the template prints the reasoning of earlier turns.
 pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
     let Some(format) = subject.dialect.reasoning else {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));

@@ -1,4 +1,5 @@
-//! Where turns begin and end: the header that asks for an answer, the tokens in front of the first turn and behind the last.
+//! Checks where turns begin and end: the header that asks for an answer, the tokens in front of the first turn and behind the
+//! last.
 
 use serde_json::json;
 
@@ -69,7 +70,7 @@ pub fn generation_prompt(subject: &Subject) -> CheckResult {
     Ok(super::worst(findings).unwrap_or_else(|| Finding::skipped("nothing to render")))
 }
 
-/// The same behind a tool's result.
+/// Checks the generation prompt behind a tool's result.
 pub fn prompt_after_tools(subject: &Subject) -> CheckResult {
     place_of_answer(subject, &talk_with_tools([question(0), weather_call(), weather_result()]))
 }
@@ -110,7 +111,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> CheckResult {
     Ok(finding)
 }
 
-/// Whether a text is made of the dialect's markers alone.
+/// Returns whether a text consists of the format's markers alone.
 fn is_markup(subject: &Subject, text: &str) -> bool {
     let markup = subject.dialect.markup();
     let rest = markup.iter().fold(text.to_owned(), |rest, mark| rest.replace(mark, ""));
@@ -122,7 +123,7 @@ fn tail(text: &str) -> &str {
     &text[text.floor_char_boundary(text.len().saturating_sub(40))..]
 }
 
-/// What history has behind an answer ends a generation.
+/// Checks that history puts a token behind an answer that ends a generation.
 pub fn turn_end(subject: &Subject) -> CheckResult {
     let behind = |text: String| text.rfind(ANSWERS[0]).map(|at| text[at + ANSWERS[0].len()..].to_owned());
     let last = behind(subject.history(&talk([question(0), answer(0)]))?);
@@ -131,7 +132,7 @@ pub fn turn_end(subject: &Subject) -> CheckResult {
     ends_with_token(subject, "an answer", &places)
 }
 
-/// The same behind a call.
+/// Checks that history puts such a token behind a call.
 pub fn turn_end_of_calls(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));

@@ -20,7 +20,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// What a value adds to the container that holds it.
+    /// Returns what a value adds to the cost of the container that holds it.
     pub fn of(value: &Value) -> Result<Cost> {
         Ok(match py(value) {
             Py::Str(text) => Cost { depth: 0, weight: text.len() as u64 + 4 },
@@ -29,7 +29,7 @@ impl Cost {
             Py::Generator(generator) => generator.cost,
             Py::Method(method) => Cost { depth: method.depth, weight: 64 },
             Py::Namespace(namespace) => Cost { depth: namespace.hold(), weight: 40 },
-            // The loop object holds its items, with a depth that nobody counts.
+            // The loop object holds its items, whose depth is not counted.
             Py::Other if !value.get_attr("depth0").unwrap_or_default().is_undefined() => {
                 return Err(type_error("the loop object cannot be stored in another value"));
             }
@@ -54,7 +54,7 @@ impl Cost {
     }
 }
 
-/// Which of Python's sequences this is; they differ in printing and in what may be done with them.
+/// One of Python's sequence types; they differ in printing and in their operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeqKind {
     List,
@@ -191,7 +191,7 @@ impl Dict {
     }
 }
 
-/// What lazy filters return: it has no length, no index, and can be walked once.
+/// The result of lazy filters: it has no length, no index, and can be walked once.
 pub(super) struct Generator {
     items: Mutex<Vec<Value>>,
     cost: Cost,

@@ -225,7 +225,7 @@ fn set_attribute(args: &[Value], name: &str) -> Result<Value> {
     }
 }
 
-/// What a `for` loop walks. minijinja's loop needs a sequence whose length is known.
+/// Returns the sequence that a `for` loop iterates over. minijinja's loop needs a sequence whose length is known.
 fn iterate(state: &mut State, value: &Value) -> Result<Value> {
     match py(value) {
         Py::Seq(_) => Ok(value.clone()),

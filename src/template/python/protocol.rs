@@ -1,4 +1,4 @@
-//! What minijinja asks of the containers: members, iteration, and calls of methods.
+//! minijinja's `Object` trait for the containers: members, iteration, and calls of methods.
 
 use std::fmt;
 use std::sync::Arc;

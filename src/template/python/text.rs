@@ -7,7 +7,7 @@ use minijinja::Value;
 use super::object::{Dict, Seq, SeqKind};
 use super::{Py, Result, py};
 
-/// What `{{ value }}` prints: strings as they are, undefined as nothing.
+/// Returns what `{{ value }}` prints: strings as they are, undefined as the empty string.
 pub(super) fn str_of(value: &Value) -> Result<String> {
     match py(value) {
         Py::Undefined => Ok(String::new()),
@@ -16,7 +16,7 @@ pub(super) fn str_of(value: &Value) -> Result<String> {
     }
 }
 
-/// What a value looks like inside a printed list.
+/// Returns `repr()` of a value, as inside a printed list.
 pub(super) fn repr_of(value: &Value) -> Result<String> {
     let mut out = String::new();
     write_repr(&mut out, value);

@@ -2,7 +2,7 @@
 //!
 //! JSON arguments follow the tool's schema in full (llguidance's `%json`). Forms that are not JSON follow types, enums,
 //! lengths and required members, and the patterns of strings that stand unquoted; numbers follow all that JSON Schema
-//! says of them.
+//! demands.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,7 @@ pub const MAX_DEPTH: usize = 6;
 const OPEN_ENDED: [&str; 7] =
     ["additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf"];
 
-/// How a call in tags is written.
+/// The texts around the parts of a call in tags.
 pub struct Tagging {
     pub behind_name: &'static str,
     pub before_key: &'static str,
@@ -52,7 +52,7 @@ impl Writer<'_> {
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
-            // Where the schema is silent about other members, a model is not invited to make some up.
+            // If the schema does not mention other members, the model must not invent any.
             let is_plain =
                 object.contains_key("properties") && OPEN_ENDED.iter().all(|key| !object.contains_key(*key));
             if is_plain {
@@ -90,7 +90,7 @@ impl Writer<'_> {
         format!("{} {}", self.literal(&tool.name), self.tagged_body(tool, tagging))
     }
 
-    /// What follows the tool's name.
+    /// Writes what follows the tool's name.
     pub fn tagged_body(&mut self, tool: &ToolDefinition, tagging: &Tagging) -> String {
         let mut call = self.literal(tagging.behind_name);
         let root = ArgumentSchema::new(&tool.parameters);

@@ -58,7 +58,7 @@ impl Types {
         self == Self::default()
     }
 
-    /// Whether a value may be any text, because strings are allowed or nothing is said.
+    /// Returns whether a value may be any text: strings are allowed, or the schema names no type.
     pub fn is_text(self) -> bool {
         self.string || self.is_unknown()
     }
@@ -132,7 +132,7 @@ impl<'a> ArgumentSchema<'a> {
         None
     }
 
-    /// What types a value may have.
+    /// Returns the types that a value may have.
     pub fn types(self) -> Types {
         let mut types = Types::default();
         self.collect(&mut types, 0);

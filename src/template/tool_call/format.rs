@@ -5,7 +5,7 @@ use super::spec::ToolCallSpec;
 use crate::named::formats;
 
 formats! {
-    /// How tool calls are written.
+    /// The markup of tool calls.
     ToolCallFormat, "tool-call format", ToolCallSpec, [
         /// As `Glm`, every tag with the suffix `:opensource` (Hy3)
         Hy3 => f::hy3::HY3,

@@ -6,7 +6,7 @@
 use super::coerce::{ArgumentSchema, coerced};
 use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
-/// The marks of one notation.
+/// The markers of one format.
 #[derive(Debug)]
 pub struct GlmMarks {
     /// Begins a call inside a section; none where each call has an opener of its own.

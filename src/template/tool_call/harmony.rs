@@ -5,7 +5,7 @@
 //! are reasoning, those `to=user` content, and a message `to=NAME` holds a call in tags. The prompt ends inside a header.
 //!
 //! No header and no marker is ever shown. In Harmony, a call of a tool that was not given is a call all the same: clients answer
-//! such a one with an error that the model can read. A message to anybody else, or a call where no tools were given, is the model
+//! it with an error that the model can read. A message to another recipient, or a call where no tools were given, is the model
 //! talking to itself: reasoning. Harmony's calls are complete at their closing brace, because `<|call|>` ends the turn
 //! and is usually not seen.
 
@@ -19,7 +19,7 @@ const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 
-/// Who writes messages how.
+/// The two ways of writing messages with headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     Harmony,
@@ -27,7 +27,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// What ends a message's text.
+    /// Returns the markers that end a message's text.
     fn ends(self) -> &'static [&'static str] {
         match self {
             Self::Harmony => &["<|end|>", "<|return|>", "<|call|>", START, CHANNEL],
@@ -133,7 +133,7 @@ impl Harmony {
         Ok(())
     }
 
-    /// Whether a message without a call is reasoning.
+    /// Returns whether a message without a call is reasoning.
     fn is_reasoning(&self, header: &str) -> bool {
         match (self.protocol, recipient(header)) {
             (Protocol::Harmony, None) => channel(header) == Some("analysis"),

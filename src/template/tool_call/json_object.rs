@@ -283,7 +283,7 @@ pub struct JsonCalls {
     is_list: bool,
     object: Option<CallObject>,
     place: ListState,
-    /// What has come of the close marker; without one, what separates calls.
+    /// The part of the close marker read so far; without a close marker, the text between calls.
     closing: String,
 }
 
@@ -372,7 +372,7 @@ impl JsonCalls {
 
     fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Some(close) = self.close else {
-            // What separates calls belongs to the text when no call follows.
+            // The text between calls is content if no call follows.
             self.closing.push(c);
             let is_separator = c.is_ascii_whitespace() || matches!(c, ';' | ',');
             return Ok(if is_separator {

@@ -1,6 +1,6 @@
 //! JSON read one character at a time, so that a call's arguments can be passed on while they are written.
 //!
-//! What comes out parses with any strict reader, or the scanner says [`Malformed`] and nothing more comes out. Where a
+//! The output parses with any strict reader, or the scanner returns [`Malformed`] and emits nothing more. Where a
 //! model's slip has one meaning it is put right (a raw line break in a string, Python's `True`); a number that JSON
 //! cannot hold (`NaN`, `Infinity`, `1e999`) goes out as a string of the same text, so that it is neither lost nor invalid.
 
@@ -8,7 +8,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// What one character did.
+/// The effect of one character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JsonScan {
     /// The value goes on.
@@ -83,7 +83,7 @@ impl JsonScanner {
         self.take_structure(c, out)
     }
 
-    /// Whether nothing of the value has come yet.
+    /// Returns whether the value has not begun yet.
     pub fn is_before_value(&self) -> bool {
         self.stack.is_empty()
             && self.expect == Expect::Value

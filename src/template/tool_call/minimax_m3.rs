@@ -105,7 +105,7 @@ fn elements(text: &str) -> Option<Vec<(&str, &str)>> {
     Some(all)
 }
 
-/// Where an element ends whose tag has been opened: at the close tag that is not of an element of the same name inside.
+/// Finds the end of an open element: the close tag that belongs to no element of the same name inside it.
 fn end_of(inside: &str, tag: &str) -> Option<usize> {
     let (open, close) = (format!("{TOKEN}<{tag}>"), format!("{TOKEN}</{tag}>"));
     let mut depth = 0_usize;
@@ -122,7 +122,7 @@ fn end_of(inside: &str, tag: &str) -> Option<usize> {
     None
 }
 
-/// What is inside of an element, as JSON.
+/// Returns the content of an element as JSON.
 fn value(text: &str, schema: ArgumentSchema<'_>, depth: usize) -> Option<String> {
     if !text.trim_start().starts_with(TOKEN) {
         return Some(match schema.types() {

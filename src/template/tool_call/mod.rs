@@ -1,9 +1,9 @@
-//! How models write tool calls: `format` is the table of formats, `formats` has a constant for each, of the type that `spec`
+//! Tool calls as models write them: `format` is the table of formats, `formats` has a constant for each, of the type that `spec`
 //! declares. The other files parse calls, and write grammars for them (`writer`, `arguments`, `literals`).
 //!
-//! A reader is given one character at a time behind the marker that begins a call. It names the call before it passes on
-//! arguments, and arguments only as JSON text; the sink refuses the name of a tool that was not given. What a reader
-//! holds back is never lost: the parser keeps the raw text of every call whose name is not out yet.
+//! A [`CallParser`] takes one character at a time behind the marker that begins a call. It names the call before it passes on
+//! arguments, and passes on arguments only as JSON text; the sink refuses the name of a tool that was not given. No text is
+//! lost: `OutputParser` keeps the raw text of every call whose name is not out yet.
 
 mod arguments;
 mod coerce;
@@ -79,7 +79,7 @@ impl ToolDefinitions {
     }
 }
 
-/// Why a reader gives up.
+/// The reason why a parser gives up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallError {
     /// It looked like a call and is ordinary text (forms without a marker only).
@@ -96,7 +96,7 @@ impl From<Malformed> for CallError {
     }
 }
 
-/// What one character did to a reader.
+/// The effect of one character on a parser.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ParserStep {
     More,
@@ -104,7 +104,7 @@ pub(super) enum ParserStep {
     Done(String),
 }
 
-/// Where readers put calls.
+/// Collects the calls that parsers find.
 pub(super) struct PieceSink<'a> {
     pub tools: &'a ToolDefinitions,
     pub pieces: &'a mut Vec<Piece>,
@@ -158,7 +158,7 @@ impl PieceSink<'_> {
     }
 }
 
-/// Reads the calls of one span.
+/// Parses the calls of one span.
 pub(super) trait CallParser: std::fmt::Debug + Send {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError>;
 

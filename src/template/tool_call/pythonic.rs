@@ -187,7 +187,7 @@ impl PythonArgument {
     }
 }
 
-/// What follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
+/// Parses what follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
 #[derive(Debug)]
 pub struct PythonTag {
     inner: Option<PythonScanner>,

@@ -1,15 +1,15 @@
-//! What is known of one tool-call format: the signs by which a template is recognised, the markers, who parses it, and how
-//! grammars write it.
+//! The specification of one tool-call format: the texts by which a template is recognised, the markers, the parser, and the
+//! grammar.
 
 use super::harmony::Protocol;
 use super::writer::Writer;
 use super::{CallParser, ToolDefinition};
 
-/// What is known of one format.
+/// One tool-call format.
 pub struct ToolCallSpec {
     /// The word for flags and reports.
     pub name: &'static str,
-    /// What a template contains that has the notation: any of these sets of texts, whole.
+    /// Texts by which a template is recognised: all texts of any of these sets.
     pub signs: &'static [&'static [&'static str]],
     /// The markers that begin a span of calls; grammars write the first.
     pub openers: &'static [&'static str],
@@ -17,13 +17,13 @@ pub struct ToolCallSpec {
     pub marks: &'static [&'static str],
     /// Markers that mean nothing and are left out.
     pub dropped: &'static [&'static str],
-    /// Ends a span of calls; empty where no marker does. ToolCallSpecs with one are looked for in reasoning too.
+    /// Ends a span of calls; empty if no marker does. ToolCallSpecs with one are looked for in reasoning too.
     pub end: &'static str,
     /// An opener that the prompt may end with.
     pub prompt_opener: Option<&'static str>,
-    /// Who reads the answers that are rows of messages with headers.
+    /// The protocol, if answers are rows of messages with headers.
     pub protocol: Option<Protocol>,
-    /// What stands around calls, where text has markers too.
+    /// The markup around calls, if text has markers too.
     pub messages: Option<Messages>,
     /// The character that may begin a call without a marker, where an answer begins.
     pub bare: Option<char>,
@@ -37,7 +37,7 @@ pub struct ToolCallSpec {
     pub reader: fn(&'static str) -> Option<Box<dyn CallParser>>,
 }
 
-/// How the calls of a format stand to each other, around what is written for each of them.
+/// The texts between and around the calls of a format.
 pub struct Frame {
     /// Between the marker and the first call.
     pub open: &'static str,
@@ -51,7 +51,7 @@ pub struct Frame {
 }
 
 impl ToolCallSpec {
-    /// What most notations leave empty.
+    /// Most formats leave these fields empty.
     pub const PLAIN: Self = Self {
         name: "",
         signs: &[],
@@ -80,13 +80,13 @@ impl std::fmt::Debug for ToolCallSpec {
     }
 }
 
-/// What stands around calls in answers whose text has markers too.
+/// The markup around calls in answers whose text has markers too.
 #[derive(Debug)]
 pub struct Messages {
-    /// What begins a text, and what ends it when something follows.
+    /// The markers that begin a text and that end it if something follows.
     pub texts: &'static [(&'static str, &'static str)],
     /// May end the answer behind a text.
     pub end: &'static str,
-    /// The same behind calls.
+    /// May end the answer behind calls.
     pub calls_end: &'static str,
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use super::json_text;
 
-/// How values other than JSON are written.
+/// The syntax of argument values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueStyle {
     Json,
@@ -75,7 +75,7 @@ impl<'a> Writer<'a> {
         if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
-    /// What stands in front of the first special token of a text, if it has any.
+    /// Returns the text in front of the first special token; `None` if there is no special token.
     pub fn before_special<'t>(&self, text: &'t str) -> Option<&'t str> {
         let is_token = |mark: &&&str| (self.special)(mark).is_some();
         let first = self.markup.iter().filter(is_token).filter_map(|mark| text.find(mark)).min()?;
@@ -86,8 +86,8 @@ impl<'a> Writer<'a> {
         self.before_special(mark) == Some("")
     }
 
-    /// Any text of a length, and the mark that ends it: where that holds a special token, the text cannot contain it; else the
-    /// text has the mark nowhere else.
+    /// Writes a rule for text of a length and the marker that ends it. If the marker holds a special token, no text can contain
+    /// it; otherwise the rule excludes the marker from the text.
     pub fn text_to(&mut self, (min, max): (u64, &str), pattern: &str, end: &str) -> String {
         let Some(before) = self.before_special(end) else {
             let mark = escaped(end.trim());

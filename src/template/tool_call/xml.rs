@@ -8,7 +8,7 @@ use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
 use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
-/// The tags of one notation. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
+/// The tags of one format. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
 #[derive(Debug)]
 pub struct Tags {
@@ -62,7 +62,7 @@ pub struct XmlCalls {
     writer: ObjectWriter,
 }
 
-/// What follows a value.
+/// The text that follows a value.
 enum XmlNext {
     Parameter {
         key: String,
@@ -238,7 +238,7 @@ impl XmlCalls {
         }
     }
 
-    /// Whether the value swallowed a parameter of this tool because a close tag is missing.
+    /// Returns whether the value swallowed a parameter of this tool because a close tag is missing.
     fn hides_a_parameter(&self, text: &str, parameters: &serde_json::Value) -> bool {
         let Tags { parameter, parameter_end, .. } = self.tags;
         if text.matches(parameter).count() <= text.matches(parameter_end).count() {
