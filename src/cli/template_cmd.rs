@@ -1,6 +1,6 @@
-//! `llmctl template check`: what a model's chat template makes of chat, tools and the cache, without loading the model.
+//! `llmctl template check`: tests a model's chat template without loading the model.
 //!
-//! Finds template and tokenizer and prints what [`template_check`] found; judges nothing itself.
+//! Finds template and tokenizer and prints the result of [`template_check`]; judges nothing itself.
 
 use std::path::{Path, PathBuf};
 
@@ -79,13 +79,13 @@ Exit codes:
   65   the model has no chat template, or its files are damaged
   66   model or file not found";
 
-/// Files that are taken for templates by their names.
+/// File name extensions of templates.
 const TEMPLATE_ENDINGS: [&str; 3] = ["jinja", "jinja2", "j2"];
 
-/// What is to be checked, and where it is from.
-struct Found {
+/// Template and tokenizer to check.
+struct FoundTemplate {
     name: String,
-    /// Where the template is from.
+    /// Origin of the template.
     origin: String,
     template: String,
     files: Option<TextFiles>,
@@ -119,7 +119,7 @@ fn find(
     config: &Config,
     places: &Places,
     terminal: &Terminal,
-) -> Result<Found, CommandError> {
+) -> Result<FoundTemplate, CommandError> {
     let path = Path::new(&args.model);
     let is_template = path.extension().and_then(|ending| ending.to_str());
     if is_template.is_some_and(|ending| TEMPLATE_ENDINGS.contains(&ending)) && !path.is_dir() {
@@ -128,7 +128,7 @@ fn find(
             return Err(CommandError::usage(message));
         }
         let (name, origin) = (args.model.clone(), args.model.clone());
-        return Ok(Found { name, origin, template: read_file(path)?, files: None });
+        return Ok(FoundTemplate { name, origin, template: read_file(path)?, files: None });
     }
     let (name, source) = match models::find(&args.model, places, &config.aliases()) {
         Ok(resolved) => (resolved.name, resolved.source),
@@ -144,11 +144,11 @@ fn find(
             (places.shorten(source.path()), template)
         }
     };
-    Ok(Found { name, origin, template, files: Some(files) })
+    Ok(FoundTemplate { name, origin, template, files: Some(files) })
 }
 
-/// How many tokens the tokenizer has, if there is one.
-fn num_tokens(found: &Found) -> Option<usize> {
+/// Returns the number of tokens of the tokenizer; `None` without one.
+fn num_tokens(found: &FoundTemplate) -> Option<usize> {
     Some(found.files.as_ref()?.tokenizer.as_ref()?.vocab_size())
 }
 
@@ -156,7 +156,7 @@ fn count(checks: &[Check], verdict: CheckVerdict) -> usize {
     checks.iter().filter(|check| check.verdict == verdict).count()
 }
 
-fn text(found: &Found, checks: &[Check]) -> String {
+fn text(found: &FoundTemplate, checks: &[Check]) -> String {
     let tokenizer = match num_tokens(found) {
         Some(count) => format!("{count} tokens"),
         None => "none: texts are compared character by character".to_owned(),
@@ -176,7 +176,7 @@ fn text(found: &Found, checks: &[Check]) -> String {
     format!("{}\n{}\n{}\n", columns(&head), columns(&rows), counts.join(", "))
 }
 
-fn json(found: &Found, checks: &[Check]) -> serde_json::Value {
+fn json(found: &FoundTemplate, checks: &[Check]) -> serde_json::Value {
     let check = |check: &Check| {
         json!({
             "check": check.name,

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::cost::Step;
+use super::cost::CaseStep;
 use super::figures::Labels;
 use super::point::{Latency, Loop, Point};
 use super::record::Document;
@@ -207,7 +207,7 @@ fn roofline(document: &Document) -> Option<Chart> {
     for result in document.cases.iter().filter(|result| result.setting.threads == probe.threads) {
         let model = document.models.iter().find(|model| model.setting == result.setting);
         let Some(cost) = model.and_then(|model| model.cost) else { continue };
-        let Some(step) = Step::of(&result.case, result.setting.step_tokens) else { continue };
+        let Some(step) = CaseStep::of(&result.case, result.setting.step_tokens) else { continue };
         let operations = step.operations(&cost) as f64;
         let intensity = operations / step.bytes(&cost) as f64;
         let rate = operations * result.summary.median / step.rows as f64 / 1e9;

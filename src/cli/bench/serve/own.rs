@@ -1,4 +1,4 @@
-//! llmctl's own server in this process, for `--self`: real sockets on loopback, gone when the run is.
+//! llmctl's own server in this process, for `--self`: real sockets on loopback, closed at the end of the run.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,13 +14,13 @@ use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
 use crate::serve::{App, ServedModel, Settings};
 
-/// How long requests under way may take when the run ends.
+/// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Requests that wait for their turn: a benchmark wants to see them wait, not refused.
+/// Most waiting requests: a benchmark measures their wait instead of refusing them.
 const MAX_WAITING: usize = 4096;
 
-/// A server that listens.
+/// A running server.
 pub struct OwnServer {
     server: Server,
     app: App,
@@ -36,7 +36,7 @@ impl OwnServer {
         self.has_chat_template
     }
 
-    /// Ends it; requests that an interrupted run has left are cancelled.
+    /// Stops it. Requests that an interrupted run has left are cancelled.
     pub fn stop(self) {
         let engine = self.app.engine().ok();
         self.server.drain(DRAIN_TIMEOUT, || {
@@ -49,7 +49,7 @@ impl OwnServer {
 /// Loads the model and serves it on a free port of 127.0.0.1, `parallel` requests at a time.
 ///
 /// # Errors
-/// Those of loading; [`Kind::Io`] when there is no port or thread to have.
+/// Those of loading; [`Kind::Io`] if no port or thread is available.
 pub fn start(
     model: &ModelArgs,
     context: usize,

@@ -1,7 +1,8 @@
-//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly rotated, norms
-//! of q, k and v, a number that multiplies each layer's output. 31B: keys serve as values on global layers. E2B and E4B:
-//! per-layer inputs, and last layers that read the rows of earlier ones and have wider feed-forward parts. 26B-A4B: experts
-//! beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's converter for GGUF's keys.
+//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly
+//! rotated; norms of q, k and v; a factor that multiplies each layer's output. 31B: keys serve as values on global
+//! layers. E2B and E4B: per-layer inputs, and last layers that read the rows of earlier ones and have wider
+//! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
+//! converter for GGUF's keys.
 
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ use crate::runtime::model::config::{
 pub const FAMILY: Family =
     Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], parse_config };
 
-/// Every sixth layer is global unless the file says otherwise.
+/// Every sixth layer is global by default.
 const PATTERN: usize = 6;
 
 /// Indices of the rotary tables.
@@ -83,7 +84,7 @@ fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>,
     }
 }
 
-/// Local and global layers have heads of different numbers and widths, and rotary tables of their own.
+/// Sets heads and rotary tables of local and global layers, which differ in number and width.
 fn describe_heads(
     description: &mut Description,
     reader: &ConfigReader,
@@ -96,7 +97,7 @@ fn describe_heads(
         Some(dim) if dim > 0 && dim <= MAX_WIDTH && dim.is_multiple_of(2) => Ok(dim),
         Some(dim) => Err(reader.error(key, format!("{dim} is not a possible head size"))),
     };
-    // The description was made with the one of the two that both formats have.
+    // `dense` has read the head size that both formats have.
     let (local_dim, global_dim) = match reader.is_gguf() {
         true => (head_dim("attention.key_length_swa", first.0)?, first.0),
         false => (first.0, head_dim("global_head_dim", 512)?),
@@ -150,7 +151,7 @@ fn kv_heads(
     }
 }
 
-/// The last layers read the rows of the last layer before them that is of their kind.
+/// Lets the last layers read the rows of the last earlier layer of their kind.
 fn share_rows(
     description: &mut Description,
     reader: &ConfigReader,
@@ -212,7 +213,7 @@ fn describe_per_layer_inputs(
     default: Activation,
 ) -> Result<(), LoadError> {
     let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
-    // The class has them unless told otherwise.
+    // The class has per-layer inputs by default.
     let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
     if size > MAX_WIDTH {
         return Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}")));

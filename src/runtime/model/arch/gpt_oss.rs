@@ -28,7 +28,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
     description.naming.parts = PartNames { router: ["mlp.router", "ffn_gate_inp"], ..PartNames::LLAMA };
     for rope in &mut description.config.ropes {
-        // Its published config says so; GGUF does not carry it.
+        // As in the published config; GGUF lacks the key.
         if let (RopeScaling::Yarn { truncate, .. }, true) = (&mut rope.scaling, reader.is_gguf()) {
             *truncate = false;
         }

@@ -27,7 +27,7 @@ pub const MOE_FAMILY: Family = Family {
     parse_config: describe_moe,
 };
 
-/// Every fourth layer attends unless the file says otherwise.
+/// Every fourth layer is full attention by default.
 const PATTERN: usize = 4;
 
 const EXPERTS: ExpertKeys = ExpertKeys {
@@ -40,7 +40,7 @@ const EXPERTS: ExpertKeys = ExpertKeys {
 const GGUF_NORMS: NormNames =
     NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
 
-/// A convolution sees no more than a few tokens.
+/// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
 fn describe_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
@@ -76,7 +76,7 @@ fn describe_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// The width of the expert that every token passes, which stands in for that of a dense part: the class has none.
+/// Returns the width of the shared expert, which takes the place of a dense part: the class has none.
 fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     const SCALE: &str = "expert_weights_scale";
     if reader.is_gguf() && reader.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
@@ -124,7 +124,7 @@ fn parse_config(
     Ok(description)
 }
 
-/// GGUF counts the layers that predict further tokens among the blocks.
+/// Removes the layers that predict further tokens, which GGUF counts among the blocks.
 fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEY: &str = "nextn_predict_layers";
     let extra = reader.count(KEY)?.unwrap_or(0);
@@ -138,7 +138,7 @@ fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) ->
     }
 }
 
-/// Which layers have a state: as listed, or all but every fourth or so.
+/// Returns which layers are recurrent: as listed, or all except every fourth by default.
 fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if let Some(listed) = listed_layers(reader, num_layers)? {
         return Ok(listed);
@@ -161,7 +161,7 @@ fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<
         Value::Array(list) => list.iter().map(is_recurrent).collect(),
         one => is_recurrent(one).map(|is| vec![is; num_layers]),
     };
-    // Blocks that predict may be listed too.
+    // Prediction blocks may be listed too.
     match listed.filter(|listed| (num_layers..=MAX_LAYERS).contains(&listed.len())) {
         Some(listed) => Ok(Some(listed[..num_layers].to_vec())),
         None => Err(reader.error(KEY, format!("does not say for {num_layers} layers whether they recur"))),
@@ -184,7 +184,7 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
     Ok(DeltaNetConfig { shape, kernel })
 }
 
-/// Most heads, and values of a head.
+/// Limit on the heads, and on the values of a head.
 const MAX_SIZE: usize = MAX_WIDTH >> 6;
 
 fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
@@ -201,7 +201,8 @@ fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     })
 }
 
-/// Under the names of state space models: groups are heads of keys, the rank of time steps counts the heads of values.
+/// Reads the shape under the keys of state space models: groups are key heads, the rank of time steps is the number
+/// of value heads.
 fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     const INNER: &str = "ssm.inner_size";
     let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;

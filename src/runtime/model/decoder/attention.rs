@@ -1,4 +1,4 @@
-//! Attention of one layer: projections, norms of q, k and v, rotary positions, and the rows it keeps.
+//! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
 use super::StoreIndex;
 use super::layer::{Context, LayerBuffers, Projection};
@@ -14,7 +14,7 @@ pub struct Attention<B: Backend> {
     q: Projection<B>,
     q_norm: Option<B::Vector>,
     output_gate: Option<Projection<B>>,
-    /// Nothing where the rows are another layer's.
+    /// `None` if the rows are another layer's.
     kv: Option<KeysAndValues<B>>,
     sinks: Option<B::Vector>,
     output: Projection<B>,
@@ -22,10 +22,10 @@ pub struct Attention<B: Backend> {
 
 struct KeysAndValues<B: Backend> {
     k: Projection<B>,
-    /// Nothing where the keys serve.
+    /// `None` if the keys serve as values.
     v: Option<Projection<B>>,
     k_norm: Option<B::Vector>,
-    /// Ones.
+    /// Weights of ones, for a norm without weights.
     v_norm: Option<B::Vector>,
 }
 
@@ -58,7 +58,7 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// What the layer's tokens take from those that they see, into `out`.
+    /// Computes the layer's attention into `out`.
     pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
         self.project(backend, input, context.work)?;
@@ -90,7 +90,7 @@ impl<B: Backend> Attention<B> {
         self.output.apply(backend, mixed, out)
     }
 
-    /// q, k and v, normalised where the family does so.
+    /// Computes q, k and v, normalised if the family does so.
     fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
         let LayerBuffers { q, k, v, mixed, .. } = work;
         match &self.kv {
@@ -141,7 +141,7 @@ fn load_projections<B: Backend>(
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
-    // A head's output gate lies beside its query.
+    // A head's output gate is stored beside its query.
     let per_head = if config.has_output_gate { 2 } else { 1 };
     let q_width = per_head * config.num_heads * config.head_dim;
     let kv_width = config.num_kv_heads * config.head_dim;
@@ -187,7 +187,7 @@ fn load_projections<B: Backend>(
     Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
 }
 
-/// Over how many values q and k are normalised, if they are.
+/// Returns the number of values over which q and k are normalised, if they are.
 fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
     match config.qk_norm {
         QkNorm::None => [None; 2],
