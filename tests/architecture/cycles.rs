@@ -21,7 +21,6 @@ const CYCLES: &[(&str, &[&str])] = &[
     ),
     ("runtime::session::store", &["record", "saved"]),
     ("runtime::text::tokenizer", &["bound", "cuts", "pipeline"]),
-    ("serve::api", &["drive", "patience"]),
 ];
 
 /// The nodes of one folder, each with the nodes it imports from and one import as an example.

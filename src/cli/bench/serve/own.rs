@@ -12,7 +12,7 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
-use crate::serve::{App, ServedModel, Settings};
+use crate::serve::{App, ServeSettings, ServedModel};
 
 /// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ pub fn start(
         defaults: info.defaults,
     };
     let observer = server.lifecycle().observer().clone();
-    let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
+    let app = App::new(model, EngineSlot::new(engine), None, observer, ServeSettings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })
 }
