@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use llmctl::runtime::load::TextFiles;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::template_check::subject;
-use llmctl::template::check::{Check, CheckVerdict, check};
 use llmctl::template::Dialect;
+use llmctl::template::check::{Check, CheckVerdict, check};
 use serde_json::Value;
 
 use crate::cli::Place;
@@ -30,8 +30,7 @@ fn sign(verdict: CheckVerdict) -> char {
 #[test]
 fn every_published_template_is_judged() {
     let Some(templates) = templates() else { return };
-    let check_text =
-        |source: &String| check(subject(source, None, Vec::new(), Dialect::default()).as_ref());
+    let check_text = |source: &String| check(subject(source, None, Vec::new(), Dialect::default()).as_ref());
     let all: BTreeMap<&String, Vec<Check>> =
         templates.iter().map(|(name, source)| (name, check_text(source))).collect();
     let longest = all.values().max_by_key(|checks| checks.len()).expect("templates");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::chat_tokenizer::special_tokens;
 use super::session::transcript::Transcript;
 use super::text::Tokenizer;
-use crate::template::check::{CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject, CheckError};
+use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
 use crate::template::{Conversation, Dialect, Message, SpecialTokens, TemplateError};
 
 /// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.

@@ -57,7 +57,12 @@ fn what_is_missing_is_found() {
     finds(&[no_header], "prompt-after-tools", CheckVerdict::Fail, "has no effect");
     // Calls that do not read back are no evidence of a format, and tools that are not named have to be.
     let no_arguments = ("{{ c.function.arguments | tojson }}", "{}");
-    finds(&[no_arguments], "tool-format", CheckVerdict::Ok, "generic: the template shows tools, and no calls");
+    finds(
+        &[no_arguments],
+        "tool-format",
+        CheckVerdict::Ok,
+        "generic: the template shows tools, and no calls",
+    );
     let no_tools = ("{{ t | tojson }}", "a tool");
     finds(&[no_tools], "tool-format", CheckVerdict::Ok, "generic: the template shows calls, and no tools");
     finds(&[no_tools], "tools", CheckVerdict::Ok, "described by llmctl in the system prompt");
