@@ -229,11 +229,12 @@ pub fn load(
 fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
     let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
-        notices.push(format!("the tokenizer has {tokens} tokens, but the model only {rows} rows for them"));
+        notices
+            .push(format!("the tokenizer has {tokens} tokens, but the model has only {rows} rows for them"));
     }
     let is_row = |id: &u32| (*id as usize) < rows;
     if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
-        notices.push(format!("the end-of-generation id {id} is no token of the model and is left out"));
+        notices.push(format!("the end-of-generation id {id} is ignored: the model has no such token"));
         texts.end_of_generation.retain(is_row);
     }
 }
@@ -433,8 +434,8 @@ fn decoder(
     for ((dtype, asked), count) in kept.into_inner() {
         let matrices = if count == 1 { "matrix is" } else { "matrices are" };
         notices.push(format!(
-            "{count} {matrices} in {dtype} instead of {asked}: token tables are kept finer, rows that are no \
-             whole blocks in another type, quantised weights as they are"
+            "{count} {matrices} in {dtype} instead of {asked}: token tables keep a finer type, rows that are not \
+             whole blocks get another type, quantised weights keep theirs"
         ));
     }
     Ok(model)

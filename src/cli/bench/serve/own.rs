@@ -12,7 +12,11 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
+<<<<<<< HEAD
 use crate::serve::{App, Settings};
+=======
+use crate::serve::{App, ServeSettings, ServedModel};
+>>>>>>> main
 
 /// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -76,7 +80,7 @@ pub fn start(
     let has_chat_template = texts.info().has_chat_template;
     let model = texts.into_served(None);
     let observer = server.lifecycle().observer().clone();
-    let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
+    let app = App::new(model, EngineSlot::new(engine), None, observer, ServeSettings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })
 }
