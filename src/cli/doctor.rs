@@ -1,7 +1,7 @@
-//! `llmctl doctor`: what llmctl finds on this machine, and what may go wrong with it.
+//! `llmctl doctor`: the state of this machine as llmctl sees it, and warnings.
 //!
-//! Collects [`DoctorFact`]s first and prints them after, so that text and JSON say the same. Repairs nothing; the one thing
-//! it writes is a small file that it removes, to see whether a folder can be written to.
+//! Collects [`DoctorFact`]s first and prints them after, so that text and JSON agree. Repairs nothing. To
+//! test whether a folder is writable it writes a small file and removes it.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -32,10 +32,10 @@ pub struct DoctorArgs {
     pub output: ReportFormat,
 }
 
-/// Less free space than this is worth a warning: a conversation of a few hours, and KV of its last turns.
+/// Free bytes below which there is a warning: enough for a conversation of hours, and KV of its last turns.
 const LITTLE_SPACE: u64 = 64 << 20;
 
-/// Something found: a word or number for programs, a phrase for people.
+/// A finding: a word or number for programs, a phrase for people.
 struct DoctorFact {
     section: &'static str,
     name: &'static str,
@@ -66,7 +66,7 @@ pub fn run(
     places: &Places,
     command: &Command,
 ) -> Result<Exit, CommandError> {
-    // What is wrong with a variable or a file is said among the facts of the configuration.
+    // Errors of variables and files are reported among the configuration's facts.
     let in_force = |key: &str| config_cmd::value_of(key, config, places, command).ok().flatten();
     let model = in_force("model");
     let mut facts = build_facts();
@@ -134,7 +134,7 @@ fn machine_facts(root: &Path) -> Vec<DoctorFact> {
     ]
 }
 
-/// The kernels that `llmctl run` uses, given `--cpu` as it is configured.
+/// Returns the kernels that `llmctl run` uses with the configured `--cpu`.
 fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     let available: Vec<_> = Isa::available().collect();
     let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
@@ -154,7 +154,7 @@ fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     DoctorFact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
 }
 
-/// The numbers of threads and what they come from.
+/// Returns the numbers of threads and their origin.
 fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<String>) -> [DoctorFact; 2] {
     let default = machine::default_threads();
     let source = threads_source(default, machine::cpu_quota(root), machine::cpu_count(root));
@@ -171,7 +171,8 @@ fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<Stri
     ]
 }
 
-/// What limits the default number of threads: std takes the smaller of the affinity mask and the whole CPUs of the quota.
+/// Returns the reason for the default number of threads: std uses the smaller of the affinity mask and the
+/// whole CPUs of the quota.
 fn threads_source(threads: usize, quota: Option<f64>, cpus: Option<usize>) -> &'static str {
     match (quota, cpus) {
         (Some(quota), _) if (quota.floor() as usize).max(1) == threads && cpus != Some(threads) => {
@@ -217,7 +218,7 @@ fn config_facts(config: &Config, places: &Places) -> Vec<DoctorFact> {
     facts
 }
 
-/// The variables of flags that are set.
+/// Returns the set variables of flags.
 fn variables_fact(command: &Command) -> DoctorFact {
     let (names, wrong) = variables::survey(command);
     let warnings: Vec<String> = wrong.into_iter().chain(variables::unknown(command)).collect();
@@ -228,7 +229,7 @@ fn variables_fact(command: &Command) -> DoctorFact {
         .warn(Some(warning).filter(|warning| !warning.is_empty()))
 }
 
-/// Folders of llmctl's own: private, and with room for what is written there.
+/// Checks that llmctl's folders are private and have room.
 fn folder_facts(places: &Places) -> Vec<DoctorFact> {
     let folders = [
         ("data", &places.data, Kept::Sessions),
@@ -245,7 +246,7 @@ fn folder_facts(places: &Places) -> Vec<DoctorFact> {
         .collect()
 }
 
-/// `obstacle` is why nothing can be kept there.
+/// Describes a folder. `obstacle` is the reason why it cannot be written.
 fn folder_fact(
     name: &'static str,
     path: &Path,

@@ -1,7 +1,8 @@
-//! Requests to an OpenAI-compatible server, and when each part of the answer came.
+//! Requests to an OpenAI-compatible server, with the time of each part of the answer.
 //!
-//! HTTP/1.1 without TLS. Connections are used again; one that the server has closed meanwhile is replaced once, before anything was
-//! sent on it. What goes wrong is a [`RequestFailure`] with a kind, because errors are counted, not fatal.
+//! HTTP/1.1 without TLS. Connections are reused; one that the server has closed is replaced once, before
+//! anything was sent on it. Failures are [`RequestFailure`]s with a kind, because they are counted, not
+//! fatal.
 
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -19,23 +20,23 @@ use tokio::net::TcpStream;
 use super::sse::{self, ChunkUsage, SseParser};
 use crate::cli::error::{CommandError, Kind};
 
-/// The largest response that is read whole.
+/// Most bytes of a response that is read whole.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     pub host: String,
     pub port: u16,
-    /// What comes before `/chat/completions`, e.g. `/v1`.
+    /// Path before `/chat/completions`, e.g. `/v1`.
     pub base: String,
 }
 
 impl Endpoint {
-    /// `http://127.0.0.1:8484`, with or without `/v1`.
+    /// Parses `http://127.0.0.1:8484`, with or without `/v1`.
     ///
     /// # Errors
-    /// A usage error for anything else, https included.
+    /// A usage error for anything else, including https.
     pub fn parse(text: &str) -> Result<Self, CommandError> {
         let refuse = |why: &str| {
             let hint = "give the server's address, e.g. --endpoint http://127.0.0.1:8484";
@@ -64,7 +65,7 @@ impl Endpoint {
     }
 }
 
-/// Why a request has no whole answer.
+/// Reason why a request has no complete answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestFailure {
     /// No connection.
@@ -73,7 +74,7 @@ pub enum RequestFailure {
     Status(u16, String),
     /// The connection ended before the answer did.
     Broken(String),
-    /// The answer is not what it should be.
+    /// The answer is not of the expected form.
     Malformed(String),
     /// An error in the middle of a stream.
     Server(String),
@@ -81,7 +82,7 @@ pub enum RequestFailure {
 }
 
 impl RequestFailure {
-    /// What errors are counted by.
+    /// Returns the name under which failures are counted.
     pub fn kind(&self) -> String {
         match self {
             RequestFailure::Unreachable(_) => "unreachable".to_owned(),
@@ -128,14 +129,14 @@ impl From<RequestFailure> for CommandError {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TimedAnswer {
     pub text: String,
-    /// When each part with text came, since the request was sent.
+    /// Time of each part with text, since the request was sent.
     pub chunks: Vec<Duration>,
     pub end: Duration,
     pub finish: Option<String>,
     pub usage: Option<ChunkUsage>,
 }
 
-/// A server, and connections to it.
+/// A server and its connections.
 pub struct LoadClient {
     endpoint: Endpoint,
     key: Option<String>,
@@ -148,7 +149,7 @@ impl LoadClient {
         Self { endpoint, key, timeout, idle: Mutex::new(Vec::new()) }
     }
 
-    /// The models that the server names, and what it calls itself.
+    /// Returns the models that the server lists, and its `Server` header.
     ///
     /// # Errors
     /// [`RequestFailure`].
@@ -167,7 +168,7 @@ impl LoadClient {
         .await
     }
 
-    /// Sends a completion request and hears the stream to its end.
+    /// Sends a completion request and reads the stream to its end.
     ///
     /// # Errors
     /// [`RequestFailure`].
@@ -183,7 +184,7 @@ impl LoadClient {
             let answer = if is_stream {
                 let (answer, is_whole) = hear(response.into_body(), sent).await?;
                 if !is_whole {
-                    return Ok(answer); // and the connection is of no further use
+                    return Ok(answer); // the connection cannot be reused
                 }
                 answer
             } else {
@@ -206,7 +207,7 @@ impl LoadClient {
         tokio::time::timeout(self.timeout, work).await.unwrap_or(Err(RequestFailure::Timeout))
     }
 
-    /// The response's head, its status being a success, and the connection that it comes on.
+    /// Sends a request. Returns the head of a successful response, and its connection.
     async fn send(
         &self,
         method: Method,
@@ -226,7 +227,7 @@ impl LoadClient {
         Err(RequestFailure::Status(status.as_u16(), sse::error_message(&text)))
     }
 
-    /// One that is open and has nothing under way: one used before, if the server has left it open, else a new one.
+    /// Returns an idle connection that the server has left open, else a new one.
     async fn connection(&self) -> Result<SendRequest<Body>, RequestFailure> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
@@ -241,10 +242,10 @@ impl LoadClient {
         let host = self.endpoint.host.trim_start_matches('[').trim_end_matches(']');
         let stream =
             TcpStream::connect((host, self.endpoint.port)).await.map_err(|error| unreachable(&error))?;
-        let _ = stream.set_nodelay(true); // a delay would be measured, not an error
+        let _ = stream.set_nodelay(true); // without it, delays are measured, which is no error
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
-        tokio::spawn(connection); // its errors come out of the request
+        tokio::spawn(connection); // its errors are reported by the request
         Ok(sender)
     }
 
@@ -297,7 +298,7 @@ async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, RequestFailure>
         match frame {
             None => return Ok(None),
             Some(Err(error)) => return Err(RequestFailure::Broken(error.to_string())),
-            // Trailers say nothing of interest.
+            // Ignore trailers.
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => return Ok(Some(bytes)),
                 Err(_) => continue,
@@ -306,8 +307,8 @@ async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, RequestFailure>
     }
 }
 
-/// A stream to its end, and whether the response has ended too. One that ends without `[DONE]` and without a reason to finish was
-/// cut; one that stays open after `[DONE]` is left alone after a while.
+/// Reads a stream to its end. Returns the answer, and whether the response has ended too. A stream without
+/// `[DONE]` and finish reason was cut; one that stays open after `[DONE]` is dropped after a while.
 async fn hear(mut body: Incoming, sent: Instant) -> Result<(TimedAnswer, bool), RequestFailure> {
     const AFTERWARDS: Duration = Duration::from_secs(1);
     let mut parser = SseParser::default();

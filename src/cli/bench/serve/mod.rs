@@ -55,7 +55,7 @@ pub struct BenchServeArgs {
     #[command(flatten)]
     pub output: BenchOutputArgs,
 
-    /// What the configuration files call models; filled in after the parse.
+    /// Model aliases of the configuration files; set after parsing.
     #[arg(skip)]
     pub aliases: Aliases,
 }
@@ -258,7 +258,7 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
         own.stop();
     }
     document.complete = matches!(ended, Ok(None));
-    // What was measured before something failed is said too.
+    // Report what was measured before a failure, too.
     let judged = outlook.conclude(&mut document);
     let signal = ended?;
     let judged = judged?;
@@ -268,7 +268,7 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
     }
 }
 
-/// A server that has answered nothing has not been measured.
+/// Returns an error if the server answered nothing.
 fn verdict(document: &Document) -> Result<Exit, CommandError> {
     let has_answers = document.points.iter().any(|point| point.turns.iter().any(point::TurnSample::is_ok));
     let Some(first) = document.points.iter().flat_map(|point| point.errors.keys()).next() else {
@@ -280,13 +280,13 @@ fn verdict(document: &Document) -> Result<Exit, CommandError> {
     }
 }
 
-/// What is to be sent.
+/// Load of all points.
 struct Plan {
     points: Vec<Loop>,
     trace: Vec<Arrival>,
     prompt_tokens: usize,
     output_tokens: usize,
-    /// Tokens of the longest conversation, generously.
+    /// Upper bound on the tokens of the longest conversation.
     context: usize,
 }
 
@@ -325,7 +325,7 @@ impl Plan {
         Ok(Self { points, trace, prompt_tokens, output_tokens, context })
     }
 
-    /// How many an own server computes at the same time.
+    /// Returns how many requests the own server computes at once.
     fn users(&self, args: &BenchServeArgs) -> usize {
         const OPEN: usize = 8;
         let of = |point: &Loop| match point {
@@ -356,7 +356,7 @@ fn api_key(args: &BenchServeArgs) -> Result<Option<String>, CommandError> {
     Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
 }
 
-/// Finds out what the server is and how it counts.
+/// Asks the server for its models and measures how it counts.
 async fn meet(
     args: &BenchServeArgs,
     plan: &Plan,
@@ -364,7 +364,7 @@ async fn meet(
     api: Api,
 ) -> Result<(Workload, ServerFacts), CommandError> {
     let (models, software) = match client.models().await {
-        // Whoever names the model needs no list.
+        // With a model name given, the list is not needed.
         Err(RequestFailure::Status(404 | 405 | 501, _)) if args.target.served_model.is_some() => {
             (Vec::new(), None)
         }
@@ -392,7 +392,7 @@ async fn meet(
     Ok((work, ServerFacts { model, software, counts_tokens, ..ServerFacts::default() }))
 }
 
-/// Two uncounted requests, which also warm the server up. Nothing where it does not count tokens.
+/// Sends two unmeasured requests, which also warm the server up. Returns `None` if it does not count tokens.
 async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ruler>, CommandError> {
     const OUTPUT: usize = 4;
     let long = (work.prompt_tokens / 2).clamp(16, 128);
@@ -401,7 +401,7 @@ async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ru
     for words in [8, long] {
         let said = [text::words(words, &mut random)];
         let mut body = work.body(&said, OUTPUT);
-        // Some servers count tokens only where they do not stream.
+        // Some servers count tokens only without streaming.
         body["stream"] = false.into();
         body.as_object_mut().map(|fields| fields.remove("stream_options"));
         let answer = client.complete(work.path(), &body).await?;
@@ -413,7 +413,7 @@ async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ru
     })
 }
 
-/// All points, and what they have in common.
+/// All points, and their common parts.
 struct LoadSweep<'a> {
     args: &'a BenchServeArgs,
     plan: &'a Plan,
@@ -424,7 +424,7 @@ struct LoadSweep<'a> {
 }
 
 impl LoadSweep<'_> {
-    /// Measures all points. Returns the signal that cut it short, if one did.
+    /// Measures all points. Returns the signal that ended it early, if any.
     fn measure(&self, runtime: &Runtime, document: &mut Document) -> Result<Option<u8>, CommandError> {
         let root = Path::new("/");
         let before = super::machine::Counters::read(root);
@@ -449,7 +449,7 @@ impl LoadSweep<'_> {
         let load = &self.args.load;
         let bounds = Bounds { requests: load.requests, duration: load.duration.map(|span| span.0) };
         let bar = self.progress(kind, bounds);
-        // Prompts of their own: those of an earlier point may be in the server's cache.
+        // Use new prompts, because those of an earlier point may be in the server's cache.
         let nth = document.points.len() as u64 + 1;
         let seed = self.work.seed ^ nth.wrapping_mul(0xa076_1d64_78bd_642f);
         let work = Arc::new(Workload { seed, ..(*self.work).clone() });
