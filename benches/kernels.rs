@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering;
 use limits::{PROCESSOR_TIME, f32_peak, int8_peak, read_bandwidth, seconds};
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::kernel::gemm::{self, Activations, Packed, Source};
-use llmctl::runtime::kernel::matmul::{self, Shape};
+use llmctl::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed};
+use llmctl::runtime::kernel::matmul::{self, MatmulShape};
 use llmctl::runtime::kernel::memory::Arena;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::kernel::{Dtype, Isa, dequantize_row, isa};
@@ -121,8 +121,8 @@ impl Subject {
         let pack = || {
             let mut packed = None;
             let time = seconds(|| {
-                packed =
-                    Packed::pack(&Source::new(dtype, [n, k], &file), &Arena::default(), pool).expect("memory")
+                packed = Packed::pack(&MatrixSource::new(dtype, [n, k], &file), &Arena::default(), pool)
+                    .expect("memory")
             });
             pack_gb.push(file.len() as f64 / time / 1e9);
             packed.expect("a quantised type")
@@ -193,7 +193,7 @@ fn f32_product(
         let rows = out.len() / m;
         let mut wide = vec![0.0; rows * k];
         dequantize_row(dtype, &file[task * 16 * row_bytes..][..rows * row_bytes], &mut wide);
-        matmul::block(isa, Shape { k, m }, &wide, x, out);
+        matmul::block(isa, MatmulShape { k, m }, &wide, x, out);
     });
 }
 

@@ -1,11 +1,11 @@
-//! The user's clock: times as the machine's time zone has them. Saved times are UTC; this is for what people read.
+//! Local time. Saved times are UTC; times for people are in the machine's time zone.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::template::DateTime;
 
-/// Milliseconds since 1970, UTC, as the local date and time. UTC where the system has no time zone.
+/// Converts milliseconds since 1970, UTC, to local date and time; to UTC if the system has no time zone.
 pub fn local_time(ms: u64) -> DateTime {
     in_zone(ms, &TimeZone::system())
 }

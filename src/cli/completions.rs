@@ -1,8 +1,9 @@
-//! `llmctl completions SHELL`: a completion script on stdout. The script asks llmctl itself what may follow, so that the names of
-//! sessions, models and prompts are completed as flags and files are.
+//! `llmctl completions SHELL`: prints a completion script. The script asks llmctl for candidates, so that
+//! names of sessions, models and prompts are completed like flags and files.
 //!
-//! A script calls `llmctl -- WORDS` with [`VARIABLE`] set; [`answer`] is what comes back. bash splits words at `:` and `=`, which
-//! model references hold, so that its script hands the line over and this file takes it apart.
+//! A script calls `llmctl -- WORDS` with [`VARIABLE`] set, and [`answer`] prints the candidates. bash splits
+//! words at `:` and `=`, which model references contain, so its script passes the line, and this file splits
+//! it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -35,12 +36,12 @@ Examples:
 Names:
   Sessions, models, aliases and prompts are completed too: the script asks the llmctl in PATH. Make it again after an update.")]
 pub struct CompletionsArgs {
-    /// The shell that is to complete
+    /// Shell to print the script for
     #[arg(value_enum, value_name = "SHELL")]
     pub shell: Shell,
 }
 
-/// Says to llmctl that a script is asking, and for which shell.
+/// Variable that is set to the shell's name when a script asks.
 const VARIABLE: &str = "_LLMCTL_COMPLETE";
 
 const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
@@ -54,7 +55,8 @@ pub fn run(args: CompletionsArgs, _command: Command) -> Result<Exit, CommandErro
     }
     let mut script = String::from_utf8_lossy(&script).into_owned();
     if args.shell == Shell::Zsh {
-        // A file that zsh loads when it is first needed is the function itself, and has to answer that first time.
+        // zsh loads the file as the completion function at its first use, so the script must also answer that
+        // first call.
         script.push_str(
             "\nif [ \"$funcstack[1]\" = \"_llmctl\" ]; then\n    _clap_dynamic_completer_llmctl \"$@\"\nfi\n",
         );
@@ -62,18 +64,18 @@ pub fn run(args: CompletionsArgs, _command: Command) -> Result<Exit, CommandErro
     print(&script)
 }
 
-/// Answers a script, if one asks; false in an ordinary run.
+/// Answers a completion script. Returns false in an ordinary run.
 pub fn answer(args: &[OsString]) -> bool {
     if std::env::var_os(VARIABLE).is_none_or(|shell| shell.is_empty()) {
         return false;
     }
     let folder = std::env::current_dir().ok();
     let asked = CompleteEnv::with_factory(|| named(super::command())).var(VARIABLE).shells(SHELLS);
-    // A shell shows nothing of an error but noise in the line that is being typed.
+    // Print no error, which the shell would show within the line being typed.
     asked.try_complete(args.to_vec(), folder.as_deref()).unwrap_or(true)
 }
 
-/// The definition with what completes the names in it.
+/// Adds completers for names to the definition.
 fn named(command: Command) -> Command {
     let is_models = command.get_name() == "models";
     let is_template = command.get_name() == "template";
@@ -107,13 +109,13 @@ fn with(arg: Arg, names: fn(&OsStr) -> Vec<CompletionCandidate>) -> Arg {
     arg.add(ArgValueCompleter::new(names))
 }
 
-/// Those of `names` that go on from `current`.
+/// Returns those of `names` that start with `current`.
 fn beginning(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     names.into_iter().filter(|name| name.starts_with(current)).map(CompletionCandidate::new).collect()
 }
 
-/// By the names of their folders: a transcript need not be read for that.
+/// Returns the names of sessions' folders, without reading a transcript.
 fn sessions(current: &OsStr) -> Vec<CompletionCandidate> {
     let folder = Places::from_environment().sessions();
     let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -123,7 +125,7 @@ fn sessions(current: &OsStr) -> Vec<CompletionCandidate> {
     beginning(current, names)
 }
 
-/// Aliases, cached repositories and the built-in model, and files.
+/// Returns aliases, cached repositories, the built-in model, and files.
 fn models(current: &OsStr) -> Vec<CompletionCandidate> {
     let places = Places::from_environment();
     let aliases = Config::read(None, &places, &super::command()).aliases();
@@ -190,7 +192,7 @@ impl EnvCompleter for Bash {
         let typed = words.last().cloned().unwrap_or_default();
         let index = words.len().saturating_sub(1);
         let found = complete(command, words.into_iter().map(OsString::from).collect(), index, folder)?;
-        // bash puts the answer in the place of what it takes for the word.
+        // bash replaces what it takes for the word by the answer.
         let kept =
             typed.strip_suffix(variable("_LLMCTL_WORD").trim_start_matches(['"', '\''])).unwrap_or_default();
         let values = found.iter().filter_map(|candidate| {
@@ -200,7 +202,7 @@ impl EnvCompleter for Bash {
     }
 }
 
-/// The words of an unfinished command line, with quotes and backslashes taken away; the last one is being typed.
+/// Splits an unfinished command line into words without quotes and backslashes. The last word is being typed.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut is_word) = (Vec::new(), String::new(), false);
     let mut quote = None;
@@ -216,7 +218,7 @@ fn words(line: &str) -> Vec<String> {
             (None, '"' | '\'') => quote = Some(letter),
             (Some(open), _) if letter == open => quote = None,
             (None | Some('"'), '\\') => word.extend(letters.next()),
-            // Another command begins: `a | llmctl run`.
+            // Another command starts: `a | llmctl run`.
             (None, '|' | ';' | '&' | '(') => {
                 words.clear();
                 word.clear();

@@ -1,8 +1,7 @@
-//! `llmctl config`: the values in force and where each comes from; the files' paths.
+//! `llmctl config`: the values in force and their origins, and the files' paths.
 //!
-//! `show` prints TOML that can be saved as a configuration file again. A key is printed at the top when all
-//! subcommands that have the flag agree, which is how variables and the top of a file work, else in the
-//! subcommand's table.
+//! `show` prints TOML that works as a configuration file. A key is printed at the top if all subcommands with
+//! the flag agree, as for variables and the top of a file, else in the subcommand's table.
 
 use std::fmt::Write;
 
@@ -35,11 +34,11 @@ pub enum ConfigCommand {
 
 #[derive(Debug, Clone, Args)]
 pub struct ShowArgs {
-    /// Say of each value where it comes from: flag, variable, file and line, or built in
+    /// Print the origin of each value: flag, variable, file and line, or built in
     #[arg(long)]
     pub origin: bool,
 
-    /// Print the keys that are not set too, with the built-in values
+    /// Also print keys that are not set, with their built-in values
     #[arg(long)]
     pub all: bool,
 
@@ -79,23 +78,24 @@ a flag that excludes it.
 An unknown key or a wrong type is an error with file, line and column (exit code 78), and so is a file named by
 --config that is not there.";
 
-/// Subcommands whose unset flags are not worth a line each.
+/// Subcommands whose unset flags are not printed.
 const HELPERS: [&str; 7] = ["models", "sessions", "template", "config", "doctor", "completions", "man"];
 
-/// One flag of one subcommand with the value in force.
+/// A flag of a subcommand with its value in force.
 #[derive(Debug, Clone, PartialEq)]
 struct ShownSetting {
-    /// The subcommand whose table it belongs to; `None` is the top.
+    /// Table of the subcommand; `None` for the top.
     table: Option<String>,
     key: String,
-    /// `None`: not set, the built-in behaviour applies. A number that TOML's own type has no room for is a string here.
+    /// `None` if unset, so that the built-in behaviour applies. A number out of range for TOML is a string
+    /// here.
     value: Option<toml::Value>,
     takes_integers: bool,
     origin: Origin,
 }
 
 impl ShownSetting {
-    /// By a file, a variable or a flag.
+    /// Returns whether a file, a variable or a flag sets it.
     fn is_set(&self) -> bool {
         self.origin != Origin::BuiltIn
     }
@@ -123,10 +123,10 @@ pub fn run(
     }
 }
 
-/// The text in force for `key` in `llmctl run`, where it is set.
+/// Returns the value of `key` in force in `llmctl run`, if set.
 ///
 /// # Errors
-/// A usage error for a variable whose value the flag does not take.
+/// A usage error for a variable with a value that the flag does not accept.
 pub fn value_of(
     key: &str,
     config: &Config,
@@ -157,7 +157,7 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
     }
 }
 
-/// Every key with its value, the top first, then table by table.
+/// Returns every key with its value, first the top, then table by table.
 fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<ShownSetting>, CommandError> {
     let mut settings = Scope::new(config, places, command, Vec::new())?.settings()?;
     for below in command.get_subcommands() {
@@ -167,7 +167,8 @@ fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<S
     Ok(settings)
 }
 
-/// Adds those of the subcommand `below`, whose parents have the tables `parents` (the nearest first), and of all below it.
+/// Adds the flags of subcommand `below` and all below it. `parents` are its parents' tables, the nearest
+/// first.
 fn collect(
     config: &Config,
     places: &Places,
@@ -196,12 +197,12 @@ fn collect(
         .try_for_each(|further| collect(config, places, (root, further), &tables, settings))
 }
 
-/// The flags of one command, with what files say about them.
+/// The flags of one command, with their values in files.
 struct Scope<'a> {
     config: &'a Config,
     places: &'a Places,
     command: &'a Command,
-    /// The tables that count, the winning one first; none at the top.
+    /// Tables in order of precedence; empty at the top.
     tables: Vec<String>,
     chosen: Chosen<'a>,
 }
@@ -249,7 +250,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// clap's own default; that of a switch (false) or a count (0) is no setting.
+/// Returns clap's own default. The default of a switch (false) or a count (0) is not a setting.
 fn built_in(arg: &Arg) -> Vec<String> {
     match FlagShape::of(arg) {
         FlagShape::Switch | FlagShape::Count => Vec::new(),
@@ -257,7 +258,7 @@ fn built_in(arg: &Arg) -> Vec<String> {
     }
 }
 
-/// Words as a TOML value of the flag's type; `None` when there are none.
+/// Converts words to a TOML value of the flag's type; `None` without words.
 fn typed(arg: &Arg, words: &[String]) -> Option<toml::Value> {
     let scalar = |kind: ScalarType, word: &String| {
         let integer = || word.parse().ok().map(toml::Value::Integer);
@@ -309,7 +310,7 @@ fn to_toml(settings: &[&ShownSetting], config: &Config, places: &Places, origin:
     text
 }
 
-/// The value as it stands in a file.
+/// Formats the value as in a file.
 fn literal(value: &toml::Value, takes_integers: bool) -> String {
     match value {
         toml::Value::String(digits) if takes_integers => digits.clone(),
@@ -321,7 +322,7 @@ fn literal(value: &toml::Value, takes_integers: bool) -> String {
     }
 }
 
-/// The value in JSON, whose numbers have room for all of ours.
+/// Formats the value as JSON, whose numbers have no limit.
 fn json_value(value: &toml::Value, takes_integers: bool) -> serde_json::Value {
     match value {
         toml::Value::String(digits) if takes_integers => json!(digits.parse::<u64>().ok()),
@@ -332,7 +333,7 @@ fn json_value(value: &toml::Value, takes_integers: bool) -> serde_json::Value {
 
 fn push_line(text: &mut String, line: &str, origin: Option<String>) {
     let written = match origin {
-        // A multi-line string ends where it ends; the comment follows its last line.
+        // A comment for a multi-line string follows its last line.
         Some(origin) => writeln!(text, "{line:<39} # {origin}"),
         None => writeln!(text, "{line}"),
     };

@@ -1,7 +1,7 @@
-//! How many files and sockets this process may have open (`ulimit -n`), and whether it was given a stdout at all.
+//! The limit on open files and sockets (`ulimit -n`), and whether stdout is open.
 
-/// Whether stdout was closed when the process began (`>&-`). The standard library opens /dev/null in its place before `main`, so
-/// that an answer would be lost without a word: it is looked at before that.
+/// Returns whether stdout was closed when the process started (`>&-`). The standard library opens /dev/null
+/// in its place before `main`, so an answer would be lost silently; the check runs before that.
 pub fn is_stdout_closed() -> bool {
     before_main::is_stdout_closed()
 }
@@ -12,20 +12,20 @@ mod before_main {
 
     static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-    /// The loader calls what stands in this section before `main`.
+    /// The loader calls functions in this section before `main`.
     #[used]
     #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
     #[cfg_attr(target_os = "macos", unsafe(link_section = "__DATA,__mod_init_func"))]
     static LOOK: extern "C" fn() = look;
 
     extern "C" fn look() {
-        // SAFETY: a plain question about a descriptor; nothing of the standard library is used before it is set up.
+        // SAFETY: queries a descriptor; uses nothing of the standard library, which is not set up yet.
         let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
         IS_CLOSED.store(flags == -1, Ordering::Relaxed);
     }
 
     pub fn is_stdout_closed() -> bool {
-        // Named here so that the linker keeps it wherever this function is used.
+        // Named here so that the linker keeps it if this function is used.
         std::hint::black_box(&LOOK);
         IS_CLOSED.load(Ordering::Relaxed)
     }
@@ -38,7 +38,7 @@ mod before_main {
     }
 }
 
-/// Raises the limit to what the system allows without asking anybody, and returns it; nothing where it cannot be known.
+/// Raises the limit to the system's maximum for this process, and returns it; `None` if it is unknown.
 #[cfg(unix)]
 pub fn raise_limit() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -50,7 +50,7 @@ pub fn raise_limit() -> Option<usize> {
     // SAFETY: reads the structure it is given. macOS refuses more than its own maximum; then the old limit stays.
     let is_raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) } == 0;
     let in_force = if is_raised { raised.rlim_cur } else { limit.rlim_cur };
-    // `RLIM_INFINITY` is the largest number there is.
+    // `RLIM_INFINITY` is the largest number.
     Some(usize::try_from(in_force).unwrap_or(usize::MAX))
 }
 

@@ -1,7 +1,7 @@
-//! `llmctl doctor`: what llmctl finds on this machine, and what may go wrong with it.
+//! `llmctl doctor`: the state of this machine as llmctl sees it, and warnings.
 //!
-//! Collects [`Fact`]s first and prints them after, so that text and JSON say the same. Repairs nothing; the one thing
-//! it writes is a small file that it removes, to see whether a folder can be written to.
+//! Collects [`DoctorFact`]s first and prints them after, so that text and JSON agree. Repairs nothing. To
+//! test whether a folder is writable it writes a small file and removes it.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -32,11 +32,11 @@ pub struct DoctorArgs {
     pub output: ReportFormat,
 }
 
-/// Less free space than this is worth a warning: a conversation of a few hours, and KV of its last turns.
+/// Free bytes below which there is a warning: enough for a conversation of hours, and KV of its last turns.
 const LITTLE_SPACE: u64 = 64 << 20;
 
-/// Something found: a word or number for programs, a phrase for people.
-struct Fact {
+/// A finding: a word or number for programs, a phrase for people.
+struct DoctorFact {
     section: &'static str,
     name: &'static str,
     value: Value,
@@ -44,7 +44,7 @@ struct Fact {
     warning: Option<String>,
 }
 
-impl Fact {
+impl DoctorFact {
     fn new(
         section: &'static str,
         name: &'static str,
@@ -66,7 +66,7 @@ pub fn run(
     places: &Places,
     command: &Command,
 ) -> Result<Exit, CommandError> {
-    // What is wrong with a variable or a file is said among the facts of the configuration.
+    // Errors of variables and files are reported among the configuration's facts.
     let in_force = |key: &str| config_cmd::value_of(key, config, places, command).ok().flatten();
     let model = in_force("model");
     let mut facts = build_facts();
@@ -85,7 +85,7 @@ pub fn run(
     }
 }
 
-fn build_facts() -> Vec<Fact> {
+fn build_facts() -> Vec<DoctorFact> {
     let version = env!("CARGO_PKG_VERSION");
     // Set by the release recipe; a plain `cargo build` does not know it.
     let commit = option_env!("LLMCTL_COMMIT");
@@ -99,15 +99,15 @@ fn build_facts() -> Vec<Fact> {
             .map(|(name, _)| *name)
             .collect();
     vec![
-        Fact::new("build", "version", version, version),
-        Fact::new("build", "commit", commit, commit.unwrap_or("not recorded in this build")),
-        Fact::new("build", "target", target.clone(), target),
-        Fact::new("build", "profile", profile, profile).warn(slow),
-        Fact::new("build", "devices", devices.clone(), devices.join(", ")),
+        DoctorFact::new("build", "version", version, version),
+        DoctorFact::new("build", "commit", commit, commit.unwrap_or("not recorded in this build")),
+        DoctorFact::new("build", "target", target.clone(), target),
+        DoctorFact::new("build", "profile", profile, profile).warn(slow),
+        DoctorFact::new("build", "devices", devices.clone(), devices.join(", ")),
     ]
 }
 
-fn machine_facts(root: &Path) -> Vec<Fact> {
+fn machine_facts(root: &Path) -> Vec<DoctorFact> {
     let model = machine::cpu_model(root);
     let features = machine::cpu_features();
     let names = |available: bool| -> Vec<&str> {
@@ -122,15 +122,20 @@ fn machine_facts(root: &Path) -> Vec<Fact> {
         format!("the cgroup allows {quota:.2} CPUs: generation stands still while the quota is used up")
     });
     vec![
-        Fact::new("cpu", "model", model.clone(), model.unwrap_or_else(|| "unknown".to_owned())),
-        Fact::new("cpu", "features", has.clone(), has.join(", ") + &lacking).warn(slow),
-        Fact::new("cpu", "quota", quota, quota.map_or("none".to_owned(), |quota| format!("{quota:.2} CPUs")))
-            .warn(throttled),
+        DoctorFact::new("cpu", "model", model.clone(), model.unwrap_or_else(|| "unknown".to_owned())),
+        DoctorFact::new("cpu", "features", has.clone(), has.join(", ") + &lacking).warn(slow),
+        DoctorFact::new(
+            "cpu",
+            "quota",
+            quota,
+            quota.map_or("none".to_owned(), |quota| format!("{quota:.2} CPUs")),
+        )
+        .warn(throttled),
     ]
 }
 
-/// The kernels that `llmctl run` uses, given `--cpu` as it is configured.
-fn kernels_fact(forced: Option<&str>) -> Fact {
+/// Returns the kernels that `llmctl run` uses with the configured `--cpu`.
+fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     let available: Vec<_> = Isa::available().collect();
     let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
     let list = names.join(", ");
@@ -146,11 +151,11 @@ fn kernels_fact(forced: Option<&str>) -> Fact {
     };
     let (name, kernels) = (isa.name(), kernels_name(isa));
     let value = json!({"instruction_set": name, "products": kernels, "available": names});
-    Fact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
+    DoctorFact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
 }
 
-/// The numbers of threads and what they come from.
-fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<String>) -> [Fact; 2] {
+/// Returns the numbers of threads and their origin.
+fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<String>) -> [DoctorFact; 2] {
     let default = machine::default_threads();
     let source = threads_source(default, machine::cpu_quota(root), machine::cpu_count(root));
     let set = |text: Option<String>| text.and_then(|text| text.parse::<usize>().ok());
@@ -161,12 +166,13 @@ fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<Stri
         (threads > default).then(|| format!("{threads} threads on {default} CPUs get into each other's way"))
     };
     [
-        Fact::new("cpu", "threads", threads, format!("{threads} ({why})")).warn(allowed(threads)),
-        Fact::new("cpu", "threads_batch", batch, format!("{batch} ({batch_why})")).warn(allowed(batch)),
+        DoctorFact::new("cpu", "threads", threads, format!("{threads} ({why})")).warn(allowed(threads)),
+        DoctorFact::new("cpu", "threads_batch", batch, format!("{batch} ({batch_why})")).warn(allowed(batch)),
     ]
 }
 
-/// What limits the default number of threads: std takes the smaller of the affinity mask and the whole CPUs of the quota.
+/// Returns the reason for the default number of threads: std uses the smaller of the affinity mask and the
+/// whole CPUs of the quota.
 fn threads_source(threads: usize, quota: Option<f64>, cpus: Option<usize>) -> &'static str {
     match (quota, cpus) {
         (Some(quota), _) if (quota.floor() as usize).max(1) == threads && cpus != Some(threads) => {
@@ -178,47 +184,53 @@ fn threads_source(threads: usize, quota: Option<f64>, cpus: Option<usize>) -> &'
     }
 }
 
-fn memory_facts(root: &Path) -> Vec<Fact> {
+fn memory_facts(root: &Path) -> Vec<DoctorFact> {
     let limits = memory::memory_limits(root);
     let Some(limit) = memory::tightest(&limits) else {
         let warning =
             "the memory available cannot be read: a model that is too big is not refused".to_owned();
-        return vec![Fact::new("memory", "available", Value::Null, "unknown").warn(Some(warning))];
+        return vec![DoctorFact::new("memory", "available", Value::Null, "unknown").warn(Some(warning))];
     };
     let source = limit.source.display().to_string();
     let little = (limit.available < 1 << 30).then(|| "little memory is left for a model".to_owned());
     vec![
-        Fact::new("memory", "available", limit.available, bytes(limit.available)).warn(little),
-        Fact::new("memory", "total", limit.total, bytes(limit.total)),
-        Fact::new("memory", "limited_by", source.clone(), source),
+        DoctorFact::new("memory", "available", limit.available, bytes(limit.available)).warn(little),
+        DoctorFact::new("memory", "total", limit.total, bytes(limit.total)),
+        DoctorFact::new("memory", "limited_by", source.clone(), source),
     ]
 }
 
-fn config_facts(config: &Config, places: &Places) -> Vec<Fact> {
+fn config_facts(config: &Config, places: &Places) -> Vec<DoctorFact> {
     let found = config.looked().iter().map(|looked| {
         let state = if looked.exists { "" } else { " (not there)" };
         let text = format!("{}{state}", places.shorten(&looked.path));
-        Fact::new("config", looked.role.name(), json!({"path": looked.path, "exists": looked.exists}), text)
+        DoctorFact::new(
+            "config",
+            looked.role.name(),
+            json!({"path": looked.path, "exists": looked.exists}),
+            text,
+        )
     });
-    let mut facts: Vec<Fact> = found.collect();
+    let mut facts: Vec<DoctorFact> = found.collect();
     let problem = config.check().err().map(|error| error.to_string());
     let state = if problem.is_some() { "broken" } else { "ok" };
-    facts.push(Fact::new("config", "state", state, state).warn(problem));
+    facts.push(DoctorFact::new("config", "state", state, state).warn(problem));
     facts
 }
 
-/// The variables of flags that are set.
-fn variables_fact(command: &Command) -> Fact {
+/// Returns the set variables of flags.
+fn variables_fact(command: &Command) -> DoctorFact {
     let (names, wrong) = variables::survey(command);
     let warnings: Vec<String> = wrong.into_iter().chain(variables::unknown(command)).collect();
     let warning = warnings.join("; ");
     let names: Vec<String> = names.into_iter().collect();
     let text = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    Fact::new("config", "variables", names, text).warn(Some(warning).filter(|warning| !warning.is_empty()))
+    DoctorFact::new("config", "variables", names, text)
+        .warn(Some(warning).filter(|warning| !warning.is_empty()))
 }
 
-/// Folders of llmctl's own: private, and with room for what is written there.
-fn folder_facts(places: &Places) -> Vec<Fact> {
+/// Checks that llmctl's folders are private and have room.
+fn folder_facts(places: &Places) -> Vec<DoctorFact> {
     let folders = [
         ("data", &places.data, Kept::Sessions),
         ("state", &places.state, Kept::History),
@@ -228,14 +240,19 @@ fn folder_facts(places: &Places) -> Vec<Fact> {
         .into_iter()
         .map(|(name, folder, kept)| match folder {
             Some(path) => folder_fact(name, path, places.check(kept).err(), places),
-            None => Fact::new("folders", name, Value::Null, "unknown")
+            None => DoctorFact::new("folders", name, Value::Null, "unknown")
                 .warn(Some("neither HOME nor the XDG variables say where it is".to_owned())),
         })
         .collect()
 }
 
-/// `obstacle` is why nothing can be kept there.
-fn folder_fact(name: &'static str, path: &Path, obstacle: Option<CommandError>, places: &Places) -> Fact {
+/// Describes a folder. `obstacle` is the reason why it cannot be written.
+fn folder_fact(
+    name: &'static str,
+    path: &Path,
+    obstacle: Option<CommandError>,
+    places: &Places,
+) -> DoctorFact {
     let shown = places.shorten(path);
     let (exists, mode, free) = (path.exists(), mode(path), free_bytes(path));
     let warning = if exists && !path.is_dir() {
@@ -256,7 +273,7 @@ fn folder_fact(name: &'static str, path: &Path, obstacle: Option<CommandError>, 
     let value = json!({
         "path": path, "exists": exists, "writable": obstacle.is_none(), "mode": mode, "free_bytes": free,
     });
-    Fact::new("folders", name, value, text).warn(warning)
+    DoctorFact::new("folders", name, value, text).warn(warning)
 }
 
 #[cfg(unix)]
@@ -270,7 +287,7 @@ fn mode(_path: &Path) -> Option<u32> {
     None
 }
 
-fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Fact> {
+fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<DoctorFact> {
     let cached = hub::list(places.hub.as_deref());
     let incomplete: Vec<&str> =
         cached.iter().filter(|model| model.missing.is_some()).map(|model| model.reference.as_str()).collect();
@@ -282,33 +299,33 @@ fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Fac
         .filter_map(|name| find(name, places, &aliases).err().map(|error| format!("alias {name}: {error}")))
         .collect();
     let mut facts = vec![
-        Fact::new("models", "hub_cache", json!(places.hub), shown),
-        Fact::new("models", "cached", cached.len(), cached.len().to_string()).warn(damaged),
-        Fact::new("models", "aliases", aliases.len(), aliases.len().to_string())
+        DoctorFact::new("models", "hub_cache", json!(places.hub), shown),
+        DoctorFact::new("models", "cached", cached.len(), cached.len().to_string()).warn(damaged),
+        DoctorFact::new("models", "aliases", aliases.len(), aliases.len().to_string())
             .warn((!broken.is_empty()).then(|| broken.join("; "))),
     ];
     if let Some(model) = model {
         let missing = find(model, places, &aliases).err().map(|error| error.to_string());
-        facts.push(Fact::new("models", "default", model, model).warn(missing));
+        facts.push(DoctorFact::new("models", "default", model, model).warn(missing));
     }
     facts
 }
 
-fn terminal_facts() -> Vec<Fact> {
+fn terminal_facts() -> Vec<DoctorFact> {
     let kind = |is_terminal: bool| if is_terminal { "terminal" } else { "not a terminal" };
     let (stdout, stderr) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
     let size = crossterm::terminal::size().ok().filter(|_| stdout || stderr);
     let colors = colors_wanted(ColorWhen::Auto, stderr, |name| std::env::var(name).ok());
     let size_text = size.map_or("unknown".to_owned(), |(width, height)| format!("{width}x{height}"));
     vec![
-        Fact::new("terminal", "stdout", stdout, kind(stdout)),
-        Fact::new("terminal", "stderr", stderr, kind(stderr)),
-        Fact::new("terminal", "size", json!(size), size_text),
-        Fact::new("terminal", "colors", colors, if colors { "yes" } else { "no" }),
+        DoctorFact::new("terminal", "stdout", stdout, kind(stdout)),
+        DoctorFact::new("terminal", "stderr", stderr, kind(stderr)),
+        DoctorFact::new("terminal", "size", json!(size), size_text),
+        DoctorFact::new("terminal", "colors", colors, if colors { "yes" } else { "no" }),
     ]
 }
 
-fn text(facts: &[Fact]) -> String {
+fn text(facts: &[DoctorFact]) -> String {
     let mut rows = Vec::new();
     let mut section = "";
     for fact in facts {
@@ -326,12 +343,12 @@ fn text(facts: &[Fact]) -> String {
     format!("{}\n{verdict}", columns(&rows))
 }
 
-fn to_json(facts: &[Fact]) -> Value {
+fn to_json(facts: &[DoctorFact]) -> Value {
     let mut object = json!({"schema": "llmctl.doctor.v1"});
     for fact in facts {
         object[fact.section][fact.name] = fact.value.clone();
     }
-    let warning = |fact: &Fact| {
+    let warning = |fact: &DoctorFact| {
         let message = fact.warning.as_ref()?;
         Some(json!({"section": fact.section, "name": fact.name, "message": message}))
     };
@@ -348,9 +365,9 @@ mod tests {
     #[test]
     fn text_and_json_say_the_same() {
         let facts = [
-            Fact::new("cpu", "threads", 4, "4"),
-            Fact::new("cpu", "model", Value::Null, "unknown").warn(Some("cannot tell".to_owned())),
-            Fact::new("memory", "limited_by", "/x", "/x"),
+            DoctorFact::new("cpu", "threads", 4, "4"),
+            DoctorFact::new("cpu", "model", Value::Null, "unknown").warn(Some("cannot tell".to_owned())),
+            DoctorFact::new("memory", "limited_by", "/x", "/x"),
         ];
         assert_eq!(
             text(&facts),

@@ -1,7 +1,7 @@
-//! What is wrong with a command line, in words that help: the value and what it should be, the variable that it came from, and
-//! where the names that other tools use lead to.
+//! Helpful errors of the command line: the value and what is expected, the variable that set it, and the
+//! equivalents of other tools' names.
 //!
-//! Works on clap's own errors and definitions. Every remedy that is named exists: a test looks each one up.
+//! Works on clap's errors and definitions. A test checks that every suggestion exists.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use clap::{Arg, Command};
 
 use super::flags::{reason, text, variable};
 
-/// The error of parsing `args`, as it is shown.
+/// Rewrites the error of parsing `args`.
 pub fn explain(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
     match error.kind() {
         ErrorKind::InvalidSubcommand => subcommand(error, command, args),
@@ -21,7 +21,7 @@ pub fn explain(error: clap::Error, command: &Command, args: &[OsString]) -> clap
     }
 }
 
-/// A value that a flag does not take: named with the variable where it is from there.
+/// Rewrites the error of a value that a flag does not accept, naming its variable if it came from one.
 fn value(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
     let Some(name) = text(&error, ContextKind::InvalidArg) else { return error };
     let Some(long) = name.split_whitespace().next().and_then(|name| name.strip_prefix("--")) else {
@@ -35,13 +35,13 @@ fn value(error: clap::Error, command: &Command, args: &[OsString]) -> clap::Erro
     let is_set = |name: &String| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match from.filter(is_set) {
         Some(name) => raw(&error, used, format!("{name}: {reason}")),
-        // clap lists the values that there are, and suggests one of them.
+        // clap already lists the values and suggests one.
         None if error.kind() == ErrorKind::InvalidValue => error,
         None => raw(&error, used, format!("--{long}: {reason}")),
     }
 }
 
-/// The flag in the command or below: one that is global stands above the subcommand that was named.
+/// Finds a flag in the command or below; a global flag stands above the named subcommand.
 fn find<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
     let own = command.get_arguments().find(|arg| arg.get_long() == Some(long));
     own.or_else(|| command.get_subcommands().find_map(|below| find(below, long)))
@@ -66,7 +66,7 @@ fn is_on_line(arg: &Arg, args: &[OsString]) -> bool {
     words.into_iter().any(|word| is_it(&word))
 }
 
-/// The subcommand that the arguments name, as far as they name one.
+/// Returns the subcommand that the arguments name, as far as they do.
 fn used<'a>(command: &'a Command, args: &[OsString]) -> &'a Command {
     let mut found = command;
     for word in args.iter().skip(1) {
@@ -78,7 +78,7 @@ fn used<'a>(command: &'a Command, args: &[OsString]) -> &'a Command {
     found
 }
 
-/// What other tools call their subcommands, and what to do here.
+/// Subcommands of other tools, and the equivalent here.
 const COMMANDS: &[(&[&str], &str)] = &[
     (&["update", "upgrade", "self-update"], "llmctl does not update itself: install the new version"),
     (&["version"], "'llmctl --version'"),
@@ -115,7 +115,7 @@ fn subcommand(mut error: clap::Error, command: &Command, args: &[OsString]) -> c
     if error.get(ContextKind::SuggestedSubcommand).is_some() {
         return error;
     }
-    // clap's similarity misses swapped letters in names as short as ours (`rnu`).
+    // clap's similarity misses swapped letters in short names (`rnu`).
     let near = |name: &&str| strsim::damerau_levenshtein(&given, name) <= 1;
     let names = used(command, args).get_subcommands().map(Command::get_name);
     let meant: Vec<String> = names.filter(near).map(str::to_owned).collect();
@@ -125,7 +125,7 @@ fn subcommand(mut error: clap::Error, command: &Command, args: &[OsString]) -> c
     error
 }
 
-/// How to get the model that was named, as far as it is known where it is.
+/// Explains how to download the model, as far as its source is known.
 pub fn download(named: Option<&str>) -> String {
     let plain = |name: &&str| !name.starts_with('-');
     match named.filter(plain).map(|name| name.trim_start_matches("hf.co/").trim_start_matches("hf:")) {
@@ -141,7 +141,7 @@ pub fn download(named: Option<&str>) -> String {
     }
 }
 
-/// What other tools call their flags, the flags of ours that do it, and what is said where there is one of them.
+/// Flags of other tools, the equivalent flags here, and a hint if those exist.
 const FLAGS: &[(&[&str], &[&str], &str)] = &[
     (&["listen", "bind", "address", "addr"], &["host"], "'--host ADDRESS' and '--port N'"),
     (&["json"], &["output"], "'--output json'"),
@@ -187,7 +187,7 @@ fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> cla
     };
     error.remove(ContextKind::SuggestedArg);
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(*tip)]));
-    // clap's speaks of the flag that it would have suggested.
+    // clap's usage shows the flag that it would have suggested.
     let usage = used.clone().render_usage();
     error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     error

@@ -1,7 +1,8 @@
-//! Promise: what guide is taught is true. Every flag, subcommand, chat command, variable, endpoint and exit code that its
-//! training data names in code is one that this program has, so the model cannot go stale unseen.
+//! Promise: guide is taught the truth. Every flag, subcommand, chat command, variable, endpoint and exit code
+//! that its training data names in code exists in this program, so the model cannot become outdated
+//! unnoticed.
 //!
-//! Tests only. It reads `assets/guide/train/facts/*.toml`, the source of guide's answers.
+//! Tests only. Reads `assets/guide/train/facts/*.toml`, the source of guide's answers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,28 +14,28 @@ use super::chat::command::TABLE;
 use super::error::{Exit, Kind};
 
 #[derive(Deserialize)]
-struct File {
-    fact: Vec<Fact>,
+struct FactsFile {
+    fact: Vec<TaughtFact>,
 }
 
 #[derive(Deserialize)]
-struct Fact {
+struct TaughtFact {
     id: String,
     answers: Vec<String>,
     example: Option<String>,
 }
 
-/// What the program has.
+/// Names that the program has.
 struct Truth {
     command: clap::Command,
-    /// Of any subcommand.
+    /// Flags of all subcommands.
     flags: BTreeSet<String>,
     variables: BTreeSet<String>,
     chat_commands: BTreeSet<&'static str>,
     exit_codes: BTreeSet<u8>,
 }
 
-/// Read by other means than a flag's rule.
+/// Variables that are not the rule of a flag.
 const OTHER_VARIABLES: [&str; 4] = ["LLMCTL_API_KEY", "LLMCTL_CPU", "LLMCTL_LOG", "LLMCTL_CONFIG"];
 
 impl Truth {
@@ -66,7 +67,7 @@ impl Truth {
             Kind::Auth,
             Kind::Config,
         ];
-        // SIGINT and SIGTERM are ours; killed (9) is what the system reports of us, and a closed pipe (13) too.
+        // llmctl handles SIGINT and SIGTERM; the system reports a kill (9) and a closed pipe (13).
         let signals = [2, 9, 13, 15].map(Exit::Signal);
         let exits = [Exit::Success, Exit::Cut, Exit::FailedRows]
             .into_iter()
@@ -81,7 +82,7 @@ impl Truth {
         }
     }
 
-    /// What is wrong with a piece of code, which may be several commands.
+    /// Returns the errors in a piece of code, which may be several commands.
     fn faults_of_code(&self, code: &str) -> Vec<String> {
         code.split(['|', ';']).flat_map(|command| self.faults_of_command(command)).collect()
     }
@@ -135,7 +136,7 @@ impl Truth {
     }
 }
 
-/// Facts that name what is not there, and why they may.
+/// Facts that name something unknown, and why they may.
 const EXCEPTIONS: [(&str, &str, &str); 6] = [
     ("chat-tab", "neither a chat command nor an endpoint: /lo", "half a command, for Tab to complete"),
     ("chat-literal-slash", "neither a chat command nor an endpoint: /etc", "text that is no command"),
@@ -145,7 +146,7 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
     ("run-device", "no flag --features", "a flag of cargo build"),
 ];
 
-/// Programs of others that answers may name with flags of their own.
+/// Other programs whose flags answers may name.
 const FOREIGN: [&str; 8] = ["curl", "hf", "cargo", "ollama", "pip", "npm", "python", "git"];
 
 const ENDPOINTS: [&str; 11] = [
@@ -162,7 +163,7 @@ const ENDPOINTS: [&str; 11] = [
     "/v1",
 ];
 
-/// An endpoint, or a thing below one.
+/// Returns whether the path is an endpoint or below one.
 fn is_endpoint(path: &str) -> bool {
     ENDPOINTS.iter().any(|endpoint| {
         let rest = path.strip_prefix(endpoint);
@@ -172,7 +173,7 @@ fn is_endpoint(path: &str) -> bool {
     })
 }
 
-/// The numbers behind "exit code", "exit status" and "exits with".
+/// Returns the numbers after "exit code", "exit status" and "exits with".
 fn exit_codes(text: &str) -> Vec<u8> {
     let text = text.to_lowercase();
     let number = |phrase: &str| -> Vec<u8> {
@@ -193,14 +194,14 @@ fn visit(command: &clap::Command, see: &mut dyn FnMut(&clap::Command)) {
     command.get_subcommands().for_each(|command| visit(command, see));
 }
 
-fn facts() -> Vec<Fact> {
+fn facts() -> Vec<TaughtFact> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/guide/train/facts");
     let mut paths: Vec<_> =
         fs::read_dir(&folder).expect("guide's facts").map(|entry| entry.expect("a file").path()).collect();
     paths.sort();
     let read = |path| {
         let text = fs::read_to_string(path).expect("reads");
-        toml::from_str::<File>(&text).unwrap_or_else(|error| panic!("{error}")).fact
+        toml::from_str::<FactsFile>(&text).unwrap_or_else(|error| panic!("{error}")).fact
     };
     paths.iter().flat_map(read).collect()
 }

@@ -1,7 +1,7 @@
-//! `llmctl man`: manual pages in roff, made from the command line's own definition.
+//! `llmctl man`: manual pages in roff, made from the command line's definition.
 //!
-//! The options are clap_mangen's; the sections that follow the options in `--help` are set here, each under its own name, with
-//! examples and columns as they are written. *What `--help` explains, the page explains (a test reads every page).*
+//! clap_mangen formats the options. This file formats the sections after the options in `--help`, with their
+//! titles, examples and columns. *A page explains everything that `--help` does (a test reads every page).*
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub fn run(args: ManArgs, command: Command) -> Result<Exit, CommandError> {
     }
 }
 
-/// A manual page and the name of its file.
+/// A manual page and its file name.
 struct Page {
     name: String,
     text: String,
@@ -48,9 +48,9 @@ fn write_all(pages: &[Page], folder: &Path) -> std::io::Result<()> {
     pages.iter().try_for_each(|page| fs::write(folder.join(&page.name), &page.text))
 }
 
-/// The pages of all subcommands, and last that of the program.
+/// Returns the pages of all subcommands, and last the program's.
 fn pages(command: Command) -> Vec<Page> {
-    // `help` would be a page that says nothing of its own.
+    // A page of `help` would have no content of its own.
     let mut command = explained(command).disable_help_subcommand(true);
     command.build();
     let mut pages = Vec::new();
@@ -63,7 +63,7 @@ fn collect(command: &Command, pages: &mut Vec<Page>) {
     pages.push(page(command));
 }
 
-/// With all options in it: clap_mangen takes those that `-h` hides and that have one line of help for unexplained.
+/// Unhides options and adds long help: clap_mangen skips those that `-h` hides or that have one line of help.
 fn explained(command: Command) -> Command {
     command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(explained)
 }
@@ -75,12 +75,13 @@ fn page(command: &Command) -> Page {
     let mut text = Vec::new();
     let mut roff = Roff::new();
     after.iter().for_each(|after| set_sections(after, &mut roff));
-    // Writing to a Vec always works.
+    // Writing to a Vec cannot fail.
     let _ = man.render(&mut text).and_then(|()| roff.to_writer(&mut text));
     Page { name: man.get_filename(), text: String::from_utf8_lossy(&text).into_owned() }
 }
 
-/// Text as it follows the options in `--help`: titles that end with a colon, and indented lines below them.
+/// Formats the text after the options in `--help`: titles that end with a colon, and indented lines below
+/// them.
 fn set_sections(text: &str, roff: &mut Roff) {
     let mut is_preformatted = false;
     let lines: Vec<&str> = text.lines().collect();
@@ -108,7 +109,7 @@ fn set_sections(text: &str, roff: &mut Roff) {
     }
 }
 
-/// Columns, commands and what stands in files: their line ends and blanks mean something.
+/// Returns whether a line's layout matters: columns, commands and file contents.
 fn keeps_its_form(line: &str) -> bool {
     let text = line.trim_start();
     let indent = line.len() - text.len();
@@ -123,7 +124,7 @@ fn keeps_its_form(line: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The page without roff's escapes and font changes.
+    /// Returns the page without roff's escapes and font changes.
     fn plain(page: &Page) -> String {
         let text = page.text.replace("\\-", "-").replace("\\\\", "\\").replace("\\*(Aq", "'");
         ["\\fB", "\\fR", "\\fI", "\\&", "\\e"].iter().fold(text, |text, mark| text.replace(mark, ""))
@@ -149,10 +150,10 @@ mod tests {
             for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
                 let (name, id) = (command.get_name(), arg.get_id());
                 if ["help", "version"].contains(&id.as_str()) {
-                    continue; // clap's own, whose text depends on what else there is
+                    continue; // clap's own, whose text varies
                 }
                 let help = arg.get_help().unwrap_or_else(|| panic!("{name}: {id} has no help")).to_string();
-                // The text stands behind the option, not somewhere on the page.
+                // The text must follow its option, not be anywhere on the page.
                 let head = match arg.get_long() {
                     Some(long) => format!("--{long}"),
                     None => arg.get_value_names().map_or(id.to_string(), |names| names[0].to_string()),

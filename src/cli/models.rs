@@ -1,5 +1,4 @@
-//! `llmctl models`: what is in the cache and what the aliases mean; and the step from `--model` to files that all
-//! commands share.
+//! `llmctl models`: lists the cache and the aliases. Also resolves `--model` to files, for all commands.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -72,10 +71,10 @@ pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, C
     }
 }
 
-/// The files that `reference` means.
+/// Resolves `reference` to files.
 ///
 /// # Errors
-/// See [`hub::resolve`]; what is not there says that this build does not download.
+/// See [`hub::resolve`]. The error for a missing model says that this build does not download.
 pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, CommandError> {
     let resolved = ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases));
     resolved.map_err(|error| {
@@ -212,7 +211,7 @@ fn show(
     print(&columns(&rows))
 }
 
-/// What the files say, in the order of printing.
+/// Returns the facts in the files, in printing order.
 fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError> {
     let facts = model_facts(&resolved.source)?;
     let mut list: Vec<(&'static str, Value)> = vec![

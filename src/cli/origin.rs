@@ -1,7 +1,7 @@
-//! Where the value of a flag came from, and error messages that say so.
+//! Origins of flags' values, for error messages.
 //!
-//! Ranges are checked where they are known, far from the command line, with a message that begins with the flag. Here the flag in the
-//! message is replaced by the file and line, or the variable, that set it.
+//! Ranges are checked far from the command line, with a message that starts with the flag. This file replaces
+//! the flag in the message by the file and line, or the variable, that set it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use clap::{ArgMatches, Command};
 
 use super::error::{CommandError, Kind};
 
-/// What set a flag's value.
+/// Origin of a flag's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     Flag,
@@ -32,7 +32,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The origins of the flags of this call that are not on the command line, by long name.
+/// Origins by long name, for flags that are not on the command line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origins(pub BTreeMap<String, Origin>);
 
@@ -50,7 +50,7 @@ impl Origins {
         }
     }
 
-    /// Replaces the flag at the beginning of the error's message by the origin of its value.
+    /// Replaces the flag at the start of the error's message by the origin of its value.
     pub fn name(&self, error: CommandError) -> CommandError {
         let message = error.to_string();
         let flag = message.strip_prefix("--").and_then(|rest| rest.split_once(": "));

@@ -1,8 +1,8 @@
 //! stdout: the answer and nothing else.
 //!
-//! A reader that went away is told apart from a disk that is full: the first ends a command quietly, the second is
-//! an error. To a terminal, control characters are made visible, because a model's text is not to be trusted with
-//! the terminal's escape sequences or with the order in which characters appear; to pipes and files bytes go unchanged.
+//! A closed pipe ends a command quietly; a full disk is an error. On a terminal, control characters are made
+//! visible, because a model's text must not use the terminal's escape sequences or reorder characters. Pipes
+//! and files get the bytes unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -10,10 +10,10 @@ use std::io::{self, IsTerminal, Write};
 use super::descriptors::is_stdout_closed;
 use super::error::{CommandError, Kind};
 
-/// Why nothing more can be written.
+/// Reason why output ended.
 #[derive(Debug)]
 pub enum OutputError {
-    /// The reader of the pipe is gone (`| head`): not a failure.
+    /// The pipe was closed (`| head`), which is not a failure.
     Closed,
     Failed(CommandError),
 }
@@ -29,11 +29,11 @@ impl OutputError {
     }
 }
 
-/// stdout, or a buffer in its place.
+/// stdout, or a buffer for tests.
 pub struct Output<W: Write> {
     stream: W,
     is_terminal: bool,
-    /// There is nothing behind the stream, and what goes there is lost.
+    /// No file is open behind the stream, so output would be lost.
     is_closed: bool,
 }
 
@@ -65,11 +65,11 @@ impl<W: Write> Output<W> {
     }
 }
 
-/// The text with control characters (except line feed and tab) as symbols: ESC becomes U+241B, and so on.
+/// Replaces control characters other than line feed and tab by symbols: ESC becomes U+241B, and so on.
 ///
-/// C1 controls have no symbol; U+009B alone would start an escape sequence, so they become U+FFFD. So do the controls that
-/// reorder what follows them (U+202A to U+202E, U+2066 to U+2069): text that reads as another than it is. Right-to-left
-/// scripts need none of them.
+/// C1 controls have no symbol; U+009B alone would start an escape sequence, so they become U+FFFD. So do
+/// controls that reorder the text after them (U+202A to U+202E, U+2066 to U+2069), which would make it read
+/// as something else. Right-to-left scripts need none of them.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_hostile) {
         return Cow::Borrowed(text);

@@ -1,7 +1,7 @@
-//! Where llmctl's files lie: the XDG base directories and the shared Hugging Face cache.
+//! Folders of llmctl's files: the XDG base directories and the shared Hugging Face cache.
 //!
-//! The only reader of the variables that say so. Creates nothing and reads nothing; [`Places::check`] finds out whether
-//! something can be kept by writing a small file and removing it, before the user's work depends on it.
+//! The only reader of their variables. Creates and reads nothing, except that [`Places::check`] writes a
+//! small file and removes it, to find out that a folder is not writable before the user's work depends on it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::error::{CommandError, Kind};
 use crate::runtime::load::hub::HubPaths;
 
-/// What a probe writes: a block, which a full disk has no room for.
+/// Bytes that a probe writes: a block, which a full disk refuses.
 const PROBE_BYTES: usize = 4096;
 
-/// What llmctl keeps for the user.
+/// Data that llmctl keeps for the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// Saved conversations.
     Sessions,
     /// The KV of saved conversations.
     Kv,
-    /// What was typed in chat.
+    /// Lines typed in chat.
     History,
 }
 
@@ -37,7 +37,7 @@ impl Kept {
         }
     }
 
-    /// In a sentence about the folder.
+    /// Returns its name in a sentence about the folder.
     const fn noun(self) -> &'static str {
         match self {
             Kept::Sessions => "sessions",
@@ -55,19 +55,19 @@ impl Kept {
     }
 }
 
-/// Directories by purpose; `None` where neither variable nor home says anything.
+/// Directories by purpose; `None` if neither a variable nor the home directory gives one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Places {
     pub home: Option<PathBuf>,
     /// `$XDG_CONFIG_HOME/llmctl`: settings.
     pub config: Option<PathBuf>,
-    /// `$XDG_DATA_HOME/llmctl`: sessions; precious.
+    /// `$XDG_DATA_HOME/llmctl`: sessions, which are precious.
     pub data: Option<PathBuf>,
     /// `$XDG_STATE_HOME/llmctl`: history and logs.
     pub state: Option<PathBuf>,
-    /// `$XDG_CACHE_HOME/llmctl`: what can be computed again.
+    /// `$XDG_CACHE_HOME/llmctl`: data that can be computed again.
     pub cache: Option<PathBuf>,
-    /// The Hugging Face cache that all tools share.
+    /// The Hugging Face cache, shared by all tools.
     pub hub: Option<PathBuf>,
 }
 
@@ -79,7 +79,7 @@ impl Places {
     fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = path("HOME").or_else(|| path("USERPROFILE"));
-        // The XDG specification has relative values ignored.
+        // The XDG specification says to ignore relative values.
         let base = |name: &str, default: &str| {
             path(name).filter(|p| p.is_absolute()).or_else(|| Some(home.as_ref()?.join(default)))
         };
@@ -95,17 +95,17 @@ impl Places {
         }
     }
 
-    /// The folder of saved sessions.
+    /// Returns the folder of saved sessions.
     pub fn sessions(&self) -> Option<PathBuf> {
         Some(self.data.as_ref()?.join("sessions"))
     }
 
-    /// The folder of sessions' KV: as private as they are, but it can be computed again.
+    /// Returns the folder of sessions' KV: as private as they are, but it can be computed again.
     pub fn kv(&self) -> Option<PathBuf> {
         Some(self.cache.as_ref()?.join("kv"))
     }
 
-    /// The folder of `kept`.
+    /// Returns the folder of `kept`.
     pub fn folder(&self, kept: Kept) -> Option<PathBuf> {
         match kept {
             Kept::Sessions => self.sessions(),
@@ -114,10 +114,10 @@ impl Places {
         }
     }
 
-    /// Finds out whether `kept` can be written now, and leaves nothing behind.
+    /// Checks that `kept` can be written, leaving nothing behind.
     ///
     /// # Errors
-    /// [`Kind::Config`] where neither variable nor home says where it lies; [`Kind::Io`] with the folder and the reason.
+    /// [`Kind::Config`] if its folder is unknown; [`Kind::Io`] with the folder and the reason.
     pub fn check(&self, kept: Kept) -> Result<(), CommandError> {
         let Some(folder) = self.folder(kept) else {
             let (variable, noun) = (kept.variable(), kept.noun());
@@ -134,7 +134,7 @@ impl Places {
         HubPaths { cache: self.hub.clone(), home: self.home.clone() }
     }
 
-    /// A path as people write it, with `~` for home.
+    /// Formats a path with `~` for the home directory.
     pub fn shorten(&self, path: &Path) -> String {
         match self.home.as_ref().and_then(|home| path.strip_prefix(home).ok()) {
             Some(rest) => format!("~/{}", rest.display()),
@@ -143,10 +143,10 @@ impl Places {
     }
 }
 
-/// Writes a small file in `folder`, or in the nearest folder above it that exists, and removes it.
+/// Writes a small file in `folder`, or in the nearest existing folder above it, and removes it.
 ///
 /// # Errors
-/// Why that cannot be done: no permission, a read-only or full file system, a file in the way.
+/// The reason of a failure: no permission, a read-only or full file system, a file in the way.
 pub fn probe(folder: &Path) -> io::Result<()> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
@@ -158,7 +158,7 @@ pub fn probe(folder: &Path) -> io::Result<()> {
     fs::remove_file(&path).and(written)
 }
 
-/// Bytes that this user may still write where `folder` is, or will be; nothing where the system does not say.
+/// Returns the bytes that this user may still write at `folder`; `None` if the system does not say.
 #[cfg(unix)]
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     let space = rustix::fs::statvfs(folder.ancestors().find(|folder| folder.exists())?).ok()?;
@@ -199,7 +199,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_place_that_takes_no_file_is_found_out() {
-        // Nobody, root included, can create a file here.
+        // No user, not even root, can create a file here.
         let error = probe(Path::new("/proc/self/llmctl")).expect_err("no file system for files");
         assert_ne!(error.kind(), io::ErrorKind::AlreadyExists, "{error}");
     }

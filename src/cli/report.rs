@@ -1,4 +1,4 @@
-//! What the helper subcommands print: text for people, or one JSON object. Formats; knows no subject.
+//! Output of the helper subcommands: text for people, or one JSON object. Formats only.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
@@ -17,7 +17,7 @@ pub enum ReportFormat {
     Json,
 }
 
-/// Writes `text` to stdout. A reader that has gone away is not an error.
+/// Writes `text` to stdout. A closed pipe is not an error.
 pub fn print(text: &str) -> Result<Exit, CommandError> {
     match Output::stdout().write(text) {
         Ok(()) | Err(OutputError::Closed) => Ok(Exit::Success),
@@ -31,7 +31,7 @@ pub fn print_json(value: &serde_json::Value) -> Result<Exit, CommandError> {
     print(&(text + "\n"))
 }
 
-/// `1.5 GiB`: binary units, as the tools that show memory do.
+/// Formats bytes in binary units, as tools that show memory do: `1.5 GiB`.
 pub fn bytes(count: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -46,7 +46,7 @@ pub fn bytes(count: u64) -> String {
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// `1 turn`, `2 turns`, `1,000 rows`: a number with its noun.
+/// Formats a number with its noun: `1 turn`, `2 turns`, `1,000 rows`.
 pub fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -54,7 +54,7 @@ pub fn counted(count: usize, noun: &str) -> String {
     }
 }
 
-/// A number with commas between thousands.
+/// Formats a number with commas between thousands.
 fn grouped(count: usize) -> String {
     let digits = count.to_string();
     let first = digits.len() % 3;
@@ -66,8 +66,8 @@ fn grouped(count: usize) -> String {
     text
 }
 
-/// Rows in aligned columns, two spaces apart, none at the line's end. On a terminal a cell that is wider than it is cut, with
-/// an ellipsis; elsewhere everything is whole.
+/// Formats rows in columns, two spaces apart, without trailing spaces. On a terminal a line that is too long
+/// is cut, with an ellipsis; elsewhere it is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let on_terminal = std::io::stdout().is_terminal();
     let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
@@ -81,7 +81,7 @@ fn aligned(rows: &[Vec<String>], widest: usize) -> String {
     let width = |n: usize| rows.iter().filter_map(|row| row.get(n)).map(|cell| cell.width()).max();
     let widths: Vec<usize> = (0..).map_while(width).collect();
     let line = |row: &Vec<Cow<'_, str>>| {
-        // By hand: `{cell:<width$}` panics beyond 65,535 columns.
+        // Padded by hand, because `{cell:<width$}` panics beyond 65,535 columns.
         let pad = |(cell, width): (&Cow<'_, str>, &usize)| {
             format!("{cell}{}", " ".repeat(width.saturating_sub(cell.width())))
         };
@@ -91,7 +91,8 @@ fn aligned(rows: &[Vec<String>], widest: usize) -> String {
     rows.iter().map(line).collect()
 }
 
-/// Rows with a head, for a terminal: in columns where these fit, else each row as its first cell with the others below it.
+/// Formats rows with a head for a terminal: in columns if they fit, else each row as its first cell with the
+/// others below it.
 pub fn table(rows: &[Vec<String>], width: usize) -> String {
     let text = aligned(rows, usize::MAX);
     if text.lines().all(|line| line.width() <= width) {
@@ -106,7 +107,7 @@ pub fn table(rows: &[Vec<String>], width: usize) -> String {
     rows.iter().map(row).collect()
 }
 
-/// At most so many columns of the text.
+/// Cuts the text to at most `columns` columns.
 fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
     if text.width() <= columns {
         return text.into();

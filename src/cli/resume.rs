@@ -1,8 +1,8 @@
-//! Which model a saved session goes on with.
+//! Model with which a saved session continues.
 //!
-//! It is the one that gave the last answer. Another one takes its place only where the user names it, with
-//! `--model` or `LLMCTL_MODEL`; the `model` of a configuration file is for new sessions. A model that is not there any more is
-//! an error that names it, and never replaced by another.
+//! It is the model of the last answer. Another one is used only if the user names it, with `--model` or
+//! `LLMCTL_MODEL`; the `model` of a configuration file is for new sessions. A missing model is an error that
+//! names it; it is never replaced.
 
 use anyhow::anyhow;
 
@@ -13,10 +13,11 @@ use super::places::Places;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::session::store::{SavedSession, SessionName};
 
-/// The model flags to go on with a session: its own model, unless the user names one. `flag` is how that is done.
+/// Returns the model flags for continuing a session: its own model, unless the user names one. `flag` is how
+/// to do that.
 ///
 /// # Errors
-/// `NotFound` when the model is not there, or the session does not say where it is.
+/// `NotFound` if the model is missing, or the session has no reference to it.
 pub fn model_of(
     args: &ModelArgs,
     name: &SessionName,
@@ -30,7 +31,7 @@ pub fn model_of(
     let hint = format!("{flag} names it, or another model: the text of the session is kept");
     let reference = match &model.reference {
         Some(reference) => reference.clone(),
-        // Older sessions have the name only, which leads nowhere but to the model inside llmctl.
+        // Older sessions have only a name, which identifies no model but the built-in one.
         None if model.name == GUIDE.name => GUIDE.name.to_owned(),
         None => {
             let error =

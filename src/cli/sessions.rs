@@ -1,8 +1,9 @@
-//! `llmctl sessions`: what is saved, and its names; and what all commands that open a session say when they cannot.
+//! `llmctl sessions`: lists and manages saved sessions. Also explains, for all commands, why a session cannot
+//! be opened.
 //!
-//! Shows and manages; conversations themselves go on in the commands that answer. A name that is not there is an error
-//! that says which one was probably meant. `listing` and `show` make tables, `export` writes a conversation down, `removal`
-//! takes away what was asked for and nothing else.
+//! Conversations are continued in other commands. The error for an unknown name suggests a similar one.
+//! `listing` and `show` make tables, `export` writes a conversation, `removal` removes what was requested and
+//! nothing else.
 
 mod export;
 mod listing;
@@ -63,7 +64,7 @@ pub enum SessionsCommand {
         #[arg(value_name = "NEW")]
         to: String,
     },
-    /// Put a branch back in its session's place; what the session held becomes a branch
+    /// Put a branch back in its session's place; the session's previous content becomes a branch
     Restore {
         /// The branch, such as NAME~1
         #[arg(value_name = "BRANCH")]
@@ -82,13 +83,13 @@ pub enum SessionsCommand {
         #[arg(long, short)]
         yes: bool,
     },
-    /// Erase what was undone or edited away from a session's file and its KV; its branches are kept
+    /// Erase undone and edited content from a session's file and its KV; its branches are kept
     Purge {
         /// The session
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Keep what stands before the first damaged line of a session's file, and the damaged file beside it
+    /// Keep the lines before the first damaged one of a session's file, and the damaged file beside it
     Repair {
         /// The session
         #[arg(value_name = "NAME")]
@@ -177,10 +178,10 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
     }
 }
 
-/// The store below this user's data folder.
+/// Returns the store below this user's data folder.
 ///
 /// # Errors
-/// Neither `XDG_DATA_HOME` nor a home says where that is.
+/// Neither `XDG_DATA_HOME` nor a home directory is known.
 pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     let folder = places.sessions().ok_or_else(|| {
         let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for sessions");
@@ -189,7 +190,7 @@ pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     Ok(SessionStore::new(folder).with_kv(places.kv()))
 }
 
-/// What can be done when a session cannot be opened.
+/// Adds a hint to the error of opening a session.
 pub fn explain(error: Error) -> CommandError {
     let hint = match &error {
         Error::SessionBusy(name) => {
@@ -223,7 +224,7 @@ pub(super) fn parse(name: &str) -> Result<SessionName, CommandError> {
     })
 }
 
-/// As [`explain`], and which session was probably meant.
+/// Adds a hint to the error of opening a session, and suggests a similar name.
 pub(super) fn not_found(error: Error, store: &SessionStore) -> CommandError {
     let Error::SessionNotFound(name) = &error else { return explain(error) };
     let listed = store.list().unwrap_or_default();
@@ -259,7 +260,7 @@ fn pages(count: usize) -> String {
     if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
 }
 
-/// `branch` is null for a fork that was asked for.
+/// `branch` is null for a fork that the user requested.
 fn fork_json(fork: &ForkOf) -> Value {
     let branch = |branch: &Branch| json!({"of": branch.of, "reason": branch.reason.as_str()});
     json!({"name": fork.name, "turns": fork.turns, "branch": fork.branch.as_ref().map(branch)})

@@ -1,9 +1,10 @@
-//! SIGINT, SIGTERM and SIGTSTP: their only owner in the process.
+//! The only owner of SIGINT, SIGTERM and SIGTSTP in the process.
 //!
-//! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled one does
-//! in a shell. Inside, the first is noted for the loop to see and the second ends the process; in a conversation no
-//! SIGINT does. A signal that was ignored when llmctl started (nohup, a script's background job) stays ignored. The
-//! terminal's modes are put back before the process ends. Knows nothing of what is stopped.
+//! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled
+//! one does in a shell. Inside, the first signal is recorded for the loop to see and the second ends the
+//! process; in a conversation no SIGINT does. A signal that was ignored when llmctl started (nohup, a
+//! script's background job) stays ignored. The terminal's modes are restored before the process ends. Knows
+//! nothing of the work that is stopped.
 
 #[cfg(unix)]
 use std::io::Read;
@@ -18,7 +19,7 @@ use std::thread;
 #[cfg(unix)]
 use super::tty;
 
-/// One of those below.
+/// One of the constants below.
 static MANNER: AtomicU8 = AtomicU8::new(ABRUPT);
 const ABRUPT: u8 = 0;
 const GRACEFUL: u8 = 1;
@@ -27,15 +28,15 @@ const AT_PROMPT: u8 = 3;
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 #[cfg(unix)]
 static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
-/// The end of a pipe that the first signal is written into, for those who wait for one; negative without any.
+/// Write end of a pipe for waiting threads, which gets a byte at the first signal; negative without one.
 #[cfg(unix)]
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
-/// Two signals closer than this are one wish: `timeout` signals the process and then its whole group.
+/// Two signals closer than this count as one: `timeout` signals the process and then its whole group.
 #[cfg(unix)]
 const SAME_WISH_MS: i64 = 200;
 
-/// While it lives, the first signal is for the holder to act on. One at a time.
+/// While it exists, the first signal is left to the holder. At most one exists.
 #[derive(Debug)]
 pub struct Graceful(());
 
@@ -45,41 +46,40 @@ impl Graceful {
         Self(())
     }
 
-    /// For a conversation: no number of SIGINTs ends the process, because Ctrl-C is meant for what is going on. What is
-    /// going on is said by the two calls below.
+    /// Starts a conversation: no number of SIGINTs ends the process, because Ctrl-C stops the current work,
+    /// which the two calls below announce.
     pub fn begin_conversation() -> Self {
         Self(())
     }
 
-    /// Something is done that a signal can stop; earlier signals are forgotten.
+    /// Starts work that a signal can stop; earlier signals are forgotten.
     pub fn work(&self) {
         RECEIVED.store(0, Ordering::SeqCst);
         MANNER.store(PATIENT, Ordering::SeqCst);
     }
 
-    /// Nothing is done, and a signal ends the process at once; but with a line editor SIGINT is its while it reads, and
-    /// nobody's around it.
+    /// Ends the work: a signal now ends the process at once. With a line editor, SIGINT belongs to the editor
+    /// while it reads, and is ignored around it.
     pub fn wait(&self, has_editor: bool) {
         MANNER.store(if has_editor { AT_PROMPT } else { ABRUPT }, Ordering::SeqCst);
     }
 
-    /// The signal that asks to stop, if one came.
+    /// Returns the signal that was received, if any.
     pub fn received(&self) -> Option<u8> {
         received()
     }
 
-    /// As `received`, for who does something else meanwhile: `tell` is called on a thread of its own when a signal comes.
-    /// Once per process.
+    /// Calls `tell` on a thread of its own when a signal comes. Once per process.
     ///
     /// # Errors
-    /// The system's, when it has no pipe or thread to give.
+    /// The system's if it cannot create a pipe or thread.
     #[cfg(unix)]
     pub fn on_signal(&self, tell: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
         let (mut reader, writer) = std::io::pipe()?;
-        // Open for as long as the process lives: a handler may be about to write.
+        // Open for as long as the process lives, because a handler may be about to write.
         WAKE.store(writer.into_raw_fd(), Ordering::SeqCst);
         if self.received().is_some() {
-            wake(); // it came before there was a pipe
+            wake(); // the signal came before the pipe existed
         }
         let wait = move || {
             let woken = reader.read(&mut [0]).is_ok_and(|count| count > 0);
@@ -106,7 +106,7 @@ impl Drop for Graceful {
     }
 }
 
-/// Takes over both signals, and Ctrl-Z. Called once, before anything long.
+/// Installs the handlers of both signals and Ctrl-Z. Called once, before any long work.
 #[cfg(unix)]
 pub fn install() {
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGTSTP] {
@@ -146,7 +146,7 @@ extern "C" fn on_signal(number: libc::c_int) {
         return;
     }
     if manner == PATIENT && number == libc::SIGINT {
-        // A SIGTERM that is waiting to be seen is not replaced.
+        // Keep a SIGTERM that was not yet seen.
         let _ = RECEIVED.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
         return;
     }
@@ -163,7 +163,8 @@ extern "C" fn on_signal(number: libc::c_int) {
     }
 }
 
-/// Async-signal-safe. A byte fits into an empty pipe, so this neither waits nor fails, and errno stays as it was.
+/// Wakes the waiting thread. Async-signal-safe: a byte fits into an empty pipe, so this neither waits nor
+/// fails, and errno is unchanged.
 #[cfg(unix)]
 fn wake() {
     let pipe = WAKE.load(Ordering::SeqCst);

@@ -1,6 +1,6 @@
-//! `llmctl template check`: what a model's chat template makes of chat, tools and the cache, without loading the model.
+//! `llmctl template check`: tests a model's chat template without loading the model.
 //!
-//! Finds template and tokenizer and prints what [`template_check`] found; judges nothing itself.
+//! Finds template and tokenizer and prints the result of [`template_check`]; judges nothing itself.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ use super::report::{ReportFormat, columns, counted, print, print_json};
 use super::terminal::Terminal;
 use crate::runtime::load::TextFiles;
 use crate::runtime::load::hub::ModelSource;
-use crate::runtime::template_check::{self, Check, Subject, Verdict};
+use crate::runtime::template_check::subject;
+use crate::template::check::{Check, CheckVerdict, check};
 use crate::template::{Dialect, ReasoningFormat, TemplateError, ToolCallFormat};
 
 /// Look into chat templates
@@ -78,13 +79,13 @@ Exit codes:
   65   the model has no chat template, or its files are damaged
   66   model or file not found";
 
-/// Files that are taken for templates by their names.
+/// File name extensions of templates.
 const TEMPLATE_ENDINGS: [&str; 3] = ["jinja", "jinja2", "j2"];
 
-/// What is to be checked, and where it is from.
-struct Found {
+/// Template and tokenizer to check.
+struct FoundTemplate {
     name: String,
-    /// Where the template is from.
+    /// Origin of the template.
     origin: String,
     template: String,
     files: Option<TextFiles>,
@@ -103,13 +104,13 @@ pub fn run(
         Some(files) => (files.tokenizer.clone(), files.end_of_generation.clone()),
         None => (None, Vec::new()),
     };
-    let subject = Subject::new(&found.template, tokenizer, ends, dialect);
-    let checks = template_check::check(subject.as_ref());
+    let subject = subject(&found.template, tokenizer, ends, dialect);
+    let checks = check(subject.as_ref());
     let printed = match args.output {
         ReportFormat::Text => print(&text(&found, &checks)),
         ReportFormat::Json => print_json(&json(&found, &checks)),
     }?;
-    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    let fails = checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
     Ok(if fails { Exit::from(Kind::Failure) } else { printed })
 }
 
@@ -118,7 +119,7 @@ fn find(
     config: &Config,
     places: &Places,
     terminal: &Terminal,
-) -> Result<Found, CommandError> {
+) -> Result<FoundTemplate, CommandError> {
     let path = Path::new(&args.model);
     let is_template = path.extension().and_then(|ending| ending.to_str());
     if is_template.is_some_and(|ending| TEMPLATE_ENDINGS.contains(&ending)) && !path.is_dir() {
@@ -127,7 +128,7 @@ fn find(
             return Err(CommandError::usage(message));
         }
         let (name, origin) = (args.model.clone(), args.model.clone());
-        return Ok(Found { name, origin, template: read_file(path)?, files: None });
+        return Ok(FoundTemplate { name, origin, template: read_file(path)?, files: None });
     }
     let (name, source) = match models::find(&args.model, places, &config.aliases()) {
         Ok(resolved) => (resolved.name, resolved.source),
@@ -143,19 +144,19 @@ fn find(
             (places.shorten(source.path()), template)
         }
     };
-    Ok(Found { name, origin, template, files: Some(files) })
+    Ok(FoundTemplate { name, origin, template, files: Some(files) })
 }
 
-/// How many tokens the tokenizer has, if there is one.
-fn num_tokens(found: &Found) -> Option<usize> {
+/// Returns the number of tokens of the tokenizer; `None` without one.
+fn num_tokens(found: &FoundTemplate) -> Option<usize> {
     Some(found.files.as_ref()?.tokenizer.as_ref()?.vocab_size())
 }
 
-fn count(checks: &[Check], verdict: Verdict) -> usize {
+fn count(checks: &[Check], verdict: CheckVerdict) -> usize {
     checks.iter().filter(|check| check.verdict == verdict).count()
 }
 
-fn text(found: &Found, checks: &[Check]) -> String {
+fn text(found: &FoundTemplate, checks: &[Check]) -> String {
     let tokenizer = match num_tokens(found) {
         Some(count) => format!("{count} tokens"),
         None => "none: texts are compared character by character".to_owned(),
@@ -167,15 +168,15 @@ fn text(found: &Found, checks: &[Check]) -> String {
     };
     let rows: Vec<Vec<String>> = checks.iter().map(row).collect();
     let counts = [
-        format!("{} ok", count(checks, Verdict::Ok)),
-        counted(count(checks, Verdict::Warning), "warning"),
-        format!("{} failed", count(checks, Verdict::Fail)),
-        format!("{} skipped", count(checks, Verdict::Skipped)),
+        format!("{} ok", count(checks, CheckVerdict::Ok)),
+        counted(count(checks, CheckVerdict::Warning), "warning"),
+        format!("{} failed", count(checks, CheckVerdict::Fail)),
+        format!("{} skipped", count(checks, CheckVerdict::Skipped)),
     ];
     format!("{}\n{}\n{}\n", columns(&head), columns(&rows), counts.join(", "))
 }
 
-fn json(found: &Found, checks: &[Check]) -> serde_json::Value {
+fn json(found: &FoundTemplate, checks: &[Check]) -> serde_json::Value {
     let check = |check: &Check| {
         json!({
             "check": check.name,
@@ -190,9 +191,9 @@ fn json(found: &Found, checks: &[Check]) -> serde_json::Value {
         "template": found.origin,
         "tokenizer_tokens": num_tokens(found),
         "checks": checks.iter().map(check).collect::<Vec<_>>(),
-        "num_ok": count(checks, Verdict::Ok),
-        "num_warnings": count(checks, Verdict::Warning),
-        "num_failed": count(checks, Verdict::Fail),
-        "num_skipped": count(checks, Verdict::Skipped),
+        "num_ok": count(checks, CheckVerdict::Ok),
+        "num_warnings": count(checks, CheckVerdict::Warning),
+        "num_failed": count(checks, CheckVerdict::Fail),
+        "num_skipped": count(checks, CheckVerdict::Skipped),
     })
 }

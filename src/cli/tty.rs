@@ -1,9 +1,9 @@
-//! The terminal's modes: what they were when llmctl started, what they are while an answer is written, and their
-//! return whatever ends the process.
+//! The terminal's modes: remembers them at the start, changes them while an answer is written, and restores
+//! them however the process ends.
 //!
-//! [`remember`] is called once; after it, [`restore`] may be called at any time, in a signal handler too. Line editing
-//! sets and undoes its own modes (rustyline); this file only makes sure that they never outlive the process. Knows no
-//! signal and no line.
+//! [`remember`] is called once; then [`restore`] may be called at any time, also in a signal handler. The
+//! line editor (rustyline) sets and undoes its own modes; this file only ensures that they never outlive the
+//! process. Knows no signal and no line.
 
 #[cfg(unix)]
 pub use unix::{Silence, drain_typed, forget_typed, remember, restore, suspend};
@@ -20,13 +20,13 @@ mod unix {
     /// Colours and attributes off, cursor shown, bracketed paste off.
     const PLAIN: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?2004l";
 
-    /// Reads of a paste at most: one that never ends is typed by a machine.
+    /// Most reads of a paste; one that never ends comes from a program.
     const MAX_DRAINED: usize = 1 << 16;
 
-    /// A paste has no pauses as long as this.
+    /// Longest pause within a paste, in milliseconds.
     const DRAIN_MS: libc::c_int = 100;
 
-    /// Keeps the modes of the terminal on stdin, if there is one.
+    /// Stores the modes of the terminal on stdin, if there is one.
     pub fn remember() {
         if let Some(modes) = current() {
             let _ = MODES.set(modes);
@@ -41,8 +41,8 @@ mod unix {
         }
     }
 
-    /// Puts the remembered modes back. Async-signal-safe; does nothing without them, or in the background, where the
-    /// terminal belongs to somebody else.
+    /// Restores the stored modes. Async-signal-safe. Does nothing without them, or in the background, where
+    /// the terminal belongs to another process.
     pub fn restore() {
         let Some(modes) = MODES.get() else { return };
         // SAFETY: all calls are async-signal-safe; `modes` is not written to once it is set.
@@ -60,13 +60,13 @@ mod unix {
         }
     }
 
-    /// Drops what was typed and nobody has read.
+    /// Discards typed input that was not read.
     pub fn forget_typed() {
         // SAFETY: a plain call; it does nothing where stdin is no terminal.
         unsafe { libc::tcflush(libc::STDIN_FILENO, libc::TCIFLUSH) };
     }
 
-    /// Reads away what is being typed or pasted, until nothing comes for a moment.
+    /// Reads and discards input that is being typed or pasted, until a pause.
     pub fn drain_typed() {
         let _silence = Silence::begin();
         let mut bytes = [0_u8; 4096];
@@ -86,8 +86,8 @@ mod unix {
         }
     }
 
-    /// Stops the process, as the shell's Ctrl-Z asks, with the terminal as it was found; goes on with it as it is now.
-    /// Async-signal-safe.
+    /// Stops the process, as the shell's Ctrl-Z asks, with the terminal's original modes; restores the
+    /// current ones when it continues. Async-signal-safe.
     pub fn suspend() {
         let modes = current();
         restore();
@@ -98,8 +98,8 @@ mod unix {
         }
     }
 
-    /// While it lives, what is typed is not shown: it would stand in the middle of the answer. It is kept for the next
-    /// prompt as it was typed, Enter included, and the keys that interrupt and suspend work as always.
+    /// While it exists, typed input is not echoed into the answer. The input is kept for the next prompt,
+    /// Enter included, and the keys that interrupt and suspend work as always.
     #[derive(Debug)]
     pub struct Silence(Option<libc::termios>);
 
@@ -143,7 +143,7 @@ mod elsewhere {
 
     pub fn restore() {}
 
-    /// While it lives, what is typed is not shown; there is no way to ask for that here.
+    /// Does nothing: input cannot be hidden on this system.
     #[derive(Debug)]
     pub struct Silence(());
 

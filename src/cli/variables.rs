@@ -1,9 +1,10 @@
-//! The `LLMCTL_<FLAG>` variable behind every flag, put there by rule instead of by hand, so that none can be forgotten.
+//! The `LLMCTL_<FLAG>` variable of every flag, added by rule so that none is forgotten.
 //!
-//! clap counts a variable that is set as a flag that is given, so only a variable that means to give it is shown to clap.
-//! Not shown: an empty one, which is how a shell script says "not set"; a switch or count that says off, which excludes
-//! nothing and needs nothing, but still wins over files; one whose value only a flag of that name in another subcommand
-//! takes; and one that a flag on the command line excludes, because the flag wins.
+//! clap treats a set variable like a given flag, so only variables that should count are shown to clap. Not
+//! shown: an empty one, which means "not set" in shell scripts; a switch or count set to off, which conflicts
+//! with nothing and requires nothing, but still takes precedence over files; one whose value only a flag of
+//! that name in another subcommand accepts; and one that a flag on the command line excludes, because the
+//! flag takes precedence.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -15,28 +16,28 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use super::error::{CommandError, nearest};
 use super::flags::{self, FlagShape, conflict, is_off, variable};
 
-/// The flag's variable and its value, where there is one.
+/// Returns the flag's variable and its value, if set.
 fn set(arg: &Arg) -> Option<(String, OsString)> {
     let name = variable(arg)?;
     let value = std::env::var_os(&name).filter(|value| !value.is_empty())?;
     Some((name, value))
 }
 
-/// The variable that is in force for a flag of a command from [`with_variables`], and what it says.
+/// Returns the variable in force for a flag of a command from [`with_variables`], and its value.
 pub fn in_force(arg: &Arg) -> Option<(String, String)> {
     let (name, value) = set(arg)?;
     let counts = arg.get_env().is_some() || says_off(arg, &value);
     counts.then(|| (name, value.to_string_lossy().into_owned()))
 }
 
-/// Puts the variable behind each flag of `command` and of all below it.
+/// Adds the variable to each flag of `command` and of all below it.
 pub fn with_variables(command: Command) -> Command {
     let mut taken = BTreeSet::new();
     collect_taken(&command, &mut taken);
     attach(command, &taken)
 }
 
-/// The variables whose value some flag of that name takes.
+/// Collects variables whose value some flag of that name accepts.
 fn collect_taken(command: &Command, taken: &mut BTreeSet<String>) {
     let fitting = command.get_arguments().filter_map(|arg| set(arg).filter(|(_, value)| fits(arg, value)));
     taken.extend(fitting.map(|(name, _)| name));
@@ -51,7 +52,7 @@ fn attach(command: Command, taken: &BTreeSet<String>) -> Command {
             !says_off(&arg, &value) && (fits(&arg, &value) || !taken.contains(&name))
         });
         let arg = match arg.get_action() {
-            // A bare flag's variable may say 1, yes, on, true, or the opposite.
+            // A switch's variable may say 1, yes, on, true, or the opposite.
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
             _ => arg,
         };
@@ -60,10 +61,10 @@ fn attach(command: Command, taken: &BTreeSet<String>) -> Command {
     command.mut_subcommands(|below| attach(below, taken))
 }
 
-/// Whether the flag's own parser takes the value.
+/// Returns whether the flag's own parser accepts the value.
 fn fits(arg: &Arg, value: &OsStr) -> bool {
     match (FlagShape::of(arg), value.to_str()) {
-        (_, None) => true, // only some parsers take what is not UTF-8, and they say so themselves
+        (_, None) => true, // only some parsers accept other than UTF-8, and they report it themselves
         (FlagShape::Switch, Some(word)) => truth(word).is_some(),
         (_, Some(word)) => flags::check(arg, word).is_ok(),
     }
@@ -77,7 +78,7 @@ fn says_off(arg: &Arg, value: &OsStr) -> bool {
     }
 }
 
-/// The words that clap's `BoolishValueParser` takes.
+/// Parses the words that clap's `BoolishValueParser` accepts.
 fn truth(word: &str) -> Option<bool> {
     match &*word.to_ascii_lowercase() {
         "y" | "yes" | "t" | "true" | "on" | "1" => Some(true),
@@ -86,13 +87,13 @@ fn truth(word: &str) -> Option<bool> {
     }
 }
 
-/// Ids of the flags of `command` that a variable says are off.
+/// Returns the ids of flags of `command` that a variable sets to off.
 pub fn switched_off(command: &Command) -> BTreeSet<String> {
     let is_switched_off = |arg: &&Arg| set(arg).is_some_and(|(_, value)| says_off(arg, &value));
     command.get_arguments().filter(is_switched_off).map(|arg| arg.get_id().to_string()).collect()
 }
 
-/// The variable's value as the flag's words.
+/// Converts the variable's value to the flag's words.
 ///
 /// # Errors
 /// A usage error that names the variable.
@@ -110,7 +111,7 @@ pub fn words(arg: &Arg, name: &str, value: &str) -> Result<Vec<String>, CommandE
     Ok(words)
 }
 
-/// The variables that are in force for any flag of `command` and below, and what is wrong with them.
+/// Returns the variables in force for flags of `command` and below, and those with errors.
 pub fn survey(command: &Command) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut names, mut wrong) = (BTreeSet::new(), BTreeSet::new());
     for arg in command.get_arguments() {
@@ -126,10 +127,10 @@ pub fn survey(command: &Command) -> (BTreeSet<String>, BTreeSet<String>) {
     (names, wrong)
 }
 
-/// Variables that are read, and are no flags: the log's filter, and what builds and tests read.
+/// Variables that are not flags: the log's filter, and those of builds and tests.
 const OTHERS: [&str; 4] = ["LLMCTL_LOG", "LLMCTL_API_KEY", "LLMCTL_COMMIT", "LLMCTL_FIXTURES"];
 
-/// A warning for each `LLMCTL_` variable that is set and that nothing reads.
+/// Returns a warning for each set `LLMCTL_` variable that nothing reads.
 pub fn unknown(command: &Command) -> Vec<String> {
     let mut known: BTreeSet<String> = OTHERS.iter().map(|name| (*name).to_owned()).collect();
     collect_known(command, &mut known);
@@ -155,9 +156,9 @@ fn collect_known(command: &Command, known: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|below| collect_known(below, known));
 }
 
-/// `command` without the variables that flags among `args` exclude.
+/// Returns `command` without the variables that flags among `args` exclude.
 pub fn yield_to(command: Command, args: &[OsString]) -> Command {
-    // Whatever else is wrong with the arguments is for the real parse to say.
+    // Other errors in the arguments are left to the real parse.
     match bare(command.clone()).ignore_errors(true).try_get_matches_from(args) {
         Ok(given) => without_excluded(command, &given),
         Err(_) => command,
@@ -213,7 +214,7 @@ mod tests {
             .subcommand(run)
     }
 
-    /// The flags that have no variable any more.
+    /// The flags whose variable was removed.
     fn yielding(args: &[&str]) -> Vec<String> {
         let args: Vec<OsString> = args.iter().map(OsString::from).collect();
         let command = yield_to(command(), &args);

@@ -1,7 +1,7 @@
-//! `llmctl worker`: an engine behind standard input and output, for a program that speaks the worker protocol.
+//! `llmctl worker`: an engine behind standard input and output, for programs that speak the worker protocol.
 //!
-//! Standard output carries the protocol and nothing else, from the first byte on. The input is read from the first moment, so
-//! that a worker whose parent has gone ends while it loads, too.
+//! Standard output carries only the protocol, from the first byte on. The input is read from the first
+//! moment, so that a worker whose parent has died ends even while it loads.
 
 use std::io;
 use std::process;
@@ -70,7 +70,7 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     let reception = CallInbox::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
         .map_err(|error| failure(error, "reading the input"))?;
     let worker = load_worker(&args, terminal).inspect_err(|error| {
-        // Whoever reads the line closes the input, which must not decide the exit code.
+        // The parent closes the input when it reads the error line, which must not change the exit code.
         reception.stay();
         say_why(error);
     })?;
@@ -84,17 +84,17 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
 fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
     let options = args.capacity.options(&args.engine);
     let (texts, engine) = load::load(&args.model, options, terminal)?.into_parts();
-    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
-    let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
-    Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
+    let fingerprint = texts.fingerprint().fingerprint.clone();
+    let model = ModelId { name: texts.info().name.clone(), fingerprint };
+    Ok(WorkerContext { engine, tokenizer: texts.chat_tokenizer().tokenizer().clone(), model })
 }
 
-/// The parent waits for a line; the exit code says the same to it.
+/// Reports the error to the parent, which waits for a line.
 fn say_why(error: &CommandError) {
     let detail = error.runtime().and_then(|error| serde_json::to_value(error).ok());
     let code = Some(ErrorCode::LoadFailed);
     let line = ErrorLine { error: error.to_string(), code, detail, session_id: None };
-    // A parent that does not read has the exit code.
+    // A parent that does not read gets the exit code.
     let _ = write_line(&mut io::stdout(), &Reply { id: None, answer: ReplyBody::Error(line) });
 }
 

@@ -1,7 +1,8 @@
-//! `serve --isolate` and `--workers`: flags to worker processes, each with the model and without anything that is secret.
+//! `serve --isolate` and `--workers`: from flags to worker processes, each with the model and without
+//! secrets.
 //!
-//! Owns which flags a worker gets: all that concern the model and the engine, as they are in force here, whatever file or variable
-//! they came from. The server's own stay here.
+//! Decides which flags a worker gets: all for the model and the engine, with the values in force here from
+//! any file or variable. The server's own flags stay here.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,18 +27,18 @@ use crate::runtime::worker::remote::{StartError, Timeouts};
 use crate::runtime::{EngineClient, Error};
 use crate::serve::engine::{EngineSlot, Recovery};
 
-/// How often loading the model again is tried after the engine was lost, and the first pause between two attempts.
+/// Attempts to reload the model after the engine was lost, and the first pause between two attempts.
 pub const RELOAD_ATTEMPTS: u32 = 6;
 pub const RELOAD_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a worker may take to load its model, and to answer while it computes nothing.
+/// Time limits for a worker to load its model, and to answer while idle.
 const DEFAULT_START: Duration = Duration::from_secs(600);
 const DEFAULT_ANSWER: Duration = Duration::from_secs(30);
 
-/// Less is not enough for the program itself and its threads, without any model.
+/// Least memory limit in bytes: the program and its threads need this much without any model.
 const LEAST_MEMORY: u64 = 16 << 20;
 
-/// Another program in the place of this one, for tests of what a worker may do wrong.
+/// Replaces the worker's program, for tests of misbehaving workers.
 const PROGRAM_VARIABLE: &str = "LLMCTL_WORKER_PROGRAM";
 
 /// The model in processes of its own.
@@ -80,16 +81,16 @@ pub struct IsolationArgs {
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub worker_start_timeout: Option<Span>,
 
-    /// `--config`, which workers read too; filled in after the parse.
+    /// `--config`, which workers read too; set after parsing.
     #[arg(skip)]
     pub config: Option<PathBuf>,
 }
 
 impl IsolationArgs {
-    /// How many workers are asked for; nothing: the engine is a thread.
+    /// Returns the number of workers; `None` if the engine is a thread of the server.
     ///
     /// # Errors
-    /// A usage error for what would be without effect.
+    /// A usage error for flags without effect.
     pub fn num_workers(&self) -> Result<Option<usize>, CommandError> {
         if self.isolate || self.workers.is_some() {
             if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
@@ -118,7 +119,7 @@ impl IsolationArgs {
     }
 }
 
-/// The flags of `serve` that its workers get.
+/// Flags of `serve` that its workers get.
 pub struct WorkerFlags<'a> {
     pub model: &'a ModelArgs,
     pub engine: &'a EngineArgs,
@@ -126,10 +127,11 @@ pub struct WorkerFlags<'a> {
     pub isolation: &'a IsolationArgs,
 }
 
-/// Starts all workers side by side and waits until they are ready. `gave_up` is told when the last of them cannot be brought back.
+/// Starts all workers in parallel and waits until they are ready. Calls `gave_up` when the last of them
+/// cannot be restarted.
 ///
 /// # Errors
-/// Why one of them cannot load; the system's, when it has no thread or process to give.
+/// The reason why one of them cannot load; the system's if it cannot start a thread or process.
 pub fn start(
     args: &WorkerFlags<'_>,
     count: usize,
@@ -173,7 +175,7 @@ pub fn start(
     Ok(slots)
 }
 
-/// Each worker thinks that what is free is its own.
+/// Warns if the workers' KV does not fit together, because each assumes that all free memory is its own.
 fn warn_of_kv(kv_memory: u64, args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) {
     let is_on_cpu = !cfg!(feature = "cuda") && !cfg!(feature = "metal");
     let available = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
@@ -191,7 +193,7 @@ fn warn_of_kv(kv_memory: u64, args: &WorkerFlags<'_>, count: usize, terminal: &T
     }
 }
 
-/// A worker that is ready, with the model that this process knows the words of.
+/// Starts a worker and checks that it serves this process's model.
 fn started(launch: &Launch, model: &ModelFingerprint) -> Result<EngineClient, StartError> {
     let engine = launch.start()?;
     match engine.model().fingerprint == model.fingerprint {
@@ -215,7 +217,8 @@ fn command_error(number: usize, error: StartError, memory: Option<ByteSize>) -> 
     error.context(format!("worker {number}"))
 }
 
-/// Whether a worker whose memory is limited failed for want of it. An engine that is gone at once has not even been able to say.
+/// Returns whether a worker with a memory limit failed for lack of memory. One that died at once could not
+/// even report it.
 fn has_run_out(error: &StartError) -> bool {
     matches!(error, StartError::Refused(Error::EngineGone)) || tells_of_no_memory(&error.to_string())
 }
@@ -250,7 +253,7 @@ fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result
     Ok((0..count).map(launch).collect())
 }
 
-/// Variables that hold what opens doors. A worker opens none.
+/// Returns whether a variable's name suggests a secret, which no worker needs.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     ["KEY", "TOKEN", "SECRET", "PASSWORD"]
@@ -258,7 +261,7 @@ fn is_secret(name: &str) -> bool {
         .any(|word| name == *word || name.ends_with(&format!("_{word}")))
 }
 
-/// The command line of a worker, without the program.
+/// Returns the arguments of a worker.
 fn flags(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Vec<OsString> {
     let mut flags = Flags(vec!["worker".into(), "--color".into(), "never".into()]);
     flags.0.extend(terminal.verbosity().into_iter().map(OsString::from));
@@ -269,7 +272,7 @@ fn flags(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Vec<OsStr
     flags.0
 }
 
-/// A command line in the making. Every field is named, so that a new flag is a compile error here.
+/// Arguments being built. Every field is named, so that a new flag is a compile error here.
 struct Flags(Vec<OsString>);
 
 impl Flags {
@@ -324,7 +327,7 @@ impl Flags {
     }
 
     fn text(&mut self, flag: &str, value: Option<impl ToString>) {
-        // With `=`, a value may begin with a dash.
+        // With `=`, a value may start with a dash.
         self.0.extend(value.map(|value| format!("{flag}={}", value.to_string()).into()));
     }
 
@@ -359,7 +362,7 @@ mod tests {
         }
     }
 
-    /// What the worker understands of the flags that it gets.
+    /// Returns what the worker parses from the flags that it gets.
     fn worker(words: &[&str], count: usize) -> crate::cli::worker::WorkerArgs {
         let ServeArgs { model, engine, capacity, isolation, .. } = &serve(words);
         let flags = WorkerFlags { model, engine, capacity, isolation };

@@ -1,35 +1,36 @@
-//! Lines broken between words, for a terminal.
+//! Breaks lines between words, for a terminal.
 //!
-//! Text comes in pieces, split anywhere, and goes out piece by piece; what is out is never moved. So a word is held back until
-//! the blank behind it, and the blanks before it until the word shows whether it fits the line: a line break stands in place of
-//! the blanks where it does not. Ideographs are words by themselves, with the punctuation that may not be parted from them.
-//! What is longer than a line (an address, a path) begins one of its own and is left to the terminal, which keeps it in one
-//! piece for copying. Verbatim text is never broken. Knows no colours: a piece carries a mark `M` that is handed on.
+//! Text comes in pieces, split anywhere, and is written piece by piece; written text is never moved. So a
+//! word is held back until the blank after it, and the blanks before it until the word is known to fit the
+//! line; if not, a line break replaces the blanks. Ideographs are words by themselves, with punctuation that
+//! must stay with them. A word longer than a line (an address, a path) starts a new line and is left to the
+//! terminal, which keeps it whole for copying. Verbatim text is never broken. Knows no colours: a piece
+//! carries a mark `M` that is passed through.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Columns between tab stops.
 const TAB: usize = 8;
 
-/// Punctuation that does not begin a line.
+/// Punctuation that must not start a line.
 const CLOSING: &str =
     "、。，．・：；？！）］｝〉》」』】〕〗〙〛”’ーぁぃぅぇぉっゃゅょァィゥェォッャュョ々…％";
-/// Punctuation that does not end one.
+/// Punctuation that must not end a line.
 const OPENING: &str = "（［｛〈《「『【〔〖〘〚“‘";
 
-/// Where the lines of one text break.
+/// State of line breaking in one text.
 #[derive(Debug)]
 pub struct Wrap<M> {
-    /// Of the terminal; nothing is broken without.
+    /// Width of the terminal; `None` breaks no line.
     columns: Option<usize>,
-    /// Where the next character goes.
+    /// Column of the next character.
     column: usize,
-    /// Held back: they are written with the next word, if it fits.
+    /// Blanks held back; written with the next word if it fits.
     blanks: Vec<(char, M)>,
     word: Vec<(char, M)>,
-    /// The word in one string: its width is not the sum of its characters'.
+    /// The word as one string: its width is not the sum of its characters' widths.
     word_text: String,
-    /// The word is longer than a line, and goes out as it comes.
+    /// The word is longer than a line, and is written as it comes.
     is_long: bool,
 }
 
@@ -39,7 +40,7 @@ impl<M: Copy> Wrap<M> {
         Self { columns, column: 0, blanks, word, word_text, is_long: false }
     }
 
-    /// The terminal is this wide from here on. One that became narrower has moved the line itself.
+    /// Changes the terminal's width. A terminal that became narrower has broken the line itself.
     pub fn resize(&mut self, columns: Option<usize>) {
         if columns == self.columns {
             return; // a line that is full stays full
@@ -48,7 +49,7 @@ impl<M: Copy> Wrap<M> {
         self.column = columns.map_or(self.column, |columns| self.column % columns.max(1));
     }
 
-    /// Takes the next character. `write` gets what can be written.
+    /// Adds a character. Calls `write` for characters that can be written.
     pub fn push(&mut self, c: char, mark: M, write: &mut impl FnMut(char, M)) {
         let Some(columns) = self.columns else { return write(c, mark) };
         match c {
@@ -77,7 +78,7 @@ impl<M: Copy> Wrap<M> {
         }
     }
 
-    /// Takes a character that stays where it is, as in code.
+    /// Adds a character that is never moved, as in code.
     pub fn push_verbatim(&mut self, c: char, mark: M, write: &mut impl FnMut(char, M)) {
         self.flush(write);
         write(c, mark);
@@ -88,7 +89,7 @@ impl<M: Copy> Wrap<M> {
         }
     }
 
-    /// What is held back.
+    /// Writes what is held back.
     pub fn flush(&mut self, write: &mut impl FnMut(char, M)) {
         if let Some(columns) = self.columns {
             self.place_word(columns, write);
@@ -128,7 +129,7 @@ impl<M: Copy> Wrap<M> {
         }
     }
 
-    /// Blanks that a line ends with go as far as it does.
+    /// Writes trailing blanks as far as the line goes.
     fn place_blanks(&mut self, columns: usize, write: &mut impl FnMut(char, M)) {
         for (c, mark) in std::mem::take(&mut self.blanks) {
             let width = width_at(c, self.column);
@@ -151,13 +152,13 @@ fn width_at(c: char, column: usize) -> usize {
     if c == '\t' { TAB - column % TAB } else { c.width().unwrap_or(0) }
 }
 
-/// Written without blanks between words.
+/// Returns whether the character is written without blanks between words.
 fn is_ideograph(c: char) -> bool {
     matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{a000}'..='\u{a4cf}' | '\u{f900}'..='\u{faff}' | '\u{ff00}'..='\u{ff60}' | '\u{20000}'..='\u{3ffff}')
 }
 
-/// The text with its long lines broken; the first begins at column `indent`. Lines that follow a break begin with as many
-/// blanks as the line that was broken.
+/// Returns the text with long lines broken. Its first line starts at column `indent`. Lines after a break are
+/// indented like the line that was broken.
 pub fn wrapped(text: &str, columns: usize, indent: usize) -> String {
     let mut lines = Vec::new();
     for (at, line) in text.split('\n').enumerate() {

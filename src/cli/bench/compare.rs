@@ -1,7 +1,8 @@
-//! One result judged by another: the ratio of medians, an interval for it, and whether it is worse beyond noise.
+//! Comparison of two results: the ratio of medians, its confidence interval, and whether it is worse beyond
+//! noise.
 //!
-//! Cases are matched by name and by those settings that differ within one of the files, so that two versions, two machines or two
-//! models can be compared. Reads llama-bench's `-o json` too.
+//! Cases are matched by name and by the settings that differ within one of the files, so that two versions,
+//! machines or models can be compared. Also reads llama-bench's `-o json`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,12 +17,12 @@ use super::{llama_bench, stats};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::report::{ReportFormat, columns, print, print_json};
 
-/// What the interval holds with this probability.
+/// Probability that the interval contains the true ratio.
 const CONFIDENCE: f64 = 0.95;
 const RESAMPLES: usize = 4000;
 const SEED: u64 = 1;
 
-/// Machines whose memory bandwidth differs by more than this are not the same.
+/// Relative difference in memory bandwidth from which machines count as different.
 const SAME_MACHINE: f64 = 0.1;
 
 /// Compare results with the first of them
@@ -81,30 +82,30 @@ pub struct Series {
     pub values: Vec<f64>,
 }
 
-/// What the difference between two series means.
+/// Meaning of the difference between two series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SpeedVerdict {
     Better,
     /// Worse beyond noise.
     Worse,
-    /// No difference that could be told from noise, or a small one.
+    /// Equal within noise, or nearly so.
     Same,
-    /// Too few repetitions to say.
+    /// Too few repetitions.
     Unknown,
 }
 
-impl Verdict {
+impl SpeedVerdict {
     fn name(self) -> &'static str {
         match self {
-            Verdict::Better => "better",
-            Verdict::Worse => "WORSE",
-            Verdict::Same => "same",
-            Verdict::Unknown => "too few runs",
+            SpeedVerdict::Better => "better",
+            SpeedVerdict::Worse => "WORSE",
+            SpeedVerdict::Same => "same",
+            SpeedVerdict::Unknown => "too few runs",
         }
     }
 }
 
-/// A figure of two files.
+/// One figure in two files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
     pub name: String,
@@ -113,10 +114,10 @@ pub struct Comparison {
     pub after: f64,
     pub ratio: f64,
     pub interval: stats::Interval,
-    pub verdict: Verdict,
+    pub verdict: SpeedVerdict,
 }
 
-/// All figures of a document that have several values.
+/// Returns all figures of a document that have several values.
 pub fn series(document: &Document, labels: &Labels) -> Vec<Series> {
     let cases = document.cases.iter().filter(|result| !result.samples.is_empty()).map(|result| Series {
         name: labels.label(result),
@@ -141,7 +142,7 @@ pub fn series(document: &Document, labels: &Labels) -> Vec<Series> {
     cases.chain(points).collect()
 }
 
-/// The figures that both have, `threshold` being a share.
+/// Compares the figures that both have. `threshold` is a share.
 pub fn compare(before: &[Series], after: &[Series], threshold: f64) -> Vec<Comparison> {
     let pairs =
         before.iter().filter_map(|a| Some((a, after.iter().find(|b| b.name == a.name && b.unit == a.unit)?)));
@@ -149,14 +150,14 @@ pub fn compare(before: &[Series], after: &[Series], threshold: f64) -> Vec<Compa
         let (ratio, interval) = stats::ratio_of_medians(&a.values, &b.values, CONFIDENCE, RESAMPLES, SEED)?;
         let is_known = a.values.len().min(b.values.len()) >= FEW;
         let (up, down) = match a.more_is_better {
-            true => (Verdict::Better, Verdict::Worse),
-            false => (Verdict::Worse, Verdict::Better),
+            true => (SpeedVerdict::Better, SpeedVerdict::Worse),
+            false => (SpeedVerdict::Worse, SpeedVerdict::Better),
         };
         let verdict = match () {
-            () if !is_known => Verdict::Unknown,
+            () if !is_known => SpeedVerdict::Unknown,
             () if interval.low > 1.0 && ratio > 1.0 + threshold => up,
             () if interval.high < 1.0 && ratio < 1.0 - threshold => down,
-            () => Verdict::Same,
+            () => SpeedVerdict::Same,
         };
         Some(Comparison {
             name: a.name.clone(),
@@ -182,14 +183,14 @@ pub struct Compared {
 
 impl Compared {
     pub fn is_worse(&self) -> bool {
-        self.figures.iter().any(|figure| figure.verdict == Verdict::Worse)
+        self.figures.iter().any(|figure| figure.verdict == SpeedVerdict::Worse)
     }
 }
 
 /// Compares `after`, called `name`, with `before`.
 ///
 /// # Errors
-/// A usage error when they have nothing in common.
+/// A usage error if they have no figure in common.
 pub fn compared(
     before: &Document,
     after: &Document,
@@ -213,10 +214,10 @@ pub fn compared(
     Ok(Compared { name: name.to_owned(), figures, unmatched, warnings: differences(before, after) })
 }
 
-/// Failures beyond this share of the requests are said.
+/// Share of failed requests from which failures are reported.
 const MORE_FAILURES: f64 = 0.01;
 
-/// What else is different, and may be the reason.
+/// Returns other differences that may be the cause.
 fn differences(before: &Document, after: &Document) -> Vec<String> {
     let mut found = Vec::new();
     let (a, b) = (&before.machine, &after.machine);
@@ -279,12 +280,12 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     Ok(exit(&all))
 }
 
-/// 1 for a regression.
+/// Returns exit code 1 for a regression.
 pub fn exit(all: &[Compared]) -> Exit {
     if all.iter().any(Compared::is_worse) { Exit::from(Kind::Failure) } else { Exit::Success }
 }
 
-/// A result of ours, or of llama-bench.
+/// Reads a result of llmctl or llama-bench.
 ///
 /// # Errors
 /// Those of [`Document::read`].
@@ -318,7 +319,7 @@ pub fn text(first: &str, compared: &Compared) -> String {
     for warning in &compared.warnings {
         text.push_str(&format!("\nwarning: {warning}\n"));
     }
-    let worse = compared.figures.iter().filter(|figure| figure.verdict == Verdict::Worse);
+    let worse = compared.figures.iter().filter(|figure| figure.verdict == SpeedVerdict::Worse);
     let worst = worse.clone().map(|figure| (figure.ratio - 1.0).abs()).fold(0.0, f64::max);
     match worse.count() {
         0 => {}
@@ -368,13 +369,15 @@ mod tests {
         let slower = compared(&before, &after, "after.json", 0.02).expect("cases in common");
         insta::assert_snapshot!("bench_compare", text("before.json", &slower));
         let faster = compared(&after, &before, "x", 0.02).expect("cases in common");
-        assert!(!faster.is_worse() && faster.figures.iter().any(|figure| figure.verdict == Verdict::Better));
+        assert!(
+            !faster.is_worse() && faster.figures.iter().any(|figure| figure.verdict == SpeedVerdict::Better)
+        );
         let same = compared(&before, &before, "x", 0.02).expect("cases in common");
-        assert!(same.figures.iter().all(|figure| figure.verdict == Verdict::Same));
+        assert!(same.figures.iter().all(|figure| figure.verdict == SpeedVerdict::Same));
         assert_eq!(exit(&[faster, same]).code(), 0);
     }
 
-    fn judge(before: &[f64], after: &[f64], more_is_better: bool, threshold: f64) -> Verdict {
+    fn judge(before: &[f64], after: &[f64], more_is_better: bool, threshold: f64) -> SpeedVerdict {
         let of = |values: &[f64]| {
             let (name, unit) = ("x".to_owned(), "y".to_owned());
             [Series { name, unit, more_is_better, values: values.to_vec() }]
@@ -386,11 +389,11 @@ mod tests {
     fn verdicts_know_noise_direction_and_threshold() {
         let base = [100.0, 101.0, 99.0, 100.0, 100.5];
         let times = |factor: f64| base.map(|value| value * factor);
-        assert_eq!(judge(&base, &times(0.9), true, 0.02), Verdict::Worse);
-        assert_eq!(judge(&base, &times(0.9), false, 0.02), Verdict::Better);
-        assert_eq!(judge(&base, &times(0.9), true, 0.15), Verdict::Same, "below the threshold");
-        assert_eq!(judge(&base, &[60.0, 130.0, 95.0, 120.0, 70.0], true, 0.02), Verdict::Same, "noise");
-        assert_eq!(judge(&base, &[50.0, 50.0], true, 0.02), Verdict::Unknown);
+        assert_eq!(judge(&base, &times(0.9), true, 0.02), SpeedVerdict::Worse);
+        assert_eq!(judge(&base, &times(0.9), false, 0.02), SpeedVerdict::Better);
+        assert_eq!(judge(&base, &times(0.9), true, 0.15), SpeedVerdict::Same, "below the threshold");
+        assert_eq!(judge(&base, &[60.0, 130.0, 95.0, 120.0, 70.0], true, 0.02), SpeedVerdict::Same, "noise");
+        assert_eq!(judge(&base, &[50.0, 50.0], true, 0.02), SpeedVerdict::Unknown);
     }
 
     #[test]

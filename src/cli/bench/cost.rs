@@ -1,7 +1,7 @@
-//! What a token costs a model, and the rate at which the machine would pay for it: the roofline.
+//! Cost of a token for a model, and the rate that the machine's limits allow: the roofline.
 //!
-//! Counted are products with weights, the weights that a step reads and the KV that its rows look back at. Arithmetic of attention
-//! and all small work is not, so that the limits here are a little above the true ones.
+//! Counts products with weights, the weights that a step reads, and the KV that its rows read. Arithmetic of
+//! attention and small operations are not counted, so the limits are slightly above the true ones.
 
 use super::plan::{Case, Work};
 use super::record::{Probe, RateLimit, TokenCost};
@@ -15,7 +15,7 @@ pub struct Tensor {
     pub dtype: Dtype,
 }
 
-/// All tensors that are described.
+/// Returns all tensors that are described.
 pub fn tensors(source: &dyn TensorSource) -> Vec<Tensor> {
     let names = source.names();
     let described = names.iter().filter_map(|name| {
@@ -25,9 +25,9 @@ pub fn tensors(source: &dyn TensorSource) -> Vec<Tensor> {
     described.collect()
 }
 
-/// What a token costs; nothing for a mixture of experts, where it depends on which of them are chosen.
+/// Returns the cost of a token; `None` for a mixture of experts, where it depends on the chosen experts.
 ///
-/// `quantize` is the type that matrices are converted to while loading, `kv_bytes` what is kept of a token.
+/// `quantize` is the type that matrices are converted to while loading, `kv_bytes` the bytes of KV per token.
 pub fn cost(tensors: &[Tensor], quantize: Option<Dtype>, kv_bytes: u64) -> Option<TokenCost> {
     let is_expert = |tensor: &&Tensor| tensor.name.contains("_exps.") || tensor.name.contains(".experts.");
     let decoder = || tensors.iter().filter(|tensor| !is_vision(&tensor.name));
@@ -46,7 +46,7 @@ pub fn cost(tensors: &[Tensor], quantize: Option<Dtype>, kv_bytes: u64) -> Optio
     }
     if let Some(head) = head {
         cost.head_operations = 2 * values(head);
-        // At four bits, tables are kept finer.
+        // At four bits, embedding tables keep a finer type.
         let finer = quantize.map(|to| if matches!(to, Dtype::Q4_0 | Dtype::Q4K) { Dtype::Q6K } else { to });
         cost.weight_bytes += bytes(head, finer);
     }
@@ -69,7 +69,7 @@ fn values(tensor: &Tensor) -> u64 {
     tensor.shape.iter().map(|&n| n as u64).product()
 }
 
-/// In memory: only float matrices are converted, and only where rows are whole blocks.
+/// Returns the bytes in memory. Only float matrices whose rows are whole blocks are converted.
 fn bytes(tensor: &Tensor, quantize: Option<Dtype>) -> u64 {
     let is_float = matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
     let wanted = quantize.filter(|_| is_float && tensor.shape.len() == 2);
@@ -77,53 +77,55 @@ fn bytes(tensor: &Tensor, quantize: Option<Dtype>) -> u64 {
     converted.or_else(|| byte_len(tensor.dtype, &tensor.shape).ok()).unwrap_or(0) as u64
 }
 
-/// A step of the kind that a case repeats.
+/// The step that a case repeats.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct CaseStep {
     /// Tokens that it computes.
     pub rows: u64,
-    /// Those of them that are sampled from.
+    /// Tokens among them that are sampled from.
     pub sampled: u64,
-    /// Tokens before each row, on average.
+    /// Average number of tokens before each row.
     pub behind: u64,
 }
 
-impl Step {
-    /// Nothing for cases that mix kinds of steps or measure a time.
-    pub fn of(case: &Case, step_tokens: usize) -> Option<Step> {
+impl CaseStep {
+    /// Returns the step of a case; `None` for cases that mix kinds of steps or measure a time.
+    pub fn of(case: &Case, step_tokens: usize) -> Option<CaseStep> {
         let sequences = case.sequences as u64;
         match case.work {
-            Work::Prompt { tokens } => Some(Step {
+            Work::Prompt { tokens } => Some(CaseStep {
                 rows: (tokens * case.sequences).min(step_tokens) as u64,
                 sampled: 0,
                 behind: (case.depth + tokens / 2) as u64,
             }),
-            Work::Generate { tokens } => {
-                Some(Step { rows: sequences, sampled: sequences, behind: (case.depth + tokens / 2) as u64 })
-            }
+            Work::Generate { tokens } => Some(CaseStep {
+                rows: sequences,
+                sampled: sequences,
+                behind: (case.depth + tokens / 2) as u64,
+            }),
             _ => None,
         }
     }
 
-    /// Operations of the step.
+    /// Returns the operations of the step.
     pub fn operations(&self, cost: &TokenCost) -> u64 {
         self.rows * cost.operations + self.sampled * cost.head_operations
     }
 
-    /// Bytes it reads: rows of one prompt share what they look back at.
+    /// Returns the bytes that it reads. Rows of one prompt share the KV before them.
     pub fn bytes(&self, cost: &TokenCost) -> u64 {
         cost.weight_bytes + self.sampled.max(1) * self.behind * cost.kv_bytes
     }
 }
 
-/// The highest rate in tokens per second that the limits allow, and the median as a share of it.
-pub fn limit(step: &Step, cost: &TokenCost, probe: &Probe, median: f64) -> Option<RateLimit> {
+/// Returns the highest rate in tokens per second that the limits allow, and the median as a share of it.
+pub fn limit(step: &CaseStep, cost: &TokenCost, probe: &Probe, median: f64) -> Option<RateLimit> {
     let peak = if cost.is_integer { probe.int8_gop_s } else { probe.f32_gop_s };
     let arithmetic = peak.map(|peak| step.operations(cost) as f64 / (peak * 1e9));
     let memory = step.bytes(cost) as f64 / (probe.read_gb_s * 1e9);
     let (by, seconds) = match arithmetic {
         Some(arithmetic) if arithmetic > memory => ("arithmetic", arithmetic),
-        // Many rows with an unknown peak are not limited by memory.
+        // Without a known arithmetic peak, a step of many rows has no known limit.
         None if step.rows > step.sampled => return None,
         _ => ("memory", memory),
     };
@@ -184,9 +186,9 @@ mod tests {
             is_integer: true,
         };
         let probe = Probe { threads: 2, read_gb_s: 1.0, int8_gop_s: Some(100.0), f32_gop_s: Some(10.0) };
-        let of = |work, depth, sequences| Step::of(&Case { work, depth, sequences }, 128);
+        let of = |work, depth, sequences| CaseStep::of(&Case { work, depth, sequences }, 128);
         let prompt = of(Work::Prompt { tokens: 512 }, 0, 1).expect("a step");
-        assert_eq!(prompt, Step { rows: 128, sampled: 0, behind: 256 });
+        assert_eq!(prompt, CaseStep { rows: 128, sampled: 0, behind: 256 });
         let found = limit(&prompt, &cost, &probe, 50_000.0).expect("a limit");
         // 128 rows of 10^6 operations at 10^11 per second.
         assert_eq!((found.by.as_str(), found.rate.round()), ("arithmetic", 100_000.0));

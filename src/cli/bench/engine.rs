@@ -1,8 +1,8 @@
-//! Cases on a real engine, through the handle that all mouths use.
+//! Measures cases on a real engine, through the handle that all frontends use.
 //!
-//! Each repetition has tokens of its own, so that nothing is found that was not put there on purpose. What lies at depth is computed
-//! once per depth and forked for each repetition, so that every one starts at the same position; a model that cannot fork
-//! computes it again.
+//! Each repetition has tokens of its own, so that no prefix is reused by accident. The tokens at a depth are
+//! computed once per depth and forked for each repetition, so that every repetition starts at the same
+//! position. A model that cannot fork computes them again.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -18,74 +18,73 @@ use super::runner::{BenchSubject, Halt};
 use super::stats::{self, SplitMix64};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load::{self, LoadBar};
+use crate::cli::load;
 use crate::cli::report::bytes;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::kv::{KvKind, PAGE_TOKENS};
-use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
+use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+    EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
 };
 
-/// How often signals are looked for while the engine is silent.
+/// Interval for polling signals while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
 
-/// How long sessions' KV may take to reach the disk.
+/// Longest wait for the KV of sessions to reach the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How a model is loaded and what its engine has to hold.
+/// Options for loading a model and starting its engine.
 #[derive(Debug, Clone)]
 pub struct Recipe {
     pub model: ModelArgs,
-    /// What results call it.
+    /// Name in results.
     pub name: String,
     pub step_tokens: Option<usize>,
     /// Tokens of a sequence.
     pub context: usize,
     /// Sequences at once.
     pub sequences: usize,
-    /// Depths that are kept for all repetitions.
+    /// Number of depths that are kept for all repetitions.
     pub depths: usize,
-    /// How often a case is measured, the warm-up included.
+    /// Measurements per case, the warm-up included.
     pub rounds: usize,
     pub seed: u64,
 }
 
-/// What a run shares with its engines.
+/// Context of a run that its engines share.
 pub struct Around<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,
-    /// All times count from here.
+    /// Origin of all times.
     pub start: Instant,
 }
 
-/// A loaded model that is measured.
+/// A loaded model to measure.
 pub struct EngineSubject<'a> {
     recipe: Recipe,
     around: &'a Around<'a>,
     handle: EngineClient,
     facts: BenchModel,
     random: SplitMix64,
-    /// What the session at each depth holds, and the token that comes next.
+    /// Tokens of the session at each depth, and the token that comes next.
     depths: HashMap<usize, Vec<u32>>,
     num_sessions: usize,
     /// Sessions on disk that wait to be restored, by case.
     saved: HashMap<Case, Saved>,
 }
 
-/// Sessions that an engine has left on disk, one for each repetition.
+/// Sessions that an engine has saved, one for each repetition.
 struct Saved {
     folder: ScratchFolder,
     sessions: Vec<Vec<u32>>,
 }
 
-/// One request's course.
+/// Course of one request.
 struct Course {
     submitted: Instant,
-    /// When tokens came, and how many.
+    /// Time and number of each group of tokens.
     tokens: Vec<(Instant, usize)>,
     generated: Vec<u32>,
     outcome: Outcome,
@@ -108,7 +107,7 @@ impl<'a> EngineSubject<'a> {
     /// Loads the model and computes one token, so that all memory has been touched once.
     ///
     /// # Errors
-    /// Those of loading; [`Kind::Temporary`] when the KV of all sequences does not fit.
+    /// Those of loading; [`Kind::Temporary`] if the KV of all sequences does not fit.
     pub fn open(recipe: Recipe, around: &'a Around<'a>) -> Result<Self, Halt> {
         let (handle, facts) = start(&recipe, None, around.terminal)?;
         let random = SplitMix64::new(recipe.seed);
@@ -123,7 +122,7 @@ impl<'a> EngineSubject<'a> {
         &self.facts
     }
 
-    /// Other tokens at every call: the same ones would be found computed already.
+    /// Returns new random tokens at every call, so that no prefix is reused.
     fn tokens(&mut self, count: usize) -> Vec<u32> {
         let vocab_size = self.handle.spec().vocab_size();
         (0..count).map(|_| self.random.below(vocab_size) as u32).collect()
@@ -138,14 +137,15 @@ impl<'a> EngineSubject<'a> {
         format!("bench {}", self.num_sessions)
     }
 
-    /// Begins a session that holds `tokens`. Returns them with the one that comes next.
+    /// Creates a session that holds `tokens`. Returns them with the token that comes next.
     fn begin(&self, name: &str, mut tokens: Vec<u32>) -> Result<Vec<u32>, Halt> {
         let course = self.converse(vec![request(tokens.clone(), 1, Some(name.to_owned()))])?.remove(0);
         tokens.extend(course.generated);
         Ok(tokens)
     }
 
-    /// New sessions with `depth` random tokens in the KV cache; what they hold, and the token that comes next.
+    /// Creates sessions with `depth` random tokens in the KV cache. Returns their names, their tokens, and
+    /// the token that comes next.
     fn at_depth(&mut self, depth: usize, count: usize) -> Result<(Vec<String>, Vec<Vec<u32>>), Halt> {
         let names: Vec<String> = (0..count).map(|_| self.session_name()).collect();
         if !self.handle.spec().model.can_rewind {
@@ -179,7 +179,7 @@ impl<'a> EngineSubject<'a> {
         Ok(())
     }
 
-    /// Requests of `prompt` new tokens each, behind `case.depth` others, that generate `generate`; and their courses.
+    /// Runs requests of `prompt` new tokens each, after `case.depth` others, that generate `generate` tokens.
     fn rows(&mut self, case: &Case, prompt: usize, generate: usize) -> Result<Vec<Course>, Halt> {
         if case.depth == 0 {
             let request = |_| request(self.tokens(prompt), generate, None);
@@ -233,7 +233,7 @@ impl<'a> EngineSubject<'a> {
         Ok(self.sample(value, &courses))
     }
 
-    /// Time to the first token of prompts that nothing is known of.
+    /// Measures the time to the first token without any reuse.
     fn cold(&mut self, case: &Case, tokens: usize) -> Result<Sample, Halt> {
         let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
         let prompts = names.iter().map(|name| request(self.tokens(tokens), 1, Some(name.clone())));
@@ -241,7 +241,7 @@ impl<'a> EngineSubject<'a> {
         self.first_tokens(prompts, names)
     }
 
-    /// As `cold`, of prompts that all begin with the same tokens.
+    /// Measures the time to the first token of prompts with a common prefix.
     fn shared(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
         let system = self.tokens(first);
         let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
@@ -281,7 +281,8 @@ impl<'a> EngineSubject<'a> {
         Ok(Sample { fork_ms: Some(fork_ms), ..sample })
     }
 
-    /// Runs requests at once and closes their sessions; the value is the time until all have their first token.
+    /// Runs requests at once and closes their sessions. The value is the time until all have their first
+    /// token.
     fn first_tokens(&mut self, requests: Vec<Request>, names: Vec<String>) -> Result<Sample, Halt> {
         let courses = self.converse(requests)?;
         let load = self.handle.load()?;
@@ -291,7 +292,7 @@ impl<'a> EngineSubject<'a> {
         Ok(Sample { kv_bytes, ..self.sample(value, &courses) })
     }
 
-    /// A session's second turn in an engine that has just been started.
+    /// Measures a session's second turn in an engine that was just started.
     fn restore(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
         if self.saved.get(case).is_none_or(|saved| saved.sessions.is_empty()) {
             let saved = self.save_sessions(first)?;
@@ -309,7 +310,7 @@ impl<'a> EngineSubject<'a> {
         Ok(Sample { load_s: facts.load_s.first().copied(), ..self.sample(value, &courses) })
     }
 
-    /// Leaves a session of `first` tokens on disk for each round, and ends the engine that did so.
+    /// Saves a session of `first` tokens to disk for each round, and ends the engine that did so.
     fn save_sessions(&mut self, first: usize) -> Result<Saved, Halt> {
         let folder = ScratchFolder::new()?;
         let (handle, _) = start(&self.recipe, Some(&folder.path), self.around.terminal)?;
@@ -371,7 +372,7 @@ impl BenchSubject for EngineSubject<'_> {
     }
 }
 
-/// Thousandths are enough for rates and for milliseconds.
+/// Rounds to thousandths, enough for rates and milliseconds.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
@@ -380,7 +381,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// From the submission of all to when the last of them has its first token.
+/// Returns the time from the submission of all to the first token of the last.
 fn until_all_began(courses: &[Course]) -> Result<Duration, Error> {
     let mut latest = Duration::ZERO;
     for course in courses {
@@ -389,11 +390,11 @@ fn until_all_began(courses: &[Course]) -> Result<Duration, Error> {
     Ok(latest)
 }
 
-/// Tokens per second of sequences that generate together: from when the last has its first token to when the first of them has
-/// its last one, so that all take part all the time.
+/// Returns the tokens per second of sequences that generate together: from the last sequence's first token to
+/// the first sequence's last token, so that all take part throughout.
 ///
 /// # Errors
-/// [`Kind::Temporary`] when there is no such time.
+/// [`Kind::Temporary`] if there is no such time.
 fn rate_together(courses: &[Course]) -> Result<f64, Halt> {
     let mut start = courses[0].first()?;
     let mut end = courses[0].last()?;
@@ -417,8 +418,8 @@ fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Reques
     Request { prompt, limits, session, ..Request::default() }
 }
 
-/// Submits all requests at once and hears each to its end. The first one's events wait until the last one is submitted: a small
-/// model would be done with it before this thread goes on.
+/// Submits all requests at once and reads each to its end. Events of the first wait until the last is
+/// submitted: a small model would finish it before this thread continues.
 fn converse(handle: &EngineClient, graceful: &Graceful, requests: Vec<Request>) -> Result<Vec<Course>, Halt> {
     let (sender, events) = mpsc::channel();
     let submitted = Instant::now();
@@ -468,7 +469,7 @@ fn converse(handle: &EngineClient, graceful: &Graceful, requests: Vec<Request>) 
     Ok(courses.into_iter().map(course).collect::<Result<_, Error>>()?)
 }
 
-/// Requests that nobody hears any more are stopped.
+/// Stops the requests when dropped.
 struct StopAll(Vec<StopHandle>);
 
 impl Drop for StopAll {
@@ -477,7 +478,7 @@ impl Drop for StopAll {
     }
 }
 
-/// Loads the model and starts an engine; with a folder, one that keeps its sessions' KV there.
+/// Loads the model and starts an engine; with a folder, one that saves its sessions' KV there.
 fn start(
     recipe: &Recipe,
     disk: Option<&Path>,
@@ -494,43 +495,26 @@ fn start(
         sharing: Sharing::default(),
     };
     let options = load::options(&recipe.model, asked, terminal)?;
-    let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load_model(&resolved, &options, &mut |done, total| bar.show(done, total));
-    bar.clear();
-    let loaded = loaded?;
+    let loaded = load::load_files(&resolved, &options, terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
     config.max_running = recipe.sequences;
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
     check_memory(&spec)?;
-    let fingerprint = loaded.fingerprint.clone();
-    let store = match disk {
-        Some(root) => Some(DiskStore::open(DiskConfig {
-            root: root.to_path_buf(),
-            limit_bytes: u64::MAX,
-            fingerprint: fingerprint.hex.clone(),
-            description: fingerprint.facts.clone(),
-            queue_bytes: DEFAULT_QUEUE_BYTES,
-        })?),
-        None => None,
-    };
-    let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer.clone());
+    let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
+    let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
-    let handle = EngineClient::spawn(move || {
-        let mut engine = Engine::new(model, vocabulary, config)?;
-        store.into_iter().for_each(|store| engine.set_disk(store));
-        Ok(engine)
-    })?;
+    let handle = load::start_engine(loaded.model, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
     let mut facts = facts(recipe, &resolved, &options, handle.spec())?;
     facts.setting.step_tokens = step_tokens;
-    facts.fingerprint = Some(fingerprint.hex);
+    facts.fingerprint = Some(loaded.fingerprint.hex);
     facts.load_s = vec![load_s];
     Ok((handle, facts))
 }
 
-/// All sequences at once fit beside what is loaded already.
+/// Checks that all sequences fit beside what is loaded.
 fn check_memory(spec: &EngineSpec) -> Result<(), CommandError> {
     let needed = spec.kv_memory as u64;
     let available = tightest(&memory_limits(Path::new("/"))).map_or(u64::MAX, |limit| limit.available);
@@ -575,7 +559,7 @@ fn facts(
             setting.threads_batch = cpu.threads_batch;
             setting.cpu = cpu.isa.name().to_owned();
             facts.kernels = Some(kernels_name(cpu.isa).to_owned());
-            // The limits that are probed are the processor's.
+            // The probed limits are the processor's.
             facts.cost = cost::cost(&cost::tensors(files.tensors()), converted, kv_bytes);
         }
         Device::Candle(kind) => setting.cpu = format!("{kind:?}").to_lowercase(),
@@ -584,7 +568,7 @@ fn facts(
     Ok(facts)
 }
 
-/// A folder that goes when it is dropped.
+/// A folder that is removed when dropped.
 struct ScratchFolder {
     path: PathBuf,
 }
@@ -603,6 +587,6 @@ impl ScratchFolder {
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path); // what stays lies in the system's folder for it
+        let _ = std::fs::remove_dir_all(&self.path); // what remains is in the system's folder for temporary files
     }
 }

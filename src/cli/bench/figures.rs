@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::record::{BenchSetting, CaseResult};
 
-/// The names of the settings that differ within a run, so that every result is labelled with them.
+/// Names of the settings that differ within a run, with which every result is labelled.
 pub struct Labels {
     varied: Vec<&'static str>,
 }
@@ -41,7 +41,7 @@ fn settings(setting: &BenchSetting) -> [(&'static str, String); 7] {
         ("kv", setting.kv_type.clone()),
         ("cpu", setting.cpu.clone()),
         ("threads", setting.threads.to_string()),
-        // As many as there are otherwise goes without saying.
+        // The default number is not shown.
         (
             "threads-batch",
             Some(setting.threads_batch)

@@ -1,7 +1,7 @@
-//! Results of llama.cpp's llama-bench (`-o json` or `-o jsonl`), so that they can stand beside ours.
+//! Results of llama.cpp's llama-bench (`-o json` or `-o jsonl`), for comparison with ours.
 //!
-//! Fields as in llama.cpp's tools/llama-bench: `n_prompt`, `n_gen`, `n_depth`, `n_threads`, `type_k`, `model_filename`, `cpu_info`,
-//! `build_commit`, `samples_ts`. What it does not say is left open.
+//! Fields as in llama.cpp's tools/llama-bench: `n_prompt`, `n_gen`, `n_depth`, `n_threads`, `type_k`,
+//! `model_filename`, `cpu_info`, `build_commit`, `samples_ts`. Fields that it lacks stay empty.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::plan::{Case, Work};
 use super::record::{BenchSetting, Build, CaseResult, Document, HostFacts, SCHEMA, Sample};
 
-/// The document, if the text is of that form.
+/// Parses the text; `None` if it has another form.
 pub fn read(text: &str) -> Option<Document> {
     let rows: Vec<Value> = match serde_json::from_str(text) {
         Ok(Value::Array(rows)) => rows,

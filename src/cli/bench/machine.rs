@@ -1,7 +1,7 @@
-//! The machine that a run is measured on: what it is, what it can do at most, and who else used it meanwhile.
+//! The machine of a run: its description, its limits, and other load on it.
 //!
-//! Reads below an injectable root ("/" in production), so that tests hand in sample files. What cannot be read is unknown, never
-//! an error.
+//! Reads below an injectable root ("/" in production), so that tests can use sample files. Values that cannot
+//! be read are unknown, never an error.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::cli::error::{CommandError, Kind};
 use crate::runtime::kernel::limits;
 use crate::runtime::{machine, memory};
 
-/// How long a probe takes.
+/// Duration of a probe.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
-/// What does not change while a run is measured.
+/// Returns the facts that do not change during a run.
 pub fn facts(root: &Path) -> HostFacts {
     let features = machine::cpu_features().into_iter().filter(|feature| feature.available);
     HostFacts {
@@ -28,43 +28,43 @@ pub fn facts(root: &Path) -> HostFacts {
     }
 }
 
-/// The machine's limits with this many threads, now. Takes two seconds and 256 MiB.
+/// Measures the machine's limits with this many threads. Takes two seconds and 256 MiB.
 ///
 /// # Errors
-/// [`Kind::Failure`] when the system does not give the threads.
+/// [`Kind::Failure`] if the system cannot start the threads.
 pub fn probe(threads: usize) -> Result<Probe, CommandError> {
     let found = limits::probe(threads, PROBE_TIME)
         .map_err(|error| CommandError::new(Kind::Failure, error).context("starting threads"))?;
     Ok(Probe { threads, read_gb_s: found.read_gb, int8_gop_s: found.int8_gop, f32_gop_s: found.f32_gop })
 }
 
-/// The most memory that this process has had resident since the last [`forget_peak`], in bytes.
+/// Returns the most bytes that this process had resident since the last [`forget_peak`].
 pub fn peak_memory(root: &Path) -> Option<u64> {
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Begins a new peak (proc(5), clear_refs). Where the system does not allow it, the old one stays.
+/// Resets the peak (proc(5), clear_refs). Where the system does not allow it, the old one stays.
 pub fn forget_peak(root: &Path) {
     let _ = fs::write(root.join("proc/self/clear_refs"), "5");
 }
 
-/// Counters of the system at some moment.
+/// Counters of the system at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Clock ticks of all processors, by what they were spent on.
+    /// Clock ticks of all processors.
     total: u64,
     idle: u64,
     steal: u64,
-    /// Clock ticks that this process used.
+    /// Clock ticks of this process.
     own: u64,
     throttled_us: u64,
     hot: u64,
 }
 
 impl Counters {
-    /// Nothing where the system does not count.
+    /// Reads the counters; `None` if the system has none.
     pub fn read(root: &Path) -> Option<Self> {
         let text = |path: &str| fs::read_to_string(root.join(path)).ok();
         let (total, idle, steal) = parse_stat(&text("proc/stat")?)?;
@@ -72,7 +72,7 @@ impl Counters {
         Some(Self { total, idle, steal, own, throttled_us: throttled(root), hot: hot(root) })
     }
 
-    /// What happened from here to `later`.
+    /// Returns the load between `self` and `later`.
     pub fn until(&self, later: &Counters) -> Load {
         let share = |ticks: u64| {
             let total = later.total.saturating_sub(self.total);
@@ -91,8 +91,8 @@ impl Counters {
     }
 }
 
-/// All, idle and stolen ticks of the first line of /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal;
-/// guest time is part of user time.
+/// Returns all, idle and stolen ticks of the first line of /proc/stat (proc(5)): user, nice, system, idle,
+/// iowait, irq, softirq, steal. Guest time is part of user time.
 fn parse_stat(text: &str) -> Option<(u64, u64, u64)> {
     let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> =
@@ -101,14 +101,16 @@ fn parse_stat(text: &str) -> Option<(u64, u64, u64)> {
     Some((ticks.iter().sum(), at(3) + at(4), at(7)))
 }
 
-/// User and system ticks of /proc/self/stat. The command's name, in parentheses, may hold anything.
+/// Returns user and system ticks of /proc/self/stat. The command's name, in parentheses, may contain
+/// anything.
 fn parse_own(text: &str) -> Option<u64> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
     Some(ticks(11)? + ticks(12)?)
 }
 
-/// Microseconds that the quota of this process's group, or of one around it, held it back; the most of them.
+/// Returns the microseconds that a quota held this process's cgroup, or one around it, back; the largest of
+/// them.
 fn throttled(root: &Path) -> u64 {
     let dirs = machine::cgroup_dirs(root, "cpu");
     let stats = dirs.iter().flat_map(|group| &group.dirs).filter_map(|dir| {
@@ -122,7 +124,7 @@ fn throttled(root: &Path) -> u64 {
     stats.max().unwrap_or(0)
 }
 
-/// Times that a core was slowed down for heat, of all cores.
+/// Returns how often a core was slowed down because of heat, over all cores.
 fn hot(root: &Path) -> u64 {
     let Ok(cores) = fs::read_dir(root.join("sys/devices/system/cpu")) else { return 0 };
     let count = |core: fs::DirEntry| {
@@ -142,7 +144,7 @@ mod tests {
         fs::write(path, text).expect("write");
     }
 
-    /// A machine that has counted this.
+    /// Builds a root with these counters.
     fn counters(stat: &str, own: &str, throttled: &str, hot: &str) -> Counters {
         let root = tempfile::tempdir().expect("tempdir");
         write(root.path(), "proc/stat", stat);

@@ -40,9 +40,9 @@ use super::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::model_facts;
 use engine::{Around, EngineSubject, Recipe};
-use plan::{Case, SessionTest, Sweep};
+use plan::{Case, CaseSweep, SessionTest};
 use record::{BenchSetting, CaseResult, Document, SCHEMA};
-use report::Format;
+use report::BenchFormat;
 use runner::{BenchObserver, BenchSubject, Halt, Rounds};
 
 /// Measure speed, and how far to trust the figures
@@ -66,17 +66,17 @@ pub struct BenchArgs {
     pub engine: EngineSweepArgs,
 
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub output: BenchOutputArgs,
 
-    /// What the configuration files call models; filled in after the parse.
+    /// Model aliases of the configuration files; set after parsing.
     #[arg(skip)]
     pub aliases: Aliases,
 }
 
-/// What else there is to do.
+/// Other actions of `bench`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
-    Serve(Box<serve::ServeArgs>),
+    Serve(Box<serve::BenchServeArgs>),
     Compare(compare::CompareArgs),
 }
 
@@ -175,13 +175,13 @@ pub struct EngineSweepArgs {
     pub ctx: Option<usize>,
 }
 
-/// Where results go.
+/// Destinations of results.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
-pub struct OutputArgs {
+pub struct BenchOutputArgs {
     /// What goes to stdout
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub output: Format,
+    pub output: BenchFormat,
 
     /// Write all results to this JSON file too, after every measurement
     #[arg(long, value_name = "FILE")]
@@ -251,7 +251,7 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         Some(BenchCommand::Serve(given)) => {
             let mut given = given.clone();
             given.aliases = args.aliases.clone();
-            // The configuration's model is known to the command above only.
+            // Only the parent command knows the configuration's model.
             given.target.model = given.target.model.or_else(|| args.model.first().cloned());
             serve::run(&given, terminal)
         }
@@ -261,7 +261,7 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
 fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let tests = &args.tests;
     check_machine(&args.engine)?;
-    let cases = plan::cases(&Sweep {
+    let cases = plan::cases(&CaseSweep {
         prompts: tests.n_prompt.clone(),
         generated: tests.n_gen.clone(),
         pairs: tests.pg.clone(),
@@ -276,7 +276,7 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     let mut document = new_document();
     let mut output = Output::stdout();
     let threads = probed_threads(args, &recipes);
-    // A bar has nothing to show before the first case, and this takes seconds.
+    // The bar has nothing to show before the first case, and this takes seconds.
     terminal.status("measuring what the machine can do");
     for &threads in &threads {
         document.machine.probes.push(machine::probe(threads)?);
@@ -285,7 +285,7 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
-    let mut run = Run { args, document: &mut document, output: &mut output, bar: bar(terminal) };
+    let mut run = BenchRun { args, document: &mut document, output: &mut output, bar: bar(terminal) };
     let ended = run.measure(recipes, &cases, &around);
     run.bar.finish_and_clear();
     document.complete = matches!(ended, Ok(None));
@@ -300,35 +300,37 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
         terminal.status("");
     }
     drop(output);
-    // A failure is told after what was measured before it.
+    // Report a failure after what was measured before it.
     let judged = outlook.conclude(&mut document);
     let signal = ended?;
     Ok(signal.map_or(judged?, Exit::Signal))
 }
 
-/// As [`load::check_machine`], for everything that the sweep asks for.
+/// Applies [`load::check_machine`] to all combinations of the sweep.
 fn check_machine(sweep: &EngineSweepArgs) -> Result<(), CommandError> {
     let asked = |cpu| ModelArgs { cpu, device: sweep.device, ..ModelArgs::default() };
     load::check_machine(&asked(None))?;
     sweep.cpu.iter().try_for_each(|&cpu| load::check_machine(&asked(Some(cpu))))
 }
 
-/// What becomes of a document: judged, saved, printed, drawn, compared.
+/// Output of a document: judges, saves, prints, draws and compares it.
 struct Outlook<'a> {
-    args: &'a OutputArgs,
+    args: &'a BenchOutputArgs,
     terminal: &'a Terminal,
     baseline: Option<Document>,
 }
 
 impl<'a> Outlook<'a> {
+    /// Reads the baseline before anything is measured.
+    ///
     /// # Errors
-    /// Those of reading the baseline, before anything is measured.
-    fn new(args: &'a OutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+    /// Those of reading the baseline.
+    fn new(args: &'a BenchOutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
         let baseline = args.baseline.as_deref().map(compare::read).transpose()?;
         Ok(Self { args, terminal, baseline })
     }
 
-    /// `Failure` where the baseline was better beyond noise.
+    /// Returns `Failure` if the baseline was better beyond noise.
     fn conclude(&self, document: &mut Document) -> Result<Exit, CommandError> {
         finish(document);
         if let Some(path) = &self.args.save {
@@ -346,24 +348,26 @@ impl<'a> Outlook<'a> {
         }
     }
 
-    /// Beside forms that programs read, the verdict goes to stderr.
+    /// Prints the verdict, to stderr if stdout is for programs.
     fn judge(&self, baseline: &Document, document: &Document) -> Result<Exit, CommandError> {
         let first = self.args.baseline.as_deref().unwrap_or(Path::new("")).display().to_string();
         let threshold = self.args.threshold.threshold / 100.0;
         let compared = compare::compared(baseline, document, "this run", threshold)?;
         let text = compare::text(&first, &compared);
         match self.args.output {
-            Format::Table | Format::Md => drop(print(&format!("\n{text}"))?),
-            Format::Json | Format::Jsonl | Format::Csv => self.terminal.report(text.trim_end()),
+            BenchFormat::Table | BenchFormat::Md => drop(print(&format!("\n{text}"))?),
+            BenchFormat::Json | BenchFormat::Jsonl | BenchFormat::Csv => {
+                self.terminal.report(text.trim_end())
+            }
         }
         Ok(compare::exit(&[compared]))
     }
 }
 
-/// The engines of a sweep.
+/// Returns the engines of a sweep.
 ///
 /// # Errors
-/// A usage error when a case needs more context than there is; those of finding a model.
+/// A usage error if a case needs more context than the model has; those of finding a model.
 fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<Recipe>, CommandError> {
     let mut models: Vec<(ModelArgs, String, usize)> = Vec::new();
     let nothing_given = [None];
@@ -374,7 +378,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         let resolved = load::resolve(&model, terminal)?;
         let most = model_facts(&resolved.source)?.decoder?.context_length;
         let context = context(args, cases, &resolved.name, most)?;
-        // Files of the same name are told apart as they were given.
+        // Files with equal names are labelled by their full argument.
         let is_taken = models.iter().any(|(_, name, _)| *name == resolved.name);
         let name = if is_taken { reference.clone().unwrap_or_default() } else { resolved.name };
         models.push((model, name, context));
@@ -402,7 +406,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
     Ok(each(recipes, &sweep.step_tokens, |recipe, value| recipe.step_tokens = Some(value)))
 }
 
-/// Every recipe with every value; as it is where there are none.
+/// Combines every recipe with every value; without values the recipes stay as they are.
 fn each<V: Clone>(recipes: Vec<Recipe>, values: &[V], set: impl Fn(&mut Recipe, V)) -> Vec<Recipe> {
     if values.is_empty() {
         return recipes;
@@ -415,7 +419,7 @@ fn each<V: Clone>(recipes: Vec<Recipe>, values: &[V], set: impl Fn(&mut Recipe, 
     recipes.iter().flat_map(|recipe| values.iter().map(move |value| with(recipe, value))).collect()
 }
 
-/// Tokens that a sequence has room for.
+/// Returns the tokens that a sequence has room for.
 fn context(args: &BenchArgs, cases: &[Case], model: &str, most: usize) -> Result<usize, CommandError> {
     let largest = cases.iter().max_by_key(|case| case.context()).expect("there is a case");
     let needed = largest.context();
@@ -428,7 +432,7 @@ fn context(args: &BenchArgs, cases: &[Case], model: &str, most: usize) -> Result
     Err(CommandError::usage(message).hint("measure at a smaller depth (-d), or shorter prompts (-p)"))
 }
 
-/// Numbers of threads whose limits are of interest.
+/// Returns the numbers of threads to probe.
 fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
     if args.tests.no_probe {
         return Vec::new();
@@ -455,10 +459,10 @@ fn new_document() -> Document {
     }
 }
 
-/// As much as the caches of a large processor hold.
+/// Bytes that the caches of a large processor hold.
 const IN_CACHES: u64 = 64 << 20;
 
-/// What is known once all is measured: limits and doubts.
+/// Adds limits and warnings after the measurements.
 fn finish(document: &mut Document) {
     let mut cases = std::mem::take(&mut document.cases);
     for result in &mut cases {
@@ -468,15 +472,15 @@ fn finish(document: &mut Document) {
     document.warnings = validity::warnings(document);
 }
 
-/// By the mean of the probes with as many threads.
+/// Computes the limit from the mean of the probes with as many threads.
 fn limit(document: &Document, result: &CaseResult) -> Option<record::RateLimit> {
     let model = document.models.iter().find(|model| model.setting == result.setting)?;
     let probes = document.machine.probes.iter().filter(|probe| probe.threads == result.setting.threads);
     let probes: Vec<_> = probes.collect();
     let mut probe = (*probes.first()?).clone();
     probe.read_gb_s = stats::mean(&probes.iter().map(|probe| probe.read_gb_s).collect::<Vec<_>>());
-    let step = cost::Step::of(&result.case, result.setting.step_tokens)?;
-    // Weights that caches hold are not read from memory.
+    let step = cost::CaseStep::of(&result.case, result.setting.step_tokens)?;
+    // Weights that fit in caches are not read from memory.
     let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
     cost::limit(&step, &cost, &probe, result.summary.median)
 }
@@ -488,16 +492,16 @@ fn bar(terminal: &Terminal) -> ProgressBar {
     bar.with_style(style)
 }
 
-/// A run in progress: what was measured, and who hears of it.
-struct Run<'a> {
+/// A run in progress.
+struct BenchRun<'a> {
     args: &'a BenchArgs,
     document: &'a mut Document,
     output: &'a mut Output<std::io::StdoutLock<'static>>,
     bar: ProgressBar,
 }
 
-impl Run<'_> {
-    /// Measures all cases on all engines. Returns the signal that cut it short, if one did.
+impl BenchRun<'_> {
+    /// Measures all cases on all engines. Returns the signal that ended it early, if any.
     fn measure(
         &mut self,
         recipes: Vec<Recipe>,
@@ -542,8 +546,8 @@ impl Run<'_> {
         cases: &[Case],
     ) -> Result<Option<u8>, CommandError> {
         self.document.models.extend(engines.iter().map(|engine| engine.facts().clone()));
-        if self.args.output.output == Format::Jsonl {
-            let _ = self.say(&report::first_line(self.document))?; // a reader that is gone is noticed at the first sample
+        if self.args.output.output == BenchFormat::Jsonl {
+            let _ = self.say(&report::first_line(self.document))?; // a closed stdout is noticed at the first sample
         }
         let mut subjects: Vec<&mut dyn BenchSubject> =
             engines.iter_mut().map(|engine| engine as &mut dyn BenchSubject).collect();
@@ -554,7 +558,7 @@ impl Run<'_> {
         ended
     }
 
-    /// Breaks when the reader of stdout went away; a run that is saved goes on without.
+    /// Prints a line. Breaks if stdout was closed, unless the run is saved.
     fn say(&mut self, line: &str) -> Result<ControlFlow<()>, CommandError> {
         match self.output.write(line) {
             Err(OutputError::Closed) if self.args.output.save.is_none() => Ok(ControlFlow::Break(())),
@@ -564,7 +568,7 @@ impl Run<'_> {
     }
 }
 
-impl BenchObserver for Run<'_> {
+impl BenchObserver for BenchRun<'_> {
     fn next(&mut self, case: &Case, setting: &BenchSetting, done: usize, total: usize) {
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
@@ -577,7 +581,7 @@ impl BenchObserver for Run<'_> {
             so_far.save(path)?;
         }
         match self.args.output.output {
-            Format::Jsonl => self.say(&report::sample_line(&results[index])),
+            BenchFormat::Jsonl => self.say(&report::sample_line(&results[index])),
             _ => Ok(ControlFlow::Continue(())),
         }
     }

@@ -1,7 +1,7 @@
-//! What is to be measured: sweeps become cases, with the names that llama-bench gave them.
+//! Turns sweeps into cases, with llama-bench's names.
 //!
-//! Pure: nothing is loaded and no clock is read. A case knows what it needs (context, sequences) and what it must find
-//! (cached tokens), so that a run can be refused beforehand and a result doubted afterwards.
+//! Pure: loads nothing and reads no clock. A case knows what it needs (context, sequences) and what must be
+//! reused (cached tokens), so that a run can be refused before it starts and a result doubted afterwards.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -10,8 +10,8 @@ use crate::cli::error::CommandError;
 
 /// A comma-separated sweep over what `llmctl bench` is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sweep {
-    /// 0 leaves out, here and in `generated`, as in llama-bench.
+pub struct CaseSweep {
+    /// 0 leaves the test out, here and in `generated`, as in llama-bench.
     pub prompts: Vec<usize>,
     pub generated: Vec<usize>,
     pub pairs: Vec<(usize, usize)>,
@@ -35,25 +35,26 @@ pub enum SessionTest {
     Shared,
 }
 
-/// What a case measures.
+/// Quantity that a case measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// `pp`: tokens of a prompt per second.
+    /// `pp`: prompt tokens per second.
     Prompt { tokens: usize },
-    /// `tg`: generated tokens per second, the first not counted.
+    /// `tg`: generated tokens per second, without the first.
     Generate { tokens: usize },
-    /// `pp+tg`: tokens of both per second of the whole.
+    /// `pp+tg`: tokens of both per second of the total time.
     Both { prompt: usize, generate: usize },
-    /// Time to the first token of a prompt of `first + turn` tokens of which nothing is known: what the others save.
+    /// Time to the first token of a prompt of `first + turn` tokens without reuse, which the others are
+    /// compared with.
     Cold { first: usize, turn: usize },
-    /// Time to the first token of `turn` new tokens behind `first` that the session holds.
+    /// Time to the first token of `turn` new tokens after `first` that the session holds.
     Warm { first: usize, turn: usize },
-    /// As `Warm`, in an engine that has just been started.
+    /// Same as `Warm`, in an engine that was just started.
     Restore { first: usize, turn: usize },
-    /// As `Warm`, in forks of the session.
+    /// Same as `Warm`, in forks of the session.
     Fork { first: usize, turn: usize },
-    /// Time until all of several sessions have their first token, which begin with the same `first` tokens.
+    /// Time until several sessions with the same `first` tokens all have their first token.
     Shared { first: usize, turn: usize },
 }
 
@@ -61,13 +62,13 @@ pub enum Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Case {
     pub work: Work,
-    /// Tokens that lie in the KV cache before it begins.
+    /// Tokens in the KV cache before it starts.
     pub depth: usize,
     /// Sequences at once.
     pub sequences: usize,
 }
 
-/// What a case's values are.
+/// Unit of a case's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     #[serde(rename = "t/s")]
@@ -90,7 +91,8 @@ impl Unit {
 }
 
 impl Case {
-    /// llama-bench's name (`pp512`, `tg128`, `tg128@d2048`), with ` x8` behind it for eight sequences at once.
+    /// Returns llama-bench's name (`pp512`, `tg128`, `tg128@d2048`), followed by ` x8` for eight sequences at
+    /// once.
     pub fn name(&self) -> String {
         let work = match self.work {
             Work::Prompt { tokens } => format!("pp{tokens}"),
@@ -114,7 +116,7 @@ impl Case {
         }
     }
 
-    /// Prompt and generated tokens of one sequence, those at depth not counted.
+    /// Returns the prompt and generated tokens of one sequence, without those at depth.
     pub fn tokens(&self) -> (usize, usize) {
         match self.work {
             Work::Prompt { tokens } => (tokens, 0),
@@ -128,16 +130,16 @@ impl Case {
         }
     }
 
-    /// The context that one of its sequences needs: a few tokens more than are counted, for those that only begin something.
+    /// Returns the context that one sequence needs, including a few tokens that are not counted.
     pub fn context(&self) -> usize {
         const BEGINNINGS: usize = 16;
         let (prompt, generated) = self.tokens();
-        // Sequences that generate together go on until the last of them has begun.
+        // Sequences that generate together continue until the last has started.
         let waiting = if generated > 1 { self.sequences.saturating_sub(1) * 2 } else { 0 };
         self.depth + prompt + generated + waiting + BEGINNINGS
     }
 
-    /// Prompt tokens that must be found computed already; anything else measures something else.
+    /// Returns the prompt tokens that must be reused; otherwise the case measures something else.
     pub fn cached(&self) -> usize {
         match self.work {
             Work::Prompt { .. } | Work::Generate { .. } | Work::Both { .. } => self.depth,
@@ -146,17 +148,17 @@ impl Case {
         }
     }
 
-    /// Whether each repetition starts an engine of its own.
+    /// Returns whether each repetition starts a new engine.
     pub fn restarts(&self) -> bool {
         matches!(self.work, Work::Restore { .. })
     }
 }
 
-/// The cases of a sweep, in the order of a report.
+/// Returns the cases of a sweep in the order of a report.
 ///
 /// # Errors
-/// A usage error when nothing is left to measure.
-pub fn cases(sweep: &Sweep) -> Result<Vec<Case>, CommandError> {
+/// A usage error if there are none.
+pub fn cases(sweep: &CaseSweep) -> Result<Vec<Case>, CommandError> {
     let works = sweep.prompts.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Prompt { tokens });
     let works = works
         .chain(sweep.generated.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Work::Generate { tokens }));
@@ -179,7 +181,7 @@ pub fn cases(sweep: &Sweep) -> Result<Vec<Case>, CommandError> {
     Ok(cases)
 }
 
-fn session_cases(sweep: &Sweep, first: usize) -> Vec<Case> {
+fn session_cases(sweep: &CaseSweep, first: usize) -> Vec<Case> {
     const SESSIONS: usize = 4;
     let turn = sweep.turn;
     let case = |work, sequences| Case { work, depth: 0, sequences };
@@ -210,7 +212,7 @@ fn session_cases(sweep: &Sweep, first: usize) -> Vec<Case> {
     cases
 }
 
-/// `--pg P,G`.
+/// Parses `--pg P,G`.
 pub fn pair(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once([',', '+']).and_then(|(p, g)| Some((p.parse().ok()?, g.parse().ok()?)));
     parsed.filter(|&(p, g)| p > 0 && g > 0).ok_or_else(|| "not of the form P,G, both at least 1".to_owned())
@@ -220,25 +222,26 @@ pub fn pair(text: &str) -> Result<(usize, usize), String> {
 mod tests {
     use super::*;
 
-    fn sweep() -> Sweep {
-        Sweep {
+    fn sweep() -> CaseSweep {
+        CaseSweep {
             prompts: vec![512],
             generated: vec![128],
             depths: vec![0],
             sequences: vec![1],
             turn: 32,
-            ..Sweep::default()
+            ..CaseSweep::default()
         }
     }
 
-    fn names(sweep: &Sweep) -> Vec<String> {
+    fn names(sweep: &CaseSweep) -> Vec<String> {
         cases(sweep).expect("cases").iter().map(Case::name).collect()
     }
 
     #[test]
     fn names_are_those_of_llama_bench() {
         assert_eq!(names(&sweep()), ["pp512", "tg128"]);
-        let sweep = Sweep { depths: vec![0, 2048], sequences: vec![1, 8], pairs: vec![(16, 4)], ..sweep() };
+        let sweep =
+            CaseSweep { depths: vec![0, 2048], sequences: vec![1, 8], pairs: vec![(16, 4)], ..sweep() };
         let pp = ["pp512", "pp512 x8", "pp512@d2048", "pp512@d2048 x8"].map(str::to_owned);
         let tg = pp.clone().map(|name| name.replace("pp512", "tg128"));
         let both = pp.clone().map(|name| name.replace("pp512", "pp16+tg4"));
@@ -247,9 +250,9 @@ mod tests {
 
     #[test]
     fn zero_leaves_out_and_nothing_is_an_error() {
-        assert_eq!(names(&Sweep { prompts: vec![0], ..sweep() }), ["tg128"]);
-        assert_eq!(names(&Sweep { generated: vec![0, 128, 128], prompts: vec![], ..sweep() }), ["tg128"]);
-        let nothing = Sweep { generated: vec![0], prompts: vec![0], ..sweep() };
+        assert_eq!(names(&CaseSweep { prompts: vec![0], ..sweep() }), ["tg128"]);
+        assert_eq!(names(&CaseSweep { generated: vec![0, 128, 128], prompts: vec![], ..sweep() }), ["tg128"]);
+        let nothing = CaseSweep { generated: vec![0], prompts: vec![0], ..sweep() };
         assert!(cases(&nothing).unwrap_err().to_string().contains("nothing is left"));
     }
 
@@ -257,7 +260,7 @@ mod tests {
     fn session_tests_come_with_what_they_are_compared_with() {
         use SessionTest::{Fork, Restore, Shared, Warm};
         let with = |sessions: &[SessionTest], sequences: &[usize]| {
-            let sweep = Sweep {
+            let sweep = CaseSweep {
                 generated: vec![],
                 sessions: sessions.to_vec(),
                 sequences: sequences.to_vec(),

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// How requests of an open loop are spaced.
+/// Spacing of the requests of an open loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
@@ -21,20 +21,20 @@ pub enum Spacing {
     Constant,
 }
 
-/// What one point of a sweep does to the server.
+/// Load of one point of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loop {
-    /// This many users.
+    /// Requests of a constant number of users.
     Closed { concurrency: usize },
-    /// This many requests per second.
+    /// Requests at a rate per second.
     Open { rate: f64, spacing: Spacing },
-    /// Recorded arrivals, this many times as fast.
+    /// Recorded arrivals, sped up by a factor.
     Trace { speed: f64 },
 }
 
 impl Loop {
-    /// The name in reports: `4 users`, `2.5/s`, `trace x2`.
+    /// Returns the name in reports: `4 users`, `2.5/s`, `trace x2`.
     pub fn name(&self) -> String {
         match self {
             Loop::Closed { concurrency: 1 } => "1 user".to_owned(),
@@ -46,43 +46,43 @@ impl Loop {
     }
 }
 
-/// One request.
+/// Measurements of one request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Turn {
-    /// Seconds from the start of the point to when it should have been sent.
+pub struct TurnSample {
+    /// Scheduled time in seconds from the start of the point.
     pub at_s: f64,
-    /// How much later it was sent.
+    /// Delay of the request after its scheduled time.
     pub late_ms: f64,
-    /// Which turn of its conversation, from 1.
+    /// Number of the turn in its conversation, from 1.
     pub turn: usize,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
     pub output_tokens: usize,
-    /// From when it should have been sent.
+    /// Time from the scheduled time to the first part.
     pub first_ms: Option<f64>,
     pub total_ms: f64,
-    /// From each part of the stream to the next.
+    /// Times from each part of the stream to the next.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps_ms: Vec<f64>,
-    /// What it failed with.
+    /// Kind of failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-impl Turn {
+impl TurnSample {
     pub fn is_ok(&self) -> bool {
         self.error.is_none()
     }
 
-    /// Milliseconds per output token after the first; nothing for a single one.
+    /// Returns the milliseconds per output token after the first; `None` for a single token.
     pub fn tpot_ms(&self) -> Option<f64> {
-        // An answer that came in one part says nothing of the time between tokens.
+        // An answer in a single part has no time between tokens.
         let rest = self.output_tokens.checked_sub(1).filter(|&rest| rest > 0 && !self.gaps_ms.is_empty())?;
         Some((self.total_ms - self.first_ms?) / rest as f64)
     }
 }
 
-/// The distribution of a latency, in milliseconds.
+/// Distribution of a latency in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     pub count: u64,
@@ -95,7 +95,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// To three significant digits; nothing of nothing. More than a day counts as a day.
+    /// Computes the distribution to three significant digits; `None` without values. Caps values at a day.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         const DAY_US: u64 = 86_400_000_000;
         let mut histogram =
@@ -116,7 +116,7 @@ impl Latency {
     }
 }
 
-/// Limits that a request must keep to be of use, in milliseconds.
+/// Limits in milliseconds that a request must meet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
     pub ttft: Option<f64>,
@@ -125,11 +125,11 @@ pub struct Slo {
 }
 
 impl Slo {
-    fn is_met(&self, turn: &Turn) -> bool {
+    fn is_met(&self, turn: &TurnSample) -> bool {
         let within = |limit: Option<f64>, value: Option<f64>| {
             limit.is_none_or(|limit| value.is_some_and(|value| value <= limit))
         };
-        // One token has no time per token to miss.
+        // An answer of one token meets every limit per token.
         let tpot = turn.tpot_ms().or((turn.output_tokens <= 1).then_some(0.0));
         turn.is_ok()
             && within(self.ttft, turn.first_ms)
@@ -141,7 +141,7 @@ impl Slo {
 impl std::str::FromStr for Slo {
     type Err = String;
 
-    /// `ttft=200,tpot=50,e2e=5000`, in milliseconds.
+    /// Parses `ttft=200,tpot=50,e2e=5000`, in milliseconds.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut slo = Slo::default();
         for part in text.split(',') {
@@ -166,48 +166,48 @@ impl std::str::FromStr for Slo {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Goodput {
     pub slo: Slo,
-    /// Of all requests.
+    /// Share of all requests.
     pub share: f64,
     pub per_second: f64,
 }
 
-/// One point of a sweep.
+/// Results of one point of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub name: String,
     #[serde(rename = "loop")]
     pub kind: Loop,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     pub seconds: f64,
     pub requests: usize,
-    /// By kind: `unreachable`, `http_429`, `broken`, `timeout`, ...
+    /// Failures by kind: `unreachable`, `http_429`, `broken`, `timeout`, ...
     pub errors: BTreeMap<String, usize>,
     pub requests_per_second: f64,
     pub prompt_tokens_per_second: f64,
     pub output_tokens_per_second: f64,
-    /// Of the prompts' tokens, those that the server had computed before.
+    /// Share of the prompts' tokens that the server reused.
     pub cached_share: f64,
     pub tokens_per_chunk: Option<f64>,
     pub ttft_ms: Option<Latency>,
     pub itl_ms: Option<Latency>,
     pub tpot_ms: Option<Latency>,
     pub e2e_ms: Option<Latency>,
-    /// How late requests were sent.
+    /// Delays of requests after their scheduled times.
     pub late_ms: Option<Latency>,
     pub goodput: Option<Goodput>,
-    pub turns: Vec<Turn>,
+    pub turns: Vec<TurnSample>,
 }
 
 impl Point {
-    /// The figures of requests that took `seconds` in all.
-    pub fn new(kind: Loop, mut turns: Vec<Turn>, seconds: f64, slo: Option<Slo>) -> Self {
+    /// Computes the figures of requests that took `seconds` in total.
+    pub fn new(kind: Loop, mut turns: Vec<TurnSample>, seconds: f64, slo: Option<Slo>) -> Self {
         turns.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-        let ok: Vec<&Turn> = turns.iter().filter(|turn| turn.is_ok()).collect();
+        let ok: Vec<&TurnSample> = turns.iter().filter(|turn| turn.is_ok()).collect();
         let mut errors = BTreeMap::new();
         for kind in turns.iter().filter_map(|turn| turn.error.as_ref()) {
             *errors.entry(kind.clone()).or_insert(0) += 1;
         }
-        let sum = |count: fn(&Turn) -> usize| ok.iter().map(|turn| count(turn)).sum::<usize>() as f64;
+        let sum = |count: fn(&TurnSample) -> usize| ok.iter().map(|turn| count(turn)).sum::<usize>() as f64;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let (prompt, output) = (sum(|turn| turn.prompt_tokens), sum(|turn| turn.output_tokens));
         let chunks = ok
@@ -245,9 +245,9 @@ impl Point {
 pub mod tests {
     use super::*;
 
-    /// A request that took these many milliseconds.
-    pub fn turn(at_s: f64, first_ms: f64, gaps_ms: &[f64], output_tokens: usize) -> Turn {
-        Turn {
+    /// Returns a request with these times in milliseconds.
+    pub fn turn(at_s: f64, first_ms: f64, gaps_ms: &[f64], output_tokens: usize) -> TurnSample {
+        TurnSample {
             at_s,
             turn: 1,
             prompt_tokens: 100,
@@ -256,13 +256,18 @@ pub mod tests {
             first_ms: Some(first_ms),
             total_ms: first_ms + gaps_ms.iter().sum::<f64>(),
             gaps_ms: gaps_ms.to_vec(),
-            ..Turn::default()
+            ..TurnSample::default()
         }
     }
 
     #[test]
     fn figures_of_a_point() {
-        let failed = Turn { at_s: 0.5, error: Some("http_429".to_owned()), total_ms: 1.0, ..Turn::default() };
+        let failed = TurnSample {
+            at_s: 0.5,
+            error: Some("http_429".to_owned()),
+            total_ms: 1.0,
+            ..TurnSample::default()
+        };
         let turns = vec![turn(1.0, 300.0, &[20.0, 40.0], 5), turn(0.0, 100.0, &[10.0, 10.0], 3), failed];
         let slo = "ttft=200,tpot=15".parse().expect("limits");
         let point = Point::new(Loop::Closed { concurrency: 2 }, turns, 2.0, Some(slo));
@@ -272,7 +277,7 @@ pub mod tests {
         assert_eq!(point.cached_share, 0.5);
         assert_eq!(point.tokens_per_chunk, Some(8.0 / 6.0));
         // (360 - 300) / 4 and (120 - 100) / 2.
-        assert_eq!(point.turns.iter().filter_map(Turn::tpot_ms).collect::<Vec<_>>(), [10.0, 15.0]);
+        assert_eq!(point.turns.iter().filter_map(TurnSample::tpot_ms).collect::<Vec<_>>(), [10.0, 15.0]);
         let goodput = point.goodput.expect("limits were given");
         assert_eq!((goodput.share, goodput.per_second), (1.0 / 3.0, 0.5));
         assert_eq!(point.itl_ms.map(|latency| latency.count), Some(4));
@@ -298,9 +303,9 @@ pub mod tests {
         for wrong in ["", "ttft", "ttft=x", "ttft=0", "itl=5", "tpot=-1"] {
             assert!(wrong.parse::<Slo>().is_err(), "{wrong}");
         }
-        // A single token keeps any limit per token; none at all keeps no limit on the first.
+        // A single token meets every limit per token; no token at all misses the limit on the first.
         let slo: Slo = "tpot=1,ttft=1000".parse().expect("limits");
         assert!(slo.is_met(&turn(0.0, 5.0, &[], 1)));
-        assert!(!slo.is_met(&Turn { first_ms: None, ..turn(0.0, 5.0, &[], 0) }));
+        assert!(!slo.is_met(&TurnSample { first_ms: None, ..turn(0.0, 5.0, &[], 0) }));
     }
 }

@@ -1,7 +1,8 @@
-//! What a run leaves behind: one JSON document that `bench compare`, plots and other tools read.
+//! The JSON document of a run, which `bench compare`, plots and other tools read.
 //!
-//! Plain data. Every measured value is kept, in the order of measurement, so that whoever reads it can judge for himself; summaries
-//! are computed from them and written beside them. Names follow llama-bench where it has one (`n_prompt`, `samples_ts`).
+//! Plain data. Every measured value is kept in order, so that readers can judge for themselves; summaries
+//! computed from them stand beside them. Names follow llama-bench where it has one (`n_prompt`,
+//! `samples_ts`).
 
 use std::path::Path;
 
@@ -15,59 +16,59 @@ use crate::cli::error::{CommandError, Kind};
 /// Changes when a reader of the old form would misread the new one.
 pub const SCHEMA: &str = "llmctl.bench.v1";
 
-/// A whole run, or as much of it as is done.
+/// A run, complete or in progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     pub schema: String,
     pub build: Build,
-    /// The arguments, without the program's name.
+    /// The arguments without the program's name.
     pub command: Vec<String>,
     /// Seconds since 1970.
     pub started: u64,
-    /// Whether all that was asked for was measured.
+    /// Whether everything requested was measured.
     pub complete: bool,
     pub machine: HostFacts,
     pub models: Vec<BenchModel>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerFacts>,
-    /// What an engine did.
+    /// Results of engines.
     pub cases: Vec<CaseResult>,
-    /// What a server did.
+    /// Results of servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Point>,
-    /// Why not to believe all of it.
+    /// Reasons to doubt the results.
     pub warnings: Vec<String>,
 }
 
-/// Which llmctl measured.
+/// The llmctl that measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Build {
     pub version: String,
-    /// The git commit, where the build recorded it.
+    /// The git commit, if the build recorded it.
     pub commit: Option<String>,
     pub profile: String,
     pub target: String,
 }
 
-/// Where it was measured.
+/// The machine that was measured on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
     pub cpu: Option<String>,
     /// Processors of the machine.
     pub processors: Option<usize>,
-    /// What the cgroup allows, in CPUs.
+    /// The cgroup's quota in CPUs.
     pub quota: Option<f64>,
-    /// Instruction-set extensions that there are.
+    /// Instruction-set extensions of the processor.
     pub features: Vec<String>,
     pub memory_bytes: Option<u64>,
-    /// The limits with each number of threads, before and after.
+    /// Limits for each number of threads, before and after.
     pub probes: Vec<Probe>,
-    /// Most memory that the process had resident, in bytes.
+    /// Most resident bytes of the process.
     pub peak_memory: Option<u64>,
     pub load: Option<Load>,
 }
 
-/// Limits of the machine at some moment.
+/// Limits of the machine at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
     pub threads: usize,
@@ -76,16 +77,16 @@ pub struct Probe {
     pub f32_gop_s: Option<f64>,
 }
 
-/// Who else used the machine while it was measured; shares of all its processor time.
+/// Other load during the run, as shares of all processor time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     /// Taken by the hypervisor.
     pub steal: f64,
     /// Used by other processes.
     pub others: f64,
-    /// Seconds that the cgroup's quota held this process's group back.
+    /// Seconds that the cgroup's quota held the process back.
     pub throttled_s: f64,
-    /// Times that a core slowed down for heat.
+    /// Number of slowdowns of a core because of heat.
     pub hot: u64,
 }
 
@@ -98,15 +99,15 @@ pub struct BenchModel {
     pub parameters: Option<u64>,
     pub bytes: Option<u64>,
     pub quantization: Option<String>,
-    /// Equal only for models that give the same bits.
+    /// Equal only for models with the same results, bit by bit.
     pub fingerprint: Option<String>,
     pub context: Option<usize>,
     pub kv_bytes_per_token: Option<u64>,
-    /// Which kernels multiply, e.g. `avx512-vnni`.
+    /// Matrix kernels in use, e.g. `avx512-vnni`.
     pub kernels: Option<String>,
-    /// Seconds, one value for each time it was loaded.
+    /// Seconds, one value per load.
     pub load_s: Vec<f64>,
-    /// What a token costs; nothing where that is not known, e.g. for a mixture of experts.
+    /// Cost of a token; `None` if unknown, e.g. for a mixture of experts.
     pub cost: Option<TokenCost>,
 }
 
@@ -115,28 +116,28 @@ pub struct BenchModel {
 pub struct ServerFacts {
     pub endpoint: String,
     pub model: String,
-    /// What it calls itself in its `Server` header.
+    /// Its `Server` header.
     pub software: Option<String>,
-    /// Whether it says how many tokens there were.
+    /// Whether it reports numbers of tokens.
     pub counts_tokens: bool,
 }
 
-/// What a token costs, in the units of the machine's limits.
+/// Cost of a token in the units of the machine's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCost {
-    /// Multiplications and additions with weights for each row of a prompt, the output matrix not counted.
+    /// Multiplications and additions with weights for each prompt row, without the output matrix.
     pub operations: u64,
-    /// Those for a row that is sampled from, beyond that.
+    /// Additional operations for a row that is sampled from.
     pub head_operations: u64,
-    /// Bytes of weights that a step reads, however many rows it has.
+    /// Bytes of weights that a step reads, independent of its rows.
     pub weight_bytes: u64,
     /// Bytes of KV that a row reads for each token before it.
     pub kv_bytes: u64,
-    /// Whether products are computed with 8-bit integers.
+    /// Whether products use 8-bit integers.
     pub is_integer: bool,
 }
 
-/// What may differ between the engines of one run.
+/// Settings that may differ between the engines of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenchSetting {
     pub model: String,
@@ -168,22 +169,22 @@ pub struct CaseResult {
 /// One repetition.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// In the case's unit.
+    /// Value in the case's unit.
     pub value: f64,
     /// Seconds from the start of the run.
     pub at_s: f64,
     pub first_token_ms: Option<f64>,
-    /// Prompt tokens of all sequences that were not computed.
+    /// Prompt tokens of all sequences that were reused.
     pub cached_tokens: usize,
-    /// Those of them that came from disk.
+    /// Reused tokens that came from disk.
     pub restored_tokens: usize,
-    /// Bytes of KV in use while all sequences were there.
+    /// Bytes of KV in use while all sequences were open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<u64>,
-    /// What it took to fork all sessions.
+    /// Time for forking all sessions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork_ms: Option<f64>,
-    /// What it took to start the engine, where each repetition has its own.
+    /// Time for starting the engine, if each repetition has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_s: Option<f64>,
     /// Milliseconds from one token of a sequence to the next.
@@ -191,7 +192,7 @@ pub struct Sample {
     pub token_ms: Vec<f64>,
 }
 
-/// Of the samples' values.
+/// Summary of the samples' values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SampleSummary {
     pub mean: f64,
@@ -201,12 +202,12 @@ pub struct SampleSummary {
     pub max: f64,
 }
 
-/// The limit that a rate runs into first, as far as is known.
+/// The limit that a rate reaches first, if known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RateLimit {
     /// `memory` or `arithmetic`.
     pub by: String,
-    /// The rate there.
+    /// The rate at the limit.
     pub rate: f64,
     /// The median as a share of it.
     pub share: f64,
@@ -223,7 +224,7 @@ impl SampleSummary {
         }
     }
 
-    /// The standard deviation as a share of the mean.
+    /// Returns the standard deviation as a share of the mean.
     pub fn spread(&self) -> f64 {
         if self.mean == 0.0 { 0.0 } else { self.stddev / self.mean }
     }
@@ -256,7 +257,7 @@ impl CaseResult {
         self.summary = SampleSummary::of(&self.values());
     }
 
-    /// The median time to the first token, where there is one.
+    /// Returns the median time to the first token; `None` without one.
     pub fn first_token_ms(&self) -> Option<f64> {
         let times: Vec<f64> = self.samples.iter().filter_map(|sample| sample.first_token_ms).collect();
         (!times.is_empty()).then(|| stats::median(&times))
@@ -267,7 +268,7 @@ impl Document {
     /// Reads a result file.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when it is not there, [`Kind::BadData`] when it is something else.
+    /// [`Kind::NotFound`] if it does not exist, [`Kind::BadData`] if it is something else.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             let kind = match error.kind() {
@@ -287,7 +288,7 @@ impl Document {
         }
     }
 
-    /// Writes the file whole or not at all: a run that is killed leaves the last state.
+    /// Replaces the file atomically, so that a killed run leaves its last state.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -301,7 +302,7 @@ impl Document {
     }
 }
 
-/// This program.
+/// Describes this program.
 pub fn build() -> Build {
     Build {
         version: env!("CARGO_PKG_VERSION").to_owned(),

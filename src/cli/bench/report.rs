@@ -1,6 +1,6 @@
-//! A document as people and programs read it: table, JSON, JSON Lines, CSV, Markdown.
+//! Reports of a document for people and programs: table, JSON, JSON Lines, CSV, Markdown.
 //!
-//! Formats; measures and judges nothing.
+//! Formats only; measures and judges nothing.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::cli::report::{bytes, columns};
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum BenchFormat {
     /// For people
     #[default]
     Table,
@@ -27,23 +27,23 @@ pub enum Format {
     Md,
 }
 
-/// The whole document, for `--output` of a form that is written at the end.
-pub fn render(document: &Document, format: Format) -> String {
+/// Renders the whole document, for formats that are written at the end.
+pub fn render(document: &Document, format: BenchFormat) -> String {
     match format {
-        Format::Table => table(document),
-        Format::Json => {
+        BenchFormat::Table => table(document),
+        BenchFormat::Json => {
             let text = serde_json::to_string_pretty(document);
             text.expect("names are strings and numbers are finite or null") + "\n"
         }
-        Format::Jsonl => last_lines(document),
-        Format::Csv if document.server.is_some() => serve_report::csv(document),
-        Format::Csv => csv(document),
-        Format::Md if document.server.is_some() => serve_report::markdown(document),
-        Format::Md => markdown(document),
+        BenchFormat::Jsonl => last_lines(document),
+        BenchFormat::Csv if document.server.is_some() => serve_report::csv(document),
+        BenchFormat::Csv => csv(document),
+        BenchFormat::Md if document.server.is_some() => serve_report::markdown(document),
+        BenchFormat::Md => markdown(document),
     }
 }
 
-/// Machine, models, a row per case, and what speaks against them.
+/// Renders machine, models, a row per case, and warnings.
 pub fn table(document: &Document) -> String {
     let mut text = format!("{}\n", machine_line(document));
     for model in &document.models {
@@ -83,7 +83,7 @@ fn machine_line(document: &Document) -> String {
     let probes = &document.machine.probes;
     for (index, probe) in probes.iter().enumerate() {
         if probes[..index].iter().any(|earlier| earlier.threads == probe.threads) {
-            continue; // the one afterwards
+            continue; // the second probe
         }
         let threads = if probe.threads == 1 { "thread reads" } else { "threads read" };
         line.push_str(&format!("\n{} {threads} {:.1} GB/s", probe.threads, probe.read_gb_s));
@@ -110,7 +110,7 @@ fn model_line(model: &BenchModel) -> String {
     format!("{}: {}", model.setting.model, parts.join(", "))
 }
 
-/// `1.2 B`, as llama-bench writes it.
+/// Formats a count as llama-bench does: `1.2 B`.
 fn count_of(count: u64) -> String {
     match count as f64 {
         count if count >= 1e9 => format!("{:.2} B", count / 1e9),
@@ -141,7 +141,7 @@ fn rows(document: &Document) -> Vec<Vec<String>> {
     rows
 }
 
-/// In llama-bench's form, so that rows of both can stand in one table.
+/// Renders a table in llama-bench's form, so that rows of both fit in one table.
 fn markdown(document: &Document) -> String {
     let mut text = String::from(
         "| model | size | params | backend | threads | test | t/s |\n| --- | ---: | ---: | --- | ---: | ---: | ---: |\n",
@@ -216,7 +216,7 @@ fn event(name: &str, rest: Value) -> String {
     format!("{line}\n")
 }
 
-/// The first line of JSON Lines: what is known before anything is measured.
+/// Returns the first line of JSON Lines: facts known before the measurements.
 pub fn first_line(document: &Document) -> String {
     let Document { build, command, started, machine, models, .. } = document;
     event(
@@ -225,19 +225,19 @@ pub fn first_line(document: &Document) -> String {
     )
 }
 
-/// A measurement as it comes: the last sample of `result`.
+/// Returns the line of a measurement, the last sample of `result`.
 pub fn sample_line(result: &CaseResult) -> String {
     let CaseResult { test, setting, unit, samples, .. } = result;
     event("sample", json!({"test": test, "unit": unit, "setting": setting, "sample": samples.last()}))
 }
 
-/// What follows the measurements: a summary of each case, then of the run.
+/// Returns the last lines: a summary of each case, then of the run.
 fn last_lines(document: &Document) -> String {
     let mut text = String::new();
     for result in document.cases.iter().filter(|result| !result.samples.is_empty()) {
         let mut value = json!(result);
         if let Some(fields) = value.as_object_mut() {
-            fields.remove("samples"); // said when they came
+            fields.remove("samples"); // reported in their own lines
         }
         text.push_str(&event("case", value));
     }
@@ -252,7 +252,7 @@ fn last_lines(document: &Document) -> String {
 pub mod sample {
     //! A whole document, measured on mock engines.
 
-    use super::super::plan::{self, Sweep};
+    use super::super::plan::{self, CaseSweep};
     use super::super::record::{BenchSetting, Build, HostFacts, Load, Probe, TokenCost};
     use super::super::runner::mock::{Counting, Mock};
     use super::super::runner::{self, Rounds};
@@ -309,12 +309,12 @@ pub mod sample {
 
     /// Two engines, one prompt test and one at depth. `faster` multiplies the rates.
     pub fn document(faster: f64) -> Document {
-        let sweep = Sweep {
+        let sweep = CaseSweep {
             prompts: vec![512],
             generated: vec![128],
             depths: vec![0],
             sequences: vec![1],
-            ..Sweep::default()
+            ..CaseSweep::default()
         };
         let cases = plan::cases(&sweep).expect("cases");
         let times = |values: &[f64]| values.iter().map(|value| value * faster).collect::<Vec<_>>();
@@ -355,10 +355,10 @@ mod tests {
     fn a_whole_report_in_every_form() {
         let document = sample::document(1.0);
         for (name, format) in [
-            ("bench_table", Format::Table),
-            ("bench_csv", Format::Csv),
-            ("bench_md", Format::Md),
-            ("bench_jsonl", Format::Jsonl),
+            ("bench_table", BenchFormat::Table),
+            ("bench_csv", BenchFormat::Csv),
+            ("bench_md", BenchFormat::Md),
+            ("bench_jsonl", BenchFormat::Jsonl),
         ] {
             insta::assert_snapshot!(name, render(&document, format));
         }
@@ -372,7 +372,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("result.json");
         document.save(&path).expect("saved");
-        assert_eq!(std::fs::read_to_string(&path).expect("a file"), render(&document, Format::Json));
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), render(&document, BenchFormat::Json));
         assert_eq!(Document::read(&path).expect("a document"), document);
         assert!(!folder.path().join("result.json.part").exists());
     }

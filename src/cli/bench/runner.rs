@@ -1,8 +1,8 @@
-//! The order of measurement: a warm-up of every case, then round after round of all cases on all engines, so that a minute in which
-//! the machine is slow meets all of them alike.
+//! Order of measurements: a warm-up of every case, then rounds of all cases on all engines, so that a slow
+//! minute of the machine affects all of them alike.
 //!
-//! Knows neither models nor files: what measures is a [`BenchSubject`], what becomes of the results a [`BenchObserver`]. An
-//! interruption leaves what was measured.
+//! Knows neither models nor files: a [`BenchSubject`] measures, a [`BenchObserver`] gets the results. An
+//! interruption keeps what was measured.
 
 use std::ops::ControlFlow;
 
@@ -10,10 +10,10 @@ use super::plan::Case;
 use super::record::{BenchSetting, CaseResult, Sample};
 use crate::cli::error::CommandError;
 
-/// Why a measurement has no result.
+/// Reason why a measurement has no result.
 #[derive(Debug)]
 pub enum Halt {
-    /// This signal asked to stop.
+    /// Interrupted by this signal.
     Interrupted(u8),
     Failed(CommandError),
 }
@@ -24,38 +24,38 @@ impl<E: Into<CommandError>> From<E> for Halt {
     }
 }
 
-/// Something that can be measured: an engine, or a mock with declared timings.
+/// Something to measure: an engine, or a mock with declared timings.
 pub trait BenchSubject {
     fn setting(&self) -> &BenchSetting;
 
-    /// Measures `case` once. The first call for a case is the warm-up, which is not counted.
+    /// Measures `case` once. The first call for a case is the warm-up and is not counted.
     ///
     /// # Errors
     /// [`Halt`].
     fn measure(&mut self, case: &Case) -> Result<Sample, Halt>;
 }
 
-/// Hears of each measurement.
+/// Receiver of measurements.
 pub trait BenchObserver {
-    /// `case` is about to be measured on `setting`; this many of all measurements are done.
+    /// Called before `case` is measured on `setting`, with the number of finished and of all measurements.
     fn next(&mut self, case: &Case, setting: &BenchSetting, done: usize, total: usize);
 
-    /// A counted measurement is done; it is the last sample of the result at `index`. `Break` ends the run.
+    /// Called after a counted measurement, the last sample of the result at `index`. `Break` ends the run.
     ///
     /// # Errors
-    /// That the results cannot be saved or written.
+    /// If the results cannot be saved or written.
     fn measured(&mut self, results: &[CaseResult], index: usize) -> Result<ControlFlow<()>, CommandError>;
 }
 
-/// How often.
+/// Numbers of rounds.
 #[derive(Debug, Clone, Copy)]
 pub struct Rounds {
     pub repetitions: usize,
     pub warm_up: bool,
 }
 
-/// Measures all cases on all subjects and appends to `results`, in the order of cases, then subjects. Returns the signal that cut
-/// it short, if one did.
+/// Measures all cases on all subjects, and appends to `results` in the order of cases, then subjects. Returns
+/// the signal that ended it early, if any.
 ///
 /// # Errors
 /// The first failure; `results` keeps what was measured before.
@@ -79,7 +79,7 @@ pub fn run(
     for round in 0..num_rounds {
         let is_warm_up = rounds.warm_up && round == 0;
         for place in 0..turns.len() {
-            // Each round begins elsewhere: whatever comes after a heavy case is not always the same.
+            // Each round starts at another case, so that the same case does not always follow a heavy one.
             let turn = (place + round) % turns.len();
             let (subject, case) = turns[turn];
             let subject = &mut subjects[subject];
@@ -108,13 +108,13 @@ pub mod mock {
 
     use super::*;
 
-    /// Answers with the values declared for a case's name, in turn; the first is the warm-up's.
+    /// Returns the values declared for a case's name in order; the first is the warm-up's.
     #[derive(Debug, Default)]
     pub struct Mock {
         pub setting: BenchSetting,
         pub values: HashMap<&'static str, Vec<Sample>>,
         pub asked: Vec<String>,
-        /// Interrupted when it is asked for this many measurements.
+        /// Number of the measurement that is interrupted.
         pub interrupted_at: Option<usize>,
     }
 
@@ -161,7 +161,7 @@ pub mod mock {
         }
     }
 
-    /// Counts.
+    /// Counts the calls.
     #[derive(Debug, Default)]
     pub struct Counting {
         pub announced: Vec<(usize, usize)>,

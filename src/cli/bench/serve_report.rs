@@ -6,7 +6,7 @@ use super::record::Document;
 use super::stats;
 use crate::cli::report::columns;
 
-/// One row per point; latencies as median and 99th percentile.
+/// Renders one row per point, with latencies as median and 99th percentile.
 pub fn table(document: &Document) -> String {
     let mut text = String::new();
     if let Some(server) = &document.server {
@@ -56,7 +56,7 @@ fn pair(latency: Option<Latency>) -> String {
     latency.map_or("-".to_owned(), |latency| format!("{} / {}", number(latency.p50), number(latency.p99)))
 }
 
-/// How the time to the first token went over the point: means of up to twelve parts.
+/// Renders the course of the time to the first token over the point: means of up to twelve parts.
 fn course(point: &Point) -> String {
     const PARTS: usize = 12;
     let times: Vec<f64> = point.turns.iter().filter_map(|turn| turn.first_ms).collect();
@@ -140,7 +140,7 @@ pub fn markdown(document: &Document) -> String {
     text
 }
 
-/// Why not to believe the points.
+/// Returns reasons to doubt the points.
 pub fn warnings(document: &Document) -> Vec<String> {
     let mut found = Vec::new();
     if document.server.as_ref().is_some_and(|server| !server.counts_tokens) {

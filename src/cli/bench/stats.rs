@@ -1,14 +1,15 @@
-//! What a few measurements say: pure functions of numbers, with known answers in the tests below.
+//! Statistics of few measurements: pure functions of numbers, with known answers in the tests below.
 //!
-//! Knows nothing of models or machines. Every random choice comes from a generator with a seed, so that a report can be
-//! made again.
+//! Knows nothing of models or machines. Random choices come from a seeded generator, so that a report can be
+//! reproduced.
 
-/// The arithmetic mean; 0 of nothing.
+/// Returns the arithmetic mean; 0 without values.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The standard deviation of a sample (n - 1 in the denominator, as llama-bench has it); 0 of fewer than two.
+/// Returns the standard deviation of a sample (n - 1 in the denominator, as in llama-bench); 0 for fewer than
+/// two values.
 pub fn stddev(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -18,8 +19,8 @@ pub fn stddev(values: &[f64]) -> f64 {
     (squares / (values.len() - 1) as f64).sqrt()
 }
 
-/// The quantile `q` in [0, 1], between neighbours by linear interpolation (type 7 of Hyndman and Fan 1996, R's default).
-/// 0 of nothing.
+/// Returns the quantile `q` in [0, 1], with linear interpolation between neighbours (type 7 of Hyndman and
+/// Fan 1996, R's default). 0 without values.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -38,23 +39,24 @@ pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The median distance from the median.
+/// Returns the median distance from the median.
 pub fn median_deviation(values: &[f64]) -> f64 {
     let middle = median(values);
     median(&values.iter().map(|value| (value - middle).abs()).collect::<Vec<_>>())
 }
 
-/// Indices of values so far off that they are probably something else: the modified Z-score
-/// 0.6745 * |x - median| / MAD is above 10 (Iglewicz and Hoaglin 1993 suggest 3.5 for the normal distribution; times of programs
-/// have long tails, and hyperfine uses 10 for this reason).
+/// Returns the indices of values so far off that they are probably something else: the modified Z-score
+/// 0.6745 * |x - median| / MAD is above 10 (Iglewicz and Hoaglin 1993 suggest 3.5 for the normal
+/// distribution; times of programs have long tails, and hyperfine uses 10 for this reason).
 pub fn outliers(values: &[f64]) -> Vec<usize> {
     let (middle, deviation) = (median(values), median_deviation(values));
     let score = |value: f64| 0.6745 * (value - middle).abs() / deviation;
     (0..values.len()).filter(|&index| deviation > 0.0 && score(values[index]) > 10.0).collect()
 }
 
-/// How much the values rose (or fell, below 0) from the first to the last, as a share of their median: the slope of Theil and
-/// Sen, where the trend is significant at 5% by Mann and Kendall. Nothing without a trend; fewer than five values show none.
+/// Returns the rise (or fall, below 0) from the first value to the last as a share of their median: the slope
+/// of Theil and Sen, if the trend is significant at 5% by Mann and Kendall. `None` without a trend, or with
+/// fewer than five values.
 pub fn drift(values: &[f64]) -> Option<f64> {
     let n = values.len();
     let mut slopes = Vec::new();
@@ -72,15 +74,15 @@ pub fn drift(values: &[f64]) -> Option<f64> {
     (n >= 5 && score > 1.96 && middle != 0.0).then(|| median(&slopes) * (n - 1) as f64 / middle)
 }
 
-/// A range that holds the true value with some confidence.
+/// Range that contains the true value with some probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     pub low: f64,
     pub high: f64,
 }
 
-/// The ratio median(b) / median(a) and its bootstrap percentile interval (Efron and Tibshirani 1993, chapter 13): both
-/// samples are drawn anew `resamples` times. Nothing where either is empty or the median of `a` is 0.
+/// Returns the ratio median(b) / median(a) and its bootstrap percentile interval (Efron and Tibshirani 1993,
+/// chapter 13) from `resamples` resamplings of both. `None` if either is empty or the median of `a` is 0.
 pub fn ratio_of_medians(
     a: &[f64],
     b: &[f64],
@@ -105,7 +107,8 @@ pub fn ratio_of_medians(
     Some((above / below, Interval { low, high }))
 }
 
-/// Random numbers from a seed (Steele, Lea and Flood 2014): small, fast, and good enough for prompts and arrivals.
+/// Random numbers from a seed (Steele, Lea and Flood 2014): small, fast, and good enough for prompts and
+/// arrivals.
 #[derive(Debug, Clone)]
 pub struct SplitMix64 {
     state: u64,
@@ -116,7 +119,7 @@ impl SplitMix64 {
         Self { state: seed }
     }
 
-    /// Evenly over all numbers of 64 bits.
+    /// Returns a uniform number of 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -125,18 +128,18 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Evenly in [0, n); `n` is at least 1.
+    /// Returns a uniform number in [0, n); `n` is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.bits()) * n as u128) >> 64) as usize
     }
 
-    /// Evenly in [0, 1).
+    /// Returns a uniform number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The time to the next of events that come independently of each other, `rate` of them per unit of time: what makes
-    /// arrivals a Poisson process.
+    /// Returns the time to the next of independent events that come at `rate` per unit of time, as in a
+    /// Poisson process.
     pub fn exponential(&mut self, rate: f64) -> f64 {
         -(1.0 - self.unit()).ln() / rate
     }
@@ -195,7 +198,7 @@ mod tests {
         assert!(interval.low > 1.17 && interval.high < 1.23 && interval.low < 1.2, "{interval:?}");
         let (_, same) = ratio_of_medians(&a, &a, 0.95, 2000, 1).expect("values");
         assert!(same.low <= 1.0 && same.high >= 1.0, "{same:?}");
-        // Without spread there is nothing to be unsure of.
+        // Without spread the interval is a point.
         let (_, exact) = ratio_of_medians(&[2.0; 3], &[3.0; 3], 0.95, 100, 7).expect("values");
         assert_eq!(exact, Interval { low: 1.5, high: 1.5 });
         assert_eq!(ratio_of_medians(&[], &a, 0.95, 10, 1), None);

@@ -1,6 +1,6 @@
-//! Why not to believe a result: what the run itself shows of noise, other load and caches.
+//! Reasons to doubt a result: signs of noise, other load and caches in the run itself.
 //!
-//! Pure: judges a finished document. Each reason is one sentence that names what it is about and how large it is.
+//! Pure: judges a finished document. Each reason is one sentence with its subject and its size.
 
 use super::figures::{Labels, percent};
 use super::plan::Work;
@@ -9,18 +9,18 @@ use super::serve_report;
 use super::stats;
 use crate::runtime::kv::PAGE_TOKENS;
 
-/// Below these there is nothing to say.
+/// Shares below these are not reported.
 const STEAL: f64 = 0.01;
 const OTHERS: f64 = 0.05;
 const THROTTLED_S: f64 = 0.05;
 const SPREAD: f64 = 0.05;
 const DRIFT: f64 = 0.03;
-/// How much the machine's limits may change between two probes.
+/// Largest change of the machine's limits between two probes.
 const PROBES: f64 = 0.15;
-/// Fewer repetitions than this give no idea of the spread.
+/// Fewest repetitions that show the spread.
 pub const FEW: usize = 3;
 
-/// All reasons, those that concern the whole run first.
+/// Returns all reasons, those about the whole run first.
 pub fn warnings(document: &Document) -> Vec<String> {
     let mut found = Vec::new();
     if document.build.profile == "debug" {
@@ -41,7 +41,7 @@ pub fn warnings(document: &Document) -> Vec<String> {
     found
 }
 
-/// Each case's own reasons; where many are spread out, only the worst of them.
+/// Returns reasons about single cases; of many cases with a large spread, only the worst.
 fn cases(results: &[CaseResult]) -> Vec<String> {
     const MANY: usize = 3;
     let labels = Labels::of(results);
@@ -96,7 +96,7 @@ fn machine(machine: &HostFacts) -> Vec<String> {
     found
 }
 
-/// Limits that were different before and after, with the same number of threads.
+/// Returns limits that changed during the run, with the same number of threads.
 fn changed_limits(probes: &[Probe]) -> Vec<String> {
     let mut found = Vec::new();
     for (index, before) in probes.iter().enumerate() {
@@ -138,10 +138,10 @@ fn case(result: &CaseResult) -> Vec<String> {
     found
 }
 
-/// Whether what was computed already is what the case wants.
+/// Returns a reason if the reused tokens are not those that the case requires.
 fn cached(result: &CaseResult) -> Option<String> {
     if matches!(result.case.work, Work::Shared { .. }) {
-        return None; // how much is shared is what it shows
+        return None; // the number of shared tokens is what it measures
     }
     let expected = result.case.cached() * result.case.sequences;
     let slack = PAGE_TOKENS * result.case.sequences;

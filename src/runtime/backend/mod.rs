@@ -1,7 +1,8 @@
-//! The operations that the decoder is written in. A backend owns how activations, weights and KV are kept.
+//! The operations that the decoder is written in. A backend chooses the representation of activations, weights and
+//! KV.
 //!
-//! Invariant: an operation computes each row by itself, in an order that does not depend on the other rows.
-//! Operations write into buffers that the decoder keeps from step to step.
+//! Invariant: an operation computes each row on its own, in an order that does not depend on the other rows.
+//! Operations write into buffers that the decoder keeps between steps.
 
 pub mod candle;
 pub mod cpu;
@@ -16,7 +17,7 @@ use super::tensor::HostTensor;
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
 
-/// Stands in a span for a page that no row of the step can see.
+/// Placeholder in a span for a page that no row of the step can see.
 pub const NO_PAGE: PageId = PageId::MAX;
 
 /// The shape of one layer's KV.
@@ -26,15 +27,15 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
-/// What is kept in which pages. What is kept equally long forms a group; a page holds [`PAGE_TOKENS`] tokens' rows, or one
-/// state, of all stores of one group.
+/// Layout of the KV pages. Stores that are kept equally long form a group; a page holds the rows of [`PAGE_TOKENS`]
+/// tokens, or one state, of all stores of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvLayout {
     pub stores: Vec<Store>,
     pub num_groups: usize,
 }
 
-/// What one layer keeps, or one of the things it keeps.
+/// One store of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Store {
     pub shape: StoreShape,
@@ -45,12 +46,12 @@ pub struct Store {
 pub enum StoreShape {
     /// Keys and values of each token.
     Rows(KvShape),
-    /// So many values, f32 whatever the type of KV, that stand for all tokens so far.
+    /// A recurrent state of this many values, f32 whatever the KV type.
     State(usize),
 }
 
 impl StoreShape {
-    /// Bytes in a page.
+    /// Returns the bytes of the store in a page.
     pub fn bytes(self, kv_type: KvType) -> usize {
         match self {
             StoreShape::Rows(KvShape { num_kv_heads, head_dim }) => {
@@ -62,7 +63,7 @@ impl StoreShape {
 }
 
 impl KvLayout {
-    /// Bytes of a page of `group`.
+    /// Returns the bytes of a page of `group`.
     pub fn page_bytes(&self, group: usize, kv_type: KvType) -> usize {
         let stores = self.stores.iter().filter(|store| store.group == group);
         stores.map(|store| store.shape.bytes(kv_type)).sum()
@@ -76,21 +77,21 @@ pub struct AttentionSpec<'a, V> {
     pub store: usize,
     pub num_heads: usize,
     pub rule: ScoreRule,
-    /// Sees at most this many tokens, itself included.
+    /// Number of tokens that a row sees, including its own; `None` for all.
     pub window: Option<usize>,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
 }
 
-/// A causal convolution over each channel by itself; `V` is the backend's vector. Its state is the inputs of the last
-/// `taps - 1` tokens, the oldest first; before the first token of a sequence they are 0.
+/// A causal convolution over each channel separately; `V` is the backend's vector. Its state is the inputs of the
+/// last `taps - 1` tokens, the oldest first, and zeros before the first token of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct ConvSpec<'a, V> {
     /// Index into [`KvLayout::stores`].
     pub store: usize,
     /// `[taps, channels]`, the oldest tap first.
     pub kernel: &'a V,
-    /// Whether the result passes SiLU.
+    /// Whether SiLU is applied to the result.
     pub silu: bool,
 }
 
@@ -101,12 +102,13 @@ pub struct DeltaShape {
     pub value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
-    /// Value heads take turns with the key heads (llama.cpp's form); else consecutive ones share a key head.
+    /// Whether value heads cycle through the key heads (llama.cpp's form); otherwise consecutive ones share a key
+    /// head.
     pub tiled: bool,
 }
 
 impl DeltaShape {
-    /// The key head that a value head reads.
+    /// Returns the key head that a value head reads.
     pub fn key_head(self, value_head: usize) -> usize {
         if self.tiled {
             value_head % self.key_heads
@@ -115,25 +117,25 @@ impl DeltaShape {
         }
     }
 
-    /// Queries, keys and values of a row.
+    /// Returns the number of values of a row's queries, keys and values.
     pub fn conv_width(self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 
-    /// Values of all heads' states.
+    /// Returns the number of values in all heads' states.
     pub fn state_len(self) -> usize {
         self.value_heads * self.key_dim * self.value_dim
     }
 }
 
-/// One gated delta net's part of a step; `V` is the backend's vector. Its state is `[value_heads, key_dim, value_dim]`, 0 before
-/// the first token of a sequence.
+/// One gated delta net's part of a step; `V` is the backend's vector. Its state is `[value_heads, key_dim,
+/// value_dim]`, zeros before the first token of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaSpec<'a, V> {
     /// Index into [`KvLayout::stores`].
     pub store: usize,
     pub shape: DeltaShape,
-    /// `[value_heads]`: a state keeps `exp(-fading * softplus(decay + decay_bias))` of itself at each token.
+    /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
     pub fading: &'a V,
     pub decay_bias: &'a V,
 }
@@ -143,15 +145,15 @@ pub struct DeltaSpec<'a, V> {
 pub struct Span {
     /// Rows of the step.
     pub rows: Range<usize>,
-    /// Position of the first of them; the rest follow without gaps.
+    /// Position of the first row; the others follow without gaps.
     pub start: usize,
-    /// The sequence's pages in the group at hand, in token order; [`NO_PAGE`] where they are out of sight. In a group of
-    /// states the one page.
+    /// The sequence's pages in this group, in token order, with [`NO_PAGE`] for those out of sight. In a recurrent
+    /// group the single page.
     pub pages: Vec<PageId>,
 }
 
 impl Span {
-    /// Page and offset within it of a position.
+    /// Returns the page of a position and the offset within it.
     pub fn slot(&self, position: usize) -> (PageId, usize) {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
     }
@@ -164,7 +166,7 @@ pub struct Product<'a, B: Backend + ?Sized> {
     pub out: &'a mut B::Buffer,
 }
 
-/// [`Backend::feed_forward`] by the operations that it consists of.
+/// Computes [`Backend::feed_forward`] by its separate operations.
 pub fn feed_forward_in_steps<B: Backend + ?Sized>(
     backend: &B,
     x: &B::Buffer,
@@ -193,19 +195,19 @@ pub trait Backend: Send + 'static {
 
     fn weight(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError>;
 
-    /// A matrix of which only rows are looked up, never a product: it may stay as it lies in the file.
+    /// Uploads a matrix that is only used to look up rows, so it may stay in the file's layout.
     fn table(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
         self.weight(tensor)
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
 
-    /// Storage for pages, none yet. Refuses a type that the backend cannot keep rows in.
+    /// Creates storage without pages. Returns an error for a KV type that the backend does not support.
     fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<Self::Kv, LoadError>;
 
     fn buffer(&self) -> Self::Buffer;
 
-    /// `out[i] = scale * table[tokens[i]]`.
+    /// Computes `out[i] = scale * table[tokens[i]]`.
     fn embed(&self, table: &Self::Weight, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
 
     /// Normalises each run of `weight.len()` values by its root mean square, then multiplies by `weight`.
@@ -217,7 +219,7 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// The same for rows that products will be made of, which a backend may prepare for them.
+    /// Normalises as `rms_norm`, for rows that are inputs of products; a backend may prepare them.
     fn rms_norm_into_products(
         &self,
         x: &Self::Buffer,
@@ -228,7 +230,7 @@ pub trait Backend: Send + 'static {
         self.rms_norm(x, weight, eps, out)
     }
 
-    /// `out = x . weight^T + bias`.
+    /// Computes `out = x . weight^T + bias`.
     fn matmul(
         &self,
         x: &Self::Buffer,
@@ -237,12 +239,13 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Several products of the same input, which is prepared for them once.
+    /// Computes several products of the same input, which is prepared once.
     fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()> {
         products.iter_mut().try_for_each(|product| self.matmul(x, product.weight, product.bias, product.out))
     }
 
-    /// A gated feed-forward network: `down(act(gate(x)) * up(x))`. What `gate` and `up` give is lost.
+    /// Computes a gated feed-forward network: `down(act(gate(x)) * up(x))`. Overwrites the buffers of `gate` and
+    /// `up`.
     fn feed_forward(
         &self,
         x: &Self::Buffer,
@@ -259,7 +262,7 @@ pub trait Backend: Send + 'static {
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
-    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, at their places in the pages of the store's group.
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group.
     fn store_kv(
         &self,
         kv: &mut Self::Kv,
@@ -272,16 +275,16 @@ pub trait Backend: Send + 'static {
     /// Copies a page of `group`.
     fn copy_page(&self, kv: &mut Self::Kv, group: usize, from: PageId, to: PageId) -> Result<()>;
 
-    /// Gives a page's memory back to the system where that is possible; its content is gone.
+    /// Returns a page's memory to the system if possible; its content is lost.
     fn free_page(&self, kv: &mut Self::Kv, group: usize, page: PageId);
 
     /// Appends a page's content to `out`, [`KvLayout::page_bytes`] bytes in the backend's own order.
     fn export_page(&self, kv: &Self::Kv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Fills a page with what `export_page` gave. Refuses any other number of bytes.
+    /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
     fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
 
-    /// `out = attention(q)` over the pages, causally: a row sees its own position and those before.
+    /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions.
     fn attend(
         &self,
         kv: &Self::Kv,
@@ -291,7 +294,7 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `out = convolution(x)`, from and to the states of the sequences.
+    /// Computes `out = convolution(x)`, and updates the states of the sequences.
     fn convolve(
         &self,
         kv: &mut Self::Kv,
@@ -301,9 +304,9 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// The gated delta rule, from and to the states of the sequences: `[qkv, rate, decay]` are
-    /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`. Queries and
-    /// keys are normalised first; the rate passes a sigmoid.
+    /// Computes the gated delta rule, and updates the states of the sequences: `[qkv, rate, decay]` are
+    /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`.
+    /// Queries and keys are normalised first; a sigmoid is applied to the rate.
     fn delta_rule(
         &self,
         kv: &mut Self::Kv,
@@ -313,29 +316,30 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `gate = activation(gate) * up`.
+    /// Computes `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;
 
-    /// `x += scale * y`.
+    /// Computes `x += scale * y`.
     fn add_scaled(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32) -> Result<()>;
 
-    /// `x *= scale`.
+    /// Computes `x *= scale`.
     fn scale(&self, x: &mut Self::Buffer, scale: f32) -> Result<()>;
 
-    /// `out = x[.., columns]`.
+    /// Computes `out = x[.., columns]`.
     fn select_columns(&self, x: &Self::Buffer, columns: Range<usize>, out: &mut Self::Buffer) -> Result<()>;
 
-    /// `out[i] = x[rows[i]]`.
+    /// Computes `out[i] = x[rows[i]]`.
     fn select_rows(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer) -> Result<()>;
 
-    /// `out = 0`, `[rows, width]`.
+    /// Sets `out` to zeros, `[rows, width]`.
     fn zeros(&self, rows: usize, width: usize, out: &mut Self::Buffer) -> Result<()>;
 
-    /// `x[rows[i]] += weights[i] * y[i]`; no row is named twice.
+    /// Computes `x[rows[i]] += weights[i] * y[i]`; the rows must be distinct.
     fn add_rows(&self, x: &mut Self::Buffer, y: &Self::Buffer, rows: &[usize], weights: &[f32])
     -> Result<()>;
 
-    /// Moves activations to the host, row-major; what `out` held is gone, and `x` must be written before it is used again.
-    /// A backend that keeps activations on the host may swap the two, so handing back the memory of the last call is cheapest.
+    /// Moves activations to the host, row-major. Replaces the content of `out`; `x` must be written before it is used
+    /// again. A backend with activations on the host may swap the two, so passing the last call's `out` again avoids
+    /// allocations.
     fn read(&self, x: &mut Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
 }

@@ -1,7 +1,7 @@
-//! Causal convolution of few taps over each channel by itself.
+//! Causal convolution of few taps over each channel separately.
 //!
-//! Every output is the sum of its taps in f64, the oldest first, rounded to f32 once, after SiLU where that is asked for; so the
-//! system's exponential does not show either.
+//! Every output is the sum of its taps in f64, the oldest first, rounded to f32 once, after SiLU if requested; so the
+//! result does not depend on the system's exponential either.
 
 use super::isa::dispatch;
 
@@ -18,7 +18,8 @@ fn convolve_body(kernel: &[f32], seen: &[f32], silu: bool, out: &mut [f32]) {
 }
 
 dispatch! {
-    /// One token's outputs, `[channels]`, from `kernel` and what it sees, both `[taps, channels]` with the oldest first.
+    /// Computes one token's outputs, `[channels]`, from `kernel` and the visible inputs `seen`, both `[taps,
+    /// channels]` with the oldest first.
     pub fn convolve(kernel: &[f32], seen: &[f32], silu: bool, out: &mut [f32]) = convolve_body
 }
 

@@ -1,5 +1,5 @@
-//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024): a head's state maps keys to values, fades, and is corrected by what
-//! it gets wrong of each token's value.
+//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024): a head's state maps keys to values, decays, and is
+//! corrected by its error for each token's value.
 //!
 //! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut. Every element of
 //! the state has one order of operations, and outputs are sums over keys in ascending order.
@@ -8,13 +8,13 @@ use super::isa::{Isa, dispatch};
 
 /// One token of one head: normalised key and query `[key_dim]`, value `[value_dim]`.
 #[derive(Debug, Clone, Copy)]
-pub struct Token<'a> {
+pub struct DeltaToken<'a> {
     pub key: &'a [f32],
     pub query: &'a [f32],
     pub value: &'a [f32],
-    /// What the state keeps, 0 to 1.
+    /// Factor of the state, 0 to 1.
     pub decay: f32,
-    /// How much of the error is corrected, 0 to 1.
+    /// Fraction of the error that is corrected, 0 to 1.
     pub rate: f32,
 }
 
@@ -40,17 +40,17 @@ fn correct_body(state: &mut [f32], decay: f32, [key, query]: [&[f32]; 2], error:
 }
 
 dispatch! {
-    /// `recalled = key . state`.
+    /// Computes `recalled = key . state`.
     fn recall(state: &[f32], key: &[f32], recalled: &mut [f32]) = recall_body
 }
 dispatch! {
-    /// `state = decay * state + key x error`, and `out = query . state`.
+    /// Computes `state = decay * state + key x error`, and `out = query . state`.
     fn correct(state: &mut [f32], decay: f32, rows: [&[f32]; 2], error: &[f32], out: &mut [f32]) = correct_body
 }
 
-/// Takes a token into a head's `state`, `[key_dim, value_dim]`; `out` is what its query finds there, `[value_dim]`. `error` is
-/// memory of as many values.
-pub fn step(isa: Isa, state: &mut [f32], token: Token<'_>, error: &mut [f32], out: &mut [f32]) {
+/// Updates a head's `state`, `[key_dim, value_dim]`, with a token; `out` is the state's value for its query,
+/// `[value_dim]`. `error` is temporary memory of `value_dim` values.
+pub fn step(isa: Isa, state: &mut [f32], token: DeltaToken<'_>, error: &mut [f32], out: &mut [f32]) {
     recall(isa, state, token.key, error);
     for (error, value) in error.iter_mut().zip(token.value) {
         *error = error.mul_add(-token.decay, *value) * token.rate;
@@ -67,7 +67,7 @@ mod tests {
     fn a_state_recalls_what_it_was_told_and_forgets_what_is_replaced() {
         let (mut state, mut error, mut out) = ([0.0; 6], [0.0; 3], [0.0; 3]);
         let mut tell = |key: &[f32], query: &[f32], value: &[f32], decay, rate| {
-            let token = Token { key, query, value, decay, rate };
+            let token = DeltaToken { key, query, value, decay, rate };
             step(Isa::Scalar, &mut state, token, &mut error, &mut out);
             out
         };
@@ -88,7 +88,7 @@ mod tests {
         };
         for (keys, values) in [(16, 16), (5, 33), (128, 64)] {
             let (key, query, value) = (noise(1, keys), noise(2, keys), noise(3, values));
-            let token = Token { key: &key, query: &query, value: &value, decay: 0.9, rate: 0.3 };
+            let token = DeltaToken { key: &key, query: &query, value: &value, decay: 0.9, rate: 0.3 };
             let run = |isa| {
                 let mut state = noise(4, keys * values);
                 let (mut error, mut out) = (vec![0.0; values], vec![0.0; values]);

@@ -1,4 +1,4 @@
-//! Inner products of f32 rows, the one reduction that matrix products and attention scores are made of.
+//! Inner products of f32 rows, the one reduction of matrix products and attention scores.
 //!
 //! Order, the same for every tile shape and instruction set: element `k` goes to lane `k % LANES` by fused multiply-add,
 //! in ascending `k`; lanes are then summed in a fixed tree. A row's product is therefore the same bits whether it is
@@ -7,10 +7,10 @@
 use super::isa::dispatch;
 use super::wide::LANES; // partial sums per inner product
 
-type Lanes = [f32; LANES];
+type LaneSums = [f32; LANES];
 
 #[inline(always)]
-pub(super) fn sum_lanes(lanes: Lanes) -> f32 {
+pub(super) fn sum_lanes(lanes: LaneSums) -> f32 {
     let mut width = LANES / 2;
     let mut sums = lanes;
     while width > 0 {
@@ -23,7 +23,7 @@ pub(super) fn sum_lanes(lanes: Lanes) -> f32 {
 }
 
 #[inline(always)]
-fn fma_lanes(sums: &mut Lanes, a: &Lanes, b: &Lanes) {
+fn fma_lanes(sums: &mut LaneSums, a: &LaneSums, b: &LaneSums) {
     for lane in 0..LANES {
         sums[lane] = a[lane].mul_add(b[lane], sums[lane]);
     }
@@ -44,7 +44,7 @@ pub(super) fn dot_body(a: &[f32], b: &[f32]) -> f32 {
 }
 
 dispatch! {
-    /// Inner product of two rows of equal length.
+    /// Computes the inner product of two rows of equal length.
     pub fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
 }
 
@@ -56,7 +56,7 @@ pub(super) fn axpy_body(factor: f32, x: &[f32], sum: &mut [f32]) {
 }
 
 dispatch! {
-    /// `sum += factor * x`, element by element.
+    /// Computes `sum += factor * x`, element by element.
     pub fn axpy(factor: f32, x: &[f32], sum: &mut [f32]) = axpy_body
 }
 
@@ -76,7 +76,7 @@ pub(super) fn sum_body(x: &[f32]) -> f32 {
 }
 
 dispatch! {
-    /// Sum of a row, in the order of [`dot`].
+    /// Sums a row, in the order of [`dot`].
     pub fn sum(x: &[f32]) -> f32 = sum_body
 }
 

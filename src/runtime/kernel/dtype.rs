@@ -3,7 +3,7 @@
 //! Block sizes and layouts: ggml's `ggml-common.h` (block_q4_0 ... block_q6_K) and the GGUF specification's
 //! type numbers. A row of a matrix is a whole number of blocks.
 
-/// How the values of a tensor are stored.
+/// Storage type of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
@@ -24,7 +24,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Values per block; 1 for plain floats.
+    /// Returns the values per block; 1 for plain floats.
     pub const fn block_len(self) -> usize {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 1,
@@ -33,7 +33,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes per block.
+    /// Returns the bytes per block.
     pub const fn block_bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -52,7 +52,8 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a row of `len` values; `None` when `len` is not a whole number of blocks or overflows.
+    /// Returns the bytes of a row of `len` values; `None` if `len` is not a whole number of blocks or the size
+    /// overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
         if len.is_multiple_of(self.block_len()) {
             (len / self.block_len()).checked_mul(self.block_bytes())
@@ -61,12 +62,12 @@ impl Dtype {
         }
     }
 
-    /// Whether values are stored in blocks with scales.
+    /// Returns whether values are stored in blocks with scales.
     pub const fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
-    /// The name users and files know it by (`q4_k`, `bf16`).
+    /// Returns the name in options and files (`q4_k`, `bf16`).
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",

@@ -1,26 +1,26 @@
-//! Which instruction set the kernels use: detected once, at run time, so that one portable binary is fast.
+//! Selection of the kernels' instruction set: detected once, at run time, so that one portable binary is fast.
 //!
-//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::isa) compiles it once
-//! per instruction set and picks one by [`isa`]. The bodies fix the order of every reduction and use `mul_add` throughout,
-//! so all variants give the same bits; they differ in speed only.
+//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::isa) compiles it once per
+//! instruction set and selects one by [`isa`]. The bodies fix the order of every reduction and use `mul_add`
+//! throughout, so all variants give the same bits and differ in speed only.
 
 use std::sync::OnceLock;
 
 /// Instruction sets that the kernels are compiled for, slowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// Whatever the build targets; always there.
+    /// The build target's own instructions; always available.
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ, VL beside AVX2.
     Avx512,
-    /// AMX tiles of bytes beside AVX-512 and its VNNI, for integer products of many rows.
+    /// AMX byte tiles beside AVX-512 and its VNNI, for integer products of many rows.
     Amx,
 }
 
 impl Isa {
-    /// The best that this processor runs.
+    /// Returns the best instruction set of this processor.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -42,7 +42,7 @@ impl Isa {
         Isa::Scalar
     }
 
-    /// Those that this processor runs, slowest first.
+    /// Returns the instruction sets of this processor, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
         [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|&set| set <= isa())
     }
@@ -57,8 +57,8 @@ impl Isa {
     }
 }
 
-/// Whether the processor multiplies tiles of bytes and the system lets this process: Linux gives the tile registers only to those
-/// who ask, because they make every saved thread state 8 KiB larger.
+/// Returns whether the processor has byte tiles and the system lets this process use them: Linux grants the tile
+/// registers on request only, because they make every saved thread state 8 KiB larger.
 ///
 /// Source: Intel's instruction set reference (leaf 7 of `cpuid`), the kernel's Documentation/arch/x86/xstate.rst.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -80,7 +80,7 @@ fn has_amx() -> bool {
     false
 }
 
-/// Whether Intel made the processor: what is best fetched ahead, and how far, differs by maker.
+/// Returns whether Intel made the processor: the best prefetching differs by vendor.
 #[cfg(target_arch = "x86_64")]
 pub fn is_intel() -> bool {
     static IS_INTEL: OnceLock<bool> = OnceLock::new();
@@ -91,15 +91,15 @@ pub fn is_intel() -> bool {
     })
 }
 
-/// The best instruction set there is, found out once; a backend uses it unless it is told another.
+/// Returns the best instruction set, detected once; the default of a backend.
 pub fn isa() -> Isa {
     static DETECTED: OnceLock<Isa> = OnceLock::new();
     *DETECTED.get_or_init(Isa::detect)
 }
 
-/// Declares `pub fn $name(isa, args...)` that runs `$body` compiled for `isa`.
+/// Declares `pub fn $name(isa, args...)`, which runs `$body` compiled for `isa`.
 ///
-/// `$body` must be `#[inline(always)]`, so that it takes on the features of the function it is inlined into.
+/// `$body` must be `#[inline(always)]`, so that it gets the features of the function it is inlined into.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
         $(#[$meta])*
@@ -131,7 +131,7 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Every instruction set that can be tested on this machine.
+/// Lists the instruction sets that can be tested on this machine.
 #[cfg(test)]
 pub fn available() -> Vec<Isa> {
     Isa::available().collect()

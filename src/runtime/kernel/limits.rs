@@ -1,7 +1,7 @@
-//! What the machine can do at most: bytes read from memory and arithmetic operations per second.
+//! Limits of the machine: bytes read from memory and arithmetic operations per second.
 //!
-//! Benchmarks lay their rates beside these, because the same machine differs from minute to minute. A pass does a known
-//! amount of work on all threads of a pool and says how much; who calls it holds the watch.
+//! Benchmarks report them beside their rates, because the same machine's speed varies from minute to minute. A pass
+//! does a known amount of work on all threads of a pool and returns the amount; the caller measures the time.
 
 use std::hint::black_box;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::isa::{self, Isa};
 use super::pool::Pool;
 
-/// What the buffer of a bandwidth pass should be: more than any cache holds.
+/// Size of the buffer of a bandwidth pass in bytes: larger than any cache.
 pub const BUFFER_BYTES: usize = 256 << 20;
 
 /// A machine's limits with a number of threads, in units of 10^9 per second.
@@ -18,8 +18,8 @@ pub const BUFFER_BYTES: usize = 256 << 20;
 pub struct MachineLimits {
     /// Gigabytes read from memory.
     pub read_gb: f64,
-    /// 8-bit integer operations, a multiplication and an addition being two; nothing where the processor has no
-    /// instruction for them that is known here.
+    /// 8-bit integer operations, counting a multiplication and an addition as two; `None` if the processor has no
+    /// known instruction for them.
     pub int8_gop: Option<f64>,
     /// Operations on f32, counted in the same way.
     pub f32_gop: Option<f64>,
@@ -28,7 +28,7 @@ pub struct MachineLimits {
 /// Measures for about `time`: half of it memory, the rest arithmetic. Each figure is a median over passes.
 ///
 /// # Errors
-/// When the system does not give the threads.
+/// If the system cannot start the threads.
 pub fn probe(threads: usize, time: Duration) -> io::Result<MachineLimits> {
     let pool = Pool::new(threads)?;
     let read_gb = {
@@ -40,7 +40,7 @@ pub fn probe(threads: usize, time: Duration) -> io::Result<MachineLimits> {
     Ok(MachineLimits { read_gb: read_gb.unwrap_or(0.0), int8_gop, f32_gop })
 }
 
-/// Work per second in units of 10^9: the median of the passes that `time` has room for, at least three.
+/// Returns the work per second in units of 10^9: the median over the passes that fit into `time`, at least three.
 fn rate(time: Duration, pass: impl Fn() -> Option<usize>) -> Option<f64> {
     let start = Instant::now();
     let mut rates = Vec::new();
@@ -53,7 +53,7 @@ fn rate(time: Duration, pass: impl Fn() -> Option<usize>) -> Option<f64> {
     Some(rates[rates.len() / 2])
 }
 
-/// Reads the buffer once with all threads. Returns bytes.
+/// Reads the buffer once with all threads. Returns the bytes read.
 pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
     let parts = pool.threads() * 8;
     let part = buffer.len() / parts;
@@ -69,7 +69,7 @@ pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
     parts * part * 8
 }
 
-/// Multiplies and adds 8-bit integers with all threads. Returns operations; nothing where the instruction is missing.
+/// Multiplies and adds 8-bit integers with all threads. Returns the operations; `None` if the instruction is missing.
 pub fn int8_pass(pool: &Pool) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
     if isa::isa() == Isa::Amx {
@@ -93,7 +93,7 @@ pub fn int8_pass(pool: &Pool) -> Option<usize> {
     None
 }
 
-/// Multiplies and adds in f32 with all threads. Returns operations; nothing where the instruction is missing.
+/// Multiplies and adds f32 with all threads. Returns the operations; `None` if the instruction is missing.
 pub fn f32_pass(pool: &Pool) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -124,7 +124,7 @@ mod peak {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    /// 16 independent chains of `vfmadd231ps`.
+    /// Runs 16 independent chains of `vfmadd231ps`.
     #[target_feature(enable = "avx512f")]
     pub fn fma_512(iterations: usize) -> f32 {
         let mut sums = [_mm512_setzero_ps(); 16];
@@ -138,7 +138,7 @@ mod peak {
         sums.iter().map(|sum| _mm512_reduce_add_ps(*sum)).sum()
     }
 
-    /// 12 chains in registers of half the size: 16 of them and the factors would not fit.
+    /// Runs 12 chains in registers of half the size: 16 and the factors would not fit.
     #[target_feature(enable = "avx2,fma")]
     pub fn fma_256(iterations: usize) -> f32 {
         let mut sums = [_mm256_setzero_ps(); 12];
@@ -152,18 +152,18 @@ mod peak {
         sums.iter().map(|sum| _mm256_cvtss_f32(*sum)).sum()
     }
 
-    /// Four independent chains of `tdpbssd`, of tiles of 16 rows of 64 bytes.
+    /// Runs four independent chains of `tdpbssd`, on tiles of 16 rows of 64 bytes.
     ///
     /// # Safety
     /// The processor has AMX for integers, and this process may use it.
     pub unsafe fn amx(iterations: usize) {
         #[repr(C, align(64))]
-        struct Config {
+        struct ProbeTileConfig {
             palette: [u8; 16],
             row_bytes: [u16; 16],
             rows: [u8; 16],
         }
-        let mut config = Config { palette: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
+        let mut config = ProbeTileConfig { palette: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
         config.palette[0] = 1;
         config.row_bytes[..6].fill(64);
         config.rows[..6].fill(16);
@@ -187,7 +187,7 @@ mod peak {
         }
     }
 
-    /// 16 independent chains of `vpdpbusd`.
+    /// Runs 16 independent chains of `vpdpbusd`.
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub fn vnni(iterations: usize) -> i32 {
         let mut sums = [_mm512_setzero_si512(); 16];

@@ -1,26 +1,28 @@
 //! Element-wise functions of f32, computed by the same operations on every machine.
 //!
-//! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these cannot differ and can be.
+//! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these are the same everywhere
+//! and vectorise.
 
 use super::isa::{Isa, dispatch};
 
-/// The gate's activation in `down(act(gate(x)) * up(x))`.
+/// Activation of the gate in `down(act(gate(x)) * up(x))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
-    /// The gate as it is.
+    /// Identity.
     None,
     Silu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
     Sigmoid,
-    /// gpt-oss: the gate is at most `limit` and passes x sigmoid(alpha x), the other side is within `limit` and 1 larger.
+    /// gpt-oss: the gate is limited to `limit` and multiplied by sigmoid(alpha x); the other side is clamped to
+    /// `limit` and increased by 1.
     ClampedSwish {
         alpha: f32,
         limit: f32,
     },
 }
 
-/// e^x to about 1 ulp; denormal below -87.3, 0 below -104, infinity above 88.7.
+/// Computes e^x to about 1 ulp; denormal below -87.3, 0 below -104, infinity above 88.7.
 ///
 /// Method: Cody and Waite. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its Taylor series to r^7,
 /// whose remainder is below 2^-25 there; 2^n by building the exponent, in two halves so that it cannot overflow early.
@@ -43,7 +45,7 @@ pub fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    // The integer is in the low bits; `n as i32` saturates, which no vector instruction does.
+    // The integer is in the low bits; `n as i32` would saturate, which no vector instruction does.
     let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let result = p * power_of_two(half) * power_of_two(n - half);
@@ -55,7 +57,7 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
-/// Hyperbolic tangent by [`exp`]; absolute error below 2e-7.
+/// Computes the hyperbolic tangent by [`exp`]; absolute error below 2e-7.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * x) + 1.0)
@@ -66,7 +68,7 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// GELU in the tanh form (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+/// Computes GELU in the tanh form (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
@@ -88,7 +90,7 @@ fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
     }
 }
 
-/// 1 / (1 + e^-x).
+/// Computes 1 / (1 + e^-x).
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
@@ -130,7 +132,7 @@ pub(super) fn exp_minus_body(x: &mut [f32], offset: f32) {
     }
 }
 
-/// `gate = activation(gate) * up`, element by element.
+/// Computes `gate = activation(gate) * up`, element by element.
 pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     match activation {
         Activation::None => mul(isa, gate, up),
@@ -142,35 +144,36 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
 }
 
 dispatch! {
-    /// SwiGLU: `gate = silu(gate) * up`.
+    /// Computes SwiGLU: `gate = silu(gate) * up`.
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_body
 }
 dispatch! {
-    /// GeGLU: `gate = gelu_tanh(gate) * up`.
+    /// Computes GeGLU: `gate = gelu_tanh(gate) * up`.
     pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
 }
 dispatch! {
-    /// `gate = sigmoid(gate) * up`.
+    /// Computes `gate = sigmoid(gate) * up`.
     pub fn sigmoid_mul(gate: &mut [f32], up: &[f32]) = sigmoid_mul_body
 }
 dispatch! {
-    /// `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
+    /// Computes `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
     pub fn clamped_swish_mul(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = clamped_swish_mul_body
 }
 dispatch! {
-    /// `gate = gate * up`.
+    /// Computes `gate = gate * up`.
     pub fn mul(gate: &mut [f32], up: &[f32]) = mul_body
 }
 dispatch! {
-    /// `x = cap * tanh(x / cap)`.
+    /// Computes `x = cap * tanh(x / cap)`.
     pub fn softcap(x: &mut [f32], cap: f32) = softcap_body
 }
 dispatch! {
-    /// `x = exp(x - offset)`.
+    /// Computes `x = exp(x - offset)`.
     pub fn exp_minus(x: &mut [f32], offset: f32) = exp_minus_body
 }
 
-/// The largest value; -infinity of nothing. The order of comparison cannot change the result unless a value is NaN.
+/// Returns the largest value; -infinity for an empty slice. The order of comparison cannot change the result unless a
+/// value is NaN.
 pub fn max(x: &[f32]) -> f32 {
     x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }

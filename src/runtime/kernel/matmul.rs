@@ -1,25 +1,26 @@
 //! Products of a block of weight rows with a batch of activation rows, all f32.
 //!
-//! Every output is one inner product in [`dot`](super::dot)'s order, so tiling and batch size do not show in the result.
+//! Every output is one inner product in [`dot`](super::dot)'s order, so the result depends neither on tiling nor on
+//! batch size.
 
 use super::dot::sum_lanes;
 use super::isa::{self, Isa};
 use super::wide::{LANES, Wide};
 
-/// Rows of `w` and of `x` that one tile handles together: their 16 sums fit the registers.
+/// Rows of `w` and of `x` that one task computes together: their 16 sums fit the registers.
 const TILE: usize = 4;
 
 /// Shapes of one call of [`block`].
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct MatmulShape {
     /// Length of every row.
     pub k: usize,
     /// Activation rows.
     pub m: usize,
 }
 
-/// `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
-pub fn block(isa: Isa, shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+/// Computes `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
+pub fn block(isa: Isa, shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
     assert!(isa <= isa::isa(), "instruction set not available");
     // SAFETY: the assertion above: this processor has the features that each function enables.
     unsafe {
@@ -37,7 +38,7 @@ pub fn block(isa: Isa, shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
 /// The features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn block_avx2(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+unsafe fn block_avx2(shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe { block_body::<[std::arch::x86_64::__m256; 2]>(shape, w, x, out) }
 }
@@ -46,7 +47,7 @@ unsafe fn block_avx2(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
 /// The features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx2,fma")]
-unsafe fn block_avx512(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+unsafe fn block_avx512(shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe { block_body::<std::arch::x86_64::__m512>(shape, w, x, out) }
 }
@@ -54,7 +55,7 @@ unsafe fn block_avx512(shape: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
 /// # Safety
 /// The processor has `V`'s instruction set.
 #[inline(always)]
-unsafe fn block_body<V: Wide>(Shape { k, m }: Shape, w: &[f32], x: &[f32], out: &mut [f32]) {
+unsafe fn block_body<V: Wide>(MatmulShape { k, m }: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
     for (w, out) in w.chunks(TILE * k).zip(out.chunks_mut(TILE * m)) {
         for (index, x) in x.chunks(TILE * k).enumerate() {
             // SAFETY: by this function's contract.
@@ -77,7 +78,7 @@ unsafe fn block_body<V: Wide>(Shape { k, m }: Shape, w: &[f32], x: &[f32], out: 
     }
 }
 
-/// `R` weight rows times `C` activation rows; the results go to column `at` of `out` and those after it.
+/// Multiplies `R` weight rows with `C` activation rows; the results go to the columns of `out` from `at` on.
 ///
 /// # Safety
 /// The processor has `V`'s instruction set.
@@ -141,7 +142,7 @@ mod tests {
             let x: Vec<f32> = (0..m * k).map(|i| ((i * 53 % 97) as f32 - 48.0) / 7.0).collect();
             for isa in available() {
                 let mut out = vec![0.0; n * m];
-                block(isa, Shape { k, m }, &w, &x, &mut out);
+                block(isa, MatmulShape { k, m }, &w, &x, &mut out);
                 for row in 0..n {
                     for column in 0..m {
                         let expected =

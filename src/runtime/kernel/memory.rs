@@ -1,7 +1,7 @@
-//! Zeroed memory for packed weights and KV pages, straight from the system: on huge pages where it gives them.
+//! Zeroed memory for packed weights and KV pages, directly from the system, on huge pages if it grants them.
 //!
-//! Not from the allocator, which would write the zeros itself and keep freed memory for a process that has no use for it.
-//! Huge pages mean fewer page faults at load and fewer TLB misses at every step.
+//! The allocator would write the zeros itself and hold freed memory that the process does not need. Huge pages mean
+//! fewer page faults at load and fewer TLB misses at every step.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,52 +10,52 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// A huge page of x86-64 and, with 4 KiB pages, of aarch64.
+/// Size of a huge page of x86-64 and, with 4 KiB pages, of aarch64.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// What an [`Arena`] asks the system for at a time. What is never written takes no memory.
+/// Bytes that an [`Arena`] requests from the system at a time. Bytes never written take no memory.
 const CHUNK: usize = 64 * HUGE_PAGE;
 
-/// Larger pieces get a mapping of their own: they would leave much of a chunk's addresses unused.
+/// Largest piece of a chunk in bytes; larger pieces would waste addresses of a chunk, and get mappings of their own.
 const LARGEST_PIECE: usize = CHUNK / 2;
 
-/// Pieces begin at multiples of it: a cache line.
+/// Alignment of pieces in bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Owned bytes.
-pub struct Memory {
+/// Owned bytes of a mapping.
+pub struct ArenaMemory {
     start: NonNull<u8>,
     len: usize,
-    /// Holds the bytes, perhaps among others that are not ours.
+    /// The mapping of these bytes and possibly of others'.
     mapping: Arc<MmapMut>,
 }
 
 // SAFETY: the bytes from `start` on belong to this value alone, as those of a `Box<[u8]>` do, and the mapping lives as long.
-unsafe impl Send for Memory {}
-// SAFETY: as above; through `&Memory` they are only read.
-unsafe impl Sync for Memory {}
+unsafe impl Send for ArenaMemory {}
+// SAFETY: as above; through `&ArenaMemory` they are only read.
+unsafe impl Sync for ArenaMemory {}
 
-impl Memory {
-    /// `len` zero bytes with a mapping of their own, which is given back with them; 0 is taken for 1.
+impl ArenaMemory {
+    /// Allocates `len` zero bytes (at least 1) in a mapping of their own, which is unmapped with them.
     ///
     /// # Errors
-    /// When the system has no memory to give.
-    pub fn zeroed(len: usize) -> io::Result<Memory> {
-        // Linux puts only mappings of whole huge pages at the beginning of one. What is behind `len` is never written.
+    /// If the system has no memory left.
+    pub fn zeroed(len: usize) -> io::Result<ArenaMemory> {
+        // Linux aligns only mappings of whole huge pages to one. Bytes past `len` are never written.
         let whole = if len < HUGE_PAGE { len.max(1) } else { len.next_multiple_of(HUGE_PAGE) };
         let mut mapping = MmapMut::map_anon(whole)?;
         // Whole huge pages only: the tail of one would waste memory.
         use_huge_pages(&mapping, len / HUGE_PAGE * HUGE_PAGE);
         let start = NonNull::from(&mut mapping[..]).cast();
-        Ok(Memory { start, len, mapping: Arc::new(mapping) })
+        Ok(ArenaMemory { start, len, mapping: Arc::new(mapping) })
     }
 
-    /// Gives the memory back to the system until it is written again; what the bytes hold is lost. Only what shares no page
-    /// with others' bytes is given back, and nothing where the system has no such call.
+    /// Returns the memory to the system until it is written again; its contents are lost. Pages shared with other
+    /// pieces are not returned; on systems without such a call nothing is.
     pub fn release(&mut self) {
         const LARGEST_PAGE: usize = 64 << 10;
         let own = self.start.as_ptr() as usize;
-        // A small piece may hold no whole page: then the end is before the start, and even before the mapping.
+        // A small piece may contain no whole page: then the end is before the start, and even before the mapping.
         let (start, end) =
             (own.next_multiple_of(LARGEST_PAGE), (own + self.len) / LARGEST_PAGE * LARGEST_PAGE);
         #[cfg(unix)]
@@ -65,7 +65,7 @@ impl Memory {
             let released = unsafe {
                 self.mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, end - start)
             };
-            // A refusal costs memory and nothing else.
+            // If the system refuses, the only cost is memory.
             let _ = released;
         }
         #[cfg(not(unix))]
@@ -73,7 +73,7 @@ impl Memory {
     }
 }
 
-/// Asks for huge pages under the first `len` bytes. A refusal means small pages, which work too.
+/// Requests huge pages under the first `len` bytes. If refused, small pages work too.
 fn use_huge_pages(mapping: &MmapMut, len: usize) {
     #[cfg(target_os = "linux")]
     if len > 0 {
@@ -83,7 +83,7 @@ fn use_huge_pages(mapping: &MmapMut, len: usize) {
     let _ = (mapping, len);
 }
 
-impl std::ops::Deref for Memory {
+impl std::ops::Deref for ArenaMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -92,59 +92,59 @@ impl std::ops::Deref for Memory {
     }
 }
 
-impl std::ops::DerefMut for Memory {
+impl std::ops::DerefMut for ArenaMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-/// Gives out memory that is kept together: pieces smaller than a huge page lie side by side on one. The system gets the
-/// memory back when all pieces of a chunk are gone.
+/// Allocator of memory that is kept together: pieces smaller than a huge page lie side by side on one. The system
+/// gets a chunk's memory back when all its pieces are dropped.
 #[derive(Default)]
-pub struct Arena(RefCell<Option<Chunk>>);
+pub struct Arena(RefCell<Option<ArenaChunk>>);
 
 /// A mapping whose bytes before `used` belong to pieces.
-struct Chunk {
+struct ArenaChunk {
     mapping: Arc<MmapMut>,
     start: NonNull<u8>,
     used: usize,
 }
 
 // SAFETY: the pointer is to the mapping, which may go to another thread.
-unsafe impl Send for Chunk {}
+unsafe impl Send for ArenaChunk {}
 
 impl Arena {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     ///
     /// # Errors
-    /// When the system has no memory to give.
-    pub fn zeroed(&self, len: usize) -> io::Result<Memory> {
+    /// If the system has no memory left.
+    pub fn zeroed(&self, len: usize) -> io::Result<ArenaMemory> {
         if len > LARGEST_PIECE {
-            return Memory::zeroed(len);
+            return ArenaMemory::zeroed(len);
         }
         let mut current = self.0.borrow_mut();
         let chunk = match &mut *current {
             Some(chunk) if chunk.used + len <= CHUNK => chunk,
-            full => match Chunk::new() {
+            full => match ArenaChunk::new() {
                 Ok(chunk) => full.insert(chunk),
                 // A process with little address space may still have room for the piece.
-                Err(_) => return Memory::zeroed(len),
+                Err(_) => return ArenaMemory::zeroed(len),
             },
         };
         // SAFETY: `used + len` is within the mapping.
         let start = unsafe { chunk.start.add(chunk.used) };
         chunk.used = (chunk.used + len).next_multiple_of(ALIGNMENT);
-        Ok(Memory { start, len, mapping: Arc::clone(&chunk.mapping) })
+        Ok(ArenaMemory { start, len, mapping: Arc::clone(&chunk.mapping) })
     }
 }
 
-impl Chunk {
-    fn new() -> io::Result<Chunk> {
+impl ArenaChunk {
+    fn new() -> io::Result<ArenaChunk> {
         let mut mapping = MmapMut::map_anon(CHUNK)?;
         use_huge_pages(&mapping, CHUNK);
         let start = NonNull::from(&mut mapping[..]).cast();
-        Ok(Chunk { mapping: Arc::new(mapping), start, used: 0 })
+        Ok(ArenaChunk { mapping: Arc::new(mapping), start, used: 0 })
     }
 }
 
@@ -152,7 +152,7 @@ impl Chunk {
 mod tests {
     use super::*;
 
-    fn check(mut memory: Memory, len: usize) -> Memory {
+    fn check(mut memory: ArenaMemory, len: usize) -> ArenaMemory {
         assert_eq!(memory.len(), len);
         assert!((memory.as_ptr() as usize).is_multiple_of(ALIGNMENT));
         assert!(memory.iter().step_by(61).all(|byte| *byte == 0));
@@ -165,7 +165,7 @@ mod tests {
     fn memory_is_aligned_zeroed_and_writable() {
         let arena = Arena::default();
         for len in [1, 64, 1000, HUGE_PAGE, HUGE_PAGE + 4097, LARGEST_PIECE, LARGEST_PIECE + 1] {
-            check(Memory::zeroed(len).unwrap(), len);
+            check(ArenaMemory::zeroed(len).unwrap(), len);
             check(arena.zeroed(len).unwrap(), len);
         }
     }
@@ -173,16 +173,16 @@ mod tests {
     #[test]
     fn pieces_of_an_arena_do_not_overlap_and_outlive_it() {
         let arena = Arena::default();
-        // More than a chunk holds.
+        // More than one chunk holds.
         let lens = (0..40).map(|n| [1, 63, 64, 65, LARGEST_PIECE][n % 5]);
-        let mut pieces: Vec<Memory> = lens.map(|len| check(arena.zeroed(len).unwrap(), len)).collect();
+        let mut pieces: Vec<ArenaMemory> = lens.map(|len| check(arena.zeroed(len).unwrap(), len)).collect();
         drop(arena);
         for (n, piece) in pieces.iter_mut().enumerate() {
             let last = piece.len() - 1;
             (piece[0], piece[last]) = (n as u8, n as u8);
         }
         pieces.remove(7);
-        let is_whole = |(n, piece): (usize, &Memory)| {
+        let is_whole = |(n, piece): (usize, &ArenaMemory)| {
             let n = if n < 7 { n } else { n + 1 } as u8;
             piece[0] == n && piece[piece.len() - 1] == n
         };
@@ -195,7 +195,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "no madvise")]
     fn a_released_piece_leaves_its_neighbours_alone_and_can_be_written_again() {
         let arena = Arena::default();
-        let mut pieces: Vec<Memory> = (0..3).map(|_| arena.zeroed(300_000).unwrap()).collect();
+        let mut pieces: Vec<ArenaMemory> = (0..3).map(|_| arena.zeroed(300_000).unwrap()).collect();
         for (n, piece) in pieces.iter_mut().enumerate() {
             piece.fill(n as u8 + 1);
         }
@@ -210,8 +210,9 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "no madvise")]
     fn a_piece_smaller_than_a_page_can_be_released_wherever_it_lies() {
-        // Mappings begin at any page, most of them at no multiple of the largest one.
-        let mut pieces: Vec<Memory> = (0..40).map(|n| Memory::zeroed(600 + 4096 * n).unwrap()).collect();
+        // Mappings begin at any page, usually not at a multiple of the largest page size.
+        let mut pieces: Vec<ArenaMemory> =
+            (0..40).map(|n| ArenaMemory::zeroed(600 + 4096 * n).unwrap()).collect();
         for piece in &mut pieces {
             piece.fill(3);
             piece.release();
@@ -223,6 +224,6 @@ mod tests {
     #[test]
     fn nothing_is_a_piece_too() {
         assert!(Arena::default().zeroed(0).unwrap().is_empty());
-        assert!(Memory::zeroed(0).unwrap().is_empty());
+        assert!(ArenaMemory::zeroed(0).unwrap().is_empty());
     }
 }

@@ -11,11 +11,11 @@ fn scale_body(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) {
 }
 
 dispatch! {
-    /// `out = x * factor * weight`, element by element.
+    /// Computes `out = x * factor * weight`, element by element.
     pub fn scale(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) = scale_body
 }
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`.
+/// Computes `out = x / sqrt(mean(x^2) + eps) * weight`.
 pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let mean_square = dot(isa, x, x) / x.len() as f32;
     scale(isa, x, weight, 1.0 / (mean_square + eps).sqrt(), out);
@@ -31,7 +31,7 @@ fn rotate_body(low: &mut [f32], high: &mut [f32], cos: &[f32], sin: &[f32]) {
 }
 
 dispatch! {
-    /// Rotates the pairs (low[i], high[i]) by the angles whose cosine and sine are given.
+    /// Rotates the pairs (low[i], high[i]) by the angles with the given cosines and sines.
     pub fn rotate(low: &mut [f32], high: &mut [f32], cos: &[f32], sin: &[f32]) = rotate_body
 }
 

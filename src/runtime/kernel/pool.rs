@@ -1,9 +1,9 @@
-//! Persistent threads for parallel regions: one closure, called once by every worker, the caller among them.
+//! Persistent threads for parallel regions: one closure, called once by every worker, including the caller.
 //!
-//! Invariants: a region ends when every worker has left it, so the closure may borrow from the caller's stack; a panic in
-//! a worker is raised again on the caller after that. Starting a region allocates nothing. Workers that find nothing to
-//! do spin for [`SPIN`], then sleep: an idle pool costs no processor time, and neither do workers that a smaller number
-//! of threads leaves out. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
+//! Invariants: a region ends when every worker has left it, so the closure may borrow from the caller's stack; a
+//! panic in a worker is then raised again on the caller. Starting a region allocates nothing. Idle workers spin for
+//! [`SPIN`], then sleep: an idle pool costs no processor time, and neither do workers excluded by a smaller number of
+//! threads. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -13,48 +13,48 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-/// How long a worker waits for the next region without sleeping: longer than the serial work between two
-/// regions of a decode step, shorter than anyone would notice.
+/// Time that a worker spins for the next region: longer than the serial work between two regions of a decode step,
+/// too short to matter otherwise.
 const SPIN: Duration = Duration::from_micros(100);
 
-type Task<'a> = dyn Fn(usize) + Sync + 'a;
+type RegionTask<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A number of threads that share the work of a region.
+/// A fixed number of threads that share the work of a region.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     handles: Vec<JoinHandle<()>>,
-    /// Workers of the next region, the caller not counted.
+    /// Workers of the next region, without the caller.
     active: Cell<usize>,
-    /// The thread whose handle `shared` has; also keeps the pool from being `Sync`.
+    /// The thread whose handle `shared` holds; also keeps the pool from being `Sync`.
     caller: Cell<Option<ThreadId>>,
 }
 
-struct Shared {
+struct PoolShared {
     /// The region's closure; written by the caller between regions, read by workers within.
-    task: UnsafeCell<Option<&'static Task<'static>>>,
-    /// Workers still in the region, the caller not counted.
+    task: UnsafeCell<Option<&'static RegionTask<'static>>>,
+    /// Workers still in the region, without the caller.
     running: AtomicUsize,
     /// Set by the caller when it sleeps until `running` is 0.
     caller_sleeps: AtomicBool,
-    /// Only looked at when it sleeps: counting references to it would make its cache line go back and forth.
+    /// Read only if it sleeps: counting references to it would bounce its cache line between cores.
     caller: Mutex<Option<Thread>>,
-    workers: Vec<Worker>,
-    /// For every worker, the caller among them, the next index of its part of a [`Pool::for_each`].
-    parts: Vec<Part>,
+    workers: Vec<WorkerSlot>,
+    /// For every worker, including the caller, the next index of its part of a [`Pool::for_each`].
+    parts: Vec<TaskCounter>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// On a cache line of its own, since its worker writes to it for every task.
+/// Counter on its own cache line, since its worker writes to it for every task.
 #[derive(Default)]
 #[repr(align(64))]
-struct Part(AtomicUsize);
+struct TaskCounter(AtomicUsize);
 
-/// On a cache line of its own: others write to their own all the time.
+/// Slot on its own cache line, since workers write to theirs constantly.
 #[derive(Default)]
 #[repr(align(64))]
-struct Worker {
-    /// Regions it was called to; it takes part in one when it sees the count change.
+struct WorkerSlot {
+    /// Number of regions started for the worker; it joins one when it sees the count change.
     region: AtomicUsize,
     sleeps: AtomicBool,
 }
@@ -62,12 +62,12 @@ struct Worker {
 // SAFETY: `task` is written by the caller only while no worker is in a region (`running` is 0, seen with Acquire), and
 // read by workers only after they saw their `region` change (Acquire, paired with the caller's store). The closure
 // itself is `Sync`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolShared {}
 
-/// Waits until `done`, first spinning, then sleeping with `sleeps` set; whoever makes `done` true must look at
+/// Waits until `done`, first spinning, then sleeping with `sleeps` set; the thread that makes `done` true must check
 /// `sleeps` afterwards and unpark this thread.
 fn wait(sleeps: &AtomicBool, done: impl Fn() -> bool) {
-    // The clock is read only when the wait is not a short one: it costs as much as a short one.
+    // The clock is read only during longer waits: reading it costs as much as a short wait.
     let mut start = None;
     loop {
         for _ in 0..128 {
@@ -87,7 +87,7 @@ fn wait(sleeps: &AtomicBool, done: impl Fn() -> bool) {
     sleeps.store(false, Ordering::Relaxed);
 }
 
-impl Shared {
+impl PoolShared {
     fn work(&self, worker: usize) {
         let mut seen = 0;
         loop {
@@ -100,7 +100,7 @@ impl Shared {
             // SAFETY: the caller wrote `task` before it changed `region` and leaves it until `running` is 0.
             let task = unsafe { *self.task.get() }.expect("a region has a task");
             self.call(task, worker);
-            // A caller that sleeps cannot be replaced before it is woken; waking another one does no harm.
+            // A sleeping caller cannot be replaced before it is woken; waking another thread is harmless.
             if self.running.fetch_sub(1, Ordering::SeqCst) == 1
                 && self.caller_sleeps.load(Ordering::SeqCst)
                 && let Some(caller) = &*self.caller.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,7 +110,7 @@ impl Shared {
         }
     }
 
-    fn call(&self, task: &Task<'_>, worker: usize) {
+    fn call(&self, task: &RegionTask<'_>, worker: usize) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(worker))) {
             *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
         }
@@ -118,23 +118,23 @@ impl Shared {
 }
 
 impl Pool {
-    /// A pool of `threads` workers, at least one; the caller of a region is one of them.
+    /// Creates a pool of `threads` workers, at least one; the caller of a region is one of them.
     ///
     /// # Errors
-    /// When the system does not give the threads.
+    /// If the system cannot start the threads.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let others = threads.max(1) - 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolShared {
             task: UnsafeCell::new(None),
             running: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
             caller: Mutex::new(None),
-            workers: (0..others).map(|_| Worker::default()).collect(),
-            parts: (0..=others).map(|_| Part::default()).collect(),
+            workers: (0..others).map(|_| WorkerSlot::default()).collect(),
+            parts: (0..=others).map(|_| TaskCounter::default()).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        // Built first, so that an error below drops it and ends the threads that did start.
+        // Built first, so that an error below drops it and ends the threads that have started.
         let active = Cell::new(others);
         let caller = Cell::new(None);
         let mut pool = Pool { shared, handles: Vec::with_capacity(others), active, caller };
@@ -146,21 +146,21 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Workers of the next region.
+    /// Returns the number of workers of the next region.
     pub fn threads(&self) -> usize {
         self.active.get() + 1
     }
 
-    /// Regions from now on have `threads` workers: at least one, at most as many as the pool was made with. The others
-    /// sleep.
+    /// Sets the number of workers of later regions: at least one, at most the pool's size. The others sleep.
     pub fn use_threads(&self, threads: usize) {
         self.active.set(threads.clamp(1, self.handles.len() + 1) - 1);
     }
 
-    /// Calls `task(worker)` once for every worker `0..threads()`, the caller being worker 0, and returns when all are done.
+    /// Calls `task(worker)` once for every worker `0..threads()`, the caller being worker 0, and returns when all
+    /// have finished.
     ///
     /// # Panics
-    /// With a worker's panic, when one panicked.
+    /// With the panic of a worker.
     pub fn run(&self, task: &(dyn Fn(usize) + Sync)) {
         let active = self.active.get();
         if active == 0 {
@@ -169,7 +169,8 @@ impl Pool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes; `task` outlives the region, because this function does not return or
         // unwind before `running` is 0, after which no worker touches it.
-        let task_static = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
+        let task_static =
+            unsafe { std::mem::transmute::<&RegionTask<'_>, &'static RegionTask<'static>>(task) };
         // SAFETY: no region is running: the pool is not `Sync` and the last region was waited for.
         unsafe { *shared.task.get() = Some(task_static) };
         self.remember_caller();
@@ -183,7 +184,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a handle of the calling thread for workers to wake; replaced when another thread uses the pool.
+    /// Stores a handle of the calling thread for workers to wake; replaces that of another thread.
     fn remember_caller(&self) {
         let current = std::thread::current();
         if self.caller.replace(Some(current.id())) != Some(current.id()) {
@@ -191,7 +192,7 @@ impl Pool {
         }
     }
 
-    /// Starts the next region for the first workers: those that spin see it, those that sleep are woken.
+    /// Starts the next region for the first workers: spinning ones see it, sleeping ones are woken.
     fn announce(&self, workers: usize) {
         for (worker, handle) in self.shared.workers[..workers].iter().zip(&self.handles) {
             worker.region.fetch_add(1, Ordering::SeqCst);
@@ -201,11 +202,11 @@ impl Pool {
         }
     }
 
-    /// Calls `task` for every index below `count`, each on some worker; who gets which does not show in a result
-    /// that depends on the index only.
+    /// Calls `task` for every index below `count`, each on some worker; a result that depends on the index only does
+    /// not depend on the worker.
     ///
-    /// Every worker begins with a part of its own and then helps the others with what is left of theirs. Neighbours are
-    /// mostly computed by one worker, one after the other: reading weights is a quarter faster so.
+    /// Every worker begins with its own part and then helps the others with theirs. Neighbouring indices are mostly
+    /// computed by one worker in order, which makes reading weights a quarter faster.
     pub fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
         let workers = self.threads();
         if workers == 1 || count < 2 {
@@ -213,7 +214,7 @@ impl Pool {
         }
         let parts = &self.shared.parts[..workers];
         let start = |part: usize| count * part / workers;
-        for (part, Part(next)) in parts.iter().enumerate() {
+        for (part, TaskCounter(next)) in parts.iter().enumerate() {
             next.store(start(part), Ordering::Relaxed);
         }
         self.run(&|worker| {
@@ -229,8 +230,8 @@ impl Pool {
         });
     }
 
-    /// Calls `task(list, index)` for every index below `counts[list]`, all lists in one region; without other threads unless
-    /// `parallel`.
+    /// Calls `task(list, index)` for every index below `counts[list]`, all lists in one region; on this thread alone
+    /// unless `parallel`.
     pub fn for_each_of(&self, counts: &[usize], parallel: bool, task: impl Fn(usize, usize) + Sync) {
         let at = |mut index: usize| {
             for (list, &count) in counts.iter().enumerate() {
@@ -244,19 +245,19 @@ impl Pool {
         if parallel { self.for_each(count, at) } else { (0..count).for_each(at) }
     }
 
-    /// Calls `task(index, chunk)` for every chunk of `values`, as [`slice::chunks_mut`] cuts them.
+    /// Calls `task(index, chunk)` for every chunk of `values`, cut as by [`slice::chunks_mut`].
     pub fn chunks_mut<T: Send>(&self, values: &mut [T], chunk: usize, task: impl Fn(usize, &mut [T]) + Sync) {
-        let chunks = Chunks::new(values, chunk);
+        let chunks = SliceChunks::new(values, chunk);
         self.for_each(chunks.count(), |index| {
             // SAFETY: `values` is borrowed mutably until the region ends; every index is given out once.
             task(index, unsafe { chunks.get(index) });
         });
     }
 
-    /// Calls `task(index, chunk, other_chunk)` for every two chunks of the same number, of `chunks` elements each.
+    /// Calls `task(index, chunk, other_chunk)` for every two chunks of the same index, with `chunks` elements each.
     ///
     /// # Panics
-    /// When there are not as many of one as of the other.
+    /// If the numbers of chunks differ.
     pub fn zip_chunks_mut<T: Send, U: Send>(
         &self,
         values: &mut [T],
@@ -264,7 +265,7 @@ impl Pool {
         chunks: [usize; 2],
         task: impl Fn(usize, &mut [T], &mut [U]) + Sync,
     ) {
-        let (values, others) = (Chunks::new(values, chunks[0]), Chunks::new(others, chunks[1]));
+        let (values, others) = (SliceChunks::new(values, chunks[0]), SliceChunks::new(others, chunks[1]));
         assert_eq!(values.count(), others.count(), "as many chunks of both");
         self.for_each(values.count(), |index| {
             // SAFETY: both are borrowed mutably until the region ends; every index is given out once.
@@ -273,14 +274,14 @@ impl Pool {
     }
 }
 
-/// The chunks of a slice for tasks that take one each.
-struct Chunks<T> {
+/// The chunks of a slice, for tasks that take one each.
+struct SliceChunks<T> {
     base: AtomicPtr<T>,
     len: usize,
     chunk: usize,
 }
 
-impl<T: Send> Chunks<T> {
+impl<T: Send> SliceChunks<T> {
     fn new(values: &mut [T], chunk: usize) -> Self {
         Self { base: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), chunk }
     }
@@ -305,7 +306,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::Release);
         self.announce(self.handles.len());
         for handle in self.handles.drain(..) {
-            // A worker catches the panics of its tasks, so it has none of its own.
+            // A worker catches the panics of its tasks, so the thread itself does not panic.
             let _ = handle.join();
         }
     }
@@ -364,7 +365,7 @@ mod tests {
         }
     }
 
-    /// Processor time of the pool's own threads, the caller not counted.
+    /// Returns the processor time of the pool's own threads, without the caller.
     #[cfg(target_os = "linux")]
     fn processor_time(pool: &Pool) -> Duration {
         use std::os::unix::thread::JoinHandleExt;
@@ -391,7 +392,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(300));
         let idle = processor_time(&pool) - before;
         assert!(idle < Duration::from_millis(3), "three idle workers took {idle:?} of 300 ms");
-        // And the clock is the right one: workers that work are seen to.
+        // Checks that the clock counts working threads.
         pool.run(&|worker| {
             let start = processor_clock();
             while worker > 0 && processor_clock() - start < Duration::from_millis(5) {}
@@ -399,7 +400,7 @@ mod tests {
         assert!(processor_time(&pool) - before >= Duration::from_millis(15));
     }
 
-    /// Processor time of the calling thread.
+    /// Returns the processor time of the calling thread.
     #[cfg(target_os = "linux")]
     fn processor_clock() -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

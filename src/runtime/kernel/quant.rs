@@ -1,19 +1,19 @@
-//! Dequantisation of whole rows, for every storage type: the scalar twin that all other readers of weights agree with.
+//! Dequantisation of whole rows for every storage type: the scalar reference for all other readers of weights.
 //!
 //! Block layouts and formulas: ggml's `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`; results equal
-//! candle's to the bit. Each function turns one block of fixed size into values of fixed number, so that the
-//! compiler sees every bound and can vectorise. Blocks need no alignment. No `unsafe`, imports nothing from the crate
-//! but the type names.
+//! candle's to the bit. Each function converts one block of fixed size to a fixed number of values, so that the
+//! compiler knows every bound and can vectorise. Blocks need no alignment. No `unsafe`, and no imports from the crate
+//! except type names.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::Dtype;
 
-/// Writes the values of a row, or of several whole rows.
+/// Dequantises a row, or several whole rows.
 ///
 /// # Panics
-/// When `bytes` is not exactly what `out.len()` values of this type take.
+/// If `bytes` is not exactly as long as `out.len()` values of this type.
 pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(bytes.len()), "{} row of {} values", dtype.name(), out.len());
     match dtype {
@@ -34,7 +34,7 @@ pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Calls `block` for each pair of a block's bytes and its place in the output.
+/// Calls `block` for the bytes and the output of each block.
 #[inline(always)]
 fn blocks<const BYTES: usize, const VALUES: usize>(
     bytes: &[u8],
@@ -46,13 +46,13 @@ fn blocks<const BYTES: usize, const VALUES: usize>(
     }
 }
 
-/// The half-precision number at a byte offset of a block.
+/// Reads the half-precision number at a byte offset of a block.
 #[inline(always)]
 fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Converts in groups, because `half` picks the instruction set once per slice and not per value.
+/// Converts in groups, because `half` selects the instruction set once per slice, not per value.
 fn f16_values(bytes: &[u8], out: &mut [f32]) {
     const GROUP: usize = 64;
     let mut halves = [f16::ZERO; GROUP];
@@ -69,7 +69,7 @@ fn bf16_value(block: &[u8; 2], [value]: &mut [f32; 1]) {
     *value = f32::from_bits(u32::from(u16::from_le_bytes(*block)) << 16);
 }
 
-/// Scale, 16 bytes: value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
+/// Block layout: scale, 16 bytes with value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
 #[inline(always)]
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
@@ -80,7 +80,7 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// As Q4_0, with a minimum after the scale.
+/// Block layout of Q4_0, with a minimum after the scale.
 #[inline(always)]
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (scale, min) = (half_at(block, 0), half_at(block, 2));
@@ -91,7 +91,8 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
-/// The five-bit numbers of a Q5 block: nibbles as in Q4_0, the fifth bit of value `i` is bit `i` of `high_bits`.
+/// Returns the five-bit numbers of a Q5 block: nibbles as in Q4_0, the fifth bit of value `i` is bit `i` of
+/// `high_bits`.
 #[inline(always)]
 fn five_bits(high_bits: &[u8; 4], nibbles: &[u8; 16]) -> [i32; 32] {
     let high_bits = u32::from_le_bytes(*high_bits);
@@ -104,7 +105,7 @@ fn five_bits(high_bits: &[u8; 4], nibbles: &[u8; 16]) -> [i32; 32] {
     values
 }
 
-/// Scale, fifth bits, nibbles.
+/// Block layout: scale, fifth bits, nibbles.
 #[inline(always)]
 fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
@@ -113,7 +114,7 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     }
 }
 
-/// Scale, minimum, fifth bits, nibbles.
+/// Block layout: scale, minimum, fifth bits, nibbles.
 #[inline(always)]
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     let (scale, min) = (half_at(block, 0), half_at(block, 2));
@@ -122,7 +123,7 @@ fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     }
 }
 
-/// Scale, 32 signed bytes.
+/// Block layout: scale, 32 signed bytes.
 #[inline(always)]
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
@@ -131,14 +132,14 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// The `LEN` bytes at an offset; the offset is constant or bounded wherever this is called.
+/// Returns the `LEN` bytes at an offset, which is constant or bounded in all callers.
 #[inline(always)]
 fn part<const LEN: usize>(block: &[u8], at: usize) -> &[u8; LEN] {
     block[at..].first_chunk().expect("the part lies within the block")
 }
 
-/// 16 groups of 16 values: a byte each of 4-bit scale and 4-bit minimum, 64 bytes of 2-bit numbers, then the scales
-/// of scales and of minimums.
+/// Block layout: 16 groups of 16 values: a byte each of 4-bit scale and 4-bit minimum, 64 bytes of 2-bit numbers,
+/// then the scales of scales and of minimums.
 #[inline(always)]
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     let (scale, min) = (half_at(block, 80), half_at(block, 82));
@@ -152,14 +153,15 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// Where the 2-bit numbers of a group of 16 lie: 32 bytes serve 128 values, two bits of each byte at a time.
+/// Returns the position of the 2-bit numbers of a group of 16: 32 bytes hold 128 values, two bits of each byte at a
+/// time.
 #[inline(always)]
 fn two_bit_group(quants: &[u8], group: usize) -> (&[u8; 16], usize) {
     let (half, pair, side) = (group / 8, group / 2 % 4, group % 2);
     (part(quants, 32 * half + 16 * side), 2 * pair)
 }
 
-/// As Q2_K, with a third bit per value in a mask (clear means minus 4), 6-bit scales and no minimum.
+/// Block layout of Q2_K, with a third bit per value in a mask (clear means minus 4), 6-bit scales and no minimum.
 #[inline(always)]
 fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let scales = q3_k_scales(part(block, 96));
@@ -176,8 +178,8 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// Sixteen 6-bit scales, less 32: low nibbles in bytes 0 to 7 (first eight low, last eight high), and the upper two
-/// bits of scale `i` in byte `8 + i % 4`, at bit `i / 4 * 2`.
+/// Returns sixteen 6-bit scales, less 32: low nibbles in bytes 0 to 7 (first eight low, last eight high), and the
+/// upper two bits of scale `i` in byte `8 + i % 4`, at bit `i / 4 * 2`.
 #[inline(always)]
 fn q3_k_scales(packed: &[u8; 12]) -> [i8; 16] {
     let mut scales = [0; 16];
@@ -189,7 +191,7 @@ fn q3_k_scales(packed: &[u8; 12]) -> [i8; 16] {
     scales
 }
 
-/// The 6-bit scale and minimum of group `j` of 8, packed into 12 bytes.
+/// Returns the 6-bit scale and minimum of group `j` of 8, packed into 12 bytes.
 #[inline(always)]
 fn scale_min(j: usize, packed: &[u8; 12]) -> (f32, f32) {
     let (scale, min) = if j < 4 {
@@ -200,7 +202,8 @@ fn scale_min(j: usize, packed: &[u8; 12]) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-/// Scale of scales, scale of minimums, packed scales, 128 bytes: 32 bytes serve 64 values, low nibbles first.
+/// Block layout: scale of scales, scale of minimums, packed scales, 128 bytes of which 32 hold 64 values, low nibbles
+/// first.
 #[inline(always)]
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (scale, min) = (half_at(block, 0), half_at(block, 2));
@@ -215,7 +218,7 @@ fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// As Q4_K, with the fifth bit of value `i` of group `g` at bit `g` of byte `i` of 32.
+/// Block layout of Q4_K, with the fifth bit of value `i` of group `g` at bit `g` of byte `i` of 32.
 #[inline(always)]
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let (scale, min) = (half_at(block, 0), half_at(block, 2));
@@ -232,8 +235,9 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
-/// 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, scale of scales. In each half of 128
-/// values, group `g` of 32 has its nibbles in bytes `g % 2 * 32..` (upper ones for `g >= 2`), its pairs at bit `2g`.
+/// Block layout: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, scale of scales. In each
+/// half of 128 values, group `g` of 32 has its nibbles in bytes `g % 2 * 32..` (upper ones for `g >= 2`), its pairs
+/// at bit `2g`.
 #[inline(always)]
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
@@ -249,15 +253,15 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Twice the values of 4-bit floats, which are sign, two bits of exponent and one of mantissa.
+/// Twice the values of 4-bit floats, which have a sign, two bits of exponent and one of mantissa.
 pub const MXFP4_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// What [`MXFP4_CODES`] are multiplied with: half of the power of two whose biased exponent is given.
+/// Returns the factor of [`MXFP4_CODES`]: half of the power of two with this biased exponent.
 pub fn mxfp4_scale(exponent: u8) -> f32 {
     2f64.powi(i32::from(exponent) - 128) as f32
 }
 
-/// Exponent, 16 bytes: value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
+/// Block layout: exponent, 16 bytes with value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
 #[inline(always)]
 fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     let scale = mxfp4_scale(block[0]);
@@ -301,7 +305,7 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// Clears the exponent's top bit, so that a number is finite and products stay so.
+    /// Clears the exponent's top bit, so that a number and its products are finite.
     fn tame(bytes: &mut [u8], dtype: Dtype, halves: &[usize]) {
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
             for &half in halves {
@@ -350,7 +354,7 @@ mod tests {
 
     #[test]
     fn mxfp4_has_the_values_of_its_specification() {
-        // Exponent 127 is 1; codes 0 to 15 in the low nibbles, and in the high ones the same backwards.
+        // Exponent 127 is 1; codes 0 to 15 in the low nibbles, and in reverse order in the high ones.
         let mut block = vec![127];
         block.extend((0..16u8).map(|code| code | (15 - code) << 4));
         let mut out = [f32::NAN; 32];

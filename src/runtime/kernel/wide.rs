@@ -1,12 +1,12 @@
-//! Sixteen f32 side by side, as the instruction set holds them: one register, two, or an array.
+//! Sixteen f32 side by side in the instruction set's form: one register, two, or an array.
 //!
-//! Every operation acts on each lane alone, so the kernels written over [`Wide`] give the same bits with all three. Needed
-//! where plain loops over arrays do not do: with many sums at once the compiler takes arrays apart into single numbers.
+//! Every operation acts on each lane separately, so kernels over [`Wide`] give the same bits with all three. Used
+//! where plain loops over arrays are too slow: with many sums at once the compiler splits arrays into single numbers.
 
 /// Lanes of a [`Wide`].
 pub const LANES: usize = 16;
 
-/// Sixteen f32. The functions require the instruction set that the type stands for.
+/// Sixteen f32. The functions require the instruction set of the implementing type.
 pub trait Wide: Copy {
     /// # Safety
     /// The processor has the instruction set.
@@ -16,7 +16,7 @@ pub trait Wide: Copy {
     /// The processor has the instruction set.
     unsafe fn load(from: &[f32; LANES]) -> Self;
 
-    /// `self + a * b` with one rounding.
+    /// Computes `self + a * b` with one rounding.
     ///
     /// # Safety
     /// The processor has the instruction set.

@@ -1,6 +1,6 @@
-//! The decoder as data: everything in which the families differ is a field here.
+//! The decoder as data: every difference between the families is a field here.
 //!
-//! `arch/` fills it in from config.json or GGUF metadata; the decoder reads nothing else.
+//! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
 pub use crate::runtime::backend::{Activation, DeltaShape};
 
@@ -10,32 +10,32 @@ pub struct DecoderConfig {
     pub architecture: &'static str,
     pub vocab_size: usize,
     pub hidden_size: usize,
-    /// The most positions the model was made for.
+    /// Number of positions that the model was made for.
     pub context_length: usize,
-    /// Multiplies embedding rows (Gemma: sqrt(hidden_size); Granite: embedding_multiplier).
+    /// Factor of embedding rows (Gemma: sqrt(hidden_size); Granite: embedding_multiplier).
     pub embedding_scale: f32,
     pub layers: Vec<LayerConfig>,
     /// Rotary tables that layers refer to by index (Gemma 3 has one for local and one for global layers).
     pub ropes: Vec<RopeConfig>,
     pub final_norm_eps: f32,
-    /// Multiplies logits (Granite: 1 / logits_scaling).
+    /// Factor of logits (Granite: 1 / logits_scaling).
     pub logit_scale: f32,
     /// `cap * tanh(logits / cap)`.
     pub final_softcap: Option<f32>,
     pub per_layer_inputs: Option<PerLayerInputs>,
 }
 
-/// A second embedding of each token, of which each layer reads a part of its own (Gemma 4 E).
+/// A second embedding of each token; each layer reads its own part (Gemma 4 E).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerLayerInputs {
-    /// Values for one layer.
+    /// Number of values per layer.
     pub size: usize,
-    /// Of the gate through which a layer reads them.
+    /// Activation of the gate through which a layer reads them.
     pub activation: Activation,
 }
 
 impl DecoderConfig {
-    /// The attention of those layers that attend.
+    /// Iterates over the attention layers.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             MixerConfig::Attention(attention) => Some(attention),
@@ -43,7 +43,7 @@ impl DecoderConfig {
         })
     }
 
-    /// As [`Self::attentions`], with the layers' indices.
+    /// Iterates over the attention layers with their indices.
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
         self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
             MixerConfig::Attention(attention) => Some((index, attention)),
@@ -58,18 +58,18 @@ pub struct LayerConfig {
     pub mixer: MixerConfig,
     pub feed_forward: FeedForwardConfig,
     pub norm_eps: f32,
-    /// Norm before the mixer and before the feed-forward part (absent in OLMo 2).
+    /// Whether there are norms before the mixer and before the feed-forward part (not in OLMo 2).
     pub pre_norms: bool,
-    /// Norm of what the mixer and the feed-forward part add (Gemma 2 and 3, OLMo 2).
+    /// Whether the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
     pub post_norms: bool,
-    /// Multiplies what is added to the residual stream (Granite).
+    /// Factor of what a layer adds to the residual stream (Granite).
     pub residual_scale: f32,
-    /// Whether the file has a number that multiplies the residual stream after the layer (Gemma 4).
+    /// Whether the file has a factor of the residual stream after the layer (Gemma 4).
     pub has_output_scale: bool,
 }
 
 impl LayerConfig {
-    /// Values of a row in the widest of its mixer's buffers.
+    /// Returns the width of the widest of its mixer's buffers.
     pub fn mixer_width(&self) -> usize {
         match &self.mixer {
             MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
@@ -79,7 +79,7 @@ impl LayerConfig {
     }
 }
 
-/// How a layer's tokens learn of those before them.
+/// The part of a layer in which tokens see earlier ones.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerConfig {
     Attention(AttentionConfig),
@@ -92,9 +92,9 @@ pub struct AttentionConfig {
     pub num_heads: usize,
     pub num_kv_heads: usize,
     pub head_dim: usize,
-    /// Multiplies q . k.
+    /// Factor of q . k.
     pub scale: f32,
-    /// Sees at most this many tokens, itself included.
+    /// Number of tokens that a row sees, including its own; `None` for all.
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
@@ -106,37 +106,38 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     /// Whether heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
-    /// Whether each head's output is multiplied by the sigmoid of a projection that lies beside the head's query (Qwen 3.5).
+    /// Whether each head's output is multiplied by the sigmoid of a projection that is stored beside the head's query
+    /// (Qwen 3.5).
     pub has_output_gate: bool,
 }
 
-/// Where an attention layer's keys and values come from.
+/// Source of an attention layer's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvSource {
-    /// Projections of its own.
+    /// The layer's own projections.
     Own,
-    /// As `Own`, but where the file has no projection for values, keys before their norm serve, normalised without weights
-    /// (Gemma 4's global layers).
+    /// Own projections, but if the file has no projection for values, the keys before their norm, normalised without
+    /// weights (Gemma 4's global layers).
     OwnOrKeys,
-    /// The rows of that layer, which comes before it (Gemma 4 E).
+    /// The rows of this earlier layer (Gemma 4 E).
     Layer(usize),
 }
 
-/// Whether q and k are normalised before the rotary embedding, and over what.
+/// Normalisation of q and k before the rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     None,
-    /// Each head by itself (Qwen 3, Gemma 3).
+    /// Each head separately (Qwen 3, Gemma 3).
     PerHead,
     /// All heads together (OLMo 2).
     Whole,
 }
 
-/// `out(c * convolution(b * x))` with three projections b, c and x of the layer's input (LFM2); causal, and each channel by
-/// itself.
+/// `out(c * convolution(b * x))` with three projections b, c and x of the layer's input (LFM2); causal, over each
+/// channel separately.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShortConvConfig {
-    /// Tokens that a convolution sees, its own included.
+    /// Tokens in the convolution, its own included.
     pub kernel: usize,
 }
 
@@ -144,22 +145,22 @@ pub struct ShortConvConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeltaNetConfig {
     pub shape: DeltaShape,
-    /// Tokens that the convolution before it sees, its own included.
+    /// Tokens in the convolution before it, its own included.
     pub kernel: usize,
 }
 
-/// At least one of the two; of both, the sum.
+/// A dense part, experts, or the sum of both.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeedForwardConfig {
-    /// What every token passes.
+    /// Network applied to every token.
     pub dense: Option<MlpConfig>,
     pub experts: Option<ExpertsConfig>,
-    /// Whether what `dense` gives is multiplied by the sigmoid of a product with its input (Qwen's shared expert).
+    /// Whether the output of `dense` is multiplied by the sigmoid of a product with its input (Qwen's shared expert).
     pub gates_dense: bool,
 }
 
 impl FeedForwardConfig {
-    /// Values of a row within it: each row passes all experts that it uses in turn.
+    /// Returns the width of a row within it: each row passes its experts in turn.
     pub fn width(&self) -> usize {
         let dense = self.dense.iter().map(|mlp| mlp.intermediate_size);
         dense.chain(self.experts.iter().map(|experts| experts.mlp.intermediate_size)).max().unwrap_or(0)
@@ -173,26 +174,27 @@ pub struct MlpConfig {
     pub activation: Activation,
 }
 
-/// Networks of which a token passes those that its router scores highest; their results are weighted and added.
+/// Networks of which each token uses those that its router scores highest; their results are weighted and added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsConfig {
     pub count: usize,
-    /// Of them, for each token.
+    /// Number of experts used per token.
     pub used: usize,
-    /// What each of them is.
+    /// Configuration of each expert.
     pub mlp: MlpConfig,
     pub weights: ExpertWeights,
-    /// Gemma 4: experts and router each read the residual stream through a norm of their own, what the experts and the dense
-    /// part give is normalised before it is added, and the file has a number for each expert that multiplies its weights.
+    /// Gemma 4: experts and router each read the residual stream through a norm of their own, the outputs of the
+    /// experts and of the dense part are normalised before they are added, and the file has a factor for each
+    /// expert's weights.
     pub has_norms: bool,
 }
 
-/// How much of each expert a token gets: the softmax of its router's scores.
+/// Weights of a token's experts: the softmax of its router's scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertWeights {
-    /// Over all experts: the weights of those used sum to less than 1.
+    /// Over all experts: the weights of the used ones sum to less than 1.
     OfAll,
-    /// Over those used.
+    /// Over the used experts.
     OfUsed,
 }
 
@@ -240,27 +242,28 @@ pub enum RopeScaling {
     Divisors(Vec<f32>),
 }
 
-/// How a file names and stores what [`DecoderConfig`] describes.
+/// The naming and storage conventions of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Naming {
-    /// GGUF's block names; else Hugging Face's module names.
+    /// Whether names are GGUF's block names; otherwise Hugging Face's module names.
     pub gguf: bool,
     /// Whether the output matrix is the embedding table; `None` lets the presence of an output matrix decide.
     pub tied: Option<bool>,
-    /// Added to stored norm weights (Gemma in Hugging Face's form stores them minus 1).
+    /// Offset added to stored norm weights (Gemma in Hugging Face's form stores them minus 1).
     pub norm_offset: f32,
-    /// q and k rows are stored with rotary pairs side by side (llama.cpp's converter, llama and its relatives).
+    /// Whether q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and related
+    /// families).
     pub interleaved_qk: bool,
     pub norms: NormNames,
     pub parts: PartNames,
-    /// Rows of gate and up take turns in the experts' stacked tensors, and all of these are `[expert, in, out]` but for those
-    /// in MXFP4 (gpt-oss in Hugging Face's form).
+    /// Whether rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in, out]`
+    /// except those in MXFP4 (gpt-oss in Hugging Face's form).
     pub alternating_experts: bool,
-    /// Layers behind the decoder's that predict further tokens (GGUF's NextN), which are left out.
+    /// Number of layers after the decoder's that predict further tokens (GGUF's NextN); they are left out.
     pub prediction_layers: usize,
 }
 
-/// Hugging Face's and GGUF's name of a tensor within its layer, or of what its parts begin with.
+/// Hugging Face's and GGUF's name of a tensor within its layer, or their common prefix.
 pub type Names = [&'static str; 2];
 
 /// Names of norms, without `.weight`.
@@ -270,9 +273,9 @@ pub struct NormNames {
     pub post_mixer: Names,
     pub pre_mlp: Names,
     pub post_mlp: Names,
-    /// Of q and k.
+    /// Norms of q and k.
     pub qk: [Names; 2],
-    /// Before the output matrix.
+    /// Norm before the output matrix.
     pub last: Names,
 }
 
@@ -296,7 +299,7 @@ impl NormNames {
     };
 }
 
-/// Names of the projections that not all families call alike, without `.weight` and `.bias`.
+/// Names of the projections that differ between families, without `.weight` and `.bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartNames {
     pub attention_output: Names,
@@ -304,7 +307,7 @@ pub struct PartNames {
     pub mlp: [Names; 3],
     pub router: Names,
     pub dense_gate: Names,
-    /// The experts of a layer. Hugging Face's form is a folder of modules or of tensors for all of them.
+    /// The experts of a layer. Hugging Face has modules, or tensors for all experts, under this name.
     pub experts: Names,
 }
 

@@ -1,5 +1,5 @@
-//! Models: the seam that the engine drives (`Model`), the decoder that implements it, the families as facts, and those that
-//! run through candle-transformers.
+//! Models: the trait that the engine uses (`Model`), the decoder that implements it, the families' configurations,
+//! and the families that candle-transformers computes.
 
 pub mod arch;
 #[cfg(feature = "candle-families")]
@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::kv::{KvGroup, PageRef, PageTable};
 
-/// Rows of a step unless asked otherwise: a prompt that is cancelled ends within one.
+/// Default number of rows per step; a cancelled prompt ends within one step.
 pub const STEP_TOKENS: usize = 128;
 
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
     pub token: u32,
-    /// Absolute position in its sequence; its KV row is written there.
+    /// Absolute position in its sequence, where its KV row is written.
     pub position: usize,
     /// Index into [`Batch::tables`].
     pub sequence: usize,
@@ -39,7 +39,7 @@ pub struct Batch<'a> {
     pub tables: &'a [&'a PageTable],
 }
 
-/// Logits of the rows that wanted them, in row order: `[rows, vocab_size]`, f32, row-major.
+/// Logits of the rows that want them, in row order: `[rows, vocab_size]`, f32, row-major.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Logits {
     pub values: Vec<f32>,
@@ -60,17 +60,17 @@ impl Logits {
     }
 }
 
-/// What the engine must know of a model.
+/// The model's properties that the engine needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// Family name, e.g. `qwen3`.
     pub architecture: String,
     pub vocab_size: usize,
-    /// The most tokens a sequence may hold.
+    /// Limit of tokens per sequence.
     pub context_length: usize,
-    /// What a sequence keeps, at least one group. Without a group that keeps something by tokens, nothing can be shared.
+    /// KV groups of a sequence, at least one. Sequences can share pages only if a group keeps rows by tokens.
     pub groups: Vec<KvGroup>,
-    /// Whether a sequence may be cut back to an earlier position.
+    /// Whether a sequence can be truncated to an earlier position.
     pub can_rewind: bool,
 }
 
@@ -78,13 +78,13 @@ pub struct ModelSpec {
 pub trait Model: Send {
     fn spec(&self) -> &ModelSpec;
 
-    /// Computes one step: writes each row's keys and values at its place and returns the wanted logits.
+    /// Computes one step: writes each row's keys and values to its page and returns the wanted logits.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
 
-    /// Takes back logits that nobody needs any more, for their memory.
+    /// Returns logits that are no longer needed, to reuse their memory.
     fn reuse(&mut self, logits: Logits) {
         drop(logits);
     }
@@ -95,7 +95,7 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`]; the content of `to` is then undefined.
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()>;
 
-    /// Gives a page's memory back to the system where that is possible; its content is gone.
+    /// Returns a page's memory to the system if possible; its content is lost.
     fn free_page(&mut self, page_ref: PageRef);
 
     /// Appends a page's content to `out`.
@@ -104,7 +104,8 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`].
     fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Fills a page with what `export_page` gave, of this model or one that is equal to it in weights, KV type and backend.
+    /// Fills a page with bytes that `export_page` wrote, for this model or one with equal weights, KV type and
+    /// backend.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`] for any other number of bytes; the content is then undefined.

@@ -1,4 +1,4 @@
-//! Rotary frequencies: which angle each pair of a head turns per position, and by what the result is scaled.
+//! Rotary frequencies: the angle per position of each pair of a head, and the scale of the result.
 //!
 //! Sources: RoPE, Su et al. 2021; linear interpolation, Chen et al. 2023; Llama 3.1's ramp, Meta's model card and
 //! transformers' `rope_type: llama3`; YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024.
@@ -10,13 +10,13 @@ use super::config::{RopeConfig, RopeScaling};
 pub struct Rope {
     /// Radians per position of each pair.
     inv_freq: Vec<f32>,
-    /// Multiplies cosines and sines (YaRN's and LongRoPE's attention factor).
+    /// Factor of cosines and sines (YaRN's and LongRoPE's attention factor).
     magnitude: f32,
 }
 
 impl Rope {
-    /// `context` decides LongRoPE's set of divisors once, so that a position's key never depends on how long the
-    /// sequence later grows.
+    /// Resolves a rotary table. `context` selects LongRoPE's divisors once, so that a position's key does not depend
+    /// on the sequence's later length.
     pub fn new(config: &RopeConfig, context: usize) -> Self {
         let base: Vec<f32> = (0..config.dim / 2)
             .map(|pair| 1.0 / config.theta.powf(2.0 * pair as f32 / config.dim as f32))
@@ -45,8 +45,8 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines, `[positions, dim / 2]` each; what `cos` and `sin` held is gone. The angle is rounded to f32 as the
-    /// reference does; cosine and sine are then exact to f32, whatever the system's library.
+    /// Computes cosines and sines, `[positions, dim / 2]` each, replacing the content of `cos` and `sin`. The angle
+    /// is rounded to f32 as in the reference; cosine and sine are then exact to f32 with any system library.
     pub fn angles(&self, positions: &[usize], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
         let angle = |position: usize, freq: f32| f64::from(position as f32 * freq);
         let each = |function: fn(f64) -> f64, out: &mut Vec<f32>| {
@@ -61,7 +61,8 @@ impl Rope {
     }
 }
 
-/// Wavelengths beyond the original context are stretched by `factor`, short ones kept, those between blended.
+/// Scales a frequency: wavelengths beyond the original context are stretched by `factor`, short ones kept, those
+/// between blended.
 fn llama3(freq: f32, scaling: &RopeScaling) -> f32 {
     let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } = scaling else {
         return freq;
@@ -78,7 +79,7 @@ fn llama3(freq: f32, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Blends interpolated and original frequencies by how many turns a pair makes within the original context.
+/// Blends interpolated and original frequencies by the number of turns a pair makes within the original context.
 fn yarn(base: &[f32], config: &RopeConfig) -> Vec<f32> {
     let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } = &config.scaling
     else {

@@ -1,7 +1,7 @@
-//! Finding a decoder's tensors in a file: names, shapes, and the few rearrangements that published forms need.
+//! Finds a decoder's tensors in a file: names, shapes, and the rearrangements that published forms need.
 //!
-//! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here, against the
-//! description, so that the decoder never meets a wrong one.
+//! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here against
+//! the description, so that the decoder never meets a wrong one.
 
 use super::config::{Names, Naming};
 use crate::runtime::error::LoadError;
@@ -12,11 +12,11 @@ use crate::runtime::tensor::{HostTensor, TensorSource};
 pub struct WeightFile<'a> {
     source: &'a dyn TensorSource,
     naming: &'a Naming,
-    /// What Hugging Face names begin with: `model.`, or longer for the text part of a multimodal model.
+    /// Prefix of Hugging Face's names: `model.`, or longer for the text part of a multimodal model.
     prefix: String,
 }
 
-/// Where Hugging Face checkpoints keep the text decoder, most common first.
+/// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
 const PREFIXES: [&str; 4] = ["model.", "model.language_model.", "language_model.model.", ""];
 
 impl<'a> WeightFile<'a> {
@@ -32,7 +32,8 @@ impl<'a> WeightFile<'a> {
         Ok(Self { source, naming, prefix })
     }
 
-    /// Names, shapes and types of the text decoder's tensors, whatever else the file holds (vision, audio, prediction heads).
+    /// Lists names, shapes and types of the text decoder's tensors, without other parts of the file (vision, audio,
+    /// prediction heads).
     pub fn decoder_tensors(
         &self,
         num_layers: usize,
@@ -48,23 +49,22 @@ impl<'a> WeightFile<'a> {
         })
     }
 
-    /// A file with more layers than its description has lies about one of the two.
+    /// Checks that the file has no more layers than its configuration.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming a tensor of a layer too many.
+    /// [`LoadError::Tensor`] naming a tensor of a surplus layer.
     pub fn check_layers(&self, num_layers: usize) -> Result<(), LoadError> {
         let most = num_layers + self.naming.prediction_layers;
         match self.source.names().iter().find(|name| self.layer_of(name).is_some_and(|layer| layer >= most)) {
             Some(name) => {
-                let message =
-                    format!("belongs to a layer beyond the {num_layers} of the model's description");
+                let message = format!("belongs to a layer after the configuration's {num_layers} layers");
                 Err(LoadError::Tensor { tensor: name.to_string(), message })
             }
             None => Ok(()),
         }
     }
 
-    /// The name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
+    /// Returns the name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
     fn global_name(&self, hf: &str, gguf: &str) -> String {
         if self.naming.gguf { gguf.to_owned() } else { format!("{}{hf}", self.prefix) }
     }
@@ -77,7 +77,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// The layer that a tensor belongs to.
+    /// Returns the layer that a tensor belongs to.
     fn layer_of(&self, name: &str) -> Option<usize> {
         let within = match self.naming.gguf {
             true => name.strip_prefix("blk."),
@@ -88,26 +88,25 @@ impl<'a> WeightFile<'a> {
 
     fn find(&self, name: &str, shape: &[usize]) -> Result<Option<HostTensor>, LoadError> {
         let Some(mut tensor) = self.source.tensor(name)? else { return Ok(None) };
-        // A matrix of one row is a vector to GGUF's writers.
+        // GGUF's writers store a matrix of one row as a vector.
         if self.naming.gguf && shape.first() == Some(&1) && tensor.shape == shape[1..] {
             tensor.shape.insert(0, 1);
         }
         if tensor.shape != shape {
-            let message =
-                format!("has shape {:?}, but the model's description needs {shape:?}", tensor.shape);
+            let message = format!("has shape {:?}, but the configuration needs {shape:?}", tensor.shape);
             return Err(LoadError::Tensor { tensor: name.to_owned(), message });
         }
         Ok(Some(tensor))
     }
 
-    /// The embedding table, `[vocab, hidden]`.
+    /// Reads the embedding table, `[vocab, hidden]`.
     pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
         let name = self.global_name("embed_tokens.weight", "token_embd.weight");
         let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
         Ok(Linear { name, weight, bias: None })
     }
 
-    /// The output matrix, `[vocab, hidden]`; `None` when it is the embedding table.
+    /// Reads the output matrix, `[vocab, hidden]`; `None` if it is the embedding table.
     pub fn head(&self, vocab: usize, hidden: usize) -> Result<Option<Linear>, LoadError> {
         if self.naming.tied == Some(true) {
             return Ok(None);
@@ -128,7 +127,7 @@ impl<'a> WeightFile<'a> {
         self.global_norm(self.naming.norms.last, hidden)
     }
 
-    /// A layer's norm weights in f32, with Gemma's offset of 1 added where the file stores them without.
+    /// Reads a layer's norm weights in f32, and adds Gemma's offset of 1 if the file stores them without it.
     pub fn layer_norm(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
         self.norm(&format!("{}.weight", self.layer_name(layer, names)), len)
     }
@@ -142,7 +141,7 @@ impl<'a> WeightFile<'a> {
         Ok(values)
     }
 
-    /// A projection and its bias, if it has one.
+    /// Reads a projection and its bias, if it has one.
     pub fn linear(
         &self,
         layer: usize,
@@ -163,24 +162,24 @@ impl<'a> WeightFile<'a> {
         self.source.describe(&format!("{}.weight", self.layer_name(layer, names))).is_some()
     }
 
-    /// Values of a layer's small tensor as they are, by its whole name.
+    /// Reads the values of a layer's small tensor by its full name.
     pub fn values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
         let name = self.layer_name(layer, names);
         Ok(to_f32(&self.find(&name, &[len])?.ok_or_else(|| missing(&name))?))
     }
 
-    /// A matrix outside the layers.
+    /// Reads a matrix outside the layers.
     pub fn global_linear(&self, [hf, gguf]: Names, shape: [usize; 2]) -> Result<Linear, LoadError> {
         let name = self.global_name(hf, gguf);
         self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
     }
 
-    /// A norm outside the layers.
+    /// Reads a norm outside the layers.
     pub fn global_norm(&self, [hf, gguf]: Names, len: usize) -> Result<Vec<f32>, LoadError> {
         self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
     }
 
-    /// Projections stored one by one, or together as consecutive rows of one matrix (Phi-3).
+    /// Reads projections stored separately, or as consecutive rows of one matrix (Phi-3).
     pub fn linears<const N: usize>(
         &self,
         layer: usize,
@@ -189,7 +188,7 @@ impl<'a> WeightFile<'a> {
         rows: [usize; N],
         cols: usize,
     ) -> Result<[Linear; N], LoadError> {
-        // GGUF calls Phi-3's fused gate and up by the name of up alone: the separate gate decides.
+        // GGUF gives Phi-3's fused gate and up the name of up alone: the presence of a separate gate decides.
         let [first, together] = [separate[0], fused].map(|names| self.layer_name(layer, names));
         let has = |name: &str| self.source.describe(&format!("{name}.weight")).is_some();
         if !has(&first) && has(&together) {
@@ -202,7 +201,7 @@ impl<'a> WeightFile<'a> {
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("N parts were pushed")))
     }
 
-    /// Projections stored as consecutive rows of one matrix.
+    /// Reads projections stored as consecutive rows of one matrix.
     pub fn stacked<const N: usize>(
         &self,
         layer: usize,
@@ -218,8 +217,8 @@ impl<'a> WeightFile<'a> {
         }))
     }
 
-    /// The kernel of a convolution over each channel by itself, `[taps, channels]`, the oldest tap first. Files have it by
-    /// channel.
+    /// Reads the kernel of a convolution over each channel, `[taps, channels]`, the oldest tap first. Files store it
+    /// by channel.
     pub fn conv(
         &self,
         layer: usize,
@@ -232,8 +231,8 @@ impl<'a> WeightFile<'a> {
         Ok((0..taps * channels).map(|at| by_channel[at % channels * taps + at / channels]).collect())
     }
 
-    /// Gate, up and down of each of `count` experts, which are modules of their own or stacked in one tensor for all; gate and
-    /// up may be stacked again.
+    /// Reads gate, up and down of each of `count` experts, which are separate modules or stacked in one tensor; gate
+    /// and up may be stacked too.
     pub fn experts(
         &self,
         layer: usize,
@@ -266,6 +265,16 @@ impl<'a> WeightFile<'a> {
             let parts = gates.into_iter().zip(ups).zip(downs);
             return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
         }
+        self.expert_modules(&name, count, [inner, hidden])
+    }
+
+    /// Reads experts as [`Self::experts`] does, from a module for each.
+    fn expert_modules(
+        &self,
+        name: &str,
+        count: usize,
+        [inner, hidden]: [usize; 2],
+    ) -> Result<Vec<[Linear; 3]>, LoadError> {
         let module = |expert: usize, part: &str, shape: [usize; 2]| {
             let name = format!("{name}.{expert}.{part}");
             self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
@@ -280,7 +289,7 @@ impl<'a> WeightFile<'a> {
         (0..count).map(expert).collect()
     }
 
-    /// As [`Self::experts`], in the form of [`Naming::alternating_experts`].
+    /// Reads experts as [`Self::experts`] does, in the form of [`Naming::alternating_experts`].
     fn alternating_experts(
         &self,
         name: &str,
@@ -304,7 +313,7 @@ impl<'a> WeightFile<'a> {
         Ok(both.into_iter().zip(down).map(pair).collect())
     }
 
-    /// The matrices of a tensor `[count, rows, cols]`, with their biases where a tensor of the same name has some.
+    /// Splits a tensor `[count, rows, cols]` into matrices, with the biases of the same name if there are some.
     fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
         let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
         let matrix = |index| Linear { name: name.to_owned(), weight: all.slice_outer(index), bias: None };
@@ -315,7 +324,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// The matrices with the rows of `name`, `[matrices, rows]`, as biases, if the file has it.
+    /// Adds the rows of `name`, `[matrices, rows]`, to the matrices as biases, if the file has it.
     fn with_biases(
         &self,
         mut matrices: Vec<Linear>,
@@ -330,7 +339,7 @@ impl<'a> WeightFile<'a> {
         Ok(matrices)
     }
 
-    /// Rotary divisors that not every GGUF has.
+    /// Reads rotary divisors; `None` if the GGUF lacks them.
     pub fn divisors(&self, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
         Ok(self.find(name, &[pairs])?.map(|tensor| to_f32(&tensor)))
     }
@@ -339,7 +348,7 @@ impl<'a> WeightFile<'a> {
 /// A matrix `[out, in]` with an optional bias.
 #[derive(Debug, Clone)]
 pub struct Linear {
-    /// The tensor it came from.
+    /// Name of the tensor it was read from.
     pub name: String,
     pub weight: HostTensor,
     pub bias: Option<Vec<f32>>,
@@ -351,7 +360,7 @@ impl Linear {
         Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
     }
 
-    /// Puts rows that a GGUF converter interleaved (pairs side by side) back into half-split order.
+    /// Reorders rows that a GGUF converter interleaved (pairs side by side) to half-split order.
     ///
     /// llama.cpp's converter stores q and k of the llama family so that rotary pairs are (2i, 2i+1); undoing it lets every
     /// family use one rotation, and makes GGUF and safetensors of one model the same matrix.
@@ -365,7 +374,7 @@ impl Linear {
         self.gather_rows((0..rows).map(source_row))
     }
 
-    /// Some of the rows, in the order given.
+    /// Returns some of the rows, in the given order.
     pub fn gather_rows(&self, rows: impl Iterator<Item = usize> + Clone) -> Linear {
         let (_, cols) = self.weight.rows_cols();
         let row_bytes =
@@ -380,7 +389,7 @@ impl Linear {
         Linear { name: self.name.clone(), weight, bias }
     }
 
-    /// `[in, out]` as `[out, in]`. Panics for blocks of values.
+    /// Transposes `[in, out]` to `[out, in]`. Panics for block-quantised values.
     fn transposed(&self) -> Linear {
         let (rows, cols) = self.weight.rows_cols();
         assert!(!self.weight.dtype.is_quantized(), "blocks of values lie along rows");
@@ -396,7 +405,7 @@ impl Linear {
     }
 }
 
-/// A small tensor's values as f32.
+/// Converts a small tensor's values to f32.
 pub fn to_f32(tensor: &HostTensor) -> Vec<f32> {
     let (rows, cols) = tensor.rows_cols();
     let mut values = vec![0.0; rows * cols];

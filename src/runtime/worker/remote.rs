@@ -276,13 +276,13 @@ impl Drop for RemoteEngine {
 struct Link {
     process: Arc<dyn ProcessHandle>,
     outbox: Outbox,
-    open: Mutex<Connection>,
+    open: Mutex<LinkState>,
     /// Signalled when the state changes.
     changed: Condvar,
 }
 
 /// State of the worker and its open calls.
-struct Connection {
+struct LinkState {
     state: WorkerState,
     num_calls: i64,
     pending: HashMap<i64, PendingCall>,
@@ -322,7 +322,7 @@ struct RemoteGeneration {
     is_started: bool,
 }
 
-impl Connection {
+impl LinkState {
     fn is_up(&self) -> bool {
         self.state == WorkerState::Up
     }
@@ -369,7 +369,7 @@ impl Link {
     fn new(process: Arc<dyn ProcessHandle>) -> Self {
         let load = EngineLoad::default();
         let now = Instant::now();
-        let open = Connection {
+        let open = LinkState {
             state: WorkerState::Up,
             num_calls: 0,
             pending: HashMap::new(),
@@ -382,7 +382,7 @@ impl Link {
     }
 
     /// Locks the connection. A poisoned lock is usable, because every statement leaves it consistent.
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -466,7 +466,7 @@ impl Link {
         if is_reader {
             return; // the last handle was dropped inside a sink, on the thread that waits for the end
         }
-        let is_leaving = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let is_leaving = |open: &mut LinkState| !matches!(open.state, WorkerState::Ended(_));
         let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_leaving);
         let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
         if timed_out {
@@ -476,7 +476,7 @@ impl Link {
 
     /// Waits until the worker is reaped; returns the reason, or `None` after a timeout.
     fn wait_for_end(&self) -> Option<String> {
-        let is_there = |open: &mut Connection| !matches!(open.state, WorkerState::Ended(_));
+        let is_there = |open: &mut LinkState| !matches!(open.state, WorkerState::Ended(_));
         let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_there);
         let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match &open.state {

@@ -1,14 +1,14 @@
-//! When requests are sent. Pure: a plan of times from a seed.
+//! Plans when requests are sent: pure functions from a seed to times.
 //!
-//! In a closed loop a number of users each send the next request when the last one is answered; in an open loop requests come
-//! when they come, and a server that is too slow falls behind. Latency then counts from when a request should have been
-//! sent, so that a client that could not keep up hides nothing.
+//! In a closed loop each user sends the next request when the last one is answered. In an open loop requests
+//! come at planned times, and a slow server falls behind. Latency then counts from the planned time, so that
+//! a client that falls behind hides nothing.
 
 use super::trace::Arrival;
 use crate::cli::bench::point::Spacing;
 use crate::cli::bench::stats::SplitMix64;
 
-/// Times of `count` requests in seconds from the start, the first at 0.
+/// Returns the times of `count` requests in seconds from the start; the first is 0.
 pub fn spaced(rate: f64, spacing: Spacing, count: usize, seed: u64) -> Vec<f64> {
     let mut random = SplitMix64::new(seed);
     let mut now = 0.0;
@@ -23,7 +23,7 @@ pub fn spaced(rate: f64, spacing: Spacing, count: usize, seed: u64) -> Vec<f64> 
     times
 }
 
-/// Times of recorded requests, played `speed` times as fast.
+/// Returns the times of recorded requests, `speed` times as fast.
 pub fn replayed(arrivals: &[Arrival], speed: f64) -> Vec<f64> {
     arrivals.iter().map(|arrival| arrival.at_s / speed).collect()
 }

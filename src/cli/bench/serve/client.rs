@@ -1,7 +1,8 @@
-//! Requests to an OpenAI-compatible server, and when each part of the answer came.
+//! Requests to an OpenAI-compatible server, with the time of each part of the answer.
 //!
-//! HTTP/1.1 without TLS. Connections are used again; one that the server has closed meanwhile is replaced once, before anything was
-//! sent on it. What goes wrong is a [`Trouble`] with a kind, because errors are counted, not fatal.
+//! HTTP/1.1 without TLS. Connections are reused; one that the server has closed is replaced once, before
+//! anything was sent on it. Failures are [`RequestFailure`]s with a kind, because they are counted, not
+//! fatal.
 
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -19,23 +20,23 @@ use tokio::net::TcpStream;
 use super::sse::{self, ChunkUsage, SseParser};
 use crate::cli::error::{CommandError, Kind};
 
-/// The largest response that is read whole.
+/// Most bytes of a response that is read whole.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     pub host: String,
     pub port: u16,
-    /// What comes before `/chat/completions`, e.g. `/v1`.
+    /// Path before `/chat/completions`, e.g. `/v1`.
     pub base: String,
 }
 
 impl Endpoint {
-    /// `http://127.0.0.1:8484`, with or without `/v1`.
+    /// Parses `http://127.0.0.1:8484`, with or without `/v1`.
     ///
     /// # Errors
-    /// A usage error for anything else, https included.
+    /// A usage error for anything else, including https.
     pub fn parse(text: &str) -> Result<Self, CommandError> {
         let refuse = |why: &str| {
             let hint = "give the server's address, e.g. --endpoint http://127.0.0.1:8484";
@@ -64,57 +65,61 @@ impl Endpoint {
     }
 }
 
-/// Why a request has no whole answer.
+/// Reason why a request has no complete answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
+pub enum RequestFailure {
     /// No connection.
     Unreachable(String),
     /// An error status.
     Status(u16, String),
     /// The connection ended before the answer did.
     Broken(String),
-    /// The answer is not what it should be.
+    /// The answer is not of the expected form.
     Malformed(String),
     /// An error in the middle of a stream.
     Server(String),
     Timeout,
 }
 
-impl Trouble {
-    /// What errors are counted by.
+impl RequestFailure {
+    /// Returns the name under which failures are counted.
     pub fn kind(&self) -> String {
         match self {
-            Trouble::Unreachable(_) => "unreachable".to_owned(),
-            Trouble::Status(code, _) => format!("http_{code}"),
-            Trouble::Broken(_) => "broken".to_owned(),
-            Trouble::Malformed(_) => "malformed".to_owned(),
-            Trouble::Server(_) => "server".to_owned(),
-            Trouble::Timeout => "timeout".to_owned(),
+            RequestFailure::Unreachable(_) => "unreachable".to_owned(),
+            RequestFailure::Status(code, _) => format!("http_{code}"),
+            RequestFailure::Broken(_) => "broken".to_owned(),
+            RequestFailure::Malformed(_) => "malformed".to_owned(),
+            RequestFailure::Server(_) => "server".to_owned(),
+            RequestFailure::Timeout => "timeout".to_owned(),
         }
     }
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::Unreachable(why) => write!(f, "cannot connect to {why}"),
-            Trouble::Status(code, message) => write!(f, "the server answers {code}: {message}"),
-            Trouble::Broken(why) => write!(f, "the connection ended before the answer: {why}"),
-            Trouble::Malformed(why) => write!(f, "the answer cannot be read: {why}"),
-            Trouble::Server(message) => write!(f, "the server reports: {message}"),
-            Trouble::Timeout => write!(f, "no answer in time"),
+            RequestFailure::Unreachable(why) => write!(f, "cannot connect to {why}"),
+            RequestFailure::Status(code, message) => write!(f, "the server answers {code}: {message}"),
+            RequestFailure::Broken(why) => write!(f, "the connection ended before the answer: {why}"),
+            RequestFailure::Malformed(why) => write!(f, "the answer cannot be read: {why}"),
+            RequestFailure::Server(message) => write!(f, "the server reports: {message}"),
+            RequestFailure::Timeout => write!(f, "no answer in time"),
         }
     }
 }
 
-impl From<Trouble> for CommandError {
-    fn from(trouble: Trouble) -> Self {
+impl From<RequestFailure> for CommandError {
+    fn from(trouble: RequestFailure) -> Self {
         let kind = match &trouble {
-            Trouble::Unreachable(_) | Trouble::Broken(_) | Trouble::Timeout => Kind::Unavailable,
-            Trouble::Status(401 | 403, _) => Kind::Auth,
-            Trouble::Status(404, _) => Kind::NotFound,
-            Trouble::Status(429 | 503, _) => Kind::Temporary,
-            Trouble::Status(..) | Trouble::Malformed(_) | Trouble::Server(_) => Kind::Failure,
+            RequestFailure::Unreachable(_) | RequestFailure::Broken(_) | RequestFailure::Timeout => {
+                Kind::Unavailable
+            }
+            RequestFailure::Status(401 | 403, _) => Kind::Auth,
+            RequestFailure::Status(404, _) => Kind::NotFound,
+            RequestFailure::Status(429 | 503, _) => Kind::Temporary,
+            RequestFailure::Status(..) | RequestFailure::Malformed(_) | RequestFailure::Server(_) => {
+                Kind::Failure
+            }
         };
         CommandError::new(kind, anyhow::anyhow!("{trouble}"))
     }
@@ -122,33 +127,33 @@ impl From<Trouble> for CommandError {
 
 /// An answer with the times of its parts.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Answer {
+pub struct TimedAnswer {
     pub text: String,
-    /// When each part with text came, since the request was sent.
+    /// Time of each part with text, since the request was sent.
     pub chunks: Vec<Duration>,
     pub end: Duration,
     pub finish: Option<String>,
     pub usage: Option<ChunkUsage>,
 }
 
-/// A server, and connections to it.
-pub struct Client {
+/// A server and its connections.
+pub struct LoadClient {
     endpoint: Endpoint,
     key: Option<String>,
     timeout: Duration,
     idle: Mutex<Vec<SendRequest<Body>>>,
 }
 
-impl Client {
+impl LoadClient {
     pub fn new(endpoint: Endpoint, key: Option<String>, timeout: Duration) -> Self {
         Self { endpoint, key, timeout, idle: Mutex::new(Vec::new()) }
     }
 
-    /// The models that the server names, and what it calls itself.
+    /// Returns the models that the server lists, and its `Server` header.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub async fn models(&self) -> Result<(Vec<String>, Option<String>), Trouble> {
+    /// [`RequestFailure`].
+    pub async fn models(&self) -> Result<(Vec<String>, Option<String>), RequestFailure> {
         self.in_time(async {
             let (response, connection) = self.send(Method::GET, "/models", None).await?;
             let software = response.headers().get(SERVER).and_then(|value| value.to_str().ok());
@@ -156,18 +161,18 @@ impl Client {
             let text = self.whole(response).await?;
             self.put_back(connection);
             let value: Value =
-                serde_json::from_str(&text).map_err(|error| Trouble::Malformed(error.to_string()))?;
+                serde_json::from_str(&text).map_err(|error| RequestFailure::Malformed(error.to_string()))?;
             let ids = value["data"].as_array().into_iter().flatten();
             Ok((ids.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect(), software))
         })
         .await
     }
 
-    /// Sends a completion request and hears the stream to its end.
+    /// Sends a completion request and reads the stream to its end.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub async fn complete(&self, path: &str, body: &Value) -> Result<Answer, Trouble> {
+    /// [`RequestFailure`].
+    pub async fn complete(&self, path: &str, body: &Value) -> Result<TimedAnswer, RequestFailure> {
         self.in_time(async {
             let sent = Instant::now();
             let (response, connection) = self.send(Method::POST, path, Some(body)).await?;
@@ -179,12 +184,12 @@ impl Client {
             let answer = if is_stream {
                 let (answer, is_whole) = hear(response.into_body(), sent).await?;
                 if !is_whole {
-                    return Ok(answer); // and the connection is of no further use
+                    return Ok(answer); // the connection cannot be reused
                 }
                 answer
             } else {
                 let text = self.whole(response).await?;
-                let mut answer = Answer::default();
+                let mut answer = TimedAnswer::default();
                 take(&mut answer, &text, sent)?;
                 answer.end = sent.elapsed();
                 answer
@@ -195,32 +200,35 @@ impl Client {
         .await
     }
 
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
-        tokio::time::timeout(self.timeout, work).await.unwrap_or(Err(Trouble::Timeout))
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, RequestFailure>>,
+    ) -> Result<T, RequestFailure> {
+        tokio::time::timeout(self.timeout, work).await.unwrap_or(Err(RequestFailure::Timeout))
     }
 
-    /// The response's head, its status being a success, and the connection that it comes on.
+    /// Sends a request. Returns the head of a successful response, and its connection.
     async fn send(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<(Response<Incoming>, SendRequest<Body>), Trouble> {
+    ) -> Result<(Response<Incoming>, SendRequest<Body>), RequestFailure> {
         let mut connection = self.connection().await?;
         let request = self.request(method, path, body)?;
         let response = connection.send_request(request).await;
-        let response = response.map_err(|error| Trouble::Broken(error.to_string()))?;
+        let response = response.map_err(|error| RequestFailure::Broken(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::OK {
             return Ok((response, connection));
         }
         let text = self.whole(response).await.unwrap_or_default();
         self.put_back(connection);
-        Err(Trouble::Status(status.as_u16(), sse::error_message(&text)))
+        Err(RequestFailure::Status(status.as_u16(), sse::error_message(&text)))
     }
 
-    /// One that is open and has nothing under way: one used before, if the server has left it open, else a new one.
-    async fn connection(&self) -> Result<SendRequest<Body>, Trouble> {
+    /// Returns an idle connection that the server has left open, else a new one.
+    async fn connection(&self) -> Result<SendRequest<Body>, RequestFailure> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(mut connection) = idle else { break };
@@ -229,14 +237,15 @@ impl Client {
             }
         }
         let url = self.endpoint.url();
-        let unreachable = |error: &dyn std::fmt::Display| Trouble::Unreachable(format!("{url}: {error}"));
+        let unreachable =
+            |error: &dyn std::fmt::Display| RequestFailure::Unreachable(format!("{url}: {error}"));
         let host = self.endpoint.host.trim_start_matches('[').trim_end_matches(']');
         let stream =
             TcpStream::connect((host, self.endpoint.port)).await.map_err(|error| unreachable(&error))?;
-        let _ = stream.set_nodelay(true); // a delay would be measured, not an error
+        let _ = stream.set_nodelay(true); // without it, delays are measured, which is no error
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
-        tokio::spawn(connection); // its errors come out of the request
+        tokio::spawn(connection); // its errors are reported by the request
         Ok(sender)
     }
 
@@ -246,7 +255,12 @@ impl Client {
         }
     }
 
-    fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Request<Body>, Trouble> {
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Request<Body>, RequestFailure> {
         let Endpoint { host, port, base } = &self.endpoint;
         let mut request = Request::builder()
             .method(method)
@@ -262,29 +276,29 @@ impl Client {
             }
             None => Body::empty(),
         };
-        request.body(body).map_err(|error| Trouble::Malformed(error.to_string()))
+        request.body(body).map_err(|error| RequestFailure::Malformed(error.to_string()))
     }
 
-    async fn whole(&self, response: Response<Incoming>) -> Result<String, Trouble> {
+    async fn whole(&self, response: Response<Incoming>) -> Result<String, RequestFailure> {
         let mut body = response.into_body();
         let mut bytes = Vec::new();
         while let Some(part) = next_part(&mut body).await? {
             bytes.extend_from_slice(&part);
             if bytes.len() > MAX_BODY_BYTES {
-                return Err(Trouble::Malformed("more than 16 MiB".to_owned()));
+                return Err(RequestFailure::Malformed("more than 16 MiB".to_owned()));
             }
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Trouble> {
+async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, RequestFailure> {
     loop {
         let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
         match frame {
             None => return Ok(None),
-            Some(Err(error)) => return Err(Trouble::Broken(error.to_string())),
-            // Trailers say nothing of interest.
+            Some(Err(error)) => return Err(RequestFailure::Broken(error.to_string())),
+            // Ignore trailers.
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => return Ok(Some(bytes)),
                 Err(_) => continue,
@@ -293,12 +307,12 @@ async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Trouble> {
     }
 }
 
-/// A stream to its end, and whether the response has ended too. One that ends without `[DONE]` and without a reason to finish was
-/// cut; one that stays open after `[DONE]` is left alone after a while.
-async fn hear(mut body: Incoming, sent: Instant) -> Result<(Answer, bool), Trouble> {
+/// Reads a stream to its end. Returns the answer, and whether the response has ended too. A stream without
+/// `[DONE]` and finish reason was cut; one that stays open after `[DONE]` is dropped after a while.
+async fn hear(mut body: Incoming, sent: Instant) -> Result<(TimedAnswer, bool), RequestFailure> {
     const AFTERWARDS: Duration = Duration::from_secs(1);
     let mut parser = SseParser::default();
-    let mut answer = Answer::default();
+    let mut answer = TimedAnswer::default();
     let mut is_done = false;
     loop {
         let part = match is_done {
@@ -309,7 +323,7 @@ async fn hear(mut body: Incoming, sent: Instant) -> Result<(Answer, bool), Troub
             },
         };
         let Some(bytes) = part else { break };
-        for data in parser.push(&bytes).map_err(Trouble::Malformed)? {
+        for data in parser.push(&bytes).map_err(RequestFailure::Malformed)? {
             if is_done {
                 continue;
             }
@@ -323,16 +337,16 @@ async fn hear(mut body: Incoming, sent: Instant) -> Result<(Answer, bool), Troub
     if !is_done {
         answer.end = sent.elapsed();
         if answer.finish.is_none() {
-            return Err(Trouble::Broken("the stream has no end".to_owned()));
+            return Err(RequestFailure::Broken("the stream has no end".to_owned()));
         }
     }
     Ok((answer, true))
 }
 
-fn take(answer: &mut Answer, data: &str, sent: Instant) -> Result<(), Trouble> {
-    let chunk = sse::chunk(data).map_err(Trouble::Malformed)?;
+fn take(answer: &mut TimedAnswer, data: &str, sent: Instant) -> Result<(), RequestFailure> {
+    let chunk = sse::chunk(data).map_err(RequestFailure::Malformed)?;
     if let Some(message) = chunk.error {
-        return Err(Trouble::Server(message));
+        return Err(RequestFailure::Server(message));
     }
     if !chunk.text.is_empty() {
         answer.text.push_str(&chunk.text);
@@ -370,10 +384,10 @@ mod tests {
 
     #[test]
     fn troubles_have_exit_codes() {
-        let kind = |trouble: Trouble| CommandError::from(trouble).kind;
-        assert_eq!(kind(Trouble::Unreachable("refused".to_owned())), Kind::Unavailable);
-        assert_eq!(kind(Trouble::Status(401, String::new())), Kind::Auth);
-        assert_eq!(kind(Trouble::Status(500, String::new())), Kind::Failure);
-        assert_eq!(Trouble::Status(429, String::new()).kind(), "http_429");
+        let kind = |trouble: RequestFailure| CommandError::from(trouble).kind;
+        assert_eq!(kind(RequestFailure::Unreachable("refused".to_owned())), Kind::Unavailable);
+        assert_eq!(kind(RequestFailure::Status(401, String::new())), Kind::Auth);
+        assert_eq!(kind(RequestFailure::Status(500, String::new())), Kind::Failure);
+        assert_eq!(RequestFailure::Status(429, String::new()).kind(), "http_429");
     }
 }

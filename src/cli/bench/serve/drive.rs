@@ -1,7 +1,7 @@
-//! One point of a sweep: users or arrivals that send requests, and the ledger that they write into.
+//! One point of a sweep: users or arrivals that send requests, and the ledger of their results.
 //!
-//! Bounded by a number of requests and by a time: after it nothing more is sent, and what is under way comes to its end, each
-//! request within its own timeout. An interruption drops what is under way and keeps what is in the ledger.
+//! Bounded by a number of requests and by a time, after which no request is sent; open requests end within
+//! their own timeout. An interruption drops open requests and keeps the ledger.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::arrivals;
-use super::client::{Answer, Client};
+use super::client::{LoadClient, TimedAnswer};
 use super::text::{self, Ruler};
 use super::trace::{Arrival, BLOCK_TOKENS};
-use crate::cli::bench::point::{Loop, Turn};
+use crate::cli::bench::point::{Loop, TurnSample};
 use crate::cli::bench::stats::SplitMix64;
 
-/// Which of a server's endpoints is asked.
+/// Endpoint of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Api {
     /// /v1/chat/completions
@@ -27,7 +27,7 @@ pub enum Api {
     Completions,
 }
 
-/// What is asked of a server.
+/// Requests to send.
 #[derive(Debug, Clone)]
 pub struct Workload {
     pub api: Api,
@@ -35,11 +35,11 @@ pub struct Workload {
     /// Tokens of a conversation's first prompt, and of each answer.
     pub prompt_tokens: usize,
     pub output_tokens: usize,
-    /// Turns of a conversation, the tokens that each after the first adds, and the pause before it.
+    /// Turns of a conversation, tokens added by each turn after the first, and the pause before it.
     pub turns: usize,
     pub turn_tokens: usize,
     pub think: Duration,
-    /// Ask for answers of exactly that length; servers beside llmctl and vLLM may not know the field.
+    /// Ask for answers of exactly that length; servers other than llmctl and vLLM may not know the field.
     pub ignore_eos: bool,
     pub ruler: Ruler,
     pub seed: u64,
@@ -53,7 +53,8 @@ impl Workload {
         }
     }
 
-    /// The request that goes on from what was said: questions and answers in turns, a question last.
+    /// Returns the request that continues a conversation of alternating questions and answers, a question
+    /// last.
     pub fn body(&self, said: &[String], output_tokens: usize) -> Value {
         let mut body = json!({
             "model": self.model,
@@ -78,24 +79,24 @@ impl Workload {
     }
 }
 
-/// How much at most.
+/// Limits of a point.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub requests: usize,
     pub duration: Option<Duration>,
 }
 
-/// What all users of a point share.
-pub struct Ledger {
+/// State that all users of a point share.
+pub struct LoadLedger {
     start: Instant,
     deadline: Option<Instant>,
     left: AtomicUsize,
-    turns: Mutex<Vec<Turn>>,
-    /// A server that does not count tokens has been met.
+    turns: Mutex<Vec<TurnSample>>,
+    /// Set when an answer has no token counts.
     pub uncounted: AtomicBool,
 }
 
-impl Ledger {
+impl LoadLedger {
     fn new(bounds: Bounds) -> Self {
         let start = Instant::now();
         Self {
@@ -107,14 +108,14 @@ impl Ledger {
         }
     }
 
-    /// Whether one more request may be sent.
+    /// Returns whether one more request may be sent.
     fn claim(&self) -> bool {
         let in_time = self.deadline.is_none_or(|deadline| Instant::now() < deadline);
         let one_less = |left: usize| left.checked_sub(1);
         in_time && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    fn enter(&self, turn: Turn) {
+    fn enter(&self, turn: TurnSample) {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner).push(turn);
     }
 
@@ -122,26 +123,27 @@ impl Ledger {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// All requests that have ended, and seconds from the start to the end of the last.
-    fn close(&self) -> (Vec<Turn>, f64) {
+    /// Returns all finished requests, and the seconds from the start to the end of the last.
+    fn close(&self) -> (Vec<TurnSample>, f64) {
         let turns = std::mem::take(&mut *self.turns.lock().unwrap_or_else(PoisonError::into_inner));
         let end = turns.iter().map(|turn| turn.at_s + turn.total_ms / 1000.0).fold(0.0, f64::max);
         (turns, end)
     }
 }
 
-/// What a point has come to.
+/// Result of a point.
 pub struct Driven {
-    pub turns: Vec<Turn>,
+    pub turns: Vec<TurnSample>,
     pub seconds: f64,
-    /// Tokens of answers were counted by chunks, because the server does not say.
+    /// Whether tokens were counted by chunks, because the server does not count them.
     pub uncounted: bool,
     pub signal: Option<u8>,
 }
 
-/// Sends what `kind` says until it is done or `interrupted` gives a signal; `watch` hears how many requests have ended.
+/// Sends the load of `kind` until it is done or `interrupted` gives a signal. Calls `watch` with the number
+/// of finished requests.
 pub async fn drive(
-    client: &Arc<Client>,
+    client: &Arc<LoadClient>,
     work: &Arc<Workload>,
     kind: Loop,
     trace: &[Arrival],
@@ -150,7 +152,7 @@ pub async fn drive(
     watch: &dyn Fn(usize),
 ) -> Driven {
     const POLL: Duration = Duration::from_millis(25);
-    let ledger = Arc::new(Ledger::new(bounds));
+    let ledger = Arc::new(LoadLedger::new(bounds));
     let mut everybody = JoinSet::new();
     let users = Users { client: client.clone(), work: work.clone(), ledger: ledger.clone() };
     match kind {
@@ -191,16 +193,17 @@ pub async fn drive(
     Driven { turns, seconds, uncounted: ledger.uncounted.load(Ordering::Relaxed), signal }
 }
 
-/// Whoever sends requests.
+/// Senders of requests.
 #[derive(Clone)]
 struct Users {
-    client: Arc<Client>,
+    client: Arc<LoadClient>,
     work: Arc<Workload>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<LoadLedger>,
 }
 
 impl Users {
-    /// One conversation after the other; `step` is the number of users, so that no two have the same words.
+    /// Runs one conversation after the other. `step` is the number of users, so that no two use the same
+    /// words.
     async fn in_turn(self, user: u64, step: u64) {
         let mut conversation = user;
         loop {
@@ -218,7 +221,7 @@ impl Users {
         }
     }
 
-    /// Conversations that begin when they begin, whatever became of those before.
+    /// Starts conversations at their planned times, independent of earlier ones.
     async fn arrive(self, arrivals: Vec<Arrival>) {
         let mut conversations = JoinSet::new();
         for (index, arrival) in arrivals.into_iter().enumerate() {
@@ -234,7 +237,7 @@ impl Users {
         while conversations.join_next().await.is_some() {}
     }
 
-    /// A conversation to its last turn. False when no more may be sent.
+    /// Runs a conversation to its last turn. Returns false when no more requests may be sent.
     async fn converse(&self, number: u64, first: Arrival) -> bool {
         let work = &self.work;
         let mut random =
@@ -262,13 +265,13 @@ impl Users {
         true
     }
 
-    /// Sends a request that was due at `at_s` and enters it. The answer's text, if it came.
+    /// Sends a request that was due at `at_s` and records it. Returns the answer's text, if it succeeded.
     async fn ask(&self, said: &[String], output_tokens: usize, turn: usize, at_s: f64) -> Option<String> {
         let body = self.work.body(said, output_tokens);
         let late = self.ledger.start.elapsed().saturating_sub(Duration::from_secs_f64(at_s));
         let late_ms = milliseconds(late);
         let sent = Instant::now();
-        let entry = Turn { at_s, late_ms, turn, ..Turn::default() };
+        let entry = TurnSample { at_s, late_ms, turn, ..TurnSample::default() };
         match self.client.complete(self.work.path(), &body).await {
             Ok(answer) => {
                 if answer.usage.is_none() {
@@ -280,18 +283,18 @@ impl Users {
             Err(trouble) => {
                 tracing::info!("a request failed: {trouble}");
                 let total_ms = late_ms + milliseconds(sent.elapsed());
-                self.ledger.enter(Turn { total_ms, error: Some(trouble.kind()), ..entry });
+                self.ledger.enter(TurnSample { total_ms, error: Some(trouble.kind()), ..entry });
                 None
             }
         }
     }
 }
 
-/// A request that has its answer. Without the server's count, each chunk is taken for a token.
-fn answered(entry: Turn, answer: &Answer) -> Turn {
+/// Adds the answer to a request's entry. Without the server's count, each chunk counts as a token.
+fn answered(entry: TurnSample, answer: &TimedAnswer) -> TurnSample {
     let usage = answer.usage.unwrap_or_default();
     let gaps = answer.chunks.windows(2).map(|pair| milliseconds(pair[1] - pair[0]));
-    Turn {
+    TurnSample {
         prompt_tokens: usage.prompt_tokens,
         cached_tokens: usage.cached_tokens,
         output_tokens: if answer.usage.is_some() { usage.completion_tokens } else { answer.chunks.len() },
@@ -302,7 +305,7 @@ fn answered(entry: Turn, answer: &Answer) -> Turn {
     }
 }
 
-/// To thousandths.
+/// Returns milliseconds rounded to thousandths.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -342,25 +345,25 @@ mod tests {
     fn latency_counts_from_when_a_request_was_due() {
         let ms = Duration::from_millis;
         let usage = ChunkUsage { prompt_tokens: 9, completion_tokens: 6, cached_tokens: 3 };
-        let answer = Answer {
+        let answer = TimedAnswer {
             chunks: vec![ms(100), ms(120), ms(160)],
             end: ms(165),
             usage: Some(usage),
-            ..Answer::default()
+            ..TimedAnswer::default()
         };
-        let entry = Turn { at_s: 1.0, late_ms: 50.0, turn: 1, ..Turn::default() };
+        let entry = TurnSample { at_s: 1.0, late_ms: 50.0, turn: 1, ..TurnSample::default() };
         let turn = answered(entry.clone(), &answer);
         assert_eq!((turn.first_ms, turn.total_ms), (Some(150.0), 215.0));
         assert_eq!((turn.gaps_ms.as_slice(), turn.output_tokens), (&[20.0, 40.0][..], 6));
-        let uncounted = answered(entry, &Answer { usage: None, ..answer });
+        let uncounted = answered(entry, &TimedAnswer { usage: None, ..answer });
         assert_eq!((uncounted.output_tokens, uncounted.prompt_tokens), (3, 0));
     }
 
     #[test]
     fn a_ledger_is_bounded_by_number_and_by_time() {
-        let ledger = Ledger::new(Bounds { requests: 2, duration: None });
+        let ledger = LoadLedger::new(Bounds { requests: 2, duration: None });
         assert_eq!([ledger.claim(), ledger.claim(), ledger.claim()], [true, true, false]);
-        let late = Ledger::new(Bounds { requests: 2, duration: Some(Duration::ZERO) });
+        let late = LoadLedger::new(Bounds { requests: 2, duration: Some(Duration::ZERO) });
         assert!(!late.claim());
     }
 }

@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
-use super::{Outlook, OutputArgs};
+use super::{BenchOutputArgs, Outlook};
 use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
@@ -31,7 +31,7 @@ use crate::cli::load;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::Aliases;
-use client::{Client, Endpoint, Trouble};
+use client::{Endpoint, LoadClient, RequestFailure};
 use drive::{Api, Bounds, Workload, drive};
 use text::Ruler;
 use trace::Arrival;
@@ -42,7 +42,7 @@ use trace::Arrival;
 /// --requests and --duration.
 #[derive(Debug, Clone, Args)]
 #[command(after_long_help = LONG_HELP)]
-pub struct ServeArgs {
+pub struct BenchServeArgs {
     #[command(flatten)]
     pub target: TargetArgs,
 
@@ -53,9 +53,9 @@ pub struct ServeArgs {
     pub workload: WorkloadArgs,
 
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub output: BenchOutputArgs,
 
-    /// What the configuration files call models; filled in after the parse.
+    /// Model aliases of the configuration files; set after parsing.
     #[arg(skip)]
     pub aliases: Aliases,
 }
@@ -222,7 +222,7 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the subcommand.
-pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     if args.target.own {
         load::check_machine(&own_model(args))?;
     }
@@ -246,19 +246,19 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
         (None, None) => return Err(CommandError::usage("no server: give --endpoint URL or --self")),
     };
     let runtime = Runtime::new().map_err(|error| CommandError::new(Kind::Failure, error))?;
-    let client = Arc::new(Client::new(endpoint.clone(), key, args.load.timeout.0));
+    let client = Arc::new(LoadClient::new(endpoint.clone(), key, args.load.timeout.0));
     let has_template = own.as_ref().is_none_or(|own| own.has_chat_template());
     let api = args.target.api.unwrap_or(if has_template { Api::Chat } else { Api::Completions });
     let (work, server) = runtime.block_on(meet(args, &plan, &client, api))?;
     let mut document = super::new_document();
     document.server = Some(ServerFacts { endpoint: endpoint.url(), ..server });
-    let sweep = Sweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
+    let sweep = LoadSweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
     let ended = sweep.measure(&runtime, &mut document);
     if let Some(own) = own {
         own.stop();
     }
     document.complete = matches!(ended, Ok(None));
-    // What was measured before something failed is said too.
+    // Report what was measured before a failure, too.
     let judged = outlook.conclude(&mut document);
     let signal = ended?;
     let judged = judged?;
@@ -268,9 +268,9 @@ pub fn run(args: &ServeArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     }
 }
 
-/// A server that has answered nothing has not been measured.
+/// Returns an error if the server answered nothing.
 fn verdict(document: &Document) -> Result<Exit, CommandError> {
-    let has_answers = document.points.iter().any(|point| point.turns.iter().any(point::Turn::is_ok));
+    let has_answers = document.points.iter().any(|point| point.turns.iter().any(point::TurnSample::is_ok));
     let Some(first) = document.points.iter().flat_map(|point| point.errors.keys()).next() else {
         return Ok(Exit::Success);
     };
@@ -280,13 +280,13 @@ fn verdict(document: &Document) -> Result<Exit, CommandError> {
     }
 }
 
-/// What is to be sent.
+/// Load of all points.
 struct Plan {
     points: Vec<Loop>,
     trace: Vec<Arrival>,
     prompt_tokens: usize,
     output_tokens: usize,
-    /// Tokens of the longest conversation, generously.
+    /// Upper bound on the tokens of the longest conversation.
     context: usize,
 }
 
@@ -294,7 +294,7 @@ impl Plan {
     const PROMPT: usize = 256;
     const OUTPUT: usize = 64;
 
-    fn new(args: &ServeArgs) -> Result<Self, CommandError> {
+    fn new(args: &BenchServeArgs) -> Result<Self, CommandError> {
         let (load, workload) = (&args.load, &args.workload);
         let mut trace = match &load.trace {
             None => Vec::new(),
@@ -325,8 +325,8 @@ impl Plan {
         Ok(Self { points, trace, prompt_tokens, output_tokens, context })
     }
 
-    /// How many an own server computes at the same time.
-    fn users(&self, args: &ServeArgs) -> usize {
+    /// Returns how many requests the own server computes at once.
+    fn users(&self, args: &BenchServeArgs) -> usize {
         const OPEN: usize = 8;
         let of = |point: &Loop| match point {
             Loop::Closed { concurrency } => *concurrency,
@@ -336,7 +336,7 @@ impl Plan {
     }
 }
 
-fn own_model(args: &ServeArgs) -> ModelArgs {
+fn own_model(args: &BenchServeArgs) -> ModelArgs {
     let target = &args.target;
     ModelArgs {
         model: target.model.clone(),
@@ -348,7 +348,7 @@ fn own_model(args: &ServeArgs) -> ModelArgs {
     }
 }
 
-fn api_key(args: &ServeArgs) -> Result<Option<String>, CommandError> {
+fn api_key(args: &BenchServeArgs) -> Result<Option<String>, CommandError> {
     let key = match &args.target.api_key_file {
         Some(path) => Some(read_file(path)?),
         None => std::env::var("OPENAI_API_KEY").ok(),
@@ -356,16 +356,18 @@ fn api_key(args: &ServeArgs) -> Result<Option<String>, CommandError> {
     Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
 }
 
-/// Finds out what the server is and how it counts.
+/// Asks the server for its models and measures how it counts.
 async fn meet(
-    args: &ServeArgs,
+    args: &BenchServeArgs,
     plan: &Plan,
-    client: &Client,
+    client: &LoadClient,
     api: Api,
 ) -> Result<(Workload, ServerFacts), CommandError> {
     let (models, software) = match client.models().await {
-        // Whoever names the model needs no list.
-        Err(Trouble::Status(404 | 405 | 501, _)) if args.target.served_model.is_some() => (Vec::new(), None),
+        // With a model name given, the list is not needed.
+        Err(RequestFailure::Status(404 | 405 | 501, _)) if args.target.served_model.is_some() => {
+            (Vec::new(), None)
+        }
         listed => listed?,
     };
     let Some(model) = args.target.served_model.clone().or_else(|| models.first().cloned()) else {
@@ -390,8 +392,8 @@ async fn meet(
     Ok((work, ServerFacts { model, software, counts_tokens, ..ServerFacts::default() }))
 }
 
-/// Two uncounted requests, which also warm the server up. Nothing where it does not count tokens.
-async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>, CommandError> {
+/// Sends two unmeasured requests, which also warm the server up. Returns `None` if it does not count tokens.
+async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ruler>, CommandError> {
     const OUTPUT: usize = 4;
     let long = (work.prompt_tokens / 2).clamp(16, 128);
     let mut random = super::stats::SplitMix64::new(!work.seed);
@@ -399,7 +401,7 @@ async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>
     for words in [8, long] {
         let said = [text::words(words, &mut random)];
         let mut body = work.body(&said, OUTPUT);
-        // Some servers count tokens only where they do not stream.
+        // Some servers count tokens only without streaming.
         body["stream"] = false.into();
         body.as_object_mut().map(|fields| fields.remove("stream_options"));
         let answer = client.complete(work.path(), &body).await?;
@@ -411,18 +413,18 @@ async fn measure_words(client: &Client, work: &Workload) -> Result<Option<Ruler>
     })
 }
 
-/// All points, and what they have in common.
-struct Sweep<'a> {
-    args: &'a ServeArgs,
+/// All points, and their common parts.
+struct LoadSweep<'a> {
+    args: &'a BenchServeArgs,
     plan: &'a Plan,
-    client: Arc<Client>,
+    client: Arc<LoadClient>,
     work: Arc<Workload>,
     graceful: &'a Graceful,
     terminal: &'a Terminal,
 }
 
-impl Sweep<'_> {
-    /// Measures all points. Returns the signal that cut it short, if one did.
+impl LoadSweep<'_> {
+    /// Measures all points. Returns the signal that ended it early, if any.
     fn measure(&self, runtime: &Runtime, document: &mut Document) -> Result<Option<u8>, CommandError> {
         let root = Path::new("/");
         let before = super::machine::Counters::read(root);
@@ -447,7 +449,7 @@ impl Sweep<'_> {
         let load = &self.args.load;
         let bounds = Bounds { requests: load.requests, duration: load.duration.map(|span| span.0) };
         let bar = self.progress(kind, bounds);
-        // Prompts of their own: those of an earlier point may be in the server's cache.
+        // Use new prompts, because those of an earlier point may be in the server's cache.
         let nth = document.points.len() as u64 + 1;
         let seed = self.work.seed ^ nth.wrapping_mul(0xa076_1d64_78bd_642f);
         let work = Arc::new(Workload { seed, ..(*self.work).clone() });

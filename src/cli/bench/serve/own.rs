@@ -1,6 +1,6 @@
-//! llmctl's own server in this process, for `--self`: real sockets on loopback, gone when the run is.
+//! llmctl's own server in this process, for `--self`: real sockets on loopback, closed at the end of the run.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
@@ -12,15 +12,19 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
-use crate::serve::{App, ServedModel, Settings};
+<<<<<<< HEAD
+use crate::serve::{App, Settings};
+=======
+use crate::serve::{App, ServeSettings, ServedModel};
+>>>>>>> main
 
-/// How long requests under way may take when the run ends.
+/// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Requests that wait for their turn: a benchmark wants to see them wait, not refused.
+/// Most waiting requests: a benchmark measures their wait instead of refusing them.
 const MAX_WAITING: usize = 4096;
 
-/// A server that listens.
+/// A running server.
 pub struct OwnServer {
     server: Server,
     app: App,
@@ -36,7 +40,7 @@ impl OwnServer {
         self.has_chat_template
     }
 
-    /// Ends it; requests that an interrupted run has left are cancelled.
+    /// Stops it. Requests that an interrupted run has left are cancelled.
     pub fn stop(self) {
         let engine = self.app.engine().ok();
         self.server.drain(DRAIN_TIMEOUT, || {
@@ -49,7 +53,7 @@ impl OwnServer {
 /// Loads the model and serves it on a free port of 127.0.0.1, `parallel` requests at a time.
 ///
 /// # Errors
-/// Those of loading; [`Kind::Io`] when there is no port or thread to have.
+/// Those of loading; [`Kind::Io`] if no port or thread is available.
 pub fn start(
     model: &ModelArgs,
     context: usize,
@@ -74,16 +78,9 @@ pub fn start(
         EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
-    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
-    let model = ServedModel {
-        id: info.name,
-        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        chat_tokenizer,
-        fingerprint,
-        defaults: info.defaults,
-    };
+    let model = texts.into_served(None);
     let observer = server.lifecycle().observer().clone();
-    let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
+    let app = App::new(model, EngineSlot::new(engine), None, observer, ServeSettings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })
 }

@@ -1,16 +1,18 @@
-//! Server-sent events (WHATWG HTML, 9.2.6) out of bytes as they come, and what OpenAI-compatible servers put into them.
+//! Parses server-sent events (WHATWG HTML, 9.2.6) from a byte stream, and the payload of OpenAI-compatible
+//! servers.
 //!
-//! Tolerant where servers differ: line ends, a missing space after the colon, comments, fields that are null or absent. Pure.
+//! Tolerant where servers differ: line ends, a missing space after the colon, comments, fields that are null
+//! or absent. Pure.
 
 use serde_json::Value;
 
-/// The longest event that is believed.
+/// Most bytes of an event.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// Splits a stream into the data of its events.
 #[derive(Debug, Default)]
 pub struct SseParser {
-    /// What has not come to a line end.
+    /// Bytes of the unfinished line.
     line: Vec<u8>,
     data: String,
     has_data: bool,
@@ -18,10 +20,10 @@ pub struct SseParser {
 }
 
 impl SseParser {
-    /// The events that these bytes complete.
+    /// Returns the events that these bytes complete.
     ///
     /// # Errors
-    /// When one is longer than 16 MiB.
+    /// If one is longer than 16 MiB.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, String> {
         let mut events = Vec::new();
         for &byte in bytes {
@@ -57,9 +59,9 @@ impl SseParser {
     }
 }
 
-/// What one event of a completion says.
+/// Content of one event of a completion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chunk {
+pub struct StreamChunk {
     /// Text of the answer, of its reasoning, or of a tool call.
     pub text: String,
     pub finish: Option<String>,
@@ -74,11 +76,11 @@ pub struct ChunkUsage {
     pub cached_tokens: usize,
 }
 
-/// Reads an event's data, of chat or text completions; also a whole response that is not streamed.
+/// Parses an event's data, of chat or text completions, or a whole response that is not streamed.
 ///
 /// # Errors
-/// When it is no JSON object.
-pub fn chunk(data: &str) -> Result<Chunk, String> {
+/// If it is not a JSON object.
+pub fn chunk(data: &str) -> Result<StreamChunk, String> {
     let value: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("no JSON object".to_owned());
@@ -94,7 +96,7 @@ pub fn chunk(data: &str) -> Result<Chunk, String> {
             text.push_str(part.as_str().unwrap_or_default());
         }
     }
-    Ok(Chunk {
+    Ok(StreamChunk {
         text,
         finish: choice["finish_reason"].as_str().map(str::to_owned),
         usage: usage(&value["usage"]),
@@ -119,7 +121,7 @@ fn error(value: &Value) -> Option<String> {
     Some(message.map_or_else(|| value.to_string(), str::to_owned))
 }
 
-/// The message of an error response, in OpenAI's form or another.
+/// Returns the message of an error response, in OpenAI's form or another.
 pub fn error_message(body: &str) -> String {
     let parsed: Value = serde_json::from_str(body).unwrap_or_default();
     let said =

@@ -1,6 +1,7 @@
-//! Prompts of about so many tokens for a server whose tokenizer is not known: random words, measured with two requests.
+//! Prompts of about a number of tokens for a server with an unknown tokenizer: random words, calibrated with
+//! two requests.
 //!
-//! Pure. Prompts never repeat, unless a trace says that a block is the same.
+//! Pure. Prompts never repeat, unless a trace repeats a block.
 
 use crate::cli::bench::stats::SplitMix64;
 
@@ -72,23 +73,24 @@ const WORDS: [&str; 64] = [
     "law",
 ];
 
-/// How many tokens a server makes of words.
+/// A server's ratio of tokens to words.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ruler {
     pub tokens_per_word: f64,
-    /// What the chat template adds to a prompt.
+    /// Tokens that the chat template adds to a prompt.
     pub overhead: f64,
 }
 
 impl Default for Ruler {
-    /// For servers that do not say: English prose has about four tokens to three words, these words a little fewer.
+    /// For servers without counts: English prose has about four tokens to three words, these words a little
+    /// fewer.
     fn default() -> Self {
         Self { tokens_per_word: 1.1, overhead: 0.0 }
     }
 }
 
 impl Ruler {
-    /// From two prompts: words, and the tokens that the server counted. Nothing where that makes no sense.
+    /// Fits two prompts: words, and tokens counted by the server. `None` if the counts are implausible.
     pub fn of(short: (usize, usize), long: (usize, usize)) -> Option<Self> {
         let words = long.0.checked_sub(short.0).filter(|&words| words > 0)?;
         let tokens = long.1.checked_sub(short.1)?;
@@ -97,13 +99,13 @@ impl Ruler {
         (0.5..20.0).contains(&tokens_per_word).then_some(Self { tokens_per_word, overhead })
     }
 
-    /// Words for a prompt of `tokens`; at least one.
+    /// Returns the words for a prompt of `tokens`; at least one.
     pub fn words(&self, tokens: usize) -> usize {
         (((tokens as f64 - self.overhead) / self.tokens_per_word).round() as usize).max(1)
     }
 }
 
-/// Random words.
+/// Returns random words.
 pub fn words(count: usize, random: &mut SplitMix64) -> String {
     let mut text = String::with_capacity(count * 7);
     for index in 0..count {
@@ -115,7 +117,7 @@ pub fn words(count: usize, random: &mut SplitMix64) -> String {
     text
 }
 
-/// The text of a trace's blocks: equal names give equal words, cut to `tokens` in all.
+/// Returns the text of a trace's blocks: equal names give equal words, cut to `tokens` in total.
 pub fn blocks(names: &[u64], block_tokens: usize, tokens: usize, ruler: &Ruler, seed: u64) -> String {
     let total = ruler.words(tokens);
     let per_block = ((block_tokens as f64 / ruler.tokens_per_word).round() as usize).max(1);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::cli::error::CommandError;
 
-/// Tokens of a block that a `hash_id` names.
+/// Tokens of the block of a `hash_id`.
 pub const BLOCK_TOKENS: usize = 512;
 
 /// One recorded request.
@@ -18,11 +18,11 @@ pub struct Arrival {
     pub at_s: f64,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
-    /// Names of the prompt's blocks, where the trace has them.
+    /// Names of the prompt's blocks, if the trace has them.
     pub blocks: Vec<u64>,
 }
 
-/// Reads the first `most` requests of a trace, sorted by time.
+/// Parses the first `most` requests of a trace, sorted by time.
 ///
 /// # Errors
 /// `BadData` naming the line.
@@ -71,7 +71,7 @@ fn azure(line: &str) -> Option<Arrival> {
     Some(Arrival { at_s, prompt_tokens: count()?, output_tokens: count()?, blocks: Vec::new() })
 }
 
-/// Seconds since 1970 of `2023-11-16 18:17:03.9799600`.
+/// Parses `2023-11-16 18:17:03.9799600` as seconds since 1970.
 fn seconds(text: &str) -> Option<f64> {
     let (date, time) = text.trim().split_once([' ', 'T'])?;
     let numbers = |text: &str, by: char| text.split(by).map(str::parse).collect::<Result<Vec<f64>, _>>().ok();
@@ -80,7 +80,7 @@ fn seconds(text: &str) -> Option<f64> {
     Some(((days(year, month, day) * 24.0 + hours) * 60.0 + minutes) * 60.0 + seconds)
 }
 
-/// Days since 1970 of a Gregorian date: years begin in March, so that the leap day is the last.
+/// Returns the days since 1970 of a Gregorian date. Years start in March, so that the leap day is the last.
 fn days(year: f64, month: f64, day: f64) -> f64 {
     let (year, month) = if month > 2.0 { (year, month - 3.0) } else { (year - 1.0, month + 9.0) };
     let leap_days = (year / 4.0).floor() - (year / 100.0).floor() + (year / 400.0).floor();

@@ -1,7 +1,7 @@
 //! Causal attention over pages, as batched products.
 //!
 //! Query heads that share a KV head are rows of one product with its keys, so keys and values are never repeated.
-//! Scores and sums are f32 whatever type the KV is kept in.
+//! Scores and sums are f32, whatever the KV type.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
@@ -10,7 +10,7 @@ use super::kv::CandleKv;
 use super::step::{ReadShape, RowGroup, Slots};
 use super::{AttentionSpec, KvShape, Span};
 
-/// Attention of all rows of `q`, `[rows, num_heads * head_dim]`.
+/// Computes the attention of all rows of `q`, `[rows, num_heads * head_dim]`.
 pub fn attend(kv: &CandleKv, spec: &AttentionSpec<'_, Tensor>, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let KvShape { num_kv_heads, head_dim } = kv.shape(spec.store);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
@@ -68,7 +68,7 @@ fn attend_group(
     mixed.contiguous()?.reshape((batch * rows, num_heads * head_dim))
 }
 
-/// What a group sees of a store, `[kv_heads * batch, seen, head_dim]` in f32.
+/// Gathers the slots of a store that a group sees, `[kv_heads * batch, seen, head_dim]` in f32.
 fn gather(store: &Tensor, group: &RowGroup, products: usize) -> Result<Tensor> {
     let seen = match &group.slots {
         Slots::From(slot) => store.narrow(1, *slot, group.seen)?,

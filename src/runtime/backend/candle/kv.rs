@@ -1,8 +1,8 @@
 //! KV storage on the device: two tensors per layer, `[kv_heads, slots, head_dim]`, where a slot is
 //! `page * PAGE_TOKENS + offset`.
 //!
-//! Heads come first so that a sequence in consecutive pages is read where it lies. Storage grows to the highest page ever
-//! written and is zeroed, so that a slot nobody wrote is a number all the same.
+//! Heads come first, so that a sequence in consecutive pages is read in place. Storage grows to the highest page ever
+//! written and is zeroed, so that slots never written hold finite numbers.
 
 use std::cell::{RefCell, RefMut};
 
@@ -13,20 +13,20 @@ use super::step::StepIndex;
 use super::{KvLayout, KvShape, KvType, Span};
 use crate::runtime::backend::{PAGE_TOKENS, PageId, StoreShape};
 
-/// Pages that storage grows by at least.
+/// Least growth of the storage, in pages.
 const MIN_GROWTH: usize = 8;
 
-/// Why a model with recurrent layers is not loaded.
+/// Reason why a model with recurrent layers is refused.
 pub const NO_STATES: &str = "models with recurrent layers run on the CPU only";
 
-/// Keys and values of all layers, and where the present step finds them.
+/// Keys and values of all layers, and the indices of the present step.
 #[derive(Debug)]
 pub struct CandleKv {
     device: Device,
     dtype: DType,
     layers: Vec<KvLayer>,
-    /// By group: made for the first layer of a step and used by the others. A cell, because reading KV makes its part of it
-    /// too.
+    /// Step indices by group: made for the first layer of a step and reused by the others. A cell, because reading KV
+    /// also creates indices.
     steps: Vec<RefCell<StepIndex>>,
 }
 
@@ -34,15 +34,15 @@ pub struct CandleKv {
 struct KvLayer {
     shape: KvShape,
     group: usize,
-    /// Keys and values; nothing before the first write.
+    /// Keys and values; `None` before the first write.
     stores: Option<[Tensor; 2]>,
 }
 
 impl CandleKv {
-    /// Storage of a type that candle has tensors of.
+    /// Creates storage of a type that candle has tensors of.
     ///
     /// # Errors
-    /// For block-quantised rows, and for states.
+    /// [`LoadError`] for block-quantised rows, and for recurrent states.
     pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Result<Self> {
         let dtype = match kv_type {
             KvType::F32 => DType::F32,
@@ -66,20 +66,20 @@ impl CandleKv {
         self.layers[layer].shape
     }
 
-    /// Keys and values of a layer, `[kv_heads, slots, head_dim]` in the stored type.
+    /// Returns keys and values of a layer, `[kv_heads, slots, head_dim]` in the stored type.
     pub fn stores(&self, layer: usize) -> Result<&[Tensor; 2]> {
         let stores = self.layers[layer].stores.as_ref();
         stores.ok_or_else(|| candle_core::Error::msg("KV is read before it is written"))
     }
 
-    /// What is known of the step that `spans`, those of the layer's group, describe.
+    /// Returns the indices of the step with these `spans` of the layer's group.
     pub fn step(&self, layer: usize, spans: &[Span]) -> RefMut<'_, StepIndex> {
         let mut step = self.steps[self.layers[layer].group].borrow_mut();
         step.turn_to(spans);
         step
     }
 
-    /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, at their spans' places.
+    /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, to the slots of their spans.
     pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[Span]) -> Result<()> {
         let KvShape { num_kv_heads, head_dim } = self.shape(layer);
         let writes = self.step(layer, spans).writes(&self.device, [num_kv_heads, head_dim])?;
@@ -102,7 +102,7 @@ impl CandleKv {
         for layer in self.layers_of(group) {
             self.reserve(layer, from.max(to) + PAGE_TOKENS)?;
             for store in self.stores(layer)? {
-                // A copy of its own: a tensor cannot be written while it is read.
+                // Copied first: candle cannot write a tensor while it is read.
                 store.slice_set(&store.narrow(1, from, PAGE_TOKENS)?.force_contiguous()?, 1, to)?;
             }
         }
@@ -125,7 +125,7 @@ impl CandleKv {
         Ok(())
     }
 
-    /// Fills a page with what `export_page` gave.
+    /// Fills a page with the bytes that `export_page` wrote.
     pub fn import_page(&mut self, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
         let layers = self.layers_of(group);
         let len = |layer: &usize| {
@@ -155,7 +155,8 @@ impl CandleKv {
         Ok(())
     }
 
-    /// Makes room for slots below `num_slots`, by a quarter more than there was, so that growing stays rare and the copy small.
+    /// Makes room for slots below `num_slots`. Storage grows by at least a quarter, so that it seldom has to be
+    /// copied.
     fn reserve(&mut self, layer: usize, num_slots: usize) -> Result<()> {
         let KvLayer { shape, stores, .. } = &mut self.layers[layer];
         let had = match stores {

@@ -1,10 +1,11 @@
 //! The candle backend: buffers, weights and KV are candle tensors, so one code path serves CUDA, Metal and, for tests, the
 //! CPU.
 //!
-//! Invariant: the tensor in a buffer is `[rows, width]`, f32 and contiguous, because candle's fused kernels want it so.
-//! Differs from the CPU backend in two ways, both candle's. Rows agree to rounding but not bit for bit between batches and
-//! chunks, because its products choose their order of summation by size; and a product with a quantised matrix rounds its
-//! input to 8 bits per block as well. Knows nothing of models; candle's errors leave as [`Error::Backend`].
+//! Invariant: the tensor in a buffer is `[rows, width]`, f32 and contiguous, as candle's fused kernels require.
+//! Differs from the CPU backend in two ways, both due to candle. Rows agree between batches and chunks to rounding,
+//! not bit for bit, because its products choose their order of summation by size; and a product with a quantised
+//! matrix also rounds its input to 8 bits per block. Knows nothing of models; candle's errors become
+//! [`Error::Backend`].
 
 mod attention;
 mod kv;
@@ -25,7 +26,7 @@ use crate::runtime::tensor::HostTensor;
 pub use kv::CandleKv;
 pub use weight::CandleWeight;
 
-/// Where the tensors of a [`Candle`] live; the number tells several of a kind apart.
+/// The device of a [`Candle`] backend; the number distinguishes several of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Cpu,
@@ -36,7 +37,8 @@ pub enum DeviceKind {
 /// Opens a device.
 ///
 /// # Errors
-/// [`Error::InvalidParameter`] when this build has no support for the kind; [`Error::Backend`] when there is no such device.
+/// [`Error::InvalidParameter`] if this build does not support the kind; [`Error::Backend`] if there is no such
+/// device.
 pub fn open_device(kind: DeviceKind) -> Result<Device> {
     let missing =
         |message: &str| Err(Error::InvalidParameter { name: "device", message: message.to_owned() });
@@ -65,20 +67,21 @@ pub struct Candle {
 }
 
 impl Candle {
-    /// A backend on `device`.
+    /// Creates a backend on `device`.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the device cannot do the simplest of operations.
+    /// [`Error::Backend`] if the device fails a trivial operation.
     pub fn new(device: Device) -> Result<Self> {
-        // A GPU that the driver lists but cannot use fails here, before gigabytes are uploaded to it.
+        // Probes the device: a GPU that the driver lists but cannot use fails here, before gigabytes are uploaded to
+        // it.
         let probe = Tensor::zeros(1, candle_core::DType::F32, &device).and_then(|zero| zero.to_vec1::<f32>());
         probe.map_err(backend_error)?;
         let halves = !device.is_cpu();
         Ok(Self { device, halves })
     }
 
-    /// Whether f16 and bf16 matrices stay as they are (the default on a GPU) or are widened to f32 at load (on the CPU,
-    /// where candle has no products of bf16 and slow ones of f16).
+    /// Sets whether f16 and bf16 matrices keep their type (the default on a GPU) or are widened to f32 at load (on
+    /// the CPU, where candle has no products of bf16 and slow ones of f16).
     ///
     /// A product with a matrix of two-byte floats rounds its input and its result to that type and accumulates in f32.
     pub fn keep_halves(self, halves: bool) -> Self {
@@ -91,7 +94,7 @@ impl Candle {
     }
 }
 
-/// `[rows, width]` activations; nothing before the first operation that writes them.
+/// `[rows, width]` activations; `None` before the first operation that writes them.
 #[derive(Debug, Clone, Default)]
 pub struct CandleBuffer(Option<Tensor>);
 
@@ -106,7 +109,7 @@ impl CandleBuffer {
     }
 }
 
-/// Cosines and sines of a step, `[rows, dim / 2]` each; nothing before the first.
+/// Cosines and sines of a step, `[rows, dim / 2]` each; `None` before the first step.
 #[derive(Debug, Default)]
 pub struct CandleAngles(Option<[Tensor; 2]>);
 
@@ -144,7 +147,7 @@ impl Backend for Candle {
     }
 
     fn embed(&self, table: &CandleWeight, tokens: &[u32], scale: f32, out: &mut CandleBuffer) -> Result<()> {
-        // Checked here because a GPU reads whatever lies beyond the table.
+        // Checked here, because a GPU reads past the end of the table.
         if let Some(token) = tokens.iter().find(|token| **token as usize >= table.num_rows()) {
             return Err(Error::Backend(format!("token id {token} has no embedding")));
         }
@@ -199,7 +202,7 @@ impl Backend for Candle {
         kv.copy_page(group, from, to).map_err(backend_error)
     }
 
-    /// Pages are parts of one tensor per layer: their memory is kept for the next owner.
+    /// Keeps the memory for the page's next owner: pages are parts of one tensor per layer.
     fn free_page(&self, _: &mut CandleKv, _: usize, _: PageId) {}
 
     fn export_page(&self, kv: &CandleKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
@@ -221,7 +224,7 @@ impl Backend for Candle {
         out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
     }
 
-    /// [`CandleKv::new`] refuses models with states, so this is never reached.
+    /// Unreachable: [`CandleKv::new`] refuses models with states.
     fn convolve(
         &self,
         _: &mut CandleKv,
@@ -233,7 +236,7 @@ impl Backend for Candle {
         Err(Error::Backend(kv::NO_STATES.to_owned()))
     }
 
-    /// As [`Self::convolve`].
+    /// Unreachable, as [`Self::convolve`].
     fn delta_rule(
         &self,
         _: &mut CandleKv,

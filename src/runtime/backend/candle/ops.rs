@@ -1,11 +1,12 @@
-//! Operations on `[rows, width]` tensors that need neither weights nor KV. Fused kernels of candle-nn where it has them.
+//! Operations on `[rows, width]` tensors that need neither weights nor KV. Uses candle-nn's fused kernels if it has
+//! them.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{ops, rotary_emb};
 
 use super::Activation;
 
-/// `x * scale`.
+/// Computes `x * scale`.
 pub fn scaled(x: &Tensor, scale: f32) -> Result<Tensor> {
     if scale == 1.0 { Ok(x.clone()) } else { x.affine(f64::from(scale), 0.0) }
 }
@@ -37,7 +38,7 @@ pub fn rope(x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor) -> Result<T
     turned.reshape((rows, width))
 }
 
-/// `activation(gate) * up`.
+/// Computes `activation(gate) * up`.
 pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     if let Activation::ClampedSwish { alpha, limit } = activation {
         let (alpha, limit) = (f64::from(alpha), f64::from(limit));

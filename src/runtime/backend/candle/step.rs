@@ -1,7 +1,7 @@
-//! Where the rows of one step write and what they see, as index and mask tensors.
+//! Index and mask tensors of one step: the slots that its rows write and see.
 //!
-//! All layers of a step share them, so they are made and uploaded once per step (and once per kind of layer), not once per
-//! layer. Everything here depends on the spans only.
+//! All layers of a step share them, so they are made and uploaded once per step and kind of layer, not once per
+//! layer. They depend on the spans only.
 //!
 //! Attention is computed in groups: rows whose products are batched into one. A group is one span, or a block of a long
 //! span's rows, or several spans of equally many rows (running generations have one each), padded to the longest:
@@ -20,10 +20,10 @@ use candle_core::{Device, Result, Tensor};
 use super::Span;
 use crate::runtime::backend::PAGE_TOKENS;
 
-/// Most values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
+/// Limit of the values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
 const GROUP_VALUES: usize = 1 << 26;
 
-/// Indices of the present step, made as layers ask for them.
+/// Indices of the present step, created when a layer first needs them.
 #[derive(Debug, Default)]
 pub struct StepIndex {
     spans: Vec<Span>,
@@ -31,16 +31,16 @@ pub struct StepIndex {
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
 }
 
-/// Where a step's rows go.
+/// Slots that a step's rows are written to.
 #[derive(Debug)]
 pub struct Writes {
     /// `[kv_heads, rows, head_dim]`, the same slot for all values of a row.
     pub slots: Tensor,
-    /// All slots are below this.
+    /// An upper bound of all slots, exclusive.
     pub num_slots: usize,
 }
 
-/// What the groups of a layer depend on, besides the spans.
+/// The parameters, besides the spans, that determine the groups of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadShape {
     pub num_heads: usize,
@@ -52,34 +52,34 @@ pub struct ReadShape {
 /// Rows that are computed together.
 #[derive(Debug)]
 pub struct RowGroup {
-    /// Rows of the step: `batch` runs of equally many.
+    /// Rows of the step: `batch` runs of equal length.
     pub rows: Range<usize>,
     pub batch: usize,
-    /// Slots that each run sees, padding included.
+    /// Number of slots that each run sees, including padding.
     pub seen: usize,
     pub slots: Slots,
-    /// 0 or minus infinity, `[1, batch, 1, rows per run, seen]`; absent when every row sees everything.
+    /// 0 or minus infinity, `[1, batch, 1, rows per run, seen]`; `None` if every row sees every slot.
     pub mask: Option<Tensor>,
 }
 
-/// Which slots a group sees.
+/// Slots that a group sees.
 #[derive(Debug)]
 pub enum Slots {
-    /// Consecutive ones from here, of a single run: read in place.
+    /// Consecutive slots from this one, of a single run: read in place.
     From(usize),
-    /// `[batch * seen]`.
+    /// Slot numbers, `[batch * seen]`.
     Listed(Tensor),
 }
 
 impl StepIndex {
-    /// Forgets what belongs to another step.
+    /// Clears the indices if they belong to another step.
     pub fn turn_to(&mut self, spans: &[Span]) {
         if self.spans != spans {
             *self = StepIndex { spans: spans.to_vec(), ..StepIndex::default() };
         }
     }
 
-    /// Slots of all rows for a layer of `[kv_heads, head_dim]`.
+    /// Returns the slots of all rows for a layer of `[kv_heads, head_dim]`.
     pub fn writes(&mut self, device: &Device, shape: [usize; 2]) -> Result<Arc<Writes>> {
         if let Some((_, known)) = self.writes.iter().find(|(known, _)| *known == shape) {
             return Ok(known.clone());
@@ -98,7 +98,7 @@ impl StepIndex {
         Ok(writes)
     }
 
-    /// The groups of a layer, in row order.
+    /// Returns the groups of a layer, in row order.
     pub fn reads(&mut self, device: &Device, shape: ReadShape) -> Result<Arc<Vec<RowGroup>>> {
         if let Some((_, known)) = self.reads.iter().find(|(known, _)| *known == shape) {
             return Ok(known.clone());
@@ -112,13 +112,13 @@ impl StepIndex {
     }
 }
 
-/// A slot's number; pages that fit a device's memory keep it within u32.
+/// Returns a slot's number; pages that fit into a device's memory keep it within u32.
 fn slot(span: &Span, position: usize) -> u32 {
     let (page, offset) = span.slot(position);
     (page as usize * PAGE_TOKENS + offset) as u32
 }
 
-/// Rows are written and read without naming them, so the spans must cover all of them in order.
+/// Checks that the spans cover all rows in order, as reads and writes assume.
 fn check_rows(spans: &[Span]) -> Result<()> {
     let mut next = 0;
     for span in spans {
@@ -145,7 +145,7 @@ fn first_seen(position: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
-/// A span's rows, cut so that a block's scores stay within [`GROUP_VALUES`].
+/// Cuts a span's rows into blocks whose scores stay within [`GROUP_VALUES`].
 fn blocks(span: &Span, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
     let most_seen = span.start + span.rows.len() - first_seen(span.start, shape.window);
     let step = (GROUP_VALUES / (shape.num_heads * most_seen).max(1)).max(1);
@@ -157,7 +157,7 @@ fn blocks(span: &Span, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
     })
 }
 
-/// Runs of blocks to be batched: equally many rows each, at most half of what is read padding, within [`GROUP_VALUES`].
+/// Groups blocks to be batched: equal numbers of rows, at most half of the slots padding, within [`GROUP_VALUES`].
 fn batched<'b, 'a>(blocks: &'b [RowRun<'a>], shape: ReadShape) -> impl Iterator<Item = &'b [RowRun<'a>]> {
     let fits = move |run: &[RowRun]| {
         let (rows, batch) = (run[0].rows.len(), run.len());
@@ -187,7 +187,7 @@ fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Resul
     let mut slots = Vec::with_capacity(batch * seen);
     for block in blocks {
         slots.extend(block.seen.clone().map(|position| slot(block.span, position)));
-        // Padding repeats a slot that is known to hold numbers; the mask removes it.
+        // Padding repeats a slot that holds finite numbers; the mask removes it.
         slots.extend((block.seen.len()..seen).map(|_| slot(block.span, block.start)));
     }
     let consecutive = slots.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == 1);
@@ -203,7 +203,7 @@ fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Resul
     Ok(RowGroup { rows: first.rows.start..last.rows.end, batch, seen, slots, mask })
 }
 
-/// 0 where a row sees a slot, `[batch, rows, seen]`.
+/// Returns a mask `[batch, rows, seen]`, 0 where a row sees a slot.
 fn mask(blocks: &[RowRun<'_>], seen: usize, window: Option<usize>) -> Vec<f32> {
     let rows =
         blocks.iter().flat_map(|block| (0..block.rows.len()).map(move |row| (block, block.start + row)));

@@ -1,7 +1,7 @@
-//! Matrices on the device: floats as tensors, ggml's blocks as they lie in the file.
+//! Matrices on the device: floats as tensors, ggml's blocks in the file's layout.
 //!
-//! Blocks are never expanded as a whole: products and row look-ups read them where they are. (On x86 and ARM CPUs candle
-//! itself keeps a second, interleaved copy of some types.) Nothing on the host is kept.
+//! Blocks are never expanded as a whole: products and row look-ups read them directly. (On x86 and ARM CPUs candle
+//! itself keeps a second, interleaved copy of some types.) No copy stays on the host.
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Result, Tensor};
@@ -25,7 +25,7 @@ enum WeightTensor {
     Blocks(QTensor),
 }
 
-/// candle's two families of types.
+/// candle's two kinds of types.
 enum CandleType {
     Floats(DType),
     Blocks(GgmlDType),
@@ -46,13 +46,13 @@ fn kind(dtype: Dtype) -> CandleType {
         Dtype::Q4K => CandleType::Blocks(GgmlDType::Q4K),
         Dtype::Q5K => CandleType::Blocks(GgmlDType::Q5K),
         Dtype::Q6K => CandleType::Blocks(GgmlDType::Q6K),
-        // candle has no such blocks; their values are exact in bf16, of which `upload` makes them.
+        // candle lacks these blocks; `upload` converts their values to bf16, which is exact.
         Dtype::Mxfp4 => CandleType::Floats(DType::BF16),
     }
 }
 
 impl CandleWeight {
-    /// Copies a matrix to the device; `halves` keeps f16 and bf16, else they become f32 there.
+    /// Copies a matrix to the device. f16 and bf16 keep their type if `halves`, else they become f32.
     pub fn upload(
         tensor: &HostTensor,
         device: &Device,
@@ -62,7 +62,7 @@ impl CandleWeight {
             tensor: format!("{} matrix {:?}", tensor.dtype.name(), tensor.shape),
             message,
         };
-        // candle's own checks of these are assertions.
+        // candle would panic on a mismatch.
         let wanted = byte_len(tensor.dtype, &tensor.shape).map_err(refused)?;
         if wanted != tensor.bytes.len() {
             return Err(refused(format!("takes {wanted} bytes, not {}", tensor.bytes.len())));
@@ -87,7 +87,7 @@ impl CandleWeight {
         self.num_rows
     }
 
-    /// The rows that `indices` name, in f32.
+    /// Returns the rows with these `indices`, in f32.
     pub fn rows(&self, indices: &Tensor) -> Result<Tensor> {
         match &self.form {
             WeightTensor::Floats(table) => table.index_select(indices, 0)?.to_dtype(DType::F32),
@@ -95,7 +95,7 @@ impl CandleWeight {
         }
     }
 
-    /// `x . self^T`, in f32.
+    /// Computes `x . self^T` in f32.
     pub fn product(&self, x: &Tensor) -> Result<Tensor> {
         match &self.form {
             WeightTensor::Floats(weight) => match weight.dtype() {
@@ -103,7 +103,7 @@ impl CandleWeight {
                 DType::F16 => f16_product(x, weight),
                 dtype => x.to_dtype(dtype)?.matmul(&weight.t()?)?.to_dtype(DType::F32),
             },
-            // Not through candle's QMatMul, which reads the environment to choose how.
+            // Bypasses candle's QMatMul, which chooses its method by environment variables.
             WeightTensor::Blocks(weight) => x.apply_op1_no_bwd(weight),
         }
     }
@@ -127,7 +127,8 @@ fn blocks(tensor: &HostTensor, dtype: GgmlDType, device: &Device) -> Result<QTen
     QTensor::new(storage, tensor.shape.as_slice())
 }
 
-/// A product in f16, whose largest value, 65504, some models' activations exceed: each row is brought to at most 1 and back.
+/// Computes a product in f16. Since activations of some models exceed its largest value, 65504, each row is scaled to
+/// at most 1 and back.
 fn f16_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let largest = x.abs()?.max_keepdim(1)?.maximum(f32::MIN_POSITIVE)?;
     let unit = x.broadcast_div(&largest)?.to_dtype(DType::F16)?;
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn mxfp4_is_its_values_exactly() {
-        // Exponent 126 is a half; codes 2 and 9 are 1 and -0.5.
+        // Exponent 126 is one half; codes 2 and 9 are 1 and -0.5.
         let block: Vec<u8> = std::iter::once(126).chain([2 | 9 << 4; 16]).collect();
         let weight = CandleWeight::upload(&tensor(Dtype::Mxfp4, &[1, 32], block), &Device::Cpu, false);
         let row = weight.unwrap().rows(&Tensor::new(&[0u32], &Device::Cpu).unwrap()).unwrap();

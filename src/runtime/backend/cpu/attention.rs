@@ -1,9 +1,9 @@
-//! How the attention of a step is cut into tasks: blocks of a span's rows for some KV heads, over all they see or one run of
-//! it each. The kernel's definition makes all cuts the same.
+//! Cuts the attention of a step into tasks: blocks of a span's rows for some KV heads, over all visible pages or one
+//! run of them each. By the kernel's definition all cuts give the same bits.
 //!
-//! Rows of a prompt share what they read: one KV head at a time, whose run stays in the cache. A single row reads everything
-//! once: it is cut by runs, and a task takes as many KV heads as leave the threads enough to share, because they lie side by
-//! side in a page and memory is fastest when it is read in order.
+//! Rows of a prompt share what they read: a task takes one KV head at a time, whose run stays in the cache. A single
+//! row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough tasks for the
+//! threads, because heads lie side by side in a page and sequential reads are fastest.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::runtime::backend::{AttentionSpec, KvShape, Span};
 use crate::runtime::kernel::Isa;
 use crate::runtime::kernel::attention::{self, Queries, Scratch, partial_len};
 
-/// Queries of a task, so that with their scores they stay in the second-level cache.
+/// Queries of a task, few enough that they and their scores stay in the second-level cache.
 const BLOCK_QUERIES: usize = 64;
 
 /// Tasks per thread below which long histories are split.
@@ -24,22 +24,22 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Rows of a span that are computed together.
+/// Consecutive rows of a span that are computed together.
 #[derive(Debug, Clone)]
 struct QueryBlock {
     span: usize,
-    /// Of the step.
+    /// Rows of the step.
     rows: Range<usize>,
-    /// Runs of pages that they see.
+    /// Runs of pages that the rows see.
     runs: Range<usize>,
-    /// The first of its tasks, `[part][num_kv_heads / kv_heads]`: one part, or one for each run.
+    /// Index of the first task, `[part][num_kv_heads / kv_heads]`: one part, or one for each run.
     first_task: usize,
     num_parts: usize,
-    /// KV heads of a task.
+    /// KV heads per task.
     kv_heads: usize,
 }
 
-/// A task: its row block, the first of its KV heads, and its runs.
+/// One task: its row block, its first KV head, and its runs.
 #[derive(Debug, Clone)]
 struct AttentionTask {
     block: usize,
@@ -47,16 +47,16 @@ struct AttentionTask {
     runs: Range<usize>,
 }
 
-/// The tasks of a layer and their results; kept from call to call for its memory.
+/// The tasks of a layer and their results; kept between calls to reuse the memory.
 #[derive(Default)]
 pub struct AttentionPlan {
     blocks: Vec<QueryBlock>,
     tasks: Vec<AttentionTask>,
-    /// A slot for each task, `[kv_heads][row][head of the group][partial_len]`.
+    /// One slot per task, `[kv_heads][row][head of the group][partial_len]`.
     partials: Vec<f32>,
 }
 
-/// What the tasks of a layer share.
+/// The inputs that all tasks of a layer share.
 #[derive(Clone, Copy)]
 struct AttentionJob<'a> {
     kv: &'a CpuKv,
@@ -90,7 +90,7 @@ impl AttentionJob<'_> {
         rows * self.group * partial_len(self.shape.head_dim)
     }
 
-    /// KV heads of a task when `blocks` single rows are to be cut into runs.
+    /// Returns the KV heads per task if `blocks` single rows are cut into runs.
     fn kv_heads_of_a_run(&self, num_runs: usize, threads: usize) -> usize {
         let tasks_per_run = (TASKS_PER_THREAD * threads).div_ceil(num_runs.max(1));
         let largest = (self.shape.num_kv_heads / tasks_per_run).max(1);
@@ -117,7 +117,7 @@ impl AttentionPlan {
         let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
         let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
         let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
-        // The last rows of a prompt see most: they go first, so that no thread is left alone with them.
+        // The last rows of a prompt see the most pages: they go first, so that no thread ends up alone with them.
         for (index, block) in self.blocks.iter_mut().enumerate().rev() {
             block.first_task = self.tasks.len();
             block.kv_heads = if single(block) { kv_heads } else { 1 };
@@ -133,7 +133,7 @@ impl AttentionPlan {
 }
 
 impl Cpu {
-    /// Attention of all rows.
+    /// Computes the attention of all rows.
     pub(super) fn attend_rows(
         &self,
         kv: &CpuKv,
@@ -173,7 +173,7 @@ fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &Atte
     });
 }
 
-/// Merges what the tasks of a row's block found.
+/// Merges the results of a row's tasks.
 fn finish_row(
     isa: Isa,
     job: &AttentionJob<'_>,

@@ -1,6 +1,6 @@
-//! Activations between the operations of a step, with their quantised form where it was made on the way.
+//! Activations between the operations of a step, with their quantised form if an operation produced it.
 //!
-//! Invariant: the quantised form, where there is one, is that of the values: whatever may change these drops it.
+//! Invariant: a quantised form that is present matches the values: every mutable access drops it.
 
 use crate::runtime::kernel::gemm::Activations;
 
@@ -30,7 +30,7 @@ impl CpuBuffer {
         &self.values[index * self.width..(index + 1) * self.width]
     }
 
-    /// What products of quantised weights need of the values, if it is there.
+    /// Returns the quantised form of the values, if present.
     pub fn quantized(&self) -> Option<&Activations> {
         self.is_quantized.then_some(&self.quantized)
     }
@@ -46,13 +46,13 @@ impl CpuBuffer {
         &mut self.values
     }
 
-    /// Exchanges the values for others.
+    /// Swaps the values with `values`.
     pub fn swap(&mut self, values: &mut Vec<f32>) {
         self.is_quantized = false;
         std::mem::swap(&mut self.values, values);
     }
 
-    /// As `values_mut`, for who also writes the quantised form of every value.
+    /// Returns values and quantised form, for a writer that writes both.
     pub fn both_mut(&mut self) -> (&mut [f32], &mut Activations) {
         self.is_quantized = true;
         (&mut self.values, &mut self.quantized)

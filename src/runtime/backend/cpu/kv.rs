@@ -1,8 +1,9 @@
-//! Pages of keys and values, and of states, in memory of their own.
+//! Pages of keys and values, and of recurrent states, each in memory of its own.
 //!
-//! A page holds, store by store of its group, keys and then values, each `[kv_head]` blocks as [`attention::write_row`] lays
-//! them, or the f32 values of a state. Its memory is made when it is first written and stays for the page's next owner, unless
-//! the page is freed: then the system has it back, and its addresses are for the next page that is made.
+//! A page holds, for each store of its group, keys and then values, each as `[kv_head]` blocks in the layout of
+//! [`attention::write_row`], or the f32 values of a state. Its memory is allocated at the first write and stays for
+//! the page's next owner, unless the page is freed: then the system takes it back, and the addresses are reused for
+//! the next allocated page.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,11 +11,11 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, Span, StoreShape};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::kernel::attention::{self, HeadPage, Part};
-use crate::runtime::kernel::memory::{Arena, Memory};
+use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
+use crate::runtime::kernel::memory::{Arena, ArenaMemory};
 use crate::runtime::kernel::pool::Pool;
 
-/// Below this many values rows are not worth waking other threads for.
+/// Number of values below which writing rows on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 14;
 
 /// Pages by group.
@@ -22,18 +23,18 @@ pub struct CpuKv {
     kv_type: KvType,
     stores: Vec<StoreOffset>,
     groups: Vec<GroupKv>,
-    /// Where new pages lie, side by side on huge pages. Never locked: this makes it shareable.
+    /// Allocator of pages, side by side on huge pages. The mutex is never contended; it makes the type `Sync`.
     arena: Mutex<Arena>,
-    /// Of the rows that are being written; kept for its memory.
+    /// Runs of the rows being written; kept to reuse the memory.
     runs: Vec<PageRun>,
 }
 
 /// Consecutive rows of a step that go to one page.
 struct PageRun {
     page: AtomicPtr<u8>,
-    /// Of the page.
+    /// First token within the page.
     first_token: usize,
-    /// Of the step.
+    /// Rows of the step.
     rows: Range<usize>,
 }
 
@@ -41,13 +42,13 @@ struct PageRun {
 #[derive(Default)]
 struct GroupKv {
     page_bytes: usize,
-    /// Nothing where a page was never written or is freed.
-    pages: Vec<Option<Memory>>,
-    /// Memory of freed pages, which the system has taken back.
-    spare: Vec<Memory>,
+    /// `None` for a page that was never written or is freed.
+    pages: Vec<Option<ArenaMemory>>,
+    /// Address ranges of freed pages, whose memory the system has taken back.
+    spare: Vec<ArenaMemory>,
 }
 
-/// Where a store begins in a page of its group; a layer's values follow its keys.
+/// Offset of a store in a page of its group; a layer's values follow its keys.
 #[derive(Debug, Clone, Copy)]
 struct StoreOffset {
     group: usize,
@@ -71,7 +72,7 @@ impl CpuKv {
         self.kv_type
     }
 
-    /// The shape of a store that holds rows, and where it lies.
+    /// Returns shape and offset of a store of rows.
     fn rows(&self, store: usize) -> (StoreOffset, KvShape) {
         match self.stores[store] {
             place @ StoreOffset { shape: StoreShape::Rows(shape), .. } => (place, shape),
@@ -83,7 +84,7 @@ impl CpuKv {
         self.rows(store).1
     }
 
-    /// A sequence's state, as the step that begins at `span.start` finds it and is to leave it.
+    /// Returns a sequence's state, to be updated by the step that begins at `span.start`.
     pub fn state_mut(&mut self, store: usize, span: &Span) -> Result<&mut [f32]> {
         let StoreOffset { group, offset, shape } = self.stores[store];
         let (len, first) = (shape.bytes(self.kv_type), span.start == 0);
@@ -95,7 +96,7 @@ impl CpuKv {
         Ok(state)
     }
 
-    /// The page's bytes, to be written.
+    /// Returns the page's bytes for writing.
     fn page_mut(&mut self, group: usize, id: PageId) -> Result<&mut [u8]> {
         let GroupKv { page_bytes, pages, spare } = &mut self.groups[group];
         let index = id as usize;
@@ -155,10 +156,10 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, at their places.
+    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, to their pages.
     ///
     /// # Errors
-    /// [`Error::Backend`] when there is no memory for a page.
+    /// [`Error::Backend`] if there is no memory for a page.
     pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[Span], pool: &Pool) -> Result<()> {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         self.find_runs(group, spans)?;
@@ -167,10 +168,11 @@ impl CpuKv {
         let page_bytes = self.groups[group].page_bytes;
         let count = 2 * num_kv_heads;
         assert!(offset + count * block_bytes <= page_bytes, "a layer's blocks lie in its page");
-        // A block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in the page.
+        // One block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in
+        // the page.
         let task = |block: usize| {
             let (part, rows) =
-                if block < num_kv_heads { (Part::Keys, rows[0]) } else { (Part::Values, rows[1]) };
+                if block < num_kv_heads { (KvPart::Keys, rows[0]) } else { (KvPart::Values, rows[1]) };
             let first_column = block % num_kv_heads * head_dim;
             for run in &self.runs {
                 let page = run.page.load(Ordering::Relaxed);
@@ -193,7 +195,7 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Which page each row goes to; makes the pages.
+    /// Assigns rows to pages, and allocates missing pages.
     fn find_runs(&mut self, group: usize, spans: &[Span]) -> Result<()> {
         self.runs.clear();
         for span in spans {
@@ -209,7 +211,7 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Some heads' keys and values in a page that has been written.
+    /// Returns keys and values of some heads in a page that has been written.
     pub fn head_pages(&self, store: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
@@ -226,14 +228,14 @@ mod tests {
 
     const SHAPE: KvShape = KvShape { num_kv_heads: 2, head_dim: 64 };
 
-    /// Rows of 2 heads whose values are `first`, `first + 1`, ... in order.
+    /// Returns rows of 2 heads with the values `first`, `first + 1`, ... in order.
     fn rows(count: usize, first: f32) -> Vec<f32> {
         (0..count * 128).map(|n| first + (n % 1000) as f32).collect()
     }
 
     fn written(kv: &CpuKv, page: PageId, token: usize, head: usize) -> [Vec<f32>; 2] {
         let pages = kv.head_pages(0, head..head + 1, page);
-        [(Part::Keys, pages.keys), (Part::Values, pages.values)].map(|(part, block)| {
+        [(KvPart::Keys, pages.keys), (KvPart::Values, pages.values)].map(|(part, block)| {
             let mut row = vec![0.0; 64];
             attention::read_row(KvType::F32, part, block, token, &mut row);
             row
@@ -245,7 +247,7 @@ mod tests {
         let layout =
             KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
         let (keys, values) = (rows(150, 0.0), rows(150, 5000.0));
-        // 70 rows from position 20 on, of a sequence with three pages, and 80 of another one from its beginning.
+        // 70 rows from position 20 on, of a sequence with three pages, and the first 80 rows of another.
         let spans = [
             Span { rows: 0..70, start: 20, pages: vec![3, 0, 1] },
             Span { rows: 70..150, start: 0, pages: vec![2, 5, 4] },

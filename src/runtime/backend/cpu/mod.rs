@@ -1,8 +1,8 @@
 //! The CPU backend: our kernels over f32 activations, on a pool of threads.
 //!
-//! Quantised matrices are packed once, when they are loaded, and multiplied with activations quantised to 8 bits;
-//! plain floats stay as they lie in the file and are widened row by row, in f32 arithmetic throughout.
-//! Work is split over outputs, never inside a reduction, so the number of threads does not show in the result.
+//! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits; plain floats
+//! stay in the file's layout and are widened row by row, with f32 arithmetic throughout. Work is split over outputs,
+//! never inside a reduction, so the result does not depend on the number of threads.
 
 mod attention;
 mod buffer;
@@ -20,38 +20,38 @@ use super::{
     feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::kernel::gemm::{self, Activations, Packed, Source, fixed};
-use crate::runtime::kernel::matmul::{self, Shape};
+use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
+use crate::runtime::kernel::matmul::{self, MatmulShape};
 use crate::runtime::kernel::memory::Arena;
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
 
-/// Weight rows that one task widens and multiplies: small enough for the second-level cache.
+/// Weight rows that a task widens and multiplies: few enough for the second-level cache.
 const ROWS_PER_TASK: usize = 16;
 
-/// Below this many multiplications a product is not worth waking other threads for.
+/// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 15;
 
-/// Values that one task of an element-wise operation takes.
+/// Values per task of an element-wise operation.
 const VALUES_PER_TASK: usize = 8 << 10;
 
-/// Rows of a step from which it counts as a batch, which arithmetic limits and not memory.
+/// Rows from which a step counts as a batch, limited by arithmetic instead of memory.
 pub const BATCH_ROWS: usize = 32;
 
-/// What the CPU backend computes with.
+/// Threads and instruction set of the CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads of a step of few rows, the calling one included.
+    /// Threads of a step of few rows, including the calling thread.
     pub threads: usize,
     /// Threads of a step of [`BATCH_ROWS`] rows and more: prompts, many sequences.
     pub threads_batch: usize,
-    /// No better than what this processor has.
+    /// Instruction set; the processor must support it.
     pub isa: Isa,
 }
 
 impl CpuOptions {
-    /// One number of threads for every step, and the best instruction set there is.
+    /// Uses the same number of threads for every step, and the best instruction set.
     pub fn new(threads: usize) -> Self {
         Self { threads, threads_batch: threads, isa: isa::isa() }
     }
@@ -63,37 +63,37 @@ pub struct Cpu {
     threads: [usize; 2],
     pool: Pool,
     scratch: RefCell<CpuScratch>,
-    /// Where packed weights lie.
+    /// Memory of packed weights.
     weights: Arena,
-    /// Whether there are any.
+    /// Whether any weights were packed.
     has_packed: Cell<bool>,
 }
 
-/// Memory of operations, kept from step to step.
+/// Temporary memory of operations, kept between steps.
 #[derive(Default)]
 struct CpuScratch {
     quantized: Activations,
-    /// What a feed-forward network's first half gives.
+    /// Result of the first half of a feed-forward network.
     gated: Activations,
-    fixed: fixed::Activations,
+    fixed: fixed::FixedActivations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
     attention: attention::AttentionPlan,
 }
 
 impl Cpu {
-    /// A backend that computes on `num_threads` threads, the calling one included.
+    /// Creates a backend with `num_threads` threads, including the calling thread.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the threads cannot be started.
+    /// [`Error::Backend`] if the threads cannot be started.
     pub fn new(num_threads: usize) -> Result<Self> {
         Self::with(CpuOptions::new(num_threads))
     }
 
-    /// As [`Self::new`], in every detail.
+    /// Creates a backend with these options.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the threads cannot be started or the processor lacks the instruction set.
+    /// [`Error::Backend`] if the threads cannot be started or the processor lacks the instruction set.
     pub fn with(CpuOptions { threads, threads_batch, isa }: CpuOptions) -> Result<Self> {
         if isa > isa::isa() {
             return Err(Error::Backend(format!("this processor has no {}", isa.name())));
@@ -110,7 +110,7 @@ impl Cpu {
         })
     }
 
-    /// Runs `task` on every chunk of `out`, on all threads when the work is worth it.
+    /// Runs `task` on every chunk of `out`, on all threads if there is enough work.
     fn for_chunks(
         &self,
         out: &mut [f32],
@@ -125,7 +125,7 @@ impl Cpu {
         }
     }
 
-    /// Runs `task` on every row of `out`, as [`Self::for_chunks`] with a good number of rows to a chunk.
+    /// Runs `task` on every row of `out`, as [`Self::for_chunks`] with a suitable number of rows per chunk.
     fn for_rows(&self, out: &mut [f32], width: usize, work: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
         let rows = (VALUES_PER_TASK / width).max(1);
         self.for_chunks(out, rows * width, work, |index, out| {
@@ -135,7 +135,7 @@ impl Cpu {
         });
     }
 
-    /// The quantised form of `x`: what it has, or made into `scratch`.
+    /// Returns the quantised form of `x`: its own, or one computed into `scratch`.
     fn quantized<'a>(&self, x: &'a CpuBuffer, scratch: &'a mut Activations) -> &'a Activations {
         x.quantized().unwrap_or_else(|| {
             scratch.quantize(self.isa, x.values(), x.width(), &self.pool);
@@ -143,7 +143,7 @@ impl Cpu {
         })
     }
 
-    /// Those of the products whose weights are quantised, in one region.
+    /// Computes those of the products with quantised weights, in one parallel region.
     fn matmul_packed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
         let packed = products.iter_mut().filter_map(|product| match product.weight {
             CpuWeight::Packed(weight) => Some((weight, product.out.values_mut())),
@@ -156,7 +156,7 @@ impl Cpu {
         }
     }
 
-    /// Those of the products whose weights are F16 or BF16, in one region.
+    /// Computes those of the products with F16 or BF16 weights, in one parallel region.
     fn matmul_fixed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
         let fixed = products.iter_mut().filter_map(|product| match product.weight {
             CpuWeight::Fixed(weight) => Some((weight, product.out.values_mut())),
@@ -179,12 +179,12 @@ impl Cpu {
         }
     }
 
-    /// `out = x . weight^T` in f32.
+    /// Computes `out = x . weight^T` in f32.
     fn matmul_plain(&self, x: &CpuBuffer, weight: &HostTensor, out: &mut [f32]) {
         let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
         let task = |index: usize, out: &mut [f32]| {
             let rows = out.len() / m;
-            weight_block(isa, weight, index * ROWS_PER_TASK, rows, Shape { k, m }, x.values(), out);
+            weight_block(isa, weight, index * ROWS_PER_TASK, rows, MatmulShape { k, m }, x.values(), out);
         };
         if m == 1 {
             return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
@@ -198,16 +198,16 @@ impl Cpu {
 
 /// A matrix `[out, in]`.
 pub enum CpuWeight {
-    /// Floats, or a table that only serves lookups: as in the file, mapped.
+    /// Floats, or a table that is only used for look-ups: mapped, in the file's layout.
     Plain(HostTensor),
     /// Quantised, in the kernels' own layout; the file's bytes are not kept.
     Packed(Packed),
-    /// F16 or BF16, likewise.
-    Fixed(fixed::Weights),
+    /// F16 or BF16 in the kernels' own layout.
+    Fixed(fixed::FixedWeights),
 }
 
 impl CpuWeight {
-    /// Rows (outputs) and columns (inputs).
+    /// Returns rows (outputs) and columns (inputs).
     fn rows_cols(&self) -> (usize, usize) {
         match self {
             CpuWeight::Plain(tensor) => tensor.rows_cols(),
@@ -243,15 +243,17 @@ impl Backend for Cpu {
         if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
             return Err(LoadError::Tensor {
                 tensor: format!("{} {:?}", dtype.name(), tensor.shape),
-                message: "has values beyond 2^18, which no weight is".to_owned(),
+                message: "has values above 2^18, the limit for weights".to_owned(),
             });
         }
         let release = |packed| tensor.bytes.release(packed);
-        let source = Source::new(dtype, [rows, cols], bytes).telling(&release);
+        let source = MatrixSource::new(dtype, [rows, cols], bytes).telling(&release);
         let packed = match dtype {
             Dtype::F32 => Ok(None),
-            Dtype::F16 | Dtype::Bf16 => fixed::Weights::pack(self.isa, &source, &self.weights, &self.pool)
-                .map(|weights| weights.map(CpuWeight::Fixed)),
+            Dtype::F16 | Dtype::Bf16 => {
+                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool)
+                    .map(|weights| weights.map(CpuWeight::Fixed))
+            }
             _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
         };
         let packed = packed.map_err(|error| LoadError::Tensor {
@@ -281,7 +283,7 @@ impl Backend for Cpu {
     }
 
     fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
-        // The first operation of a step.
+        // Every step starts here, so the number of threads is chosen here.
         self.pool.use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
@@ -303,7 +305,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    /// For products of quantised weights each task also quantises the rows that it has just made.
+    /// If the products have quantised weights, each task also quantises the rows it has just computed.
     fn rms_norm_into_products(
         &self,
         x: &CpuBuffer,
@@ -535,20 +537,20 @@ impl Backend for Cpu {
     }
 }
 
-/// Bytes of `count` rows of a matrix from `start`.
+/// Returns the bytes of `count` rows of a matrix from `start`.
 fn row_bytes(tensor: &HostTensor, start: usize, count: usize) -> &[u8] {
     let (_, cols) = tensor.rows_cols();
     let bytes = tensor.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
     &tensor.bytes[start * bytes..(start + count) * bytes]
 }
 
-/// `out[rows, m]` of weight rows from `start`, widened to f32 unless they are f32 already.
+/// Computes `out[rows, m]` for weight rows from `start`, widened to f32 if necessary.
 fn weight_block(
     isa: Isa,
     weight: &HostTensor,
     start: usize,
     rows: usize,
-    shape: Shape,
+    shape: MatmulShape,
     x: &[f32],
     out: &mut [f32],
 ) {
@@ -565,7 +567,7 @@ fn weight_block(
     });
 }
 
-/// `out[m, n]` from `values[n, m]`.
+/// Transposes `values[n, m]` into `out[m, n]`.
 fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
     let n = values.len() / m;
     for (row, values) in values.chunks_exact(m).enumerate() {
@@ -612,7 +614,7 @@ mod tests {
                     apart.values() == together.values() && expected.values() == got.values(),
                     "{rows} rows"
                 );
-                // What changes the values afterwards shows in the products.
+                // Later changes of the values must show in the products.
                 [&mut apart, &mut together].into_iter().for_each(|x| cpu.scale(x, 1.7).unwrap());
             }
         }

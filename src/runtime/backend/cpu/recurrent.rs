@@ -1,7 +1,7 @@
-//! Layers that keep a state: how their rows are cut into tasks. Rows of a sequence follow each other, channels and heads are
+//! Recurrent layers: cuts their rows into tasks. Rows of a sequence are sequential; channels and heads are
 //! independent.
 //!
-//! What goes into a state is computed in f64 and rounded once: the norm after it magnifies every error before it.
+//! Inputs of a state are computed in f64 and rounded once: the norm after it magnifies earlier errors.
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
@@ -10,7 +10,7 @@ use crate::runtime::error::Result;
 use crate::runtime::kernel::{Isa, conv, delta, dot};
 
 impl Cpu {
-    /// Causal convolution over each channel.
+    /// Computes a causal convolution over each channel.
     pub(super) fn convolve_rows(
         &self,
         kv: &mut CpuKv,
@@ -38,7 +38,7 @@ impl Cpu {
         Ok(())
     }
 
-    /// The gated delta rule, a task for each head of each span.
+    /// Computes the gated delta rule, with a task for each head of each span.
     pub(super) fn delta_rows(
         &self,
         kv: &mut CpuKv,
@@ -74,7 +74,7 @@ impl Cpu {
     }
 }
 
-/// What the heads of a span share.
+/// The inputs that the heads of a span share.
 struct HeadInputs<'a> {
     isa: Isa,
     spec: &'a DeltaSpec<'a, Vec<f32>>,
@@ -85,7 +85,7 @@ struct HeadInputs<'a> {
 }
 
 impl HeadInputs<'_> {
-    /// One head's rows, `[rows, value_dim]` into `out`.
+    /// Computes one head's rows, `[rows, value_dim]`, into `out`.
     fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
         let DeltaShape { key_heads, key_dim, value_dim, .. } = self.spec.shape;
         let key_head = self.spec.shape.key_head(head);
@@ -97,7 +97,7 @@ impl HeadInputs<'_> {
             let scale = 1.0 / (key_dim as f64).sqrt();
             normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], scale, &mut query);
             normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], 1.0, &mut key);
-            let token = delta::Token {
+            let token = delta::DeltaToken {
                 key: &key,
                 query: &query,
                 value: &qkv[2 * keys + head * value_dim..][..value_dim],
@@ -109,7 +109,7 @@ impl HeadInputs<'_> {
     }
 }
 
-/// `scale * x / sqrt(sum(x^2) + eps)`, rounded once; the constant is the reference's.
+/// Computes `scale * x / sqrt(sum(x^2) + eps)`, rounded once; `eps` is the reference's.
 fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
     let factor = scale / (f64::from(dot::dot(isa, x, x)) + 1e-6).sqrt();
     for (out, x) in out.iter_mut().zip(x) {
@@ -117,7 +117,7 @@ fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
     }
 }
 
-/// `exp(-fading * softplus(x))`, in f64 and so exact to f32 whatever the system's library.
+/// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32 with any system library.
 fn kept(fading: f64, x: f32) -> f32 {
     let x = f64::from(x);
     let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };

@@ -1,12 +1,13 @@
-//! What attention needs of [`Wide`] beyond products: numbers widened as they are loaded, and sums put back into memory.
+//! [`Wide`] extended by the operations of attention: loads that widen numbers, and stores of sums.
 
 use half::f16;
 
 use crate::wide::{LANES, Wide};
 
-/// Sixteen f32 with the conversions that pages need. The functions require the instruction set that the type stands for.
-pub trait Lanes: Wide {
-    /// Sums that the registers hold beside what goes into them.
+/// Sixteen f32 with the conversions that pages need. The functions require the instruction set of the implementing
+/// type.
+pub trait VectorLanes: Wide {
+    /// Number of sums that fit into the registers beside their operands.
     const SUMS: usize;
 
     /// # Safety
@@ -22,11 +23,11 @@ pub trait Lanes: Wide {
     unsafe fn load_f32(from: *const f32) -> Self;
 
     /// # Safety
-    /// As [`Lanes::load_f32`].
+    /// As [`VectorLanes::load_f32`].
     unsafe fn load_f16(from: *const f16) -> Self;
 
     /// # Safety
-    /// As [`Lanes::load_f32`].
+    /// As [`VectorLanes::load_f32`].
     unsafe fn load_i8(from: *const i8) -> Self;
 
     /// # Safety
@@ -34,7 +35,7 @@ pub trait Lanes: Wide {
     unsafe fn store(self, to: *mut f32);
 }
 
-impl Lanes for [f32; LANES] {
+impl VectorLanes for [f32; LANES] {
     const SUMS: usize = 4;
 
     #[inline(always)]
@@ -80,10 +81,10 @@ mod x86 {
 
     use half::f16;
 
-    use super::Lanes;
+    use super::VectorLanes;
 
     /// AVX2, FMA and F16C.
-    impl Lanes for [__m256; 2] {
+    impl VectorLanes for [__m256; 2] {
         const SUMS: usize = 4;
 
         #[inline(always)]
@@ -133,7 +134,7 @@ mod x86 {
     }
 
     /// AVX-512 F.
-    impl Lanes for __m512 {
+    impl VectorLanes for __m512 {
         const SUMS: usize = 16;
 
         #[inline(always)]

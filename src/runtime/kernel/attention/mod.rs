@@ -1,6 +1,6 @@
-//! Causal attention over pages that are read where they lie, by the query heads that share a KV head together.
+//! Causal attention over pages, read in place, for all query heads that share a KV head together.
 //!
-//! Invariant, the definition of every output, whatever is computed beside it, by how many threads, with which registers:
+//! Invariant, the definition of every output, independent of other rows, the number of threads and the registers:
 //!
 //! ```text
 //! for each run of 256 positions, counted from position 0, in ascending order, over the positions j that the query sees:
@@ -12,8 +12,8 @@
 //! out = mixed / sum, after a sink has joined max and sum
 //! ```
 //!
-//! Runs can be reduced by different threads and merged afterwards, or one after the other by the same: the merges are the
-//! same. What a query does not see is never multiplied: a neighbour's infinity stays its own.
+//! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are the
+//! same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
 
 mod lanes;
 mod stored;
@@ -23,23 +23,23 @@ mod tile;
 
 use std::ops::Range;
 
-use lanes::Lanes;
-pub use stored::{BLOCK, KvType, PAGE_TOKENS, Part, read_row, write_row};
+use lanes::VectorLanes;
+pub use stored::{BLOCK, KvPart, KvType, PAGE_TOKENS, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
-use tile::{Block, mix_page, score_page};
+use tile::{KvBlock, mix_page, score_page};
 
 use super::dot::sum_body;
 use super::isa::{self, Isa, dispatch};
 use super::math::{exp, exp_minus_body, softcap_body};
 use super::wide::LANES;
 
-/// Pages that are reduced together.
+/// Number of pages that are reduced together.
 pub const RUN_PAGES: usize = 8;
 
-/// Positions that are reduced together; part of the definition.
+/// Number of positions that are reduced together; part of the definition.
 pub const RUN_TOKENS: usize = RUN_PAGES * PAGE_TOKENS;
 
-/// How scores are made from inner products.
+/// Rule that turns inner products into scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreRule {
     pub scale: f32,
@@ -47,34 +47,34 @@ pub struct ScoreRule {
     pub softcap: Option<f32>,
 }
 
-/// Keys and values of a page, one block of [`PAGE_TOKENS`] rows per KV head as [`write_row`] lays them.
+/// Keys and values of a page, one block of [`PAGE_TOKENS`] rows per KV head in the layout of [`write_row`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadPage<'a> {
     pub keys: &'a [u8],
     pub values: &'a [u8],
 }
 
-/// Queries of consecutive positions of a sequence, for some KV heads that follow each other.
+/// Queries of consecutive positions of a sequence, for some consecutive KV heads.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
-    /// Of each row `[kv_heads][heads][head_dim]`; rows begin `row_stride` apart.
+    /// `[kv_heads][heads][head_dim]` for each row; rows begin `row_stride` apart.
     pub q: &'a [f32],
     pub row_stride: usize,
     pub rows: usize,
     pub kv_heads: usize,
-    /// Query heads that share a KV head.
+    /// Query heads per KV head.
     pub heads: usize,
     pub head_dim: usize,
     /// Position of the first row.
     pub start: usize,
-    /// A row sees at most this many positions, its own included.
+    /// Number of positions that a row sees, including its own; `None` for all.
     pub window: Option<usize>,
     pub rule: ScoreRule,
     pub kv_type: KvType,
 }
 
 impl Queries<'_> {
-    /// Queries that share a KV head.
+    /// Returns the number of queries that share a KV head.
     fn per_kv_head(&self) -> usize {
         self.rows * self.heads
     }
@@ -83,44 +83,45 @@ impl Queries<'_> {
         self.kv_heads * self.per_kv_head()
     }
 
-    /// Bytes of one KV head's keys or values of a page.
+    /// Returns the bytes of one KV head's keys or values of a page.
     fn block_bytes(&self) -> usize {
         PAGE_TOKENS * self.kv_type.row_bytes(self.head_dim)
     }
 
-    /// Positions that a row sees.
+    /// Returns the positions that a row sees.
     fn visible(&self, row: usize) -> Range<usize> {
         let position = self.start + row;
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
     }
 
-    /// Positions that any row sees.
+    /// Returns the positions that any row sees.
     fn all_visible(&self) -> Range<usize> {
         self.visible(0).start..self.start + self.rows
     }
 
-    /// Runs that hold any of them.
+    /// Returns the runs that contain any of them.
     pub fn runs(&self) -> Range<usize> {
         let visible = self.all_visible();
         visible.start / RUN_TOKENS..visible.end.div_ceil(RUN_TOKENS)
     }
 }
 
-/// The positions of `range` that lie in a run, counted from its beginning.
+/// Returns the positions of `range` within a run, relative to the run's start.
 fn within(range: Range<usize>, run: usize) -> Range<usize> {
     let place = |position: usize| position.saturating_sub(run * RUN_TOKENS).min(RUN_TOKENS);
     place(range.start)..place(range.end)
 }
 
-/// Numbers in the partial result of one query: `head_dim` mixed values, the largest score, the sum of the weights.
+/// Returns the length of a query's partial result: `head_dim` mixed values, the largest score, the sum of the
+/// weights.
 pub const fn partial_len(head_dim: usize) -> usize {
     head_dim + 2
 }
 
-/// How far ahead of what is read the next blocks are fetched, at least; measured.
+/// Least distance in bytes between the block being read and the block being prefetched; measured.
 const AHEAD_BYTES: usize = 8 << 10;
 
-/// Memory of [`attend`], kept from call to call.
+/// Temporary memory of [`attend`], kept between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// `[query][head_dim]`, queries by KV head, then row, then head.
@@ -129,17 +130,17 @@ pub struct Scratch {
     scores: Vec<f32>,
     /// `[query][mixed_stride]`.
     mixed: Vec<f32>,
-    /// Largest score and sum of weights by query.
+    /// Largest score and sum of weights, by query.
     stats: Vec<[f32; 2]>,
 }
 
-/// Reduces `runs` of what the queries see to one partial result per query,
-/// `[kv_heads][rows][heads][partial_len]`.
+/// Reduces `runs` of the visible positions to one partial result per query, `[kv_heads][rows][heads][partial_len]`.
 ///
-/// `page` gives the pages of the sequence by number, of the KV heads at hand; it is asked for those only that some row sees.
+/// `page` returns a page of the sequence by number, for the KV heads of `queries`; it is only called for pages that
+/// some row sees.
 ///
 /// # Panics
-/// When a slice is too short, or a page is not what `kv_type` and `head_dim` say.
+/// If a slice is too short, or a page does not match `kv_type` and `head_dim`.
 pub fn attend<'a>(
     isa: Isa,
     queries: &Queries<'_>,
@@ -169,20 +170,20 @@ pub fn attend<'a>(
         for number in numbers.clone() {
             pages[number] = page(run * RUN_PAGES + number);
         }
-        let run = Run { queries, run, pages: &pages, numbers };
+        let run = RunTask { queries, run, pages: &pages, numbers };
         reduce(isa, &run, scratch, partials);
     }
 }
 
-/// Largest score and sum of weights of nothing.
+/// Largest score and sum of weights of no positions.
 const EMPTY: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
-/// Mixed values are padded to whole registers.
+/// Returns the length of mixed values, padded to whole registers.
 fn mixed_stride(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES)
 }
 
-/// Merges what later positions gave into what earlier ones did.
+/// Merges the result of later positions into that of earlier ones.
 #[inline(always)]
 fn merge(values: &mut [f32], state: &mut [f32; 2], mixed: &[f32], stats: [f32; 2]) {
     if stats == EMPTY {
@@ -201,7 +202,7 @@ fn merge(values: &mut [f32], state: &mut [f32; 2], mixed: &[f32], stats: [f32; 2
     *state = [max, stats[1].mul_add(factors[1], state[1] * factors[0])];
 }
 
-/// A partial result's mixed values, largest score and sum of weights.
+/// Splits a partial result into mixed values, largest score and sum of weights.
 #[inline(always)]
 fn parts(partial: &[f32], head_dim: usize) -> (&[f32], [f32; 2]) {
     (&partial[..head_dim], [partial[head_dim], partial[head_dim + 1]])
@@ -225,49 +226,50 @@ fn finish_body(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f3
 }
 
 dispatch! {
-    /// Merges the partial results of one query, those of earlier runs first, which begin `stride` apart, to `out`, `[head_dim]`.
+    /// Merges the partial results of one query, which begin `stride` apart, earlier runs first, into `out`,
+    /// `[head_dim]`.
     ///
     /// A sink is a score that takes part in the softmax without a value (gpt-oss).
     pub fn finish(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f32]) = finish_body
 }
 
-/// What is reduced at a time.
-struct Run<'a> {
+/// The reduction of one run.
+struct RunTask<'a> {
     queries: &'a Queries<'a>,
     run: usize,
     pages: &'a [HeadPage<'a>; RUN_PAGES],
-    /// Those of the pages that some row sees.
+    /// Numbers of the pages that some row sees.
     numbers: Range<usize>,
 }
 
-impl Run<'_> {
-    /// Positions of the run that a query sees.
+impl RunTask<'_> {
+    /// Returns the positions of the run that a query sees.
     #[inline(always)]
     fn visible(&self, query: usize) -> Range<usize> {
         within(self.queries.visible(query / self.queries.heads % self.queries.rows), self.run)
     }
 
-    /// A page's keys or values for one KV head.
+    /// Returns a page's keys or values for one KV head.
     #[inline(always)]
-    fn block<S: Stored>(&self, part: Part, page: usize, kv_head: usize) -> Block<S::Element> {
+    fn block<S: Stored>(&self, part: KvPart, page: usize, kv_head: usize) -> KvBlock<S::Element> {
         let bytes = match part {
-            Part::Keys => self.pages[page].keys,
-            Part::Values => self.pages[page].values,
+            KvPart::Keys => self.pages[page].keys,
+            KvPart::Values => self.pages[page].values,
         };
         let len = self.queries.block_bytes();
-        Block::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
+        KvBlock::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
     }
 
-    /// The block that comes [`AHEAD_BYTES`] after this one.
+    /// Returns the block [`AHEAD_BYTES`] after this one.
     #[inline(always)]
-    fn next<S: Stored>(&self, part: Part, page: usize, kv_head: usize) -> Option<*const S::Element> {
+    fn next<S: Stored>(&self, part: KvPart, page: usize, kv_head: usize) -> Option<*const S::Element> {
         let Queries { kv_heads, head_dim, .. } = *self.queries;
         let ahead = AHEAD_BYTES.div_ceil(PAGE_TOKENS * head_dim * size_of::<S::Element>());
         let index = (page - self.numbers.start) * kv_heads + kv_head + ahead;
         let count = self.numbers.len() * kv_heads;
         let (part, index) = match part {
             part if index < count => (part, index),
-            Part::Keys if index < 2 * count => (Part::Values, index - count),
+            KvPart::Keys if index < 2 * count => (KvPart::Values, index - count),
             _ => return None,
         };
         let page = self.numbers.start + index / kv_heads;
@@ -275,7 +277,7 @@ impl Run<'_> {
     }
 }
 
-fn reduce(isa: Isa, run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+fn reduce(isa: Isa, run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
     assert!(isa <= isa::isa(), "instruction set not available");
     // SAFETY: the assertion above: this processor has the features that each function enables.
     unsafe {
@@ -293,7 +295,7 @@ fn reduce(isa: Isa, run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) 
 /// The features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn reduce_avx2(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+unsafe fn reduce_avx2(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe { reduce_any::<[std::arch::x86_64::__m256; 2]>(run, scratch, partials) }
 }
@@ -302,7 +304,7 @@ unsafe fn reduce_avx2(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]
 /// The features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn reduce_avx512(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+unsafe fn reduce_avx512(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe { reduce_any::<std::arch::x86_64::__m512>(run, scratch, partials) }
 }
@@ -310,7 +312,7 @@ unsafe fn reduce_avx512(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f3
 /// # Safety
 /// The processor has `V`'s instruction set.
 #[inline(always)]
-unsafe fn reduce_any<V: Lanes>(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+unsafe fn reduce_any<V: VectorLanes>(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe {
         match run.queries.kv_type {
@@ -324,7 +326,11 @@ unsafe fn reduce_any<V: Lanes>(run: &Run<'_>, scratch: &mut Scratch, partials: &
 /// # Safety
 /// The processor has `V`'s instruction set.
 #[inline(always)]
-unsafe fn reduce_body<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
+unsafe fn reduce_body<V: VectorLanes, S: Stored>(
+    run: &RunTask<'_>,
+    scratch: &mut Scratch,
+    partials: &mut [f32],
+) {
     // SAFETY: by this function's contract; `attend` made the scratch large enough.
     unsafe {
         score::<V, S>(run, scratch);
@@ -343,18 +349,19 @@ unsafe fn reduce_body<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch,
     }
 }
 
-/// Queries that are scored side by side, at most: a page's scores take two registers each.
+/// Most queries that are scored side by side: a page's scores take two registers each.
 const MOST_SCORED: usize = 8;
 
-/// Queries that are mixed side by side, at most: half as many let four registers of a token's values be loaded for them, which
-/// is the faster way where the weights need no scale of their own in every second one.
+/// Returns the most queries that are mixed side by side. Half as many allow four registers of a token's values to be
+/// loaded for them, which is faster unless the weights need a scale of their own in every second register.
 const fn most_mixed<S: Stored>() -> usize {
     if S::SCALED { 8 } else { 4 }
 }
 
-/// Queries that are computed side by side: the largest number of those that kernels exist for, but `most`.
+/// Returns the number of queries to compute side by side: the largest number, at most `most`, for which there is a
+/// kernel.
 #[inline(always)]
-fn tile<V: Lanes>(rest: usize, most: usize) -> usize {
+fn tile<V: VectorLanes>(rest: usize, most: usize) -> usize {
     [8, 4, 3, 2].into_iter().find(|size| *size <= rest.min(most) && 2 * size <= V::SUMS).unwrap_or(1)
 }
 
@@ -371,20 +378,20 @@ macro_rules! with_tile {
     };
 }
 
-/// Inner products of all queries with the pages that they see: page by page, so that memory is read in the order in which
-/// it lies.
+/// Computes inner products of all queries with the pages that they see, page by page, so that memory is read
+/// sequentially.
 ///
 /// # Safety
 /// The processor has `V`'s instruction set; the scratch is as [`attend`] makes it.
 #[inline(always)]
-unsafe fn score<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
+unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scratch) {
     let head_dim = run.queries.head_dim;
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            let keys = run.block::<S>(Part::Keys, page, kv_head);
-            let keys = (keys, run.next::<S>(Part::Keys, page, kv_head));
+            let keys = run.block::<S>(KvPart::Keys, page, kv_head);
+            let keys = (keys, run.next::<S>(KvPart::Keys, page, kv_head));
             for (query, size) in tiles::<V>(run.queries, kv_head, MOST_SCORED) {
-                // The first query sees furthest back, the last furthest on.
+                // The first query sees furthest back, the last one furthest forward.
                 let seen = run.visible(query).start..run.visible(query + size - 1).end;
                 if on_page(&seen, page).is_empty() {
                     continue;
@@ -399,16 +406,16 @@ unsafe fn score<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// The part of a run's `range` that lies on a page, counted from the page's beginning.
+/// Returns the part of a run's `range` on a page, relative to the page's start.
 #[inline(always)]
 fn on_page(range: &Range<usize>, page: usize) -> Range<usize> {
     let place = |position: usize| position.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
     place(range.start)..place(range.end)
 }
 
-/// The queries of a KV head in tiles: the first of each, and how many.
+/// Iterates over tiles of a KV head's queries: the first query and the number of queries of each.
 #[inline(always)]
-fn tiles<V: Lanes>(
+fn tiles<V: VectorLanes>(
     queries: &Queries<'_>,
     kv_head: usize,
     most: usize,
@@ -422,13 +429,13 @@ fn tiles<V: Lanes>(
     })
 }
 
-/// Makes weights of one query's scores; the largest score, and the sum of the weights.
+/// Turns one query's scores into weights; returns the largest score and the sum of the weights.
 #[inline(always)]
 fn weigh(rule: ScoreRule, row: &mut [f32], visible: Range<usize>) -> [f32; 2] {
     if visible.is_empty() {
         return EMPTY;
     }
-    // Whole pages, so that a position's lane does not depend on where the window begins.
+    // Starts at a page boundary, so that a position's lane does not depend on the window's start.
     let start = visible.start / PAGE_TOKENS * PAGE_TOKENS;
     let row = &mut row[start..visible.end.next_multiple_of(PAGE_TOKENS)];
     row.iter_mut().for_each(|score| *score *= rule.scale);
@@ -442,7 +449,7 @@ fn weigh(rule: ScoreRule, row: &mut [f32], visible: Range<usize>) -> [f32; 2] {
     [max, sum_body(row)]
 }
 
-/// The largest of a multiple of 16 scores; NaN is passed over.
+/// Returns the largest of a multiple of 16 scores, ignoring NaN.
 #[inline(always)]
 fn max_body(row: &[f32]) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];
@@ -454,17 +461,18 @@ fn max_body(row: &[f32]) -> f32 {
     largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Values mixed by the weights: tiles together where all see a position, each query alone before and after.
+/// Adds the values multiplied by the weights: in tiles for positions that all queries see, one query at a time before
+/// and after.
 ///
 /// # Safety
 /// The processor has `V`'s instruction set; the scratch is as [`attend`] makes it.
 #[inline(always)]
-unsafe fn mix<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
+unsafe fn mix<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scratch) {
     scratch.mixed.fill(0.0);
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            let values = run.block::<S>(Part::Values, page, kv_head);
-            let values = (values, run.next::<S>(Part::Values, page, kv_head));
+            let values = run.block::<S>(KvPart::Values, page, kv_head);
+            let values = (values, run.next::<S>(KvPart::Values, page, kv_head));
             for (query, size) in tiles::<V>(run.queries, kv_head, most_mixed::<S>()) {
                 let (first, last) = (run.visible(query), run.visible(query + size - 1));
                 let common = last.start..first.end.max(last.start);
@@ -496,13 +504,13 @@ unsafe fn mix<V: Lanes, S: Stored>(run: &Run<'_>, scratch: &mut Scratch) {
 /// Adds tokens of a page for `size` queries from `query` on.
 ///
 /// # Safety
-/// As [`mix`], and there are these queries.
+/// As [`mix`], and these queries exist.
 #[inline(always)]
-unsafe fn mix_tile<V: Lanes, S: Stored>(
-    run: &Run<'_>,
+unsafe fn mix_tile<V: VectorLanes, S: Stored>(
+    run: &RunTask<'_>,
     scratch: &mut Scratch,
     (query, size): (usize, usize),
-    values: (Block<S::Element>, Option<*const S::Element>),
+    values: (KvBlock<S::Element>, Option<*const S::Element>),
     page: usize,
     tokens: Range<usize>,
 ) {

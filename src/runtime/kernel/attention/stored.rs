@@ -1,22 +1,23 @@
-//! How a KV head's rows lie in a page, and how rows get there.
+//! Layout of a KV head's rows in a page, and conversion of rows to it.
 //!
-//! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score needs no sum
-//! across lanes; values are `[PAGE_TOKENS][head_dim]`. In [`KvType::Q8_0`] these are signed bytes, followed by the scales in
-//! f16, `[block][PAGE_TOKENS]`: a token's row is cut into blocks of [`BLOCK`] values, the last of which may be shorter.
+//! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score needs no
+//! sum across lanes; values are `[PAGE_TOKENS][head_dim]`. In [`KvType::Q8_0`] both are signed bytes, followed by the
+//! scales in f16, `[block][PAGE_TOKENS]`: a token's row is cut into blocks of [`BLOCK`] values, the last of which may
+//! be shorter.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::lanes::Lanes;
+use super::lanes::VectorLanes;
 
-/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed so that attention's
+/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed, so that attention's
 /// blocking, and so its rounding, is the same everywhere.
 pub const PAGE_TOKENS: usize = 32;
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
 
-/// How KV rows are stored.
+/// Storage type of KV rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvType {
     F32,
@@ -27,10 +28,10 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// All of them.
+    /// All types.
     pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 
-    /// Bytes of one head's keys or values of one token.
+    /// Returns the bytes of one head's keys or values of one token.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
         match self {
             KvType::F32 => 4 * head_dim,
@@ -48,26 +49,26 @@ impl KvType {
     }
 }
 
-/// Which half of a KV row.
+/// One half of a KV row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum KvPart {
     Keys,
     Values,
 }
 
-impl Part {
-    /// Number of a token's value within the page's block.
+impl KvPart {
+    /// Returns the index of a token's value within the page's block.
     #[inline(always)]
     fn index(self, head_dim: usize, token: usize, dim: usize) -> usize {
         match self {
-            Part::Keys => dim * PAGE_TOKENS + token,
-            Part::Values => token * head_dim + dim,
+            KvPart::Keys => dim * PAGE_TOKENS + token,
+            KvPart::Values => token * head_dim + dim,
         }
     }
 }
 
 /// Writes one token's row into a head's block of a page, `PAGE_TOKENS * row_bytes` bytes.
-pub fn write_row(kv_type: KvType, part: Part, block: &mut [u8], token: usize, row: &[f32]) {
+pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(row.len()), "the block of a head");
     let at = |dim: usize| part.index(row.len(), token, dim);
     match kv_type {
@@ -101,8 +102,9 @@ pub fn write_row(kv_type: KvType, part: Part, block: &mut [u8], token: usize, ro
     }
 }
 
-/// `code = round(x / scale)`, ties to even, `scale = max|x| / 127` rounded to f16; the nearest multiple of what is stored.
-/// What no f16 can scale (infinities, NaN, magnitudes above eight million) gets the scale NaN, so that a broken model shows.
+/// Quantises a row: `code = round(x / scale)`, ties to even, `scale = max|x| / 127` rounded to f16. Values that no
+/// f16 can scale (infinities, NaN, magnitudes above eight million) get the scale NaN, so that a broken model is
+/// noticed.
 fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
     let largest_bits = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
     let scale = f16::from_f32(f32::from_bits(largest_bits) / 127.0);
@@ -113,7 +115,7 @@ fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
     if scale != f16::ZERO {
         let inverse = 1.0 / scale.to_f32();
         for (code, x) in codes.iter_mut().zip(row) {
-            // A scale that was rounded down, or has few bits left, would take the largest beyond a byte.
+            // If the scale was rounded down or has few bits, the largest code would exceed a byte.
             *code = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
         }
     }
@@ -121,7 +123,7 @@ fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
 }
 
 /// Reads one token's row back.
-pub fn read_row(kv_type: KvType, part: Part, block: &[u8], token: usize, row: &mut [f32]) {
+pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: &mut [f32]) {
     let head_dim = row.len();
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(head_dim), "the block of a head");
     let half = |bits: u16| f16::from_bits(bits).to_f32();
@@ -139,15 +141,15 @@ pub fn read_row(kv_type: KvType, part: Part, block: &[u8], token: usize, row: &m
     }
 }
 
-/// A stored type as the kernels see it.
+/// A stored type for the kernels.
 pub trait Stored {
     type Element: Copy + Default;
-    /// Whether each block of a row is to be multiplied by a scale.
+    /// Whether each block of a row has a scale.
     const SCALED: bool;
 
     /// # Safety
     /// The processor has `V`'s instruction set; 16 elements can be read.
-    unsafe fn load<V: Lanes>(from: *const Self::Element) -> V;
+    unsafe fn load<V: VectorLanes>(from: *const Self::Element) -> V;
 }
 
 pub struct F32;
@@ -159,7 +161,7 @@ impl Stored for F32 {
     const SCALED: bool = false;
 
     #[inline(always)]
-    unsafe fn load<V: Lanes>(from: *const f32) -> V {
+    unsafe fn load<V: VectorLanes>(from: *const f32) -> V {
         // SAFETY: by the trait's contract.
         unsafe { V::load_f32(from) }
     }
@@ -170,7 +172,7 @@ impl Stored for F16 {
     const SCALED: bool = false;
 
     #[inline(always)]
-    unsafe fn load<V: Lanes>(from: *const f16) -> V {
+    unsafe fn load<V: VectorLanes>(from: *const f16) -> V {
         // SAFETY: by the trait's contract.
         unsafe { V::load_f16(from) }
     }
@@ -181,7 +183,7 @@ impl Stored for Q8 {
     const SCALED: bool = true;
 
     #[inline(always)]
-    unsafe fn load<V: Lanes>(from: *const i8) -> V {
+    unsafe fn load<V: VectorLanes>(from: *const i8) -> V {
         // SAFETY: by the trait's contract.
         unsafe { V::load_i8(from) }
     }
@@ -191,7 +193,7 @@ impl Stored for Q8 {
 mod tests {
     use super::*;
 
-    fn round_trip(kv_type: KvType, part: Part, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    fn round_trip(kv_type: KvType, part: KvPart, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let len = PAGE_TOKENS * kv_type.row_bytes(rows[0].len());
         let mut memory = vec![0u64; len.div_ceil(8)];
         let block = &mut bytemuck::cast_slice_mut::<_, u8>(&mut memory)[..len];
@@ -213,7 +215,7 @@ mod tests {
                 (0..head_dim).map(|dim| ((token * 31 + dim * 7) as f32).sin() * (1 + token) as f32).collect()
             };
             let rows: Vec<Vec<f32>> = (0..PAGE_TOKENS).map(row).collect();
-            for part in [Part::Keys, Part::Values] {
+            for part in [KvPart::Keys, KvPart::Values] {
                 assert_eq!(round_trip(KvType::F32, part, &rows), rows);
                 let halves = round_trip(KvType::F16, part, &rows);
                 let bytes = round_trip(KvType::Q8_0, part, &rows);
@@ -232,13 +234,13 @@ mod tests {
     #[test]
     fn tiny_and_broken_rows_have_a_defined_result() {
         for tiny in [0.0, -0.0, 1e-9, 1e-45] {
-            assert_eq!(round_trip(KvType::Q8_0, Part::Keys, &[vec![tiny; 33]])[0], [0.0; 33]);
+            assert_eq!(round_trip(KvType::Q8_0, KvPart::Keys, &[vec![tiny; 33]])[0], [0.0; 33]);
         }
-        // Scales with few bits left: never beyond the byte.
-        let small = round_trip(KvType::Q8_0, Part::Values, &[vec![1.1e-5, -1.1e-5]]);
+        // Scales with few bits: codes stay within a byte.
+        let small = round_trip(KvType::Q8_0, KvPart::Values, &[vec![1.1e-5, -1.1e-5]]);
         assert!(small[0].iter().all(|x| x.abs() > 5e-6 && x.abs() < 2e-5), "{small:?}");
         for broken in [f32::NAN, f32::INFINITY, 1e7] {
-            let row = &round_trip(KvType::Q8_0, Part::Keys, &[vec![1.0, broken]])[0];
+            let row = &round_trip(KvType::Q8_0, KvPart::Keys, &[vec![1.0, broken]])[0];
             assert!(row.iter().all(|x| x.is_nan()), "{broken}");
         }
     }

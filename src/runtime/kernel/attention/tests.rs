@@ -1,4 +1,4 @@
-//! The kernels against double precision, and every way of computing a row against every other, bit for bit.
+//! The kernels against double precision, and all ways of computing a row against each other, bit for bit.
 
 use super::*;
 use crate::isa::available;
@@ -7,15 +7,15 @@ use crate::isa::available;
 struct History {
     kv_type: KvType,
     head_dim: usize,
-    /// Keys and values by page.
+    /// Keys and values, by page.
     pages: Vec<[Vec<u64>; 2]>,
     len: usize,
 }
 
-/// Uniform in -1..1 (xorshift).
-struct Random(u32);
+/// Generator of uniform numbers in -1..1 (xorshift).
+struct ValueRandom(u32);
 
-impl Random {
+impl ValueRandom {
     fn next(&mut self) -> f32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 17;
@@ -33,11 +33,11 @@ impl History {
         let words = (PAGE_TOKENS * kv_type.row_bytes(head_dim)).div_ceil(8);
         let pages = vec![[vec![0u64; words], vec![0u64; words]]; len.div_ceil(PAGE_TOKENS)];
         let mut history = History { kv_type, head_dim, pages, len };
-        let mut random = Random(7 + len as u32);
+        let mut random = ValueRandom(7 + len as u32);
         for position in 0..len {
             history.write(position, [random.row(head_dim, 2.0), random.row(head_dim, 1.0)]);
         }
-        // What lies behind the last token is not zero in general.
+        // Slots after the last token are not zero in general.
         for position in len..len.next_multiple_of(PAGE_TOKENS) {
             history.write(position, [vec![f32::NAN; head_dim], vec![f32::INFINITY; head_dim]]);
         }
@@ -51,7 +51,7 @@ impl History {
     fn write(&mut self, position: usize, rows: [Vec<f32>; 2]) {
         let (kv_type, bytes) = (self.kv_type, self.bytes());
         let page = &mut self.pages[position / PAGE_TOKENS];
-        for ((part, words), row) in [Part::Keys, Part::Values].into_iter().zip(page).zip(rows) {
+        for ((part, words), row) in [KvPart::Keys, KvPart::Values].into_iter().zip(page).zip(rows) {
             let block = &mut bytemuck::cast_slice_mut(words)[..bytes];
             write_row(kv_type, part, block, position % PAGE_TOKENS, &row);
         }
@@ -63,17 +63,17 @@ impl History {
         HeadPage { keys: bytes(keys), values: bytes(values) }
     }
 
-    fn read(&self, part: Part, position: usize) -> Vec<f32> {
+    fn read(&self, part: KvPart, position: usize) -> Vec<f32> {
         let mut row = vec![0.0; self.head_dim];
         let page = self.page(position / PAGE_TOKENS);
-        let block = if part == Part::Keys { page.keys } else { page.values };
+        let block = if part == KvPart::Keys { page.keys } else { page.values };
         read_row(self.kv_type, part, block, position % PAGE_TOKENS, &mut row);
         row
     }
 }
 
 /// A layer's queries for a whole history.
-struct Case {
+struct AttentionCase {
     history: History,
     heads: usize,
     window: Option<usize>,
@@ -83,14 +83,21 @@ struct Case {
     q: Vec<f32>,
 }
 
-impl Case {
-    fn new(history: History, heads: usize, window: Option<usize>, softcap: Option<f32>) -> Case {
-        let q = Random(99).row(history.len * heads * history.head_dim, 2.0);
+impl AttentionCase {
+    fn new(history: History, heads: usize, window: Option<usize>, softcap: Option<f32>) -> AttentionCase {
+        let q = ValueRandom(99).row(history.len * heads * history.head_dim, 2.0);
         let rule = ScoreRule { scale: 1.0 / (history.head_dim as f32).sqrt(), softcap };
-        Case { sink: window.map(|window| window as f32 / 50.0 - 1.0), history, heads, window, rule, q }
+        AttentionCase {
+            sink: window.map(|window| window as f32 / 50.0 - 1.0),
+            history,
+            heads,
+            window,
+            rule,
+            q,
+        }
     }
 
-    /// Rows `rows`, each run by itself when `split`.
+    /// Computes rows `rows`, each run separately if `split`.
     fn attend(&self, isa: Isa, rows: Range<usize>, split: bool) -> Vec<f32> {
         let (heads, head_dim) = (self.heads, self.history.head_dim);
         let queries = Queries {
@@ -124,13 +131,13 @@ impl Case {
         out
     }
 
-    /// One query in double precision, on the rows as they are stored.
+    /// Computes one query in double precision, from the stored rows.
     fn exact(&self, position: usize, head: usize) -> Vec<f64> {
         let head_dim = self.history.head_dim;
         let q = &self.q[(position * self.heads + head) * head_dim..][..head_dim];
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let score = |at: usize| {
-            let key = self.history.read(Part::Keys, at);
+            let key = self.history.read(KvPart::Keys, at);
             let dot: f64 = q.iter().zip(key).map(|(q, key)| f64::from(*q) * f64::from(key)).sum();
             let score = dot * f64::from(self.rule.scale);
             self.rule.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
@@ -139,7 +146,7 @@ impl Case {
         let sum = weights.iter().sum::<f64>() + self.sink.map_or(0.0, |sink| f64::from(sink).exp());
         let mut out = vec![0.0; head_dim];
         for (at, weight) in (first..=position).zip(weights) {
-            for (out, value) in out.iter_mut().zip(self.history.read(Part::Values, at)) {
+            for (out, value) in out.iter_mut().zip(self.history.read(KvPart::Values, at)) {
                 *out += weight / sum * f64::from(value);
             }
         }
@@ -151,13 +158,13 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-fn cases(len: usize) -> Vec<Case> {
+fn cases(len: usize) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     for kv_type in KvType::ALL {
         for (head_dim, heads) in [(64, 1), (24, 2), (40, 3), (128, 2), (8, 7)] {
             for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
             {
-                cases.push(Case::new(History::new(kv_type, head_dim, len), heads, window, softcap));
+                cases.push(AttentionCase::new(History::new(kv_type, head_dim, len), heads, window, softcap));
             }
         }
     }
@@ -183,7 +190,7 @@ fn agrees_with_double_precision() {
 
 #[test]
 fn instruction_sets_chunks_and_splits_change_no_bit() {
-    // Every third case has every type, shape and window in it, if not all of their combinations.
+    // Every third case still covers every type, shape and window, but not all combinations.
     for case in cases(if cfg!(miri) { 40 } else { 330 }).into_iter().step_by(3) {
         let (len, width) = (case.history.len, case.heads * case.history.head_dim);
         let scalar = case.attend(Isa::Scalar, 0..len, false);
@@ -208,7 +215,7 @@ fn a_broken_token_is_seen_by_those_after_it_only() {
     for kv_type in KvType::ALL {
         let mut history = History::new(kv_type, 32, 100);
         history.write(50, [vec![f32::NAN; 32], vec![f32::INFINITY; 32]]);
-        let case = Case::new(history, 2, Some(20), None);
+        let case = AttentionCase::new(history, 2, Some(20), None);
         let out = case.attend(isa::isa(), 0..100, false);
         for (row, out) in out.chunks(64).enumerate() {
             let sees = (50..70).contains(&row);

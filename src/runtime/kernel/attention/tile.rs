@@ -1,38 +1,39 @@
 //! The two products of attention, for a few queries at a time whose sums stay in registers.
 //!
-//! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over tokens for a
-//! mixed value, so neither the number of queries side by side nor the width of the registers shows in the result.
+//! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over tokens for
+//! a mixed value, so the result depends neither on the number of queries side by side nor on the width of the
+//! registers.
 
 use half::f16;
 
-use super::lanes::Lanes;
+use super::lanes::VectorLanes;
 use super::stored::{BLOCK, PAGE_TOKENS, Stored};
 use crate::wide::LANES;
 
-/// Registers of 16 that a page's scores take.
+/// Registers of 16 numbers for a page's scores.
 const PAGE_LANES: usize = PAGE_TOKENS / LANES;
 
-/// One head's keys or values of a page: its elements, and where they have scales, those.
+/// One head's keys or values of a page: its elements, and its scales if it has some.
 #[derive(Clone, Copy)]
-pub struct Block<E> {
+pub struct KvBlock<E> {
     pub elements: *const E,
     pub scales: *const f16,
 }
 
-impl<E> Block<E> {
-    /// Panics when the bytes are too few or not aligned for `E`.
+impl<E> KvBlock<E> {
+    /// Panics if there are too few bytes or they are not aligned for `E`.
     pub fn new<S: Stored<Element = E>>(bytes: &[u8], head_dim: usize) -> Self {
         let elements = PAGE_TOKENS * head_dim * size_of::<E>();
         let scales = if S::SCALED { 2 * PAGE_TOKENS * head_dim.div_ceil(BLOCK) } else { 0 };
         assert_eq!(bytes.len(), elements + scales, "the block of a head");
         assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<E>()), "aligned elements");
         assert!(!S::SCALED || elements.is_multiple_of(2), "aligned scales");
-        Block { elements: bytes.as_ptr().cast(), scales: bytes[elements..].as_ptr().cast() }
+        KvBlock { elements: bytes.as_ptr().cast(), scales: bytes[elements..].as_ptr().cast() }
     }
 }
 
-/// Fetches `count` elements of a block that will be read soon into the second-level cache. Blocks of a few KiB are too short for
-/// the processor to fetch ahead by itself, and the first-level cache waits for too few lines at a time.
+/// Prefetches `count` elements of the next block into the second-level cache. Blocks of a few KiB are too short for
+/// the processor's own prefetching, and the first-level cache has too few outstanding lines.
 #[inline(always)]
 fn prefetch<E>(next: Option<*const E>, element: usize, count: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -48,17 +49,18 @@ fn prefetch<E>(next: Option<*const E>, element: usize, count: usize) {
     let _ = (next, element, count);
 }
 
-/// `scores[query][token] = q[query] . keys[token]` for the tokens of one page, while the `next` block is fetched.
+/// Computes `scores[query][token] = q[query] . keys[token]` for the tokens of one page, and prefetches the `next`
+/// block.
 ///
-/// `q` points to `Q` rows of `head_dim` numbers, `scores` to the first of `Q` rows that are `stride` apart.
+/// `q` points to `Q` rows of `head_dim` numbers, `scores` to the first of `Q` rows `stride` apart.
 ///
 /// # Safety
-/// The processor has `V`'s instruction set; `keys` is a [`Block`] of `head_dim`; the rows can be read and written.
+/// The processor has `V`'s instruction set; `keys` is a [`KvBlock`] of `head_dim`; the rows can be read and written.
 #[inline(always)]
-pub unsafe fn score_page<V: Lanes, S: Stored, const Q: usize>(
+pub unsafe fn score_page<V: VectorLanes, S: Stored, const Q: usize>(
     head_dim: usize,
     q: *const f32,
-    (keys, next): (Block<S::Element>, Option<*const S::Element>),
+    (keys, next): (KvBlock<S::Element>, Option<*const S::Element>),
     (scores, stride): (*mut f32, usize),
 ) {
     // SAFETY: by this function's contract; coordinates stay below `head_dim`, blocks below their number.
@@ -98,19 +100,19 @@ pub unsafe fn score_page<V: Lanes, S: Stored, const Q: usize>(
     }
 }
 
-/// Adds `weights[query][token] * values[token]` to `mixed[query]`, for tokens `from..to` of one page, while the `next` block
-/// is fetched.
+/// Adds `weights[query][token] * values[token]` to `mixed[query]`, for tokens `from..to` of one page, and prefetches
+/// the `next` block.
 ///
-/// `weights` points to the first query's weights of this page, the others' are `weight_stride` apart; `mixed` to `Q` rows
-/// `mixed_stride` apart, each long enough for whole registers.
+/// `weights` points to the first query's weights of this page, with the other queries' `weight_stride` apart; `mixed`
+/// to `Q` rows `mixed_stride` apart, each long enough for whole registers.
 ///
 /// # Safety
-/// The processor has `V`'s instruction set; `values` is a [`Block`] of `head_dim`; `to` is at most [`PAGE_TOKENS`]; the rows
+/// The processor has `V`'s instruction set; `values` is a [`KvBlock`] of `head_dim`; `to` is at most [`PAGE_TOKENS`]; the rows
 /// can be read and written.
 #[inline(always)]
-pub unsafe fn mix_page<V: Lanes, S: Stored, const Q: usize>(
+pub unsafe fn mix_page<V: VectorLanes, S: Stored, const Q: usize>(
     head_dim: usize,
-    (values, next): (Block<S::Element>, Option<*const S::Element>),
+    (values, next): (KvBlock<S::Element>, Option<*const S::Element>),
     (from, to): (usize, usize),
     (weights, weight_stride): (*const f32, usize),
     (mixed, mixed_stride): (*mut f32, usize),
@@ -145,7 +147,7 @@ pub unsafe fn mix_page<V: Lanes, S: Stored, const Q: usize>(
 /// The arguments of [`mix_page`].
 struct Mix<S: Stored> {
     head_dim: usize,
-    values: Block<S::Element>,
+    values: KvBlock<S::Element>,
     next: Option<*const S::Element>,
     from: usize,
     to: usize,
@@ -155,16 +157,16 @@ struct Mix<S: Stored> {
     mixed_stride: usize,
 }
 
-/// Weights of one page with the scales of a block multiplied in.
+/// Weights of one page multiplied by the scales of a block.
 type Scaled<const Q: usize> = [[f32; PAGE_TOKENS]; Q];
 
 impl<S: Stored> Mix<S> {
-    /// `N` registers of each row, from number `first` on; with scales, an even number or a single one.
+    /// Computes `N` registers of each row, from number `first` on; with scales, an even number or a single one.
     ///
     /// # Safety
     /// As [`mix_page`]; the registers lie within the row.
     #[inline(always)]
-    unsafe fn registers<V: Lanes, const Q: usize, const N: usize>(&self, first: usize) {
+    unsafe fn registers<V: VectorLanes, const Q: usize, const N: usize>(&self, first: usize) {
         const PER_BLOCK: usize = BLOCK / LANES;
         // SAFETY: by this function's contract.
         unsafe {
@@ -206,7 +208,7 @@ impl<S: Stored> Mix<S> {
     /// # Safety
     /// As [`mix_page`]; `block` is one of the row's.
     #[inline(always)]
-    unsafe fn scaled<V: Lanes, const Q: usize>(&self, block: usize) -> Scaled<Q> {
+    unsafe fn scaled<V: VectorLanes, const Q: usize>(&self, block: usize) -> Scaled<Q> {
         let mut scaled = [[0.0; PAGE_TOKENS]; Q];
         if S::SCALED {
             // SAFETY: by this function's contract.
@@ -224,12 +226,12 @@ impl<S: Stored> Mix<S> {
         scaled
     }
 
-    /// The coordinates after the last whole register.
+    /// Computes the coordinates after the last whole register.
     ///
     /// # Safety
     /// As [`mix_page`].
     #[inline(always)]
-    unsafe fn tail<V: Lanes, const Q: usize>(&self) {
+    unsafe fn tail<V: VectorLanes, const Q: usize>(&self) {
         let start = self.head_dim / LANES * LANES;
         // SAFETY: by this function's contract; only elements below `head_dim` are read.
         unsafe {

@@ -1,46 +1,47 @@
-//! Activations as the integer kernels take them: signed bytes with one scale for each 32 values.
+//! Activations for the integer kernels: signed bytes with one scale for each 32 values.
 //!
-//! `code = round(x * (127 / max|x|))`, ties to even, `scale = max|x| / 127` rounded to 11 bits: what llama.cpp computes,
-//! which keeps the scale in f16. Every block is converted by itself, by the same operations on every instruction set. A block that holds an infinity or NaN gets the scale NaN, so that a broken
-//! model shows; one below [`TINY`] becomes zero, because its scale could not be inverted.
+//! `code = round(x * (127 / max|x|))`, ties to even, `scale = max|x| / 127` rounded to 11 bits, as in llama.cpp,
+//! which keeps the scale in f16. Every block is converted separately, by the same operations on every instruction
+//! set. A block with an infinity or NaN gets the scale NaN, so that a broken model is noticed; a block below [`TINY`]
+//! becomes zero, because its scale could not be inverted.
 
 use super::format::BLOCK;
 use crate::isa::{self, Isa};
 use crate::pool::Pool;
 
-/// 127 divided by anything smaller may be infinite.
+/// Smallest magnitude m for which 127 / m is surely finite.
 const TINY: f32 = 1e-30;
 
-/// Rows are padded with zero blocks to a multiple of this: a unit of the formats whose blocks are 32 long.
+/// Rows are padded with zero blocks to a multiple of this: a unit of the formats with blocks of 32.
 const PADDING_BLOCKS: usize = 2;
 
-/// Values that are worth waking another thread for.
+/// Values for which another thread pays.
 const VALUES_PER_TASK: usize = 32 << 10;
 
-/// The same where the values have to be made first.
+/// Values for which another thread pays if they have to be computed first.
 const MADE_PER_TASK: usize = 8 << 10;
 
-/// 32 quantised values with all that a kernel needs to know of them, in one cache line. Sums are over codes.
+/// 32 quantised values with all sums that a kernel needs, in one cache line. Sums are over codes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
-pub struct Block {
+pub struct ActivationBlock {
     /// Within -127..=127.
     pub codes: [i8; BLOCK],
     pub scale: f32,
-    /// Minus the sum, for formats whose codes have a zero point; and of each half.
+    /// Minus the sum, for formats whose codes have a zero point; below, the same for each half.
     pub minus_sum: i32,
     pub half_minus_sums: [i32; 2],
-    /// `scale * sum`, for formats that have a minimum; and of each half.
+    /// `scale * sum`, for formats with a minimum; below, the same for each half.
     pub scaled_sum: f32,
     pub half_scaled_sums: [f32; 2],
 }
 
-/// Rows of a step in quantised form; keeps its memory from call to call.
+/// Rows of a step in quantised form; keeps its memory between calls.
 #[derive(Debug, Clone, Default)]
 pub struct Activations {
     rows: usize,
     blocks_per_row: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<ActivationBlock>,
 }
 
 impl Activations {
@@ -48,17 +49,17 @@ impl Activations {
         self.rows
     }
 
-    /// Padding included.
+    /// Returns the blocks per row, including padding.
     pub fn blocks_per_row(&self) -> usize {
         self.blocks_per_row
     }
 
-    /// The blocks of a row.
-    pub fn row(&self, index: usize) -> &[Block] {
+    /// Returns the blocks of a row.
+    pub fn row(&self, index: usize) -> &[ActivationBlock] {
         &self.blocks[index * self.blocks_per_row..][..self.blocks_per_row]
     }
 
-    /// Takes the rows of `x`, `[rows, cols]`; `cols` is a multiple of 32 and not 0.
+    /// Quantises the rows of `x`, `[rows, cols]`; `cols` must be a multiple of 32 and not 0.
     pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize, pool: &Pool) {
         let blocks = self.reset(x.len() / cols, cols);
         let per_row = row_blocks(cols);
@@ -71,7 +72,8 @@ impl Activations {
         });
     }
 
-    /// As [`Self::quantize`], of rows that are made by the same tasks: `make(row, out)` writes row number `row` of `x`.
+    /// Quantises as [`Self::quantize`] rows that the same tasks compute: `make(row, out)` writes row number `row` of
+    /// `x`.
     pub fn quantize_made(
         &mut self,
         isa: Isa,
@@ -93,24 +95,24 @@ impl Activations {
         });
     }
 
-    /// Makes room for `rows` rows, whose padding is zero and whose other blocks the caller fills.
-    pub(super) fn reset(&mut self, rows: usize, cols: usize) -> &mut [Block] {
+    /// Makes room for `rows` rows, with zero padding; the caller fills the other blocks.
+    pub(super) fn reset(&mut self, rows: usize, cols: usize) -> &mut [ActivationBlock] {
         assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");
         (self.rows, self.blocks_per_row) = (rows, row_blocks(cols));
-        self.blocks.resize(rows * self.blocks_per_row, Block::default());
+        self.blocks.resize(rows * self.blocks_per_row, ActivationBlock::default());
         for row in self.blocks.chunks_exact_mut(self.blocks_per_row) {
-            row[cols / BLOCK..].fill(Block::default());
+            row[cols / BLOCK..].fill(ActivationBlock::default());
         }
         &mut self.blocks
     }
 }
 
-/// Blocks of a row, padding included.
+/// Returns the blocks of a row, including padding.
 fn row_blocks(cols: usize) -> usize {
     (cols / BLOCK).next_multiple_of(PADDING_BLOCKS)
 }
 
-/// The nearest number of 11 significant bits, ties to even: f16's precision with f32's range.
+/// Rounds to 11 significant bits, ties to even: f16's precision with f32's range.
 #[inline(always)]
 fn round_to_11_bits(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -118,7 +120,7 @@ fn round_to_11_bits(x: f32) -> f32 {
 }
 
 /// Quantises a row of `32 * blocks.len()` values.
-pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [Block]) {
+pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [ActivationBlock]) {
     assert!(isa <= isa::isa(), "instruction set not available");
     let x = x.as_chunks::<BLOCK>().0.iter().zip(blocks);
     match isa {
@@ -134,7 +136,7 @@ pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [Block]) {
 /// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits as two's complement.
 const ROUND: f32 = 12_582_912.0;
 
-fn quantize_block(x: &[f32; BLOCK], block: &mut Block) {
+fn quantize_block(x: &[f32; BLOCK], block: &mut ActivationBlock) {
     let max_bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().expect("32 values");
     let (inverse, scale) = inverse_and_scale(max_bits);
     for (code, x) in block.codes.iter_mut().zip(x) {
@@ -145,8 +147,8 @@ fn quantize_block(x: &[f32; BLOCK], block: &mut Block) {
     block.describe(scale, sums);
 }
 
-/// What to multiply values with, and the scale of the codes. The bits of magnitudes are ordered as the magnitudes are, NaN
-/// above infinity.
+/// Returns the factor for values and the scale of the codes. The bits of magnitudes are ordered like the magnitudes,
+/// with NaN above infinity.
 #[inline(always)]
 fn inverse_and_scale(max_bits: u32) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
@@ -159,8 +161,8 @@ fn inverse_and_scale(max_bits: u32) -> (f32, f32) {
     }
 }
 
-impl Block {
-    /// `sums` of the codes of each half.
+impl ActivationBlock {
+    /// Sets the sums from the codes' `sums` of each half.
     #[inline(always)]
     fn describe(&mut self, scale: f32, sums: [i32; 2]) {
         self.scale = scale;
@@ -171,17 +173,17 @@ impl Block {
     }
 }
 
-/// [`quantize_block`] by instructions: three times as fast as what the compiler makes of it.
+/// Quantises a block with intrinsics: three times as fast as the compiled [`quantize_block`].
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Block, ROUND, inverse_and_scale};
+    use super::{ActivationBlock, BLOCK, ROUND, inverse_and_scale};
 
     /// # Safety
     /// The features.
     #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn quantize_row<'a>(rows: impl Iterator<Item = (&'a [f32; BLOCK], &'a mut Block)>) {
+    pub unsafe fn quantize_row<'a>(rows: impl Iterator<Item = (&'a [f32; BLOCK], &'a mut ActivationBlock)>) {
         for (x, block) in rows {
             // SAFETY: 8 numbers each.
             let x = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x[at..at + 8].as_ptr()) });
@@ -193,7 +195,7 @@ mod avx2 {
         }
     }
 
-    /// The bits of the largest magnitude.
+    /// Returns the bits of the largest magnitude.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn largest(x: [__m256; 4]) -> u32 {
@@ -209,7 +211,7 @@ mod avx2 {
     #[target_feature(enable = "avx2,fma")]
     fn codes(x: [__m256; 4], inverse: f32) -> __m256i {
         let (inverse, round) = (_mm256_set1_ps(inverse), _mm256_set1_ps(ROUND));
-        // The low byte with its sign, so that packing does not saturate.
+        // Keeps the low byte with its sign, so that packing does not saturate.
         let [a, b, c, d] = x.map(|x| {
             let bits = _mm256_castps_si256(_mm256_fmadd_ps(x, inverse, round));
             _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(bits))
@@ -218,7 +220,7 @@ mod avx2 {
         _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
     }
 
-    /// Sums of the first and the last 16 codes: as unsigned bytes 128 larger, which `vpsadbw` adds.
+    /// Sums the first and the last 16 codes: as unsigned bytes, larger by 128, which `vpsadbw` adds.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn half_sums(codes: __m256i) -> [i32; 2] {
@@ -234,8 +236,8 @@ mod tests {
     use super::*;
     use crate::isa::available;
 
-    fn quantized(isa: Isa, x: &[f32]) -> Vec<Block> {
-        let mut blocks = vec![Block::default(); x.len() / BLOCK];
+    fn quantized(isa: Isa, x: &[f32]) -> Vec<ActivationBlock> {
+        let mut blocks = vec![ActivationBlock::default(); x.len() / BLOCK];
         quantize_row(isa, x, &mut blocks);
         blocks
     }
@@ -284,7 +286,11 @@ mod tests {
         for isa in available() {
             for tiny in [0.0, -0.0, 1e-31, f32::MIN_POSITIVE, 1e-45] {
                 let block = quantized(isa, &[tiny; BLOCK])[0];
-                assert_eq!(block, Block { scaled_sum: 0.0, ..Block::default() }, "{tiny}");
+                assert_eq!(
+                    block,
+                    ActivationBlock { scaled_sum: 0.0, ..ActivationBlock::default() },
+                    "{tiny}"
+                );
             }
             for broken in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
                 let mut x = [1.0; BLOCK];
@@ -306,7 +312,7 @@ mod tests {
             let mut activations = Activations::default();
             activations.quantize(Isa::Scalar, &x, cols, &pool);
             assert_eq!((activations.rows(), activations.blocks_per_row()), (rows, 4));
-            assert_eq!(activations.row(2)[3], Block::default());
+            assert_eq!(activations.row(2)[3], ActivationBlock::default());
             assert_eq!(activations.row(2)[..3], quantized(Isa::Scalar, &x[2 * cols..3 * cols]));
             let mut made = Activations::default();
             let mut values = vec![f32::NAN; x.len()];

@@ -1,10 +1,10 @@
-//! AMX: `tdpbssd` multiplies a tile of 16 activation rows with one of 16 weight rows, a block of 32 values (or half of one) at a
-//! time. The vector units scale what it leaves in memory, as [`gemm`](super) defines.
+//! AMX: `tdpbssd` multiplies a tile of 16 activation rows with one of 16 weight rows, a block of 32 values (or half
+//! of one) at a time. The vector units scale the results from memory, as [`gemm`](super) defines.
 //!
-//! Few rows go the way of AVX-512. Panels are two packed ones, one after the other, of signed codes: less their zero point.
+//! Few rows use AVX-512. Panels are two packed ones, one after the other, of signed codes (minus their zero point).
 //!
-//! The compiler knows nothing of tile registers, so what is in them never outlives a piece of assembly; only their shape does,
-//! which is set once per thread and kind of panel, and taken back in [`Kernels::leave`].
+//! The compiler does not know tile registers, so their contents never outlive a piece of assembly; only their shape
+//! does. It is set once per thread and kind of panel, and reset in [`Kernels::leave`].
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -14,14 +14,14 @@ use std::ops::Range;
 
 use super::activation::Activations;
 use super::avx512::{self, Avx512Vnni};
-use super::format::{BLOCK, Format, GROUP_BYTES, GROUPS, ROWS};
-use super::tiles::{TOKENS, Tile};
-use super::{Input, Kernels, Line, MAX_WIDTH, Panel, Sums};
+use super::format::{BLOCK, GROUP_BYTES, GROUPS, QuantFormat, ROWS};
+use super::tiles::{ActivationTile, TOKENS};
+use super::{CodeLine, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
 
-/// Up to this many activation rows they go the way of AVX-512, as measured.
+/// Number of activation rows up to which AVX-512 is faster; measured.
 pub const MAX_DIRECT: usize = 24;
 
-/// amx-tile, amx-int8, permission to use them, and all that [`Avx512Vnni`] needs.
+/// Requires amx-tile, amx-int8, permission to use them, and the features of [`Avx512Vnni`].
 pub struct Amx;
 
 impl Kernels for Amx {
@@ -32,17 +32,26 @@ impl Kernels for Amx {
     const PANEL_BLOCKS: usize = 128;
     const TOGETHER: usize = 4;
 
-    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+    unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         // SAFETY: by this function's contract.
         unsafe { Avx512Vnni::direct::<F>(panel, x, first, out) }
     }
 
-    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+    unsafe fn unpack<F: QuantFormat>(
+        panels: [&[u8]; MAX_WIDTH],
+        blocks: Range<usize>,
+        out: &mut WeightPanel,
+    ) {
         // SAFETY: by this function's contract.
         unsafe { unpack::<F>(panels, blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, [first, start]: [usize; 2], sums: Sums) {
+    unsafe fn multiply<F: QuantFormat>(
+        panel: &WeightPanel,
+        x: GemmInput<'_>,
+        [first, start]: [usize; 2],
+        sums: SumsPtr,
+    ) {
         let x = &x.tiles.group(first)[start..];
         assert!(panel.blocks <= x.len(), "rows of one length");
         assert!(panel.blocks > 0 && panel.blocks.is_multiple_of(2), "whole units");
@@ -77,7 +86,7 @@ impl Kernels for Amx {
 /// # Safety
 /// The features of AVX-512 and its VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel) {
     let zero = _mm512_set1_epi8(F::ZERO as i8);
     let (per_tile, count) = (F::SCALES.per_tile(), blocks.len());
     for (side, panel) in panels.iter().enumerate() {
@@ -107,13 +116,13 @@ unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, ou
 }
 
 thread_local! {
-    /// Scales per block of the panels that this thread's tiles are shaped for; 0 for none.
+    /// Scales per block of the panels for which this thread's tiles are configured; 0 for none.
     static SHAPE: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The operand of `ldtilecfg`. Source: Intel's instruction set reference.
 #[repr(C, align(64))]
-struct Config {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -121,7 +130,7 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// Tiles 0 and 1: products; 2 and 3: activations; 4 and 5: weights.
+/// Configures tiles 0 and 1 for products, 2 and 3 for activations, 4 and 5 for weights.
 ///
 /// # Safety
 /// The features.
@@ -130,7 +139,7 @@ unsafe fn configure(parts: usize) {
         return;
     }
     let mut config =
-        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     for pair in [0, 1] {
         let shapes = [(TOKENS, GROUP_BYTES), (TOKENS, BLOCK / parts), (GROUPS / parts, GROUP_BYTES)];
         for (kind, (rows, bytes)) in shapes.into_iter().enumerate() {
@@ -144,14 +153,14 @@ unsafe fn configure(parts: usize) {
 /// Sums of 16 activation rows with a panel.
 type Acc = [__m512; TOKENS];
 
-/// One side of a [`Panel`] and what it is multiplied with.
+/// Operands: one side of a [`WeightPanel`] and the activations.
 #[derive(Clone, Copy)]
 struct Operands {
-    codes: *const Line,
+    codes: *const CodeLine,
     scales: *const f32,
     mins: *const f32,
-    x: *const Tile,
-    /// Pairs of steps; a step is what has one scale: a block or half of one.
+    x: *const ActivationTile,
+    /// Pairs of steps; a step has one scale: it is a block or half of one.
     pairs: usize,
 }
 
@@ -161,10 +170,10 @@ struct Operands {
 unsafe fn multiply(
     parts: usize,
     add: unsafe fn(Operands, &mut Acc),
-    panel: &Panel,
-    x: &[Tile],
+    panel: &WeightPanel,
+    x: &[ActivationTile],
     start: usize,
-    sums: Sums,
+    sums: SumsPtr,
 ) {
     // SAFETY: the features by this function's contract.
     unsafe { configure(parts) };
@@ -195,8 +204,8 @@ unsafe fn multiply(
     }
 }
 
-/// What tiles leave to the vector code, of two steps by turns: 16 numbers in a line.
-type Dots = [[Line; TOKENS]; 2];
+/// Products of two alternating steps that tiles leave for the vector code: 16 numbers per line.
+type Dots = [[CodeLine; TOKENS]; 2];
 
 /// Multiplies the tiles of step `$step` (0 or 1) of the pair at `{next_x}` and `{next_w}`.
 macro_rules! multiply_tiles {
@@ -226,8 +235,9 @@ macro_rules! multiply_tiles {
     };
 }
 
-/// Adds step `$step` of row number `$at` to its sums. A dot product becomes a float by way of 1.5 * 2^23 (zmm7), to whose low
-/// bits it is added: where tiles are in use a processor converts and multiplies half as many numbers, but adds as many as ever.
+/// Adds step `$step` of row number `$at` to its sums. A dot product is converted to a float by adding it to the low
+/// bits of 1.5 * 2^23 (zmm7): while tiles are in use a processor has half the throughput for conversions and
+/// multiplications, but the full one for additions.
 macro_rules! add_row {
     ($step:literal, $at:literal, $acc:literal, $dot:literal, $scale:literal, $min:tt) => {
         concat!(
@@ -316,9 +326,9 @@ macro_rules! load_min {
     };
 }
 
-/// Declares a function that adds the products of `pairs` pairs of steps to sums. While the vector units take care of one step,
-/// the next one's products are stored and the tiles of the one after it multiplied; at the end there are none, and the last but
-/// one's activations are multiplied with whatever lies in memory that can be read.
+/// Declares a function that adds the products of `pairs` pairs of steps to sums. While the vector units process one
+/// step, the next step's products are stored and the tiles of the one after it multiplied; at the end there are none
+/// left, and the second-to-last step's activations are multiplied with any readable memory.
 macro_rules! adder {
     ($name:ident, $parts:literal, $min:tt, { $($operand:tt)* }) => {
         /// # Safety
@@ -366,10 +376,10 @@ macro_rules! adder {
                     line = in(reg) GROUP_BYTES,
                     x_row = in(reg) BLOCK,
                     dots = in(reg) dots.as_mut_ptr(),
-                    scale = const offset_of!(Tile, scales),
-                    scale_step = const if $parts == 1 { size_of::<Tile>() } else { 0 },
-                    x_pair = const 2 * size_of::<Tile>() / $parts,
-                    x_step = const if $parts == 1 { size_of::<Tile>() } else { BLOCK / 2 },
+                    scale = const offset_of!(ActivationTile, scales),
+                    scale_step = const if $parts == 1 { size_of::<ActivationTile>() } else { 0 },
+                    x_pair = const 2 * size_of::<ActivationTile>() / $parts,
+                    x_step = const if $parts == 1 { size_of::<ActivationTile>() } else { BLOCK / 2 },
                     w_pair = const 2 * GROUPS * GROUP_BYTES / $parts,
                     w_step = const GROUPS * GROUP_BYTES / $parts,
                     $($operand)*
@@ -388,16 +398,16 @@ macro_rules! adder {
     };
 }
 
-/// 1.5 * 2^23: an integer within 2^22 added to its bits is added to the number.
+/// 1.5 * 2^23: adding an integer within 2^22 to its bits adds it to the number.
 const MAGIC: f32 = 12_582_912.0;
 
 adder!(add_blocks, 1, without, {});
 adder!(add_blocks_with_min, 1, with, {
-    sum = const offset_of!(Tile, scaled_sums),
-    sum_step = const size_of::<Tile>(),
+    sum = const offset_of!(ActivationTile, scaled_sums),
+    sum_step = const size_of::<ActivationTile>(),
 });
 adder!(add_halves, 2, without, {});
 adder!(add_halves_with_min, 2, with, {
-    sum = const offset_of!(Tile, half_scaled_sums),
+    sum = const offset_of!(ActivationTile, half_scaled_sums),
     sum_step = const size_of::<[f32; TOKENS]>(),
 });

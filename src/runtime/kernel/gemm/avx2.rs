@@ -1,15 +1,16 @@
 //! AVX2, with and without VNNI instructions for 256-bit registers.
 //!
-//! Without, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates, so only as
-//! many are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of 8-bit codes, which are made
-//! magnitudes first. The integers are exact in every case, and the f32 part follows [`gemm`](super)'s order.
+//! Without VNNI, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates,
+//! so only as many products are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of 8-bit codes,
+//! which are first converted to magnitudes. The integers are exact in every case, and the f32 part follows
+//! [`gemm`](super)'s order.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activation::{Activations, Block};
-use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{FetchAhead, Input, Kernels, MAX_WIDTH, Panel, Sums};
+use super::activation::{ActivationBlock, Activations};
+use super::format::{GROUPS, QuantFormat, ROWS, Scales};
+use super::{FetchAhead, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -17,7 +18,7 @@ const SIDE: usize = 8;
 /// Activation rows of one call of the panel path.
 const PANEL_ROWS: usize = 6;
 
-/// avx2, fma, f16c; with `VNNI` also avxvnni.
+/// Requires avx2, fma, f16c; with `VNNI` also avxvnni.
 pub struct Avx2<const VNNI: bool>;
 
 impl<const VNNI: bool> Kernels for Avx2<VNNI> {
@@ -25,7 +26,7 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const DIRECT_ROWS: usize = 4;
     const PANEL_ROWS: usize = PANEL_ROWS;
 
-    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+    unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion and `Activations::row`.
         unsafe {
@@ -42,12 +43,21 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         }
     }
 
-    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+    unsafe fn unpack<F: QuantFormat>(
+        panels: [&[u8]; MAX_WIDTH],
+        blocks: Range<usize>,
+        out: &mut WeightPanel,
+    ) {
         // SAFETY: the features by this function's contract.
         unsafe { unpack::<F, VNNI>(panels[0], blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, [first, start]: [usize; 2], sums: Sums) {
+    unsafe fn multiply<F: QuantFormat>(
+        panel: &WeightPanel,
+        x: GemmInput<'_>,
+        [first, start]: [usize; 2],
+        sums: SumsPtr,
+    ) {
         let x = x.rows;
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
@@ -64,20 +74,21 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     }
 }
 
-/// Bits of a code.
-const fn bits<F: Format>() -> usize {
+/// Returns the bits of a code.
+const fn bits<F: QuantFormat>() -> usize {
     F::LOW + F::HIGH
 }
 
-/// Groups whose products fit the sum of one `vpmaddubsw` lane: two products each of a code and at most 127.
-const fn fits<F: Format>() -> usize {
+/// Returns the number of groups whose products fit into the sum of one `vpmaddubsw` lane: two products each, of a
+/// code and at most 127.
+const fn fits<F: QuantFormat>() -> usize {
     let largest = if bits::<F>() == 8 { 128 } else { (1 << bits::<F>()) - 1 };
     let groups = i16::MAX as usize / (2 * 127 * largest);
     if groups < GROUPS { groups } else { GROUPS }
 }
 
-/// Whether codes are kept as signed numbers without a zero point: 8-bit codes for `vpmaddubsw`.
-const fn signed<F: Format, const VNNI: bool>() -> bool {
+/// Returns whether codes are kept as signed numbers without a zero point: 8-bit codes for `vpmaddubsw`.
+const fn signed<F: QuantFormat, const VNNI: bool>() -> bool {
     bits::<F>() == 8 && !VNNI
 }
 
@@ -108,15 +119,15 @@ unsafe fn load_8(from: *const u8) -> __m128i {
     unsafe { _mm_loadl_epi64(from.cast()) }
 }
 
-/// Four activation codes in every 32 bits.
+/// Loads four activation codes into every 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn broadcast_group(block: &Block, group: usize) -> __m256i {
+fn broadcast_group(block: &ActivationBlock, group: usize) -> __m256i {
     let codes = &block.codes[4 * group..4 * group + 4];
     _mm256_set1_epi32(i32::from_le_bytes([codes[0] as u8, codes[1] as u8, codes[2] as u8, codes[3] as u8]))
 }
 
-/// `v` with every byte's bits moved right (or left) by `by`; bits of the neighbour byte come in and must be masked.
+/// Shifts the bits of every byte right (or left) by `by`; bits of the neighbouring byte come in and must be masked.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shift(v: __m256i, by: isize) -> __m256i {
@@ -124,13 +135,17 @@ fn shift(v: __m256i, by: isize) -> __m256i {
     if by >= 0 { _mm256_srl_epi16(v, count) } else { _mm256_sll_epi16(v, count) }
 }
 
-/// The codes of rows `8 * side..` of a tile.
+/// Loads the codes of rows `8 * side..` of a tile.
 ///
 /// # Safety
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`, `side` below 2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn codes<F: Format, const VNNI: bool>(unit: *const u8, tile: usize, side: usize) -> [__m256i; GROUPS] {
+unsafe fn codes<F: QuantFormat, const VNNI: bool>(
+    unit: *const u8,
+    tile: usize,
+    side: usize,
+) -> [__m256i; GROUPS] {
     let (low_per_byte, low_mask) = (8 / F::LOW, _mm256_set1_epi8((0xff >> (8 - F::LOW)) as i8));
     let mut codes = [_mm256_setzero_si256(); GROUPS];
     for group in 0..GROUPS {
@@ -154,13 +169,13 @@ unsafe fn codes<F: Format, const VNNI: bool>(unit: *const u8, tile: usize, side:
     codes
 }
 
-/// Scales and minima of rows `8 * side..` of a tile.
+/// Loads scales and minima of rows `8 * side..` of a tile.
 ///
 /// # Safety
 /// As [`codes`]; `part` is below the scales per tile.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize, side: usize) -> [__m256; 2] {
+unsafe fn scales<F: QuantFormat>(unit: *const u8, tile: usize, part: usize, side: usize) -> [__m256; 2] {
     let (halves, bytes) = (16 * side, 8 * side);
     let sub = 64 + 16 * (2 * tile + part) + bytes;
     // SAFETY: all within the unit's scales.
@@ -189,7 +204,7 @@ unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize, side: usi
     }
 }
 
-/// The f16 vectors at `d` and 32 bytes later times two vectors of integers.
+/// Multiplies the f16 vectors at `d` and 32 bytes later with two vectors of integers.
 ///
 /// # Safety
 /// 48 bytes can be read from `d`.
@@ -201,15 +216,16 @@ unsafe fn times_f16(d: *const u8, scale: __m256i, min: __m256i) -> [__m256; 2] {
     [_mm256_mul_ps(d, _mm256_cvtepi32_ps(scale)), _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(min))]
 }
 
-/// Exact dot products with a block, or the `PART`-th half of it where the format has a scale for each; `codes(group)`
-/// gives the codes. `PART` is known to the compiler, because codes at indices that are not would leave the registers.
+/// Computes exact dot products with a block, or the `PART`-th half of it if the format has a scale for each half;
+/// `codes(group)` returns the codes. `PART` is a constant, because codes at variable indices would leave the
+/// registers.
 ///
 /// # Safety
 /// The features of [`Avx2`].
 #[inline(always)]
-unsafe fn dot<F: Format, const VNNI: bool, const PART: usize>(
+unsafe fn dot<F: QuantFormat, const VNNI: bool, const PART: usize>(
     codes: impl Fn(usize) -> __m256i,
-    block: &Block,
+    block: &ActivationBlock,
 ) -> __m256i {
     let groups = GROUPS / F::SCALES.per_tile();
     let groups = PART * groups..(PART + 1) * groups;
@@ -242,13 +258,13 @@ unsafe fn dot<F: Format, const VNNI: bool, const PART: usize>(
     }
 }
 
-/// The f32 part of [`gemm`](super)'s definition, for one scale of a tile.
+/// Computes the f32 part of [`gemm`](super)'s definition, for one scale of a tile.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn add<F: Format>(
+fn add<F: QuantFormat>(
     sums: __m256,
     dots: __m256i,
-    block: &Block,
+    block: &ActivationBlock,
     part: usize,
     [scale, min]: [__m256; 2],
 ) -> __m256 {
@@ -265,20 +281,20 @@ fn add<F: Format>(
 }
 
 #[inline(always)]
-fn minus_sum<F: Format>(block: &Block, part: usize) -> i32 {
+fn minus_sum<F: QuantFormat>(block: &ActivationBlock, part: usize) -> i32 {
     match F::SCALES.per_tile() {
         1 => block.minus_sum,
         _ => block.half_minus_sums[part],
     }
 }
 
-/// Declares a function that runs `$body::<F, R, VNNI>` compiled with VNNI instructions and one without.
+/// Declares two functions that run `$body::<F, R, VNNI>`, compiled with and without VNNI instructions.
 macro_rules! compiled_twice {
     ($plain:ident, $vnni:ident, $body:ident($($arg:ident: $ty:ty),*)) => {
         /// # Safety
         /// That of the body, and avx2, fma, f16c.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $plain<F: Format, const R: usize>($($arg: $ty),*) {
+        unsafe fn $plain<F: QuantFormat, const R: usize>($($arg: $ty),*) {
             // SAFETY: by this function's contract.
             unsafe { $body::<F, R, false>($($arg),*) }
         }
@@ -286,7 +302,7 @@ macro_rules! compiled_twice {
         /// # Safety
         /// That of the body, and avx2, fma, f16c, avxvnni.
         #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-        unsafe fn $vnni<F: Format, const R: usize>($($arg: $ty),*) {
+        unsafe fn $vnni<F: QuantFormat, const R: usize>($($arg: $ty),*) {
             // SAFETY: by this function's contract.
             unsafe { $body::<F, R, true>($($arg),*) }
         }
@@ -294,18 +310,18 @@ macro_rules! compiled_twice {
 }
 
 compiled_twice!(direct_plain, direct_vnni, direct_body(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]));
-compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &Panel, x: &Activations, first: [usize; 2], sums: Sums));
+compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &WeightPanel, x: &Activations, first: [usize; 2], sums: SumsPtr));
 
 /// # Safety
 /// The features of [`Avx2`]; `out` has `R` rows and `x` as many from `first` on, each with the panel's blocks.
 #[inline(always)]
-unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
+unsafe fn direct_body<F: QuantFormat, const R: usize, const VNNI: bool>(
     panel: &[u8],
     x: &Activations,
     first: usize,
     out: &mut [[f32; ROWS]],
 ) {
-    let rows: [&[Block]; R] = std::array::from_fn(|row| x.row(first + row));
+    let rows: [&[ActivationBlock]; R] = std::array::from_fn(|row| x.row(first + row));
     let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 2048, near: true });
     for side in 0..2 {
         // SAFETY: the features by this function's contract; tiles of units of the panel.
@@ -343,7 +359,11 @@ unsafe fn direct_body<F: Format, const R: usize, const VNNI: bool>(
 /// # Safety
 /// Only the features.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<F: Format, const VNNI: bool>(panel: &[u8], blocks: Range<usize>, out: &mut Panel) {
+unsafe fn unpack<F: QuantFormat, const VNNI: bool>(
+    panel: &[u8],
+    blocks: Range<usize>,
+    out: &mut WeightPanel,
+) {
     let per_tile = F::SCALES.per_tile();
     for (at, block) in blocks.enumerate() {
         let (index, tile) = (block / F::TILES, block % F::TILES);
@@ -372,10 +392,10 @@ unsafe fn unpack<F: Format, const VNNI: bool>(panel: &[u8], blocks: Range<usize>
     }
 }
 
-/// Scales and minima of one part of a panel's block.
+/// Loads scales and minima of one part of a panel's block.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn panel_scales<F: Format>(panel: &Panel, at: usize, part: usize, side: usize) -> [__m256; 2] {
+fn panel_scales<F: QuantFormat>(panel: &WeightPanel, at: usize, part: usize, side: usize) -> [__m256; 2] {
     let place = (at * F::SCALES.per_tile() + part) * ROWS + SIDE * side;
     // SAFETY: the slices are 8 numbers long.
     unsafe {
@@ -387,20 +407,20 @@ fn panel_scales<F: Format>(panel: &Panel, at: usize, part: usize, side: usize) -
     }
 }
 
-/// Rows past the last of `sums` are the last one again, and not kept.
+/// Rows past the last of `sums` repeat the last one, and are not stored.
 ///
 /// # Safety
 /// The features of [`Avx2`]; `x` has `sums.rows` rows, 1 to `R`, from `first` on, each with `panel.blocks` blocks from
 /// `start` on; the sums are 16 wide.
 #[inline(always)]
-unsafe fn multiply_body<F: Format, const R: usize, const VNNI: bool>(
-    panel: &Panel,
+unsafe fn multiply_body<F: QuantFormat, const R: usize, const VNNI: bool>(
+    panel: &WeightPanel,
     x: &Activations,
     [first, start]: [usize; 2],
-    sums: Sums,
+    sums: SumsPtr,
 ) {
     let last = sums.rows - 1;
-    let rows: [&[Block]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
+    let rows: [&[ActivationBlock]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
     for side in 0..2 {
         // SAFETY: the features by this function's contract; the slices are as long as what is read from them.
         unsafe {

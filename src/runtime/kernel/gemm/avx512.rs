@@ -6,11 +6,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activation::{Activations, Block};
-use super::format::{Format, GROUPS, ROWS, Scales};
-use super::{FetchAhead, Input, Kernels, Line, MAX_WIDTH, Panel, Sums};
+use super::activation::{ActivationBlock, Activations};
+use super::format::{GROUPS, QuantFormat, ROWS, Scales};
+use super::{CodeLine, FetchAhead, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
 
-/// avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and with them avx2, fma and f16c.
+/// Requires avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and avx2, fma and f16c.
 pub struct Avx512Vnni;
 
 impl Kernels for Avx512Vnni {
@@ -18,7 +18,7 @@ impl Kernels for Avx512Vnni {
     const DIRECT_ROWS: usize = 8;
     const PANEL_ROWS: usize = 6;
 
-    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+    unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion and `Activations::row`.
         unsafe {
@@ -35,12 +35,21 @@ impl Kernels for Avx512Vnni {
         }
     }
 
-    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+    unsafe fn unpack<F: QuantFormat>(
+        panels: [&[u8]; MAX_WIDTH],
+        blocks: Range<usize>,
+        out: &mut WeightPanel,
+    ) {
         // SAFETY: the features by this function's contract.
         unsafe { unpack::<F>(panels, blocks, out) }
     }
 
-    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, [first, start]: [usize; 2], sums: Sums) {
+    unsafe fn multiply<F: QuantFormat>(
+        panel: &WeightPanel,
+        x: GemmInput<'_>,
+        [first, start]: [usize; 2],
+        sums: SumsPtr,
+    ) {
         let x = x.rows;
         assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
@@ -55,13 +64,13 @@ impl Kernels for Avx512Vnni {
     }
 }
 
-/// Four activation codes in every 32 bits.
+/// Loads four activation codes into every 32 bits.
 ///
 /// # Safety
 /// `group` is below 8.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn broadcast_group(block: &Block, group: usize) -> __m512i {
+unsafe fn broadcast_group(block: &ActivationBlock, group: usize) -> __m512i {
     // SAFETY: a block has 8 groups of 4 codes.
     _mm512_set1_epi32(unsafe { block.codes.as_ptr().add(4 * group).cast::<i32>().read_unaligned() })
 }
@@ -93,7 +102,7 @@ unsafe fn load_16(from: *const u8) -> __m128i {
     unsafe { _mm_loadu_si128(from.cast()) }
 }
 
-/// `v` with every byte's bits moved right (or left) by `by`; bits of the neighbour byte come in and must be masked.
+/// Shifts the bits of every byte right (or left) by `by`; bits of the neighbouring byte come in and must be masked.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn shift(v: __m512i, by: isize) -> __m512i {
@@ -101,13 +110,13 @@ fn shift(v: __m512i, by: isize) -> __m512i {
     if by >= 0 { _mm512_srl_epi16(v, count) } else { _mm512_sll_epi16(v, count) }
 }
 
-/// The codes of a tile, as [`unpack_tile`](super::pack::unpack_tile) gives them.
+/// Loads the codes of a tile, in the order of [`unpack_tile`](super::pack::unpack_tile).
 ///
 /// # Safety
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
+pub unsafe fn codes<F: QuantFormat>(unit: *const u8, tile: usize) -> [__m512i; GROUPS] {
     let (low_per_byte, low_mask) = (8 / F::LOW, _mm512_set1_epi8((0xff >> (8 - F::LOW)) as i8));
     let mut codes = [_mm512_setzero_si512(); GROUPS];
     for group in 0..GROUPS {
@@ -128,13 +137,13 @@ pub unsafe fn codes<F: Format>(unit: *const u8, tile: usize) -> [__m512i; GROUPS
     codes
 }
 
-/// Scales and minima of a tile's rows, as [`scale_and_min`](super::pack::scale_and_min) gives them.
+/// Loads scales and minima of a tile's rows, with the values of [`scale_and_min`](super::pack::scale_and_min).
 ///
 /// # Safety
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`, `part` below its scales per tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize) -> [__m512; 2] {
+pub unsafe fn scales<F: QuantFormat>(unit: *const u8, tile: usize, part: usize) -> [__m512; 2] {
     let sub = 64 + 16 * (2 * tile + part);
     // SAFETY: all within the unit's scales.
     unsafe {
@@ -159,7 +168,7 @@ pub unsafe fn scales<F: Format>(unit: *const u8, tile: usize, part: usize) -> [_
     }
 }
 
-/// The two f16 vectors at the start of a unit times two vectors of integers.
+/// Multiplies the two f16 vectors at the start of a unit with two vectors of integers.
 ///
 /// # Safety
 /// 64 bytes can be read from `unit`.
@@ -174,16 +183,16 @@ unsafe fn times_f16(unit: *const u8, scale: __m512i, min: __m512i) -> [__m512; 2
 /// # Safety
 /// `out` has `R` rows and `x` as many from `first` on, each with at least the panel's blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn direct<F: Format, const R: usize>(
+unsafe fn direct<F: QuantFormat, const R: usize>(
     panel: &[u8],
     x: &Activations,
     first: usize,
     out: &mut [[f32; ROWS]],
 ) {
-    let rows: [*const Block; R] = std::array::from_fn(|row| x.row(first + row).as_ptr());
+    let rows: [*const ActivationBlock; R] = std::array::from_fn(|row| x.row(first + row).as_ptr());
     let mut sums = [_mm512_setzero_ps(); R];
     let units = panel.len() / F::UNIT_BYTES;
-    // With many rows the registers wait for arithmetic, not for the second-level cache.
+    // With many rows the bottleneck is arithmetic, not the second-level cache.
     let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 8192, near: R <= 2 });
     for index in 0..units {
         let unit = panel.as_ptr().wrapping_add(index * F::UNIT_BYTES);
@@ -197,7 +206,7 @@ unsafe fn direct<F: Format, const R: usize>(
                 for row in 0..R {
                     // SAFETY: the row has as many blocks as the panel.
                     let block = unsafe { &*rows[row].add(index * F::TILES + tile) };
-                    let facts = Facts::of(block, F::SCALES.per_tile(), part);
+                    let facts = BlockTerms::of(block, F::SCALES.per_tile(), part);
                     let dots = dot_tile::<F>(&codes, block, facts.minus_sum, part);
                     sums[row] = add(sums[row], dots, facts, [scale, min], F::SCALES.has_min());
                 }
@@ -210,29 +219,34 @@ unsafe fn direct<F: Format, const R: usize>(
     }
 }
 
-/// What belongs to one scale of a tile: a whole block, or half of it.
+/// Values of an activation block for one scale of a tile: the whole block, or half of it.
 #[derive(Clone, Copy)]
-struct Facts {
+struct BlockTerms {
     scale: f32,
     minus_sum: i32,
     scaled_sum: f32,
 }
 
-impl Facts {
+impl BlockTerms {
     #[inline(always)]
-    fn of(block: &Block, per_tile: usize, part: usize) -> Facts {
+    fn of(block: &ActivationBlock, per_tile: usize, part: usize) -> BlockTerms {
         let (minus_sum, scaled_sum) = match per_tile {
             1 => (block.minus_sum, block.scaled_sum),
             _ => (block.half_minus_sums[part], block.half_scaled_sums[part]),
         };
-        Facts { scale: block.scale, minus_sum, scaled_sum }
+        BlockTerms { scale: block.scale, minus_sum, scaled_sum }
     }
 }
 
-/// Exact dot products of a tile, or one half of it, with a block. Two chains hide the instruction's latency.
+/// Computes exact dot products of a tile, or one half of it, with a block. Two chains hide the instruction's latency.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn dot_tile<F: Format>(codes: &[__m512i; GROUPS], block: &Block, minus_sum: i32, part: usize) -> __m512i {
+fn dot_tile<F: QuantFormat>(
+    codes: &[__m512i; GROUPS],
+    block: &ActivationBlock,
+    minus_sum: i32,
+    part: usize,
+) -> __m512i {
     let groups = GROUPS / F::SCALES.per_tile();
     let mut even = _mm512_mullo_epi32(_mm512_set1_epi32(minus_sum), _mm512_set1_epi32(F::ZERO));
     let mut odd = _mm512_setzero_si512();
@@ -246,10 +260,10 @@ fn dot_tile<F: Format>(codes: &[__m512i; GROUPS], block: &Block, minus_sum: i32,
     _mm512_add_epi32(even, odd)
 }
 
-/// The f32 part of [`gemm`](super)'s definition.
+/// Computes the f32 part of [`gemm`](super)'s definition.
 #[inline]
 #[target_feature(enable = "avx512f,fma")]
-fn add(sums: __m512, dots: __m512i, facts: Facts, [scale, min]: [__m512; 2], has_min: bool) -> __m512 {
+fn add(sums: __m512, dots: __m512i, facts: BlockTerms, [scale, min]: [__m512; 2], has_min: bool) -> __m512 {
     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(facts.scale));
     let sums = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, sums);
     if has_min { _mm512_fmadd_ps(min, _mm512_set1_ps(facts.scaled_sum), sums) } else { sums }
@@ -258,7 +272,7 @@ fn add(sums: __m512, dots: __m512i, facts: Facts, [scale, min]: [__m512; 2], has
 /// # Safety
 /// Only the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel) {
+unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel) {
     let per_tile = F::SCALES.per_tile();
     for (at, block) in blocks.enumerate() {
         let (index, tile) = (block / F::TILES, block % F::TILES);
@@ -267,7 +281,7 @@ unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, ou
             // SAFETY: a tile of a unit of the panel.
             let codes = unsafe { codes::<F>(unit, tile) };
             for (group, codes) in codes.into_iter().enumerate() {
-                let line: &mut Line = &mut out.codes[(at * GROUPS + group) * MAX_WIDTH + side];
+                let line: &mut CodeLine = &mut out.codes[(at * GROUPS + group) * MAX_WIDTH + side];
                 // SAFETY: a line is 64 bytes at an address divisible by 64.
                 unsafe { _mm512_store_si512(line.0.as_mut_ptr().cast(), codes) };
             }
@@ -293,10 +307,10 @@ unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, ou
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply_any<const PARTS: usize, const MIN: bool>(
     zero: i32,
-    panel: &Panel,
+    panel: &WeightPanel,
     x: &Activations,
     first: [usize; 2],
-    sums: Sums,
+    sums: SumsPtr,
 ) {
     // SAFETY: by this function's contract.
     unsafe {
@@ -316,12 +330,12 @@ unsafe fn multiply_any<const PARTS: usize, const MIN: bool>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<const R: usize, const PARTS: usize, const MIN: bool>(
     zero: i32,
-    panel: &Panel,
+    panel: &WeightPanel,
     x: &Activations,
     [first, start]: [usize; 2],
-    sums: Sums,
+    sums: SumsPtr,
 ) {
-    let rows: [*const Block; R] = std::array::from_fn(|row| x.row(first + row)[start..].as_ptr());
+    let rows: [*const ActivationBlock; R] = std::array::from_fn(|row| x.row(first + row)[start..].as_ptr());
     let zero = _mm_cvtsi32_si128(zero.checked_ilog2().unwrap_or(0) as i32);
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
     if start > 0 {
@@ -349,7 +363,7 @@ unsafe fn multiply<const R: usize, const PARTS: usize, const MIN: bool>(
     }
 }
 
-/// Adds what belongs to one scale of a block.
+/// Adds the products for one scale of a block.
 ///
 /// # Safety
 /// The features; panel and rows have the block, `PART` is below `PARTS`.
@@ -357,15 +371,15 @@ unsafe fn multiply<const R: usize, const PARTS: usize, const MIN: bool>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
 unsafe fn add_part<const R: usize, const PARTS: usize, const MIN: bool, const PART: usize>(
     zero: __m128i,
-    panel: &Panel,
-    rows: &[*const Block; R],
+    panel: &WeightPanel,
+    rows: &[*const ActivationBlock; R],
     block: usize,
     acc: &mut [[__m512; 2]; R],
 ) {
     let mut dots = [[_mm512_setzero_si512(); 2]; R];
     // SAFETY: by this function's contract.
     let x_block = |row: usize| unsafe { &*rows[row].add(block) };
-    let facts = |row: usize| Facts::of(x_block(row), PARTS, PART);
+    let facts = |row: usize| BlockTerms::of(x_block(row), PARTS, PART);
     if !MIN {
         for row in 0..R {
             dots[row] = [_mm512_sll_epi32(_mm512_set1_epi32(facts(row).minus_sum), zero); 2];

@@ -1,4 +1,4 @@
-//! The quantised formats as the kernels see them: unsigned codes of a few bits, with scales.
+//! The quantised formats in the kernels' layout: unsigned codes of a few bits, with scales.
 //!
 //! Every value is `scale * (code - ZERO) + min`. A *tile* is 16 rows of 32 consecutive values, a *unit* the smallest run
 //! of tiles along K that holds whole file blocks and whole cache lines. A unit lies in memory as
@@ -7,9 +7,9 @@
 //! scales | low bits, tile by tile | high bits, tile by tile
 //! ```
 //!
-//! Codes of a tile are in 8 groups of 4 values of K: byte `4 * row + j` of group `g` is the code of value `4 * g + j`.
-//! Its low `LOW` bits lie in byte `4 * row + j` of vector `g / (8 / LOW)`, at bit `LOW * (g % (8 / LOW))`; the high bits
-//! likewise. That is the order in which `vpdpbusd` takes them, and it takes as many bytes as the file.
+//! Codes of a tile are in 8 groups of 4 values of K: byte `4 * row + j` of group `g` is the code of value `4 * g +
+//! j`. Its low `LOW` bits lie in byte `4 * row + j` of vector `g / (8 / LOW)`, at bit `LOW * (g % (8 / LOW))`; the
+//! high bits likewise. `vpdpbusd` takes them in this order, and the layout takes as many bytes as the file.
 //!
 //! Source of the file formats: ggml's `ggml-common.h` (structs block_q4_0 ... block_q6_K) and the layouts that its
 //! `dequantize_row_*` functions define.
@@ -31,12 +31,12 @@ pub const GROUPS: usize = BLOCK / 4;
 /// Bytes of one group of a tile: four codes for each row.
 pub const GROUP_BYTES: usize = ROWS * 4;
 
-/// Codes of one tile, a byte each.
-pub type Tile = [[u8; GROUP_BYTES]; GROUPS];
+/// Codes of one tile, one byte each.
+pub type CodeTile = [[u8; GROUP_BYTES]; GROUPS];
 
-pub const EMPTY_TILE: Tile = [[0; GROUP_BYTES]; GROUPS];
+pub const EMPTY_TILE: CodeTile = [[0; GROUP_BYTES]; GROUPS];
 
-/// How a unit's scales lie. `f16[16]` is one number per row.
+/// Layout of a unit's scales. `f16[16]` is one number per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scales {
     /// Two tiles: `d f16[16]` each.
@@ -71,7 +71,7 @@ impl Scales {
         matches!(self, Scales::BlockMin | Scales::Super32 | Scales::Super16Min)
     }
 
-    /// Scales per row of a tile: one for its 32 values, or one for each half.
+    /// Returns the scales per row of a tile: one for its 32 values, or one for each half.
     pub const fn per_tile(self) -> usize {
         match self {
             Scales::Block | Scales::BlockMin | Scales::Super32 => 1,
@@ -80,14 +80,14 @@ impl Scales {
     }
 }
 
-/// One file block of one row, taken apart.
+/// One file block of one row, decoded.
 #[derive(Debug, Clone, Copy)]
 pub struct RowBlock {
     /// Codes in the order of K; the first [`Dtype::block_len`] are used.
     pub codes: [u8; 256],
     /// Bits of the f16 scale.
     pub d: u16,
-    /// Bits of the f16 minimum; K-quants subtract it, so its sign is turned here.
+    /// Bits of the f16 minimum; K-quants subtract it, so its sign is inverted here.
     pub min: u16,
     pub sub_scales: [u8; 16],
     pub sub_mins: [u8; 16],
@@ -100,13 +100,13 @@ impl Default for RowBlock {
 }
 
 /// A quantised format.
-pub trait Format: Copy + Send + Sync + 'static {
+pub trait QuantFormat: Copy + Send + Sync + 'static {
     const DTYPE: Dtype;
-    /// Bits of a code that lie in the low part: 2, 4 or 8.
+    /// Bits of a code in the low part: 2, 4 or 8.
     const LOW: usize;
-    /// Bits of a code that lie in the high part: 0, 1 or 2.
+    /// Bits of a code in the high part: 0, 1 or 2.
     const HIGH: usize;
-    /// The code that stands for zero, a power of two; 0 where there is a minimum instead.
+    /// The code of zero, a power of two; 0 for formats with a minimum.
     const ZERO: i32;
     const SCALES: Scales;
 
@@ -116,21 +116,21 @@ pub trait Format: Copy + Send + Sync + 'static {
     const HIGH_BYTES: usize = GROUP_BYTES * Self::HIGH;
     const UNIT_BYTES: usize = Self::SCALES.bytes() + Self::TILES * (Self::LOW_BYTES + Self::HIGH_BYTES);
 
-    /// Takes a file block of [`Dtype::block_bytes`] bytes apart.
+    /// Decodes a file block of [`Dtype::block_bytes`] bytes.
     fn read(block: &[u8], row: &mut RowBlock);
 
-    /// Where tile `tile` of a unit has its low bits.
+    /// Returns the offset of the low bits of tile `tile` in a unit.
     fn low_at(tile: usize) -> usize {
         Self::SCALES.bytes() + tile * Self::LOW_BYTES
     }
 
-    /// Where tile `tile` of a unit has its high bits.
+    /// Returns the offset of the high bits of tile `tile` in a unit.
     fn high_at(tile: usize) -> usize {
         Self::SCALES.bytes() + Self::TILES * Self::LOW_BYTES + tile * Self::HIGH_BYTES
     }
 }
 
-/// Runs `$body` with `$format` standing for the [`Format`] of a dtype; `$other` for plain floats.
+/// Runs `$body` with `$format` bound to the [`QuantFormat`] of a dtype; `$other` for plain floats.
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $body:expr, $other:expr) => {{
         use $crate::Dtype;
@@ -163,12 +163,12 @@ fn u16_at(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }
 
-/// Turns the sign of an f16.
+/// Inverts the sign of an f16.
 const fn negated(bits: u16) -> u16 {
     bits ^ 0x8000
 }
 
-/// 16 bytes of nibbles: the low ones are values 0..16, the high ones 16..32.
+/// Decodes 16 bytes of nibbles: the low ones are values 0..16, the high ones 16..32.
 fn read_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
     for (j, byte) in bytes[..16].iter().enumerate() {
         codes[j] = byte & 15;
@@ -176,7 +176,7 @@ fn read_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
-/// 32 bits, one per value, on top of the nibbles.
+/// Adds 32 bits, one per value, above the nibbles.
 fn add_fifth_bits(bytes: &[u8], codes: &mut [u8; 256]) {
     let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     for (j, code) in codes[..32].iter_mut().enumerate() {
@@ -184,7 +184,7 @@ fn add_fifth_bits(bytes: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
-/// The 6-bit scales and minima of Q4_K and Q5_K, packed into 12 bytes.
+/// Decodes the 6-bit scales and minima of Q4_K and Q5_K, packed into 12 bytes.
 fn read_scales_6bit(bytes: &[u8], row: &mut RowBlock) {
     for j in 0..4 {
         row.sub_scales[j] = bytes[j] & 63;
@@ -194,7 +194,7 @@ fn read_scales_6bit(bytes: &[u8], row: &mut RowBlock) {
     }
 }
 
-/// 128 bytes of nibbles: of each run of 32 bytes the low ones are 32 values, the high ones the next 32.
+/// Decodes 128 bytes of nibbles: in each run of 32 bytes the low ones are 32 values, the high ones the next 32.
 fn read_super_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
     for (bytes, codes) in bytes[..128].chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
         let (low, high) = codes.split_at_mut(32);
@@ -205,7 +205,7 @@ fn read_super_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
-/// 64 bytes of four 2-bit values: bits `2 * j` of byte `l` of a run of 32 are value `32 * j + l`.
+/// Decodes 64 bytes of four 2-bit values: bits `2 * j` of byte `l` of a run of 32 are value `32 * j + l`.
 fn read_pairs_of_bits(bytes: &[u8], codes: &mut [u8; 256]) {
     for (bytes, codes) in bytes[..64].chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
         for (j, codes) in codes.chunks_exact_mut(32).enumerate() {
@@ -223,7 +223,7 @@ macro_rules! format {
         #[derive(Debug, Clone, Copy)]
         pub struct $name;
 
-        impl Format for $name {
+        impl QuantFormat for $name {
             const DTYPE: Dtype = Dtype::$dtype;
             const LOW: usize = $low;
             const HIGH: usize = $high;
@@ -327,8 +327,8 @@ format!(Q2K, Q2K, 2 + 0 bits, zero 0, Super16Min, |block, row| {
     row.min = negated(u16_at(block, 82));
 });
 
-// Twice a 4-bit float is a whole number within 12, so five bits hold it and no kernel needs a table. A scale below f16's
-// range becomes 0: the values it belongs to are below 2^-20.
+// Twice a 4-bit float is a whole number within 12, so five bits hold it and no kernel needs a table. A scale below
+// f16's range becomes 0: its values are below 2^-20.
 format!(Mxfp4, Mxfp4, 4 + 1 bits, zero 16, Block, |block, row| {
     row.d = f16::from_f32(mxfp4_scale(block[0])).to_bits();
     read_nibbles(&block[1..], &mut row.codes);
@@ -337,7 +337,7 @@ format!(Mxfp4, Mxfp4, 4 + 1 bits, zero 16, Block, |block, row| {
     }
 });
 
-/// The largest exponent of an MXFP4 block whose scale f16 can hold.
+/// Largest exponent of an MXFP4 block whose scale f16 can hold.
 pub const MAX_MXFP4_EXPONENT: u8 = 128 + 15;
 
 /// The quantised types, for tests.

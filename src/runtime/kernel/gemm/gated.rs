@@ -1,32 +1,33 @@
-//! The first half of a gated feed-forward network in one region: `act(x . gate^T) * (x . up^T)`, quantised as it is made.
+//! The first half of a gated feed-forward network in one region: `act(x . gate^T) * (x . up^T)`, quantised when
+//! computed.
 //!
-//! Invariant: the blocks are those of two products, the activation and [`Activations::quantize`], one after the other. What
-//! lies between them is larger than the caches for a prompt; here it is made and used 32 columns at a time, a block's worth.
-//! For few rows it is slower than one after the other: a thread would read two matrices by turns.
+//! Invariant: the blocks equal those of two products, the activation and [`Activations::quantize`], in this order.
+//! For a prompt the intermediate values exceed the caches; here they are computed and used 32 columns (one block) at
+//! a time. For few rows this is slower than separate operations: a thread would alternate between two matrices.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::activation::{Activations, Block, quantize_row};
+use super::activation::{ActivationBlock, Activations, quantize_row};
 use super::format::{BLOCK, ROWS, with_format};
-use super::{Input, Kernels, Output, Packed, Variant, compute_panels, scalar, with_input};
+use super::{GemmInput, Kernels, OutputMatrix, Packed, Variant, compute_panels, scalar, with_input};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512};
 use crate::isa::Isa;
 use crate::math::{self, Activation};
 use crate::pool::Pool;
 
-/// Packed panels that give a block of columns.
+/// Packed panels per block of columns.
 const STRIP_PANELS: usize = BLOCK / ROWS;
 
 thread_local! {
-    /// What a strip's gate and up give, `[rows, 32]` each.
+    /// Results of a strip's gate and up, `[rows, 32]` each.
     static STRIP: RefCell<[Vec<f32>; 2]> = RefCell::default();
 }
 
-/// `out = act(x . gate^T) * (x . up^T)`, for `[gate, up]` of the same number of rows, a multiple of 32.
+/// Computes `out = act(x . gate^T) * (x . up^T)`, for `[gate, up]` with the same number of rows, a multiple of 32.
 ///
-/// Panics when the shapes disagree.
+/// Panics if the shapes disagree.
 pub fn gated(
     isa: Isa,
     x: &Activations,
@@ -55,7 +56,7 @@ pub(super) fn gated_by(
     let (len, first) = (blocks.len(), AtomicPtr::new(blocks.as_mut_ptr()));
     let per_row = len.checked_div(x.rows()).unwrap_or(0);
     with_input(variant, x, pool, |x| {
-        let job = Job { isa, x, weights, activation, first, len, per_row };
+        let job = GatedProduct { isa, x, weights, activation, first, len, per_row };
         match variant {
             Variant::Scalar => job.run::<scalar::Scalar>(pool),
             #[cfg(target_arch = "x86_64")]
@@ -70,28 +71,28 @@ pub(super) fn gated_by(
     });
 }
 
-struct Job<'a> {
+struct GatedProduct<'a> {
     isa: Isa,
-    x: Input<'a>,
+    x: GemmInput<'a>,
     weights: [&'a Packed; 2],
     activation: Activation,
-    /// The blocks of the result, `len` of them.
-    first: AtomicPtr<Block>,
+    /// Pointer to the blocks of the result, `len` of them.
+    first: AtomicPtr<ActivationBlock>,
     len: usize,
     per_row: usize,
 }
 
-impl Job<'_> {
+impl GatedProduct<'_> {
     fn run<K: Kernels>(&self, pool: &Pool) {
         pool.for_each(self.weights[0].rows() / BLOCK, |strip| self.strip::<K>(strip));
     }
 
-    /// 32 columns of all rows.
+    /// Computes 32 columns of all rows.
     fn strip<K: Kernels>(&self, strip: usize) {
         STRIP.with_borrow_mut(|values| {
             for (w, values) in self.weights.iter().zip(&mut *values) {
                 values.resize(self.x.rows.rows() * BLOCK, 0.0);
-                let out = Output::new(values, BLOCK);
+                let out = OutputMatrix::new(values, BLOCK);
                 let panels = strip * STRIP_PANELS..(strip + 1) * STRIP_PANELS;
                 with_format!(w.dtype(), F => compute_panels::<K, F>(w, self.x, panels, &out, 0), unreachable!());
             }
@@ -103,9 +104,9 @@ impl Job<'_> {
         });
     }
 
-    /// Block `strip` of a row of the result: no other task has it.
+    /// Returns block `strip` of a row of the result, which no other task uses.
     #[allow(clippy::mut_from_ref, reason = "tasks write through what they share")]
-    fn block(&self, row: usize, strip: usize) -> &mut Block {
+    fn block(&self, row: usize, strip: usize) -> &mut ActivationBlock {
         let index = row * self.per_row + strip;
         assert!(strip < self.per_row && index < self.len, "within the result");
         // SAFETY: in bounds by the assertion, of blocks that stay borrowed mutably during `gated_by`; every strip is given out
@@ -116,8 +117,8 @@ impl Job<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Random, random_weights};
-    use super::super::{Source, matmul};
+    use super::super::tests::{GemmRandom, random_weights};
+    use super::super::{MatrixSource, matmul};
     use super::*;
     use crate::Dtype;
     use crate::memory::Arena;
@@ -125,20 +126,21 @@ mod tests {
     const ACTIVATIONS: [Activation; 3] =
         [Activation::Silu, Activation::GeluTanh, Activation::ClampedSwish { alpha: 1.702, limit: 7.0 }];
 
-    /// `[gate, up]` of different types, the same rows and columns.
-    fn weights(types: [Dtype; 2], [n, k]: [usize; 2], random: &mut Random, pool: &Pool) -> [Packed; 2] {
+    /// Generates `[gate, up]` of different types with the same rows and columns.
+    fn weights(types: [Dtype; 2], [n, k]: [usize; 2], random: &mut GemmRandom, pool: &Pool) -> [Packed; 2] {
         types.map(|dtype| {
             let bytes = random_weights(dtype, n * k, random.next());
-            Packed::pack(&Source::new(dtype, [n, k], &bytes), &Arena::default(), pool).unwrap().unwrap()
+            Packed::pack(&MatrixSource::new(dtype, [n, k], &bytes), &Arena::default(), pool).unwrap().unwrap()
         })
     }
 
     #[test]
     fn one_region_gives_the_bits_of_the_steps_by_every_variant() {
-        let mut random = Random(71);
+        let mut random = GemmRandom(71);
         let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
         let types = [[Dtype::Q4K, Dtype::Q4K], [Dtype::Q4_0, Dtype::Q6K], [Dtype::Q8_0, Dtype::Q5_0]];
-        // Few rows, many, and more blocks than are unpacked together; an odd number of blocks, so that there is padding.
+        // Few rows, many rows, and more blocks than are unpacked together; an odd number of blocks, so that there is
+        // padding.
         let shapes: &[[usize; 3]] = match cfg!(miri) {
             true => &[[32, 256, 2]],
             false => &[[32, 256, 1], [96, 512, 7], [160, 256, 100], [32, 4096 + 512, 97]],
@@ -155,7 +157,7 @@ mod tests {
                 let mut expected = Activations::default();
                 expected.quantize(Isa::Scalar, &a, n, &pools[0]);
                 let variants = Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v)));
-                // What an earlier call left behind must not show.
+                // Contents of an earlier call must not matter.
                 let mut got = Activations::default();
                 got.quantize(Isa::Scalar, &[1.0; 640], 64, &pools[0]);
                 for ((isa, variant), pool) in
@@ -174,7 +176,7 @@ mod tests {
     #[should_panic(expected = "a gate for every value")]
     fn gates_that_do_not_fit_are_refused() {
         let pool = Pool::new(1).unwrap();
-        let mut random = Random(1);
+        let mut random = GemmRandom(1);
         let [gate, _] = weights([Dtype::Q8_0; 2], [32, 32], &mut random, &pool);
         let [_, up] = weights([Dtype::Q8_0; 2], [64, 32], &mut random, &pool);
         let mut x = Activations::default();

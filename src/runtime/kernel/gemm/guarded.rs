@@ -1,24 +1,25 @@
-//! No product reads or writes past its buffers: odd shapes with every buffer against a page that may not be touched.
+//! Checks that no product reads or writes past its buffers: odd shapes, with every buffer next to an inaccessible
+//! page.
 
 use std::ops::Range;
 
 use super::fixed;
 use super::format::ALL;
-use super::tests::{Random, random_weights};
+use super::tests::{GemmRandom, random_weights};
 use super::*;
 use crate::Dtype;
-use crate::matmul::{self, Shape};
+use crate::matmul::{self, MatmulShape};
 use crate::memory::Arena;
 
 const PAGE: usize = 4096;
 
-/// Memory between two pages without access. What is put in lies against one of them.
+/// Memory between two inaccessible pages. Contents are placed next to one of them.
 struct Guarded {
     start: *mut u8,
     len: usize,
 }
 
-/// Which forbidden page a buffer touches.
+/// The inaccessible page next to a buffer.
 #[derive(Debug, Clone, Copy)]
 enum Against {
     Start,
@@ -49,7 +50,7 @@ impl Guarded {
         }
     }
 
-    /// A copy of `values` in here.
+    /// Copies `values` into the memory.
     fn hold<T: Copy>(&mut self, values: &[T], against: Against) -> &mut [T] {
         let place = self.place(size_of_val(values), against);
         // SAFETY: within the accessible part; its ends are page-aligned, so that whole values keep their alignment.
@@ -72,7 +73,7 @@ impl Drop for Guarded {
 struct Room([Guarded; 3]);
 
 impl Room {
-    /// Runs `product(weights, x, out)` in here and gives `out`.
+    /// Runs `product(weights, x, out)` in the guarded memory and returns `out`.
     fn run(
         &mut self,
         against: Against,
@@ -88,8 +89,8 @@ impl Room {
     }
 }
 
-/// The same bits between forbidden pages as in the middle of nowhere, by every variant.
-fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Random, pool: &Pool) {
+/// Checks that every variant gives the same bits in guarded and in ordinary memory.
+fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut GemmRandom, pool: &Pool) {
     let x = random.values(m * k);
     let weights = match dtype {
         Dtype::F32 => random.values(n * k).iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -102,18 +103,22 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Rand
         let mut expected: Option<Vec<u32>> = None;
         for (isa, variant) in Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v))) {
             let got = room.run(against, &weights, &x, n * m, |w, x, out| match dtype {
-                Dtype::F32 => matmul::block(isa, Shape { k, m }, bytemuck::cast_slice(w), x, out),
+                Dtype::F32 => matmul::block(isa, MatmulShape { k, m }, bytemuck::cast_slice(w), x, out),
                 Dtype::F16 | Dtype::Bf16 => {
-                    let w =
-                        fixed::Weights::pack(isa, &Source::new(dtype, [n, k], w), &Arena::default(), pool)
-                            .unwrap()
-                            .unwrap();
-                    let mut rows = fixed::Activations::default();
+                    let w = fixed::FixedWeights::pack(
+                        isa,
+                        &MatrixSource::new(dtype, [n, k], w),
+                        &Arena::default(),
+                        pool,
+                    )
+                    .unwrap()
+                    .unwrap();
+                    let mut rows = fixed::FixedActivations::default();
                     rows.quantize(isa, x, k, pool);
                     fixed::matmul(isa, &w, &rows, out, pool);
                 }
                 _ => {
-                    let w = Packed::pack(&Source::new(dtype, [n, k], w), &Arena::default(), pool)
+                    let w = Packed::pack(&MatrixSource::new(dtype, [n, k], w), &Arena::default(), pool)
                         .unwrap()
                         .unwrap();
                     let mut rows = Activations::default();
@@ -132,7 +137,7 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Rand
 fn odd_shapes_stay_within_their_buffers() {
     let mut room = Room([(); 3].map(|()| Guarded::new(1 << 20)));
     let pool = Pool::new(2).unwrap();
-    let mut random = Random(2024);
+    let mut random = GemmRandom(2024);
     for dtype in ALL.into_iter().chain([Dtype::F32, Dtype::F16, Dtype::Bf16]) {
         for _ in 0..6 {
             let cols = dtype.block_len() * (1 + random.below(if dtype.is_quantized() { 5 } else { 130 }));

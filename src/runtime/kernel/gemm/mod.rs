@@ -1,6 +1,7 @@
 //! Products of quantised weights with quantised activations: integer dot products, f32 sums.
 //!
-//! Invariant, the definition of every output `w . x`, whatever the number of rows, threads, tiles or the instruction set:
+//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and the
+//! instruction set:
 //!
 //! ```text
 //! sum = 0
@@ -10,8 +11,8 @@
 //!     sum = fma(min, x_scale * sum of x_codes, sum)  only in formats that have a minimum
 //! ```
 //!
-//! Few activation rows take the *direct* path, which unpacks weights in registers; many take panels of weights that are
-//! unpacked once into the cache and multiplied with all rows. Both follow the order above.
+//! Few activation rows use the *direct* path, which unpacks weights in registers; many use panels of weights that are
+//! unpacked into the cache once and multiplied with all rows. Both follow the order above.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -38,51 +39,51 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub use activation::Activations;
 pub use format::BLOCK;
 pub use format::MAX_MXFP4_EXPONENT;
-use format::{Format, GROUP_BYTES, GROUPS, ROWS, with_format};
+use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
-pub use pack::{Packed, Source};
+pub use pack::{MatrixSource, Packed};
 use tiles::Tiles;
 
 use super::isa::{self, Isa};
 use super::pool::Pool;
 
-/// Activation rows of one call of the direct path, at most.
+/// Most activation rows of one call of the direct path.
 const MAX_DIRECT_ROWS: usize = 8;
 
-/// Where the direct path ends to be the faster one without tiles, as measured: from there on both are the same until the rows
-/// outgrow the second-level cache.
+/// Number of rows up to which the direct path is faster without tiles, measured; beyond, both are equal until the
+/// rows exceed the second-level cache.
 const MAX_DIRECT: usize = 96;
 
-/// Activation rows of one call of the panel path, at most.
+/// Most activation rows of one call of the panel path.
 const MAX_PANEL_ROWS: usize = 16;
 
-/// Unpacked panels that all activation rows pass by turns, at most.
+/// Most unpacked panels that the activation rows pass in turn.
 const MAX_PANELS: usize = 4;
 
-/// Packed panels (of 16 rows) that are unpacked together, at most.
+/// Most packed panels (of 16 rows) that are unpacked together.
 const MAX_WIDTH: usize = 2;
 
-/// Weight bytes that one task of the direct path reads, at least.
+/// Least number of weight bytes that one task of the direct path reads.
 const TASK_BYTES: usize = 32 << 10;
 
-/// Tasks that every thread should get of a product, so that one that is held up leaves its own to others.
+/// Number of tasks per thread and product, so that the tasks of a delayed thread can go to others.
 const MIN_TASKS: usize = 4;
 
-/// Products of the same activations that share a parallel region, at most.
+/// Most products of the same activations in one parallel region.
 const MAX_TOGETHER: usize = 4;
 
-/// Below this many multiplications a product is not worth waking other threads for.
+/// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 17;
 
 /// The kernels of one instruction set.
 trait Kernels {
-    /// Packed panels that the panel path takes at a time; 0 where there is no panel path.
+    /// Packed panels that the panel path takes at a time; 0 without a panel path.
     const WIDTH: usize;
 
     /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
     const DIRECT_ROWS: usize;
 
-    /// Up to this many activation rows the direct path is the faster one.
+    /// Number of activation rows up to which the direct path is faster.
     const MAX_DIRECT: usize = MAX_DIRECT;
 
     /// Activation rows of one call of [`Self::multiply`], at most [`MAX_PANEL_ROWS`].
@@ -91,58 +92,65 @@ trait Kernels {
     /// Blocks along K that are unpacked together: 4,096 values, so that a panel stays in the second-level cache.
     const PANEL_BLOCKS: usize = 128;
 
-    /// Unpacked panels that every call's rows pass by turns, at most [`MAX_PANELS`]: more where rows are slow to come.
+    /// Unpacked panels that every call's rows pass in turn, at most [`MAX_PANELS`]: more if loading rows is slow.
     const TOGETHER: usize = 1;
 
-    /// `out[t][row]` = product of the panel's row with activation row `first + t`; at most [`Self::DIRECT_ROWS`].
+    /// Computes `out[t][row]` = product of the panel's row with activation row `first + t`; at most
+    /// [`Self::DIRECT_ROWS`].
     ///
     /// # Safety
     /// The processor has the instruction set.
-    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]);
+    unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]);
 
     /// Unpacks `blocks.len()` blocks of each of [`Self::WIDTH`] panels.
     ///
     /// # Safety
     /// The processor has the instruction set.
-    unsafe fn unpack<F: Format>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut Panel);
+    unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel);
 
-    /// Products of the panel's blocks, number `start` of a row and those after it, with activation rows from `first` on. Where
-    /// `start` is 0 that is what `sums` become, otherwise it is added to them.
+    /// Computes products of the panel's blocks, which start at block `start` of a row, with activation rows from
+    /// `first` on. Sets `sums` if `start` is 0, adds to them otherwise.
     ///
     /// # Safety
     /// The processor has the instruction set; the panel was filled by this one's [`Self::unpack`] for `F`; `sums` are
     /// [`Self::WIDTH`] panels wide.
-    unsafe fn multiply<F: Format>(panel: &Panel, x: Input<'_>, first: [usize; 2], sums: Sums);
+    unsafe fn multiply<F: QuantFormat>(
+        panel: &WeightPanel,
+        x: GemmInput<'_>,
+        first: [usize; 2],
+        sums: SumsPtr,
+    );
 
-    /// The first row of call number `call` of `calls` for `rows` rows, and the one after its last: spread evenly, because a call
-    /// with few of them wastes the panel's bandwidth.
+    /// Returns the first row of call number `call` of `calls` for `rows` rows, and the row after its last: spread
+    /// evenly, because a call with few rows wastes the panel's bandwidth.
     fn rows_of_call(rows: usize, call: usize, calls: usize) -> (usize, usize) {
         (call * rows / calls, (call + 1) * rows / calls)
     }
 
-    /// Undoes what [`Self::multiply`] changed about this thread.
+    /// Resets thread state that [`Self::multiply`] has changed.
     fn leave() {}
 }
 
-/// How the direct path fetches weights before it reads them.
+/// Prefetching of weights in the direct path.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct FetchAhead {
-    /// Bytes from what is read to what is fetched; 0 fetches nothing.
+    /// Bytes from the read position to the prefetched one; 0 for no prefetching.
     distance: usize,
-    /// Into the first-level cache, or only the second-level one, which waits for more lines at a time.
+    /// Whether to fetch into the first-level cache, or only into the second-level one, which has more outstanding
+    /// lines.
     near: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl FetchAhead {
-    /// For `rows` activation rows, where `needed` is the kernel's own way; all measured.
+    /// Chooses the method for `rows` activation rows; `needed` is the kernel's own method. All figures were measured.
     ///
-    /// Most processors follow one or two streams by themselves, and further ahead; not the scales, low and high bits of long
-    /// units, nor when they compute long at each line. Intel's follow even single streams less far: so they read Q4_K a third
-    /// faster.
+    /// Most processors prefetch one or two streams by themselves, and further ahead, but not the scales, low and high
+    /// bits of long units, nor if there is much computation per line. Intel's follow even single streams less far:
+    /// with prefetching they read Q4_K a third faster.
     #[inline(always)]
-    fn new<F: Format>(rows: usize, needed: FetchAhead) -> FetchAhead {
+    fn new<F: QuantFormat>(rows: usize, needed: FetchAhead) -> FetchAhead {
         match rows > 2 || (F::HIGH > 0 && F::TILES > 2) {
             _ if rows <= 2 && isa::is_intel() => FetchAhead { distance: 3072, near: false },
             true => needed,
@@ -150,9 +158,9 @@ impl FetchAhead {
         }
     }
 
-    /// Fetches this tile's part. Past the end of the weights it does no harm.
+    /// Prefetches this tile's part. Harmless past the end of the weights.
     #[inline(always)]
-    fn fetch<F: Format>(self, unit: *const u8, tile: usize) {
+    fn fetch<F: QuantFormat>(self, unit: *const u8, tile: usize) {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         if self.distance == 0 {
             return;
@@ -171,56 +179,56 @@ impl FetchAhead {
     }
 }
 
-/// Activations as the kernels take them.
+/// Activations in both layouts of the kernels.
 #[derive(Clone, Copy)]
-struct Input<'a> {
+struct GemmInput<'a> {
     rows: &'a Activations,
-    /// The same by tiles, for kernels that want them.
+    /// The same in tiles, for kernels that use them.
     tiles: &'a Tiles,
 }
 
 /// A cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; GROUP_BYTES]);
+struct CodeLine([u8; GROUP_BYTES]);
 
 /// Unpacked weights of `width * 16` rows: codes `[block][group][width]` as in a tile, scales and minima
 /// `[block][part][width][16]` with a part for each scale of a tile.
 #[derive(Default)]
-struct Panel {
+struct WeightPanel {
     blocks: usize,
-    codes: Vec<Line>,
+    codes: Vec<CodeLine>,
     scales: Vec<f32>,
     mins: Vec<f32>,
 }
 
-impl Panel {
-    fn resize<F: Format>(&mut self, width: usize, blocks: usize) {
+impl WeightPanel {
+    fn resize<F: QuantFormat>(&mut self, width: usize, blocks: usize) {
         let scales = blocks * F::SCALES.per_tile() * width * ROWS;
         self.blocks = blocks;
-        self.codes.resize(blocks * GROUPS * width, Line([0; GROUP_BYTES]));
+        self.codes.resize(blocks * GROUPS * width, CodeLine([0; GROUP_BYTES]));
         self.scales.resize(scales, 0.0);
         self.mins.resize(if F::SCALES.has_min() { scales } else { 0 }, 0.0);
     }
 }
 
 thread_local! {
-    static UNPACKED: RefCell<[Panel; MAX_PANELS]> = RefCell::default();
+    static UNPACKED: RefCell<[WeightPanel; MAX_PANELS]> = RefCell::default();
     static TILES: RefCell<Tiles> = RefCell::default();
 }
 
-/// Runs `compute` with activations as `variant` takes them.
-fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(Input<'_>)) {
+/// Runs `compute` with activations in the layout of `variant`.
+fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
     TILES.with_borrow_mut(|tiles| {
         #[cfg(target_arch = "x86_64")]
         if variant == Variant::Amx && !is_direct::<amx::Amx>(x) {
             tiles.fill(x, pool);
         }
-        compute(Input { rows: x, tiles });
+        compute(GemmInput { rows: x, tiles });
     });
 }
 
-/// The variants that exist; an instruction set decides the best one of those within it.
+/// The existing variants; an instruction set selects the best one within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Scalar,
@@ -235,7 +243,7 @@ enum Variant {
 }
 
 impl Variant {
-    /// All variants within an instruction set, the best one last. Panics when this processor does not have the set.
+    /// Returns all variants within an instruction set, the best one last. Panics if this processor lacks the set.
     fn within(isa: Isa) -> impl Iterator<Item = Variant> {
         assert!(isa <= isa::isa(), "instruction set not available");
         #[cfg(target_arch = "x86_64")]
@@ -270,17 +278,18 @@ impl Variant {
     }
 }
 
-/// The integer kernels that an instruction set uses on this machine: `scalar`, `avx2`, `avx2-vnni`, `avx512-vnni`, `amx-int8`.
+/// Returns the name of the integer kernels that an instruction set uses on this machine: `scalar`, `avx2`,
+/// `avx2-vnni`, `avx512-vnni`, `amx-int8`.
 pub fn kernels_name(isa: Isa) -> &'static str {
     Variant::best(isa).name()
 }
 
-/// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
+/// Computes `out[m, n] = x[m, k] . w[n, k]^T`. Panics if the shapes disagree.
 pub fn matmul(isa: Isa, w: &Packed, x: &Activations, out: &mut [f32], pool: &Pool) {
     matmul_each(isa, x, [(w, out)], pool);
 }
 
-/// As [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
+/// Computes [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
 pub fn matmul_each<'a>(
     isa: Isa,
     x: &Activations,
@@ -301,7 +310,7 @@ fn matmul_by<'a>(
         let product = |(w, out): (&'a Packed, &'a mut [f32])| {
             assert_eq!(out.len(), x.rows.rows() * w.rows(), "an output for every pair of rows");
             assert!(x.rows.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
-            Product { w, x, out: Output::new(out, w.rows()), threads: pool.threads() }
+            PackedProduct { w, x, out: OutputMatrix::new(out, w.rows()), threads: pool.threads() }
         };
         let mut products = products.into_iter().map(product).fuse();
         loop {
@@ -324,32 +333,32 @@ fn matmul_by<'a>(
     });
 }
 
-/// One product and where it goes.
-struct Product<'a> {
+/// One product and its output.
+struct PackedProduct<'a> {
     w: &'a Packed,
-    x: Input<'a>,
-    out: Output,
+    x: GemmInput<'a>,
+    out: OutputMatrix,
     /// Threads that share its tasks.
     threads: usize,
 }
 
-/// Products in one region, their tasks in one list.
-fn compute<K: Kernels>(products: &[Option<Product<'_>>; MAX_TOGETHER], pool: &Pool) {
-    let tasks = products.each_ref().map(|product| product.as_ref().map_or(0, Product::tasks::<K>));
-    let work: usize = products.iter().flatten().map(Product::work).sum();
+/// Computes products in one region, with their tasks in one list.
+fn compute<K: Kernels>(products: &[Option<PackedProduct<'_>>; MAX_TOGETHER], pool: &Pool) {
+    let tasks = products.each_ref().map(|product| product.as_ref().map_or(0, PackedProduct::tasks::<K>));
+    let work: usize = products.iter().flatten().map(PackedProduct::work).sum();
     let task = |product: usize, task: usize| {
         products[product].iter().for_each(|product| product.compute::<K>(task));
     };
     pool.for_each_of(&tasks, work >= SERIAL_LIMIT, task);
 }
 
-impl Product<'_> {
-    /// Multiplications.
+impl PackedProduct<'_> {
+    /// Returns the number of multiplications.
     fn work(&self) -> usize {
         self.w.rows() * self.w.cols() * self.x.rows.rows()
     }
 
-    /// Panels that a task takes.
+    /// Returns the panels per task.
     fn panels_per_task<K: Kernels>(&self) -> usize {
         if is_direct::<K>(self.x.rows) {
             TASK_BYTES.div_ceil(self.w.panel_bytes())
@@ -367,14 +376,15 @@ impl Product<'_> {
         with_format!(self.w.dtype(), F => self.compute_format::<K, F>(task), unreachable!());
     }
 
-    fn compute_format<K: Kernels, F: Format>(&self, task: usize) {
+    fn compute_format<K: Kernels, F: QuantFormat>(&self, task: usize) {
         let per_task = self.panels_per_task::<K>();
         let panels = task * per_task..self.w.panels().min((task + 1) * per_task);
         compute_panels::<K, F>(self.w, self.x, panels.clone(), &self.out, panels.start * ROWS);
     }
 }
 
-/// Whether so many activation rows unpack weights in registers: what they share beyond a row is then best done step by step.
+/// Returns whether this many activation rows unpack weights in registers: work that they share is then best done step
+/// by step.
 pub fn is_few(isa: Isa, rows: usize) -> bool {
     match Variant::best(isa) {
         #[cfg(target_arch = "x86_64")]
@@ -387,12 +397,12 @@ fn is_direct<K: Kernels>(x: &Activations) -> bool {
     K::WIDTH == 0 || x.rows() <= K::MAX_DIRECT
 }
 
-/// All activation rows with some panels, to columns of `out` from `column` on.
-fn compute_panels<K: Kernels, F: Format>(
+/// Multiplies all activation rows with some panels, into columns of `out` from `column` on.
+fn compute_panels<K: Kernels, F: QuantFormat>(
     w: &Packed,
-    x: Input<'_>,
+    x: GemmInput<'_>,
     panels: Range<usize>,
-    out: &Output,
+    out: &OutputMatrix,
     column: usize,
 ) {
     if is_direct::<K>(x.rows) {
@@ -411,8 +421,14 @@ fn compute_panels<K: Kernels, F: Format>(
     K::leave();
 }
 
-/// All activation rows with one packed panel, unpacked in registers.
-fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out: &Output, column: usize) {
+/// Multiplies all activation rows with one packed panel, unpacked in registers.
+fn direct<K: Kernels, F: QuantFormat>(
+    w: &Packed,
+    x: &Activations,
+    index: usize,
+    out: &OutputMatrix,
+    column: usize,
+) {
     let panel = w.panel(index);
     let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
@@ -428,13 +444,14 @@ fn direct<K: Kernels, F: Format>(w: &Packed, x: &Activations, index: usize, out:
     }
 }
 
-/// All activation rows with some packed panels, at most `K::TOGETHER` times `K::WIDTH`, unpacked into `unpacked`.
-fn by_panel<K: Kernels, F: Format>(
+/// Multiplies all activation rows with some packed panels, at most `K::TOGETHER` times `K::WIDTH`, unpacked into
+/// `unpacked`.
+fn by_panel<K: Kernels, F: QuantFormat>(
     w: &Packed,
-    x: Input<'_>,
+    x: GemmInput<'_>,
     panels: Range<usize>,
-    unpacked: &mut [Panel; MAX_PANELS],
-    out: &Output,
+    unpacked: &mut [WeightPanel; MAX_PANELS],
+    out: &OutputMatrix,
     column: usize,
 ) {
     let blocks = w.panel_bytes() / F::UNIT_BYTES * F::TILES;
@@ -444,7 +461,7 @@ fn by_panel<K: Kernels, F: Format>(
         let end = blocks.min(start + K::PANEL_BLOCKS);
         let firsts = panels.clone().step_by(K::WIDTH);
         for (index, panel) in firsts.clone().zip(&mut *unpacked) {
-            // A second panel that does not exist is the first one again; its sums are not kept.
+            // A missing second panel is replaced by the first; its sums are not stored.
             let packed = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
             panel.resize::<F>(K::WIDTH, end - start);
             // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
@@ -464,17 +481,18 @@ fn by_panel<K: Kernels, F: Format>(
     }
 }
 
-/// Sums of some activation rows with the rows of the panels that are multiplied together: in the output itself, or in a copy
-/// where the last panel reaches past it. They live, and are the kernel's alone, as long as the call that they are given to.
+/// Pointer to the sums of some activation rows with the rows of the panels that are multiplied together: in the
+/// output itself, or in a copy if the last panel extends past it. The sums live, and are the kernel's alone, during
+/// the call that receives them.
 #[derive(Clone, Copy)]
-struct Sums {
+struct SumsPtr {
     first: *mut f32,
-    /// From one row's sums to the next row's.
+    /// Distance from one row's sums to the next row's.
     stride: usize,
     rows: usize,
 }
 
-impl Sums {
+impl SumsPtr {
     #[inline(always)]
     fn row(self, row: usize) -> *mut f32 {
         debug_assert!(row < self.rows);
@@ -482,17 +500,17 @@ impl Sums {
     }
 }
 
-/// The output matrix, written by many threads: every task has columns of its own.
-struct Output {
+/// The output matrix, written by many threads: every task has its own columns.
+struct OutputMatrix {
     values: AtomicPtr<f32>,
     len: usize,
     cols: usize,
 }
 
-impl Output {
-    /// The pointer is valid as long as `values` stays borrowed: a [`Product`] lives within [`matmul_by`] only.
-    fn new(values: &mut [f32], cols: usize) -> Output {
-        Output { values: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), cols }
+impl OutputMatrix {
+    /// The pointer is valid as long as `values` stays borrowed: a [`PackedProduct`] lives within [`matmul_by`] only.
+    fn new(values: &mut [f32], cols: usize) -> OutputMatrix {
+        OutputMatrix { values: AtomicPtr::new(values.as_mut_ptr()), len: values.len(), cols }
     }
 
     fn at(&self, row: usize, col: usize, count: usize) -> *mut f32 {
@@ -501,8 +519,8 @@ impl Output {
         self.values.load(Ordering::Relaxed).wrapping_add(start)
     }
 
-    /// Fetches the place of a later [`Self::store`]: a step's outputs are larger than the caches, and storing to what is not
-    /// in them was a fifth of the time of a prompt's products.
+    /// Prefetches the destination of a later [`Self::store`]: a step's outputs exceed the caches, and stores that
+    /// missed them took a fifth of the time of a prompt's products.
     fn prepare(&self, row: usize, col: usize, count: usize) {
         let at = self.at(row, col, count);
         #[cfg(target_arch = "x86_64")]
@@ -521,17 +539,18 @@ impl Output {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 
-    /// Has `compute` continue sums of `rows` from column `col` on: `width` of them, of which `kept` are in the output.
+    /// Lets `compute` continue the sums of `rows` from column `col` on: `width` of them, of which `kept` are in the
+    /// output.
     fn with_sums(
         &self,
         rows: Range<usize>,
         col: usize,
         [kept, width]: [usize; 2],
-        compute: impl FnOnce(Sums),
+        compute: impl FnOnce(SumsPtr),
     ) {
         rows.clone().for_each(|row| self.prepare(row, col, kept));
         if kept == width {
-            return compute(Sums {
+            return compute(SumsPtr {
                 first: self.at(rows.start, col, width),
                 stride: self.cols,
                 rows: rows.len(),
@@ -541,7 +560,7 @@ impl Output {
         for (row, edge) in rows.clone().zip(&mut edge) {
             self.load(row, col, &mut edge[..kept]);
         }
-        compute(Sums { first: edge.as_mut_ptr().cast(), stride: MAX_WIDTH * ROWS, rows: rows.len() });
+        compute(SumsPtr { first: edge.as_mut_ptr().cast(), stride: MAX_WIDTH * ROWS, rows: rows.len() });
         for (row, edge) in rows.zip(&edge) {
             self.store(row, col, &edge[..kept]);
         }

@@ -1,4 +1,4 @@
-//! Weights packed once, when they are loaded: panels of 16 rows in the layout of [`format`](super::format).
+//! Weights packed once, at load: panels of 16 rows in the layout of [`format`](super::format).
 //!
 //! Rows past the last one have zero scales, and so have values past the end of K: they add an exact zero to the sums
 //! of real outputs, and their own outputs are not stored.
@@ -8,19 +8,19 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::format::{BLOCK, EMPTY_TILE, Format, ROWS, RowBlock, Scales, Tile, with_format};
+use super::format::{BLOCK, CodeTile, EMPTY_TILE, QuantFormat, ROWS, RowBlock, Scales, with_format};
 use crate::Dtype;
-use crate::memory::{Arena, Memory};
+use crate::memory::{Arena, ArenaMemory};
 use crate::pool::Pool;
 
-/// Bytes that one task packs, at least.
+/// Least number of bytes that one task packs.
 const TASK_BYTES: usize = 256 << 10;
 
-/// Bytes that are packed before the file's own leave memory, at least.
+/// Least number of bytes that are packed before the file's bytes are released.
 const PORTION_BYTES: usize = 16 << 20;
 
-/// The rows of a matrix as they lie in a file.
-pub struct Source<'a> {
+/// The rows of a matrix in the file's layout.
+pub struct MatrixSource<'a> {
     pub(super) dtype: Dtype,
     /// Rows and columns.
     pub(super) shape: [usize; 2],
@@ -28,20 +28,20 @@ pub struct Source<'a> {
     done: &'a dyn Fn(Range<usize>),
 }
 
-impl<'a> Source<'a> {
-    /// `bytes` holds `rows` rows of `dtype.row_bytes(cols)` bytes; panics when it does not.
-    pub fn new(dtype: Dtype, [rows, cols]: [usize; 2], bytes: &'a [u8]) -> Source<'a> {
+impl<'a> MatrixSource<'a> {
+    /// `bytes` must hold `rows` rows of `dtype.row_bytes(cols)` bytes; panics otherwise.
+    pub fn new(dtype: Dtype, [rows, cols]: [usize; 2], bytes: &'a [u8]) -> MatrixSource<'a> {
         let row_bytes = dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
         assert_eq!(bytes.len(), rows * row_bytes, "rows as the shape says");
-        Source { dtype, shape: [rows, cols], bytes, done: &|_| () }
+        MatrixSource { dtype, shape: [rows, cols], bytes, done: &|_| () }
     }
 
-    /// `done` is told which of the bytes are packed and will not be read again.
-    pub fn telling(self, done: &'a dyn Fn(Range<usize>)) -> Source<'a> {
-        Source { done, ..self }
+    /// Sets a callback that receives the ranges of bytes that are packed and will not be read again.
+    pub fn telling(self, done: &'a dyn Fn(Range<usize>)) -> MatrixSource<'a> {
+        MatrixSource { done, ..self }
     }
 
-    /// Fills zeroed panels: `pack` gets up to 16 rows and their panel.
+    /// Fills zeroed panels: `pack` receives up to 16 rows and their panel.
     pub(super) fn fill(
         &self,
         panels: &mut [u8],
@@ -64,21 +64,21 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A quantised matrix `[rows, cols]` as the kernels read it.
+/// A quantised matrix `[rows, cols]` in the kernels' layout.
 pub struct Packed {
     dtype: Dtype,
     rows: usize,
     cols: usize,
     panel_bytes: usize,
-    memory: Memory,
+    memory: ArenaMemory,
 }
 
 impl Packed {
-    /// Packs rows as they lie in a file. `None` for plain floats, which have no packed form.
+    /// Packs rows in the file's layout. `None` for plain floats, which have no packed form.
     ///
     /// # Errors
-    /// When the system has no memory to give.
-    pub fn pack(source: &Source<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Packed>> {
+    /// If the system has no memory left.
+    pub fn pack(source: &MatrixSource<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Packed>> {
         let (dtype, [rows, cols]) = (source.dtype, source.shape);
         let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return Ok(None));
         let row_bytes = dtype.row_bytes(cols).expect("as the source saw");
@@ -101,12 +101,12 @@ impl Packed {
         self.cols
     }
 
-    /// Memory it takes.
+    /// Returns the bytes of memory.
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// Number of panels; the last may hold fewer than 16 rows.
+    /// Returns the number of panels; the last may hold fewer than 16 rows.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(ROWS)
     }
@@ -115,25 +115,25 @@ impl Packed {
         self.panel_bytes
     }
 
-    /// The units of 16 rows, in the order of K.
+    /// Returns the units of 16 rows, in the order of K.
     pub fn panel(&self, index: usize) -> &[u8] {
         &self.memory[index * self.panel_bytes..(index + 1) * self.panel_bytes]
     }
 
-    /// Dequantises one row into `out`, which has `cols` values: the lookup of a token's embedding.
+    /// Dequantises one row into `out` of `cols` values: the look-up of an embedding.
     pub fn unpack_row(&self, row: usize, out: &mut [f32]) {
         let panel = self.panel(row / ROWS);
         with_format!(self.dtype, F => unpack_row::<F>(panel, row % ROWS, out), unreachable!());
     }
 }
 
-/// Bytes of a panel of rows of `cols` values.
-fn panel_bytes<F: Format>(cols: usize) -> usize {
+/// Returns the bytes of a panel of rows of `cols` values.
+fn panel_bytes<F: QuantFormat>(cols: usize) -> usize {
     cols.div_ceil(F::TILES * BLOCK) * F::UNIT_BYTES
 }
 
 /// Packs up to 16 rows of `row_bytes` each into a zeroed panel.
-fn pack_panel<F: Format>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
+fn pack_panel<F: QuantFormat>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let block_bytes = F::DTYPE.block_bytes();
     let tiles_per_block = F::DTYPE.block_len() / BLOCK;
     let mut row_block = RowBlock::default();
@@ -155,10 +155,10 @@ fn pack_panel<F: Format>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     }
 }
 
-/// Puts one row's codes into its tiles, four at a time. Not inlined, and neither is [`Format::read`]: together the compiler
-/// makes them one computation of single bytes, five times as slow.
+/// Stores one row's codes into its tiles, four at a time. Neither this nor [`QuantFormat::read`] may be inlined: the
+/// compiler would merge them into a computation of single bytes, five times as slow.
 #[inline(never)]
-fn spread(codes: &[u8; 256], row: usize, tiles: &mut [Tile]) {
+fn spread(codes: &[u8; 256], row: usize, tiles: &mut [CodeTile]) {
     for (tile, codes) in tiles.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
         for (group, codes) in tile.iter_mut().zip(codes.as_chunks::<4>().0) {
             group.as_chunks_mut::<4>().0[row] = *codes;
@@ -166,15 +166,15 @@ fn spread(codes: &[u8; 256], row: usize, tiles: &mut [Tile]) {
     }
 }
 
-/// Puts `bits` bits of every code, from bit `from`, where [`format`](super::format) wants them.
-fn store_bits(tile: &Tile, from: usize, bits: usize, out: &mut [u8]) {
+/// Stores `bits` bits of every code, from bit `from`, in the layout of [`format`](super::format).
+fn store_bits(tile: &CodeTile, from: usize, bits: usize, out: &mut [u8]) {
     if bits == 0 {
         return;
     }
     let mask = (255u16 >> (8 - bits)) as u8;
     let per_byte = 8 / bits;
     for (groups, out) in tile.chunks_exact(per_byte).zip(out.chunks_exact_mut(tile[0].len())) {
-        // The first group overwrites: reading new memory first would map it twice.
+        // The first group overwrites: reading new memory first would fault it in twice.
         for (index, group) in groups.iter().enumerate() {
             for (out, code) in out.iter_mut().zip(group) {
                 let part = (code >> from & mask) << (bits * index);
@@ -184,7 +184,7 @@ fn store_bits(tile: &Tile, from: usize, bits: usize, out: &mut [u8]) {
     }
 }
 
-/// Puts the scales of one row's block into its unit; `tile` is the block's first tile.
+/// Stores the scales of one row's block in its unit; `tile` is the block's first tile.
 fn store_scales(scales: Scales, block: &RowBlock, tile: usize, row: usize, unit: &mut [u8]) {
     let mut put_f16 = |at: usize, bits: u16| {
         unit[at + 2 * row..at + 2 * row + 2].copy_from_slice(&bits.to_le_bytes());
@@ -223,8 +223,8 @@ fn f16_at(unit: &[u8], at: usize, row: usize) -> f32 {
     f16::from_le_bytes([unit[at + 2 * row], unit[at + 2 * row + 1]]).to_f32()
 }
 
-/// Scale and minimum of a row of a tile; `half` is 0 unless the format has a scale for each half.
-/// Where there is no minimum it is -0, the number that changes nothing when it is added.
+/// Returns scale and minimum of a row of a tile; `half` is 0 unless the format has a scale for each half. Without a
+/// minimum it is -0, which changes no sum.
 pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row: usize) -> [f32; 2] {
     match scales {
         Scales::Block => [f16_at(unit, 32 * tile, row), -0.0],
@@ -245,8 +245,8 @@ pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row:
     }
 }
 
-/// The codes of one tile of a unit, a byte each.
-pub fn unpack_tile<F: Format>(unit: &[u8], tile: usize, out: &mut Tile) {
+/// Unpacks the codes of one tile of a unit, one byte each.
+pub fn unpack_tile<F: QuantFormat>(unit: &[u8], tile: usize, out: &mut CodeTile) {
     let low = &unit[F::low_at(tile)..][..F::LOW_BYTES];
     let high = &unit[F::high_at(tile)..][..F::HIGH_BYTES];
     load_bits(low, F::LOW, 0, out);
@@ -254,7 +254,7 @@ pub fn unpack_tile<F: Format>(unit: &[u8], tile: usize, out: &mut Tile) {
 }
 
 /// Undoes [`store_bits`]; the first part of a code overwrites, the second is added.
-fn load_bits(bytes: &[u8], bits: usize, to: usize, out: &mut Tile) {
+fn load_bits(bytes: &[u8], bits: usize, to: usize, out: &mut CodeTile) {
     if bits == 0 {
         return;
     }
@@ -271,8 +271,8 @@ fn load_bits(bytes: &[u8], bits: usize, to: usize, out: &mut Tile) {
     }
 }
 
-/// Only this row's bits are touched: a lookup reads a sixteenth of the panel's codes.
-fn unpack_row<F: Format>(panel: &[u8], row: usize, out: &mut [f32]) {
+/// Reads this row's bits only: a look-up reads a sixteenth of the panel's codes.
+fn unpack_row<F: QuantFormat>(panel: &[u8], row: usize, out: &mut [f32]) {
     let code = |unit: &[u8], tile: usize, k: usize| {
         let part = |at: usize, bits: usize| {
             let (group, per_byte) = (k / 4, 8 / bits);
@@ -311,10 +311,13 @@ mod tests {
             for &cols in lens {
                 for rows in [1, 15, 16, 17, 35] {
                     let bytes = random_weights(dtype, rows * cols, rows as u64);
-                    let packed =
-                        Packed::pack(&Source::new(dtype, [rows, cols], &bytes), &Arena::default(), &pool)
-                            .unwrap()
-                            .unwrap();
+                    let packed = Packed::pack(
+                        &MatrixSource::new(dtype, [rows, cols], &bytes),
+                        &Arena::default(),
+                        &pool,
+                    )
+                    .unwrap()
+                    .unwrap();
                     let row_bytes = dtype.row_bytes(cols).unwrap();
                     for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                         let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
@@ -335,7 +338,7 @@ mod tests {
         let bytes = vec![0; rows * Dtype::Q8_0.row_bytes(cols).unwrap()];
         let told = std::cell::RefCell::new(Vec::new());
         let tell = |part| told.borrow_mut().push(part);
-        let source = Source::new(Dtype::Q8_0, [rows, cols], &bytes).telling(&tell);
+        let source = MatrixSource::new(Dtype::Q8_0, [rows, cols], &bytes).telling(&tell);
         Packed::pack(&source, &Arena::default(), &Pool::new(2).unwrap()).unwrap().unwrap();
         let told = told.into_inner();
         assert!(told.len() == 3 || cfg!(miri), "{told:?}");
@@ -347,14 +350,14 @@ mod tests {
     fn floats_have_no_packed_form_and_packing_ignores_the_number_of_threads() {
         let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
         assert!(
-            Packed::pack(&Source::new(Dtype::F32, [1, 1], &[0; 4]), &Arena::default(), &pools[0])
+            Packed::pack(&MatrixSource::new(Dtype::F32, [1, 1], &[0; 4]), &Arena::default(), &pools[0])
                 .unwrap()
                 .is_none()
         );
         let (rows, cols) = (if cfg!(miri) { 40 } else { 4000 }, 256);
         let bytes = random_weights(Dtype::Q5K, rows * cols, 3);
         let [one, three] = pools.map(|pool| {
-            Packed::pack(&Source::new(Dtype::Q5K, [rows, cols], &bytes), &Arena::default(), &pool)
+            Packed::pack(&MatrixSource::new(Dtype::Q5K, [rows, cols], &bytes), &Arena::default(), &pool)
                 .unwrap()
                 .unwrap()
         });

@@ -1,11 +1,11 @@
-//! The scalar twin: plain Rust, always built, the definition of what every other variant must give bit for bit.
+//! The scalar twin: plain Rust, always built; it defines the bits that every other variant must produce.
 
 use std::ops::Range;
 
-use super::activation::{Activations, Block};
-use super::format::{EMPTY_TILE, Format, ROWS, Tile};
+use super::activation::{ActivationBlock, Activations};
+use super::format::{CodeTile, EMPTY_TILE, QuantFormat, ROWS};
 use super::pack::{scale_and_min, unpack_tile};
-use super::{Input, Kernels, MAX_WIDTH, Panel, Sums};
+use super::{GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
 
 pub struct Scalar;
 
@@ -14,21 +14,21 @@ impl Kernels for Scalar {
     const DIRECT_ROWS: usize = 4;
     const PANEL_ROWS: usize = 1;
 
-    unsafe fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+    unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         direct::<F>(panel, x, first, out);
     }
 
-    unsafe fn unpack<F: Format>(_: [&[u8]; MAX_WIDTH], _: Range<usize>, _: &mut Panel) {
+    unsafe fn unpack<F: QuantFormat>(_: [&[u8]; MAX_WIDTH], _: Range<usize>, _: &mut WeightPanel) {
         unreachable!("there is no panel path");
     }
 
-    unsafe fn multiply<F: Format>(_: &Panel, _: Input<'_>, _: [usize; 2], _: Sums) {
+    unsafe fn multiply<F: QuantFormat>(_: &WeightPanel, _: GemmInput<'_>, _: [usize; 2], _: SumsPtr) {
         unreachable!("there is no panel path");
     }
 }
 
-/// `out[t][row]` = product of panel row `row` with activation row `first + t`.
-pub fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
+/// Computes `out[t][row]` = product of panel row `row` with activation row `first + t`.
+pub fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
     out.fill([0.0; ROWS]);
     let mut tile = EMPTY_TILE;
     for (index, unit) in panel.chunks_exact(F::UNIT_BYTES).enumerate() {
@@ -46,12 +46,12 @@ pub fn direct<F: Format>(panel: &[u8], x: &Activations, first: usize, out: &mut 
     }
 }
 
-/// Adds the part of one scale: a whole tile, or half of it.
-fn add_half<F: Format>(
-    tile: &Tile,
+/// Adds the products for one scale: a whole tile, or half of it.
+fn add_half<F: QuantFormat>(
+    tile: &CodeTile,
     half: usize,
     facts: &[[f32; 2]; ROWS],
-    block: &Block,
+    block: &ActivationBlock,
     sums: &mut [f32; ROWS],
 ) {
     let whole = F::SCALES.per_tile() == 1;

@@ -6,10 +6,10 @@ use crate::Dtype;
 use crate::memory::Arena;
 use crate::quant::dequantize_row;
 
-/// xorshift64*
-pub struct Random(pub u64);
+/// Random generator, xorshift64*.
+pub struct GemmRandom(pub u64);
 
-impl Random {
+impl GemmRandom {
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -26,9 +26,9 @@ impl Random {
     }
 }
 
-/// Random codes, with scales of both signs near 0.01.
+/// Generates random codes, with scales of both signs near 0.01.
 pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed + 1);
+    let mut random = GemmRandom(seed + 1);
     let scales: &[usize] = match dtype {
         Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
         Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
@@ -51,23 +51,23 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-struct Case {
+struct GemmCase {
     dtype: Dtype,
     shape: [usize; 2],
     weights: Vec<u8>,
     x: Vec<f32>,
 }
 
-impl Case {
-    fn new(dtype: Dtype, [n, k]: [usize; 2], m: usize, random: &mut Random) -> Case {
+impl GemmCase {
+    fn new(dtype: Dtype, [n, k]: [usize; 2], m: usize, random: &mut GemmRandom) -> GemmCase {
         let weights = random_weights(dtype, n * k, random.next());
-        Case { dtype, shape: [n, k], weights, x: random.values(m * k) }
+        GemmCase { dtype, shape: [n, k], weights, x: random.values(m * k) }
     }
 
     fn product(&self, variant: Variant, rows: Range<usize>, pool: &Pool) -> Vec<f32> {
         let [n, k] = self.shape;
         let packed =
-            Packed::pack(&Source::new(self.dtype, self.shape, &self.weights), &Arena::default(), pool)
+            Packed::pack(&MatrixSource::new(self.dtype, self.shape, &self.weights), &Arena::default(), pool)
                 .unwrap()
                 .unwrap();
         let mut x = Activations::default();
@@ -82,7 +82,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// K that a type can have: odd numbers of blocks too.
+/// Returns lengths K that a type can have, including odd numbers of blocks.
 fn lengths(dtype: Dtype) -> &'static [usize] {
     match dtype.block_len() {
         32 => &[32, 64, 96, 544],
@@ -93,10 +93,10 @@ fn lengths(dtype: Dtype) -> &'static [usize] {
 #[test]
 fn the_scalar_twin_agrees_with_double_precision() {
     let pool = Pool::new(1).unwrap();
-    let mut random = Random(5);
+    let mut random = GemmRandom(5);
     for dtype in ALL {
         for &k in lengths(dtype) {
-            let case = Case::new(dtype, [19, k], 3, &mut random);
+            let case = GemmCase::new(dtype, [19, k], 3, &mut random);
             let out = case.product(Variant::Scalar, 0..3, &pool);
             let mut w = vec![0.0; 19 * k];
             dequantize_row(dtype, &case.weights, &mut w);
@@ -118,8 +118,8 @@ fn the_scalar_twin_agrees_with_double_precision() {
     }
 }
 
-/// All variants and thread counts against the twin, for all rows together, and each row alone.
-fn check(case: &Case, m: usize, pools: &[Pool]) {
+/// Checks all variants and thread counts against the twin, for all rows together and each row alone.
+fn check(case: &GemmCase, m: usize, pools: &[Pool]) {
     let n = case.shape[0];
     let expected = bits(&case.product(Variant::Scalar, 0..m, &pools[0]));
     for variant in Variant::within(isa::isa()) {
@@ -148,7 +148,7 @@ fn check(case: &Case, m: usize, pools: &[Pool]) {
 #[test]
 fn every_variant_gives_the_bits_of_the_scalar_twin() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(77);
+    let mut random = GemmRandom(77);
     for dtype in ALL {
         for &k in lengths(dtype) {
             for n in [1, 16, 33, 50] {
@@ -156,7 +156,7 @@ fn every_variant_gives_the_bits_of_the_scalar_twin() {
                     continue;
                 }
                 for m in if cfg!(miri) { vec![1, 5] } else { (1..=17).chain([64, 100]).collect() } {
-                    check(&Case::new(dtype, [n, k], m, &mut random), m, &pools);
+                    check(&GemmCase::new(dtype, [n, k], m, &mut random), m, &pools);
                 }
             }
         }
@@ -169,17 +169,17 @@ fn rows_longer_than_a_panel_and_random_shapes_agree_too() {
         return;
     }
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(99);
+    let mut random = GemmRandom(99);
     for dtype in ALL {
-        // More blocks than are unpacked together, and more panels than pass together.
+        // More blocks than are unpacked together, and more panels than are multiplied in turn.
         let long = 128 * BLOCK + dtype.block_len();
         for (shape, m) in [([21, long], 11), ([21, long], 101), ([150, 3 * dtype.block_len()], 40)] {
-            check(&Case::new(dtype, shape, m, &mut random), m, &pools);
+            check(&GemmCase::new(dtype, shape, m, &mut random), m, &pools);
         }
         for _ in 0..3 {
             let shape = [1 + random.below(130), dtype.block_len() * (1 + random.below(7))];
             let m = 1 + random.below(40);
-            check(&Case::new(dtype, shape, m, &mut random), m, &pools);
+            check(&GemmCase::new(dtype, shape, m, &mut random), m, &pools);
         }
     }
 }
@@ -187,14 +187,20 @@ fn rows_longer_than_a_panel_and_random_shapes_agree_too() {
 #[test]
 fn weights_of_any_formats_give_together_what_each_gives_alone() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(31);
+    let mut random = GemmRandom(31);
     for m in [1, 3, 100] {
-        let cases: Vec<Case> =
-            ALL.iter().map(|&dtype| Case::new(dtype, [1 + random.below(90), 256], m, &mut random)).collect();
+        let cases: Vec<GemmCase> = ALL
+            .iter()
+            .map(|&dtype| GemmCase::new(dtype, [1 + random.below(90), 256], m, &mut random))
+            .collect();
         let mut x = Activations::default();
         x.quantize(Isa::Scalar, &cases[0].x, 256, &pools[0]);
-        let packed = |case: &Case| {
-            Packed::pack(&Source::new(case.dtype, case.shape, &case.weights), &Arena::default(), &pools[0])
+        let packed = |case: &GemmCase| {
+            Packed::pack(
+                &MatrixSource::new(case.dtype, case.shape, &case.weights),
+                &Arena::default(),
+                &pools[0],
+            )
         };
         let weights: Vec<Packed> = cases.iter().map(|case| packed(case).unwrap().unwrap()).collect();
         let outputs = || cases.iter().map(|case| vec![f32::NAN; m * case.shape[0]]).collect::<Vec<_>>();
@@ -218,7 +224,7 @@ fn weights_of_any_formats_give_together_what_each_gives_alone() {
 #[test]
 fn a_broken_activation_spoils_its_own_row_only() {
     let pool = Pool::new(1).unwrap();
-    let mut case = Case::new(Dtype::Q4K, [16, 256], 9, &mut Random(3));
+    let mut case = GemmCase::new(Dtype::Q4K, [16, 256], 9, &mut GemmRandom(3));
     case.x[256 + 40] = f32::INFINITY;
     for variant in Variant::within(isa::isa()) {
         let out = case.product(variant, 0..9, &pool);

@@ -1,38 +1,39 @@
-//! Activations of many rows by tiles of 16 rows, as [`amx`](super::amx) takes them.
+//! Activations of many rows in tiles of 16 rows, for [`amx`](super::amx).
 
 use super::activation::Activations;
 use super::format::BLOCK;
 use crate::pool::Pool;
 
-/// Activation rows of a tile: a processor with tiles takes as long for fewer.
+/// Activation rows per tile; a processor takes as long for fewer.
 pub const TOKENS: usize = 16;
 
-/// Blocks that are worth waking another thread for.
+/// Blocks for which another thread pays.
 const BLOCKS_PER_TASK: usize = 1 << 10;
 
-/// A block of 16 activation rows, as [`Block`](super::activation::Block) has it of one.
+/// A block of 16 activation rows, the counterpart of [`ActivationBlock`](super::activation::ActivationBlock) for one
+/// row.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub struct Tile {
+pub struct ActivationTile {
     pub codes: [[i8; BLOCK]; TOKENS],
     pub scales: [f32; TOKENS],
     pub scaled_sums: [f32; TOKENS],
     pub half_scaled_sums: [[f32; TOKENS]; 2],
 }
 
-const EMPTY_TILE: Tile = Tile {
+const EMPTY_TILE: ActivationTile = ActivationTile {
     codes: [[0; BLOCK]; TOKENS],
     scales: [0.0; TOKENS],
     scaled_sums: [0.0; TOKENS],
     half_scaled_sums: [[0.0; TOKENS]; 2],
 };
 
-/// [`Activations`] by tiles, `[rows / 16][blocks]`; rows past the last one are zero. One after the other in memory, so that the
-/// processor fetches them by itself.
+/// [`Activations`] in tiles, `[rows / 16][blocks]`; rows past the last one are zero. Tiles are consecutive in memory,
+/// so that the processor prefetches them by itself.
 #[derive(Default)]
 pub struct Tiles {
     blocks_per_row: usize,
-    tiles: Vec<Tile>,
+    tiles: Vec<ActivationTile>,
 }
 
 impl Tiles {
@@ -49,13 +50,13 @@ impl Tiles {
         });
     }
 
-    /// The tiles of rows from `first`, a multiple of 16, on.
-    pub fn group(&self, first: usize) -> &[Tile] {
+    /// Returns the tiles of the rows from `first`, a multiple of 16, on.
+    pub fn group(&self, first: usize) -> &[ActivationTile] {
         &self.tiles[first / TOKENS * self.blocks_per_row..][..self.blocks_per_row]
     }
 }
 
-fn fill_group(x: &Activations, first: usize, tiles: &mut [Tile]) {
+fn fill_group(x: &Activations, first: usize, tiles: &mut [ActivationTile]) {
     let rows = TOKENS.min(x.rows() - first);
     if rows < TOKENS {
         tiles.fill(EMPTY_TILE);

@@ -1,4 +1,4 @@
-//! The key-value facts of a file, behind one set of typed, checked getters for both formats.
+//! Typed, checked getters over config.json or GGUF metadata.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::runtime::error::LoadError;
 
-/// Where facts come from.
+/// Source format of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelFormat {
     HuggingFace,
@@ -15,7 +15,7 @@ pub enum ModelFormat {
 
 type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
 
-/// Facts of one model. Keys differ between the formats; the getters and their errors do not.
+/// Reader of one model's configuration. Keys differ between the formats; the getters and their errors do not.
 pub struct ConfigReader {
     path: PathBuf,
     format: ModelFormat,
@@ -23,7 +23,8 @@ pub struct ConfigReader {
 }
 
 impl ConfigReader {
-    /// Facts of a config.json. A multimodal one is read from its `text_config`, and from the top where that is silent.
+    /// Creates a reader of a config.json. A multimodal one is read from its `text_config`, and from the top level for
+    /// keys missing there.
     pub fn hugging_face(path: PathBuf, config: Value) -> Self {
         let lookup = move |key: &str| {
             let nested = config.get("text_config").and_then(|text| text.get(key));
@@ -32,7 +33,8 @@ impl ConfigReader {
         Self { path, format: ModelFormat::HuggingFace, lookup: Box::new(lookup) }
     }
 
-    /// Facts of a GGUF file; `lookup` is given whole keys. Keys are asked for without the architecture's prefix.
+    /// Creates a reader of a GGUF file. `lookup` receives whole keys; the getters take keys without the
+    /// architecture's prefix.
     pub fn gguf(path: PathBuf, lookup: impl Fn(&str) -> Option<Value> + 'static) -> Self {
         let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
         let prefix = prefix.unwrap_or_default();
@@ -48,13 +50,13 @@ impl ConfigReader {
         self.format == ModelFormat::Gguf
     }
 
-    /// The family's name as the file gives it.
+    /// Returns the family's name in the file.
     pub fn architecture(&self) -> Result<String, LoadError> {
         self.string(self.pick("model_type", "general.architecture"))?
             .ok_or_else(|| self.error(self.pick("model_type", "general.architecture"), "is missing"))
     }
 
-    /// The key's name in this format.
+    /// Returns the key's name in this format.
     pub fn pick(&self, hugging_face: &'static str, gguf: &'static str) -> &'static str {
         if self.is_gguf() { gguf } else { hugging_face }
     }
@@ -63,25 +65,25 @@ impl ConfigReader {
         (self.lookup)(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the file does not mention the key at all; `null` is a mention.
+    /// Returns whether the file lacks the key; `null` counts as present.
     pub fn is_absent(&self, key: &str) -> bool {
         (self.lookup)(key).is_none()
     }
 
-    /// An error that names the file and the key.
+    /// Creates an error that names the file and the key.
     pub fn error(&self, key: &str, message: impl Into<String>) -> LoadError {
         LoadError::Malformed { path: self.path.clone(), what: key.to_owned(), message: message.into() }
     }
 
-    /// The file is in order, and of a kind that llmctl does not run.
+    /// Creates an error for a valid file that llmctl does not run.
     pub fn unsupported(&self, message: impl Into<String>) -> LoadError {
         LoadError::Unsupported { path: self.path.clone(), message: message.into() }
     }
 
-    /// A count; `None` when the file does not say.
+    /// Returns a count; `None` if the file lacks the key.
     pub fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        // Layers and widths beyond these bounds are lies, not models.
+        // Larger counts are invalid in any model.
         match value.as_u64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as u64)) {
             Some(count) if count < 1 << 32 && value.as_f64().is_some_and(|x| x >= 0.0) => {
                 Ok(Some(count as usize))
@@ -90,7 +92,8 @@ impl ConfigReader {
         }
     }
 
-    /// A count for each of `num_layers` layers: a list, or one number for all; `None` when the file does not say.
+    /// Returns a count for each of `num_layers` layers, from a list or one number for all; `None` if the file lacks
+    /// the key.
     pub fn counts(&self, key: &str, num_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
         let Some(Value::Array(list)) = self.value(key) else {
             return Ok(self.count(key)?.map(|count| vec![count; num_layers]));
@@ -103,7 +106,7 @@ impl ConfigReader {
         }
     }
 
-    /// A count within `1..=max`.
+    /// Returns a required count within `1..=max`.
     pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
         let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;
         if (1..=max).contains(&count) {
@@ -134,12 +137,12 @@ impl ConfigReader {
         }
     }
 
-    /// Which layers have a sliding window: `layer_types`, if the file lists them.
+    /// Returns for each layer whether it has a sliding window, if the file has `layer_types`.
     pub fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
         self.layers_of_kind(num_layers, "sliding_attention")
     }
 
-    /// Which layers are of `kind` and not `full_attention`: `layer_types`, if the file lists them.
+    /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
     pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
         const KEY: &str = "layer_types";
         let Some(value) = self.value(KEY) else { return Ok(None) };

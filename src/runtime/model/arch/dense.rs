@@ -1,4 +1,4 @@
-//! What all Llama-shaped decoders share, read under either format's keys.
+//! The common parts of all Llama-shaped decoders, read under either format's keys.
 
 use serde_json::Value;
 
@@ -11,12 +11,12 @@ use crate::runtime::model::config::{
     MlpConfig, Naming, NormNames, PartNames, QkNorm,
 };
 
-/// Bounds beyond which a number in a file is a lie; generous against the largest published models.
+/// Limits for numbers in a file, generous compared to the largest published models.
 pub const MAX_LAYERS: usize = 1 << 12;
 pub const MAX_WIDTH: usize = 1 << 22;
 pub const MAX_VOCAB: usize = 1 << 26;
 
-/// Hugging Face keys that a config may leave out, with the values its family's class gives them.
+/// Defaults of a family's class for Hugging Face keys that a config may leave out.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigDefaults {
     pub num_heads: Option<usize>,
@@ -28,10 +28,10 @@ pub struct ConfigDefaults {
     pub norm_eps: f32,
     pub activation: Activation,
     pub tied: Option<bool>,
-    /// Whether the family describes experts itself; a file of another that has some is refused.
+    /// Whether the family parses experts itself; other families refuse a file with experts.
     pub experts: bool,
     pub intermediate_size: Option<usize>,
-    /// The part of a head that turns.
+    /// The rotated fraction of a head.
     pub rotated: f32,
 }
 
@@ -54,7 +54,8 @@ impl Default for ConfigDefaults {
     }
 }
 
-/// A Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change what differs.
+/// Parses a Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change the fields that
+/// differ.
 pub fn dense(
     name: &'static str,
     reader: &ConfigReader,
@@ -71,51 +72,63 @@ pub fn dense(
         _ => reader.size("vocab_size", MAX_VOCAB)?,
     };
     let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
-    let norm_eps = norm_eps(reader, defaults)?;
-    let inner_key = reader.pick("intermediate_size", "feed_forward_length");
-    let layer = LayerConfig {
-        mixer: MixerConfig::Attention(attention),
-        feed_forward: FeedForwardConfig {
-            dense: Some(MlpConfig {
-                intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
-                activation: activation(reader, defaults.activation)?,
-            }),
-            experts: None,
-            gates_dense: false,
-        },
-        has_output_scale: false,
-        norm_eps,
-        pre_norms: true,
-        post_norms: false,
-        residual_scale: 1.0,
-    };
+    let layer = layer(reader, attention, num_layers, defaults)?;
     let config = DecoderConfig {
         architecture: name,
         vocab_size,
         hidden_size,
         context_length: context_length(reader, defaults)?,
         embedding_scale: 1.0,
+        final_norm_eps: layer.norm_eps,
         layers: vec![layer; num_layers],
         ropes: vec![rope(reader, "full_attention", rotated, defaults.rope_theta)?],
-        final_norm_eps: norm_eps,
         logit_scale: 1.0,
         final_softcap: None,
         per_layer_inputs: None,
     };
-    let naming = Naming {
-        gguf: reader.is_gguf(),
-        tied: if reader.is_gguf() { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
+    Ok(Description { config, naming: naming(reader, defaults)? })
+}
+
+/// Parses one layer, with the largest feed-forward width of any layer.
+fn layer(
+    reader: &ConfigReader,
+    attention: AttentionConfig,
+    num_layers: usize,
+    defaults: ConfigDefaults,
+) -> Result<LayerConfig, LoadError> {
+    let norm_eps = norm_eps(reader, defaults)?;
+    let inner_key = reader.pick("intermediate_size", "feed_forward_length");
+    let mlp = MlpConfig {
+        intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
+        activation: activation(reader, defaults.activation)?,
+    };
+    Ok(LayerConfig {
+        mixer: MixerConfig::Attention(attention),
+        feed_forward: FeedForwardConfig { dense: Some(mlp), experts: None, gates_dense: false },
+        has_output_scale: false,
+        norm_eps,
+        pre_norms: true,
+        post_norms: false,
+        residual_scale: 1.0,
+    })
+}
+
+/// Returns the names and storage conventions of a Llama.
+fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<Naming, LoadError> {
+    let gguf = reader.is_gguf();
+    Ok(Naming {
+        gguf,
+        tied: if gguf { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
         interleaved_qk: false,
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
         prediction_layers: 0,
-    };
-    Ok(Description { config, naming })
+    })
 }
 
-/// Every position seen, with the first rotation.
+/// Parses attention with full visibility and the first rotary table.
 fn attention(
     reader: &ConfigReader,
     hidden_size: usize,
@@ -155,7 +168,7 @@ fn width(reader: &ConfigReader, key: &str, default: Option<usize>) -> Result<usi
     }
 }
 
-/// Where layers differ, GGUF has a list; the family gives each layer its own.
+/// Returns the largest size of any layer. GGUF has a list if layers differ; the family then sets each layer's own.
 fn widest(
     reader: &ConfigReader,
     key: &str,
@@ -188,7 +201,7 @@ fn norm_eps(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<f32, Load
     }
 }
 
-/// Experts are another kind of layer, which a file of a dense family may hold (Mixtral as `llama`).
+/// Refuses experts, which a file of a dense family may contain (Mixtral as `llama`).
 fn refuse_experts(reader: &ConfigReader) -> Result<(), LoadError> {
     const KEY: &str = "expert_count";
     match reader.is_gguf() && reader.count(KEY)?.is_some_and(|count| count > 0) {
@@ -223,12 +236,12 @@ fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> Result<u
         (head_dim as f64 * factor) as usize
     };
     if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
-        return Err(reader.error(key, format!("rotates {dim} of {head_dim} values of a head")));
+        return Err(reader.error(key, format!("{dim} of {head_dim} values of a head cannot be rotated")));
     }
     Ok(dim)
 }
 
-/// GGUF does not name the activation: the family fixes it.
+/// Parses the activation. GGUF does not name it: the family fixes it.
 fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, LoadError> {
     if reader.is_gguf() {
         return Ok(default);
@@ -243,7 +256,8 @@ fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, 
 }
 
 impl Description {
-    /// Gives a window to the layers for which `slides` holds. One of 0, in which a token would not see itself, is none.
+    /// Sets the window of the layers for which `slides` returns true. A window of 0, in which a token would not see
+    /// itself, counts as none.
     pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {
         let window = window.filter(|&window| window > 0);
         for (index, attention) in self.config.attentions_mut() {

@@ -1,21 +1,21 @@
-//! The facts of experts, which all families with experts give alike.
+//! Parses experts, which all families with experts describe alike.
 
 use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, MlpConfig};
 
-/// More than any published model has.
+/// Limit on the number of experts, above that of any published model.
 const MAX_EXPERTS: usize = 1 << 14;
 
-/// Hugging Face's keys, which differ between families. GGUF's do not.
+/// Hugging Face's keys, which differ between families; GGUF's do not.
 pub struct ExpertKeys {
     pub count: &'static str,
     pub used: &'static str,
     pub intermediate_size: &'static str,
 }
 
-/// Experts with the activation and the weights of `model`.
+/// Parses experts with the activation of the given network and these `weights`.
 pub fn experts(
     reader: &ConfigReader,
     keys: &ExpertKeys,

@@ -9,7 +9,7 @@ use crate::runtime::model::config::{Activation, AttentionConfig, NormNames};
 pub const FAMILY: Family =
     Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], parse_config };
 
-/// The 27B is told by its layers.
+/// Number of layers that identifies the 27B.
 const LAYERS_27B: usize = 46;
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
@@ -33,7 +33,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// A file that does not mention the caps has the class's; one that says null has none.
+/// Sets the class's caps if the file lacks the keys; `null` means no caps.
 fn default_caps(description: &mut Description, reader: &ConfigReader) {
     if reader.is_absent("final_logit_softcapping") {
         description.config.final_softcap = Some(30.0);
@@ -45,7 +45,7 @@ fn default_caps(description: &mut Description, reader: &ConfigReader) {
     }
 }
 
-/// Norms, embedding scale, query scale and caps.
+/// Sets norms, embedding scale, query scale and caps.
 pub fn shared_with_gemma3(
     description: &mut Description,
     reader: &ConfigReader,

@@ -11,10 +11,10 @@ use crate::runtime::model::config::{Activation, QkNorm, RopeConfig, RopeScaling}
 pub const FAMILY: Family =
     Family { name: "gemma3", model_types: &["gemma3", "gemma3_text"], gguf_names: &["gemma3"], parse_config };
 
-/// The 27B is told by its layers.
+/// Number of layers that identifies the 27B.
 const LAYERS_27B: usize = 62;
 
-/// Every sixth layer is global unless the file says otherwise.
+/// Every sixth layer is global by default.
 const PATTERN: usize = 6;
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
@@ -38,7 +38,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let listed = reader.sliding_layers(num_layers)?;
     let pattern_key = reader.pick("sliding_window_pattern", "attention.sliding_window_pattern");
     let pattern = match reader.count(pattern_key)?.or(reader.count("_sliding_window_pattern")?) {
-        Some(0) => return Err(reader.error(pattern_key, "0 is not a period of layers")),
+        Some(0) => return Err(reader.error(pattern_key, "0 is not a valid interval of layers")),
         Some(pattern) => pattern,
         None => PATTERN,
     };
@@ -53,7 +53,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// The local layers' table: never scaled.
+/// Parses the local layers' rotary table, which is never scaled.
 fn local_rope(reader: &ConfigReader, global: &RopeConfig) -> Result<RopeConfig, LoadError> {
     const THETA: f32 = 10_000.0;
     if !reader.is_gguf() && reader.value("rope_parameters").is_some() {

@@ -1,7 +1,8 @@
-//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly rotated, norms
-//! of q, k and v, a number that multiplies each layer's output. 31B: keys serve as values on global layers. E2B and E4B:
-//! per-layer inputs, and last layers that read the rows of earlier ones and have wider feed-forward parts. 26B-A4B: experts
-//! beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's converter for GGUF's keys.
+//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly
+//! rotated; norms of q, k and v; a factor that multiplies each layer's output. 31B: keys serve as values on global
+//! layers. E2B and E4B: per-layer inputs, and last layers that read the rows of earlier ones and have wider
+//! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
+//! converter for GGUF's keys.
 
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ use crate::runtime::model::config::{
 pub const FAMILY: Family =
     Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], parse_config };
 
-/// Every sixth layer is global unless the file says otherwise.
+/// Every sixth layer is global by default.
 const PATTERN: usize = 6;
 
 /// Indices of the rotary tables.
@@ -43,9 +44,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     };
     let mut description = dense("gemma4", reader, defaults)?;
     if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
-        return Err(
-            reader.error("use_bidirectional_attention", "tokens that see later ones are not supported")
-        );
+        return Err(reader.error("use_bidirectional_attention", "attention to later tokens is not supported"));
     }
     (description.naming.norms, description.naming.parts) = (NormNames::SANDWICH, PARTS);
     let config = &mut description.config;
@@ -55,10 +54,10 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         (layer.post_norms, layer.has_output_scale) = (true, true);
     }
     let slides = sliding_layers(reader, config.layers.len())?;
-    describe_heads(&mut description, reader, &slides)?;
+    set_heads(&mut description, reader, &slides)?;
     share_rows(&mut description, reader, &slides)?;
-    describe_experts(&mut description, reader)?;
-    describe_per_layer_inputs(&mut description, reader, defaults.activation)?;
+    set_experts(&mut description, reader)?;
+    set_per_layer_inputs(&mut description, reader, defaults.activation)?;
     let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
     description.slide(Some(window), |layer| slides[layer]);
     Ok(description)
@@ -83,12 +82,8 @@ fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>,
     }
 }
 
-/// Local and global layers have heads of different numbers and widths, and rotary tables of their own.
-fn describe_heads(
-    description: &mut Description,
-    reader: &ConfigReader,
-    slides: &[bool],
-) -> Result<(), LoadError> {
+/// Sets heads and rotary tables of local and global layers, which differ in number and width.
+fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[bool]) -> Result<(), LoadError> {
     let config = &mut description.config;
     let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
     let head_dim = |key: &'static str, default| match reader.count(key)? {
@@ -96,7 +91,7 @@ fn describe_heads(
         Some(dim) if dim > 0 && dim <= MAX_WIDTH && dim.is_multiple_of(2) => Ok(dim),
         Some(dim) => Err(reader.error(key, format!("{dim} is not a possible head size"))),
     };
-    // The description was made with the one of the two that both formats have.
+    // `dense` has read the head size that both formats have.
     let (local_dim, global_dim) = match reader.is_gguf() {
         true => (head_dim("attention.key_length_swa", first.0)?, first.0),
         false => (first.0, head_dim("global_head_dim", 512)?),
@@ -150,7 +145,7 @@ fn kv_heads(
     }
 }
 
-/// The last layers read the rows of the last layer before them that is of their kind.
+/// Lets the last layers read the rows of the last earlier layer of their kind.
 fn share_rows(
     description: &mut Description,
     reader: &ConfigReader,
@@ -160,8 +155,9 @@ fn share_rows(
     let num_layers = slides.len();
     let shared = reader.count(key)?.unwrap_or(0);
     let first_shared = num_layers.checked_sub(shared).filter(|first| *first > 0);
-    let first_shared = first_shared
-        .ok_or_else(|| reader.error(key, format!("{shared} of {num_layers} layers leaves none with rows")))?;
+    let first_shared = first_shared.ok_or_else(|| {
+        reader.error(key, format!("{shared} of {num_layers} layers leaves no layer with KV rows"))
+    })?;
     for (index, attention) in description.config.attentions_mut() {
         if index >= first_shared {
             let owner = slides[..first_shared].iter().rposition(|is_local| *is_local == slides[index]);
@@ -186,7 +182,7 @@ fn share_rows(
     Ok(())
 }
 
-fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEYS: ExpertKeys = ExpertKeys {
         count: "num_experts",
         used: "top_k_experts",
@@ -206,13 +202,13 @@ fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Res
     Ok(())
 }
 
-fn describe_per_layer_inputs(
+fn set_per_layer_inputs(
     description: &mut Description,
     reader: &ConfigReader,
     default: Activation,
 ) -> Result<(), LoadError> {
     let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
-    // The class has them unless told otherwise.
+    // The class has per-layer inputs by default.
     let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
     if size > MAX_WIDTH {
         return Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}")));

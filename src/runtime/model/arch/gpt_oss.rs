@@ -28,12 +28,12 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
     description.naming.parts = PartNames { router: ["mlp.router", "ffn_gate_inp"], ..PartNames::LLAMA };
     for rope in &mut description.config.ropes {
-        // Its published config says so; GGUF does not carry it.
+        // As in the published config; GGUF lacks the key.
         if let (RopeScaling::Yarn { truncate, .. }, true) = (&mut rope.scaling, reader.is_gguf()) {
             *truncate = false;
         }
     }
-    describe_experts(&mut description, reader)?;
+    set_experts(&mut description, reader)?;
     for (_, attention) in description.config.attentions_mut() {
         attention.has_sinks = true;
     }
@@ -44,7 +44,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEYS: ExpertKeys = ExpertKeys {
         count: "num_local_experts",
         used: "num_experts_per_tok",

@@ -24,7 +24,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let residual = multiplier(reader.pick("residual_multiplier", "residual_scale"))?;
     config.layers.iter_mut().for_each(|layer| layer.residual_scale = residual);
     for (_, attention) in config.attentions_mut() {
-        // Absent from GGUF means the usual scale; absent from config.json means 1, as its class has it.
+        // If absent, GGUF means the usual scale and config.json means 1, the class's default.
         attention.scale = match score {
             Some(score) => score,
             None if reader.is_gguf() => attention.scale,

@@ -23,7 +23,7 @@ const PARTS: PartNames = PartNames {
     ..PartNames::LLAMA
 };
 
-/// A convolution sees no more than a few tokens.
+/// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
@@ -42,7 +42,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let kernel_key = reader.pick("conv_L_cache", "shortconv.l_cache");
     let kernel = match reader.count(kernel_key)? {
         Some(kernel) if !(2..=MAX_KERNEL).contains(&kernel) => {
-            return Err(reader.error(kernel_key, format!("{kernel} is no length of a convolution")));
+            return Err(reader.error(kernel_key, format!("{kernel} is not a valid kernel length")));
         }
         kernel => kernel.unwrap_or(3),
     };
@@ -57,7 +57,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// What config.json says in its own way.
+/// Sets the values that only config.json has.
 fn hugging_face(
     description: &mut Description,
     reader: &ConfigReader,
@@ -66,7 +66,7 @@ fn hugging_face(
     if reader.flag("conv_bias")? == Some(true) {
         return Err(reader.error("conv_bias", "biases of convolutions are not supported"));
     }
-    // Older files name it otherwise.
+    // Older files use another name.
     let tied = reader.flag("tie_embedding")?.or(reader.flag("tie_word_embeddings")?);
     description.naming.tied = tied.or(defaults.tied);
     let eps = reader.number("norm_eps")?.unwrap_or(defaults.norm_eps);
@@ -81,7 +81,7 @@ fn hugging_face(
     Ok(())
 }
 
-/// Two thirds of the width that the file gives, times a factor, rounded up.
+/// Returns two thirds of the file's width, times a factor, rounded up.
 fn adjusted_width(reader: &ConfigReader) -> Result<usize, LoadError> {
     let key = if reader.value("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
     let width = reader.size(key, 1 << 30)?;
@@ -97,7 +97,7 @@ fn adjusted_width(reader: &ConfigReader) -> Result<usize, LoadError> {
     }
 }
 
-/// Which layers convolve. GGUF gives them no heads for keys and values.
+/// Returns which layers are convolutions. In GGUF these have no heads for keys and values.
 fn convolutions(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if reader.is_gguf() {
         let heads = reader.counts("attention.head_count_kv", num_layers)?.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Llama 2 and 3, and what is published under their architecture (Yi, SmolLM 1 and 2, TinyLlama, Mistral as GGUF).
+//! Llama 2 and 3, and models published under their architecture (Yi, SmolLM 1 and 2, TinyLlama, Mistral as GGUF).
 //! Source: transformers `LlamaConfig`; llama.cpp's converter for the order of q and k rows.
 
 use super::dense::{ConfigDefaults, dense};

@@ -10,7 +10,7 @@ pub const FAMILY: Family =
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let mut description = dense("mistral", reader, ConfigDefaults::default())?;
-    // The class's own window holds for a file that does not mention it; null is none.
+    // The class's own window is the default; `null` means none.
     let window =
         if reader.is_absent("sliding_window") { Some(4096) } else { reader.count("sliding_window")? };
     let window = window.filter(|window| *window > 0);

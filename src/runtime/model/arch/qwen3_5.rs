@@ -17,17 +17,17 @@ pub const FAMILY: Family = Family {
     name: "qwen3.5",
     model_types: &["qwen3_5", "qwen3_5_text"],
     gguf_names: &["qwen35"],
-    parse_config: describe_dense,
+    parse_config: parse_dense,
 };
 
 pub const MOE_FAMILY: Family = Family {
     name: "qwen3.5-moe",
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_names: &["qwen35moe"],
-    parse_config: describe_moe,
+    parse_config: parse_moe,
 };
 
-/// Every fourth layer attends unless the file says otherwise.
+/// Every fourth layer is full attention by default.
 const PATTERN: usize = 4;
 
 const EXPERTS: ExpertKeys = ExpertKeys {
@@ -40,14 +40,14 @@ const EXPERTS: ExpertKeys = ExpertKeys {
 const GGUF_NORMS: NormNames =
     NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
 
-/// A convolution sees no more than a few tokens.
+/// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
-fn describe_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
     parse_config("qwen3.5", reader, ConfigDefaults { num_kv_heads: Some(4), ..ConfigDefaults::default() })
 }
 
-fn describe_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
     let shared = shared_size(reader)?;
     let defaults = ConfigDefaults {
         num_kv_heads: Some(2),
@@ -76,7 +76,7 @@ fn describe_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// The width of the expert that every token passes, which stands in for that of a dense part: the class has none.
+/// Returns the width of the shared expert, which takes the place of a dense part: the class has none.
 fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     const SCALE: &str = "expert_weights_scale";
     if reader.is_gguf() && reader.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
@@ -124,12 +124,14 @@ fn parse_config(
     Ok(description)
 }
 
-/// GGUF counts the layers that predict further tokens among the blocks.
+/// Removes the layers that predict further tokens, which GGUF counts among the blocks.
 fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEY: &str = "nextn_predict_layers";
     let extra = reader.count(KEY)?.unwrap_or(0);
     match description.config.layers.len().checked_sub(extra) {
-        None | Some(0) => Err(reader.error(KEY, format!("{extra} layers leave none for the text"))),
+        None | Some(0) => {
+            Err(reader.error(KEY, format!("{extra} prediction layers leave no layer for the decoder")))
+        }
         Some(count) => {
             description.config.layers.truncate(count);
             description.naming.prediction_layers = extra;
@@ -138,14 +140,14 @@ fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) ->
     }
 }
 
-/// Which layers have a state: as listed, or all but every fourth or so.
+/// Returns which layers are recurrent: as listed, or all except every fourth by default.
 fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if let Some(listed) = listed_layers(reader, num_layers)? {
         return Ok(listed);
     }
     const PERIOD: &str = "full_attention_interval";
     match reader.count(PERIOD)?.unwrap_or(PATTERN) {
-        0 => Err(reader.error(PERIOD, "0 is not a period of layers")),
+        0 => Err(reader.error(PERIOD, "0 is not a valid interval of layers")),
         period => Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect()),
     }
 }
@@ -161,10 +163,10 @@ fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<
         Value::Array(list) => list.iter().map(is_recurrent).collect(),
         one => is_recurrent(one).map(|is| vec![is; num_layers]),
     };
-    // Blocks that predict may be listed too.
+    // Prediction blocks may be listed too.
     match listed.filter(|listed| (num_layers..=MAX_LAYERS).contains(&listed.len())) {
         Some(listed) => Ok(Some(listed[..num_layers].to_vec())),
-        None => Err(reader.error(KEY, format!("does not say for {num_layers} layers whether they recur"))),
+        None => Err(reader.error(KEY, format!("is not a list of {num_layers} layers"))),
     }
 }
 
@@ -179,12 +181,12 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
     let key = reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
     let kernel = reader.count(key)?.unwrap_or(4);
     if !(2..=MAX_KERNEL).contains(&kernel) {
-        return Err(reader.error(key, format!("{kernel} is no length of a convolution")));
+        return Err(reader.error(key, format!("{kernel} is not a valid kernel length")));
     }
     Ok(DeltaNetConfig { shape, kernel })
 }
 
-/// Most heads, and values of a head.
+/// Limit on the heads, and on the values of a head.
 const MAX_SIZE: usize = MAX_WIDTH >> 6;
 
 fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
@@ -201,13 +203,14 @@ fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     })
 }
 
-/// Under the names of state space models: groups are heads of keys, the rank of time steps counts the heads of values.
+/// Reads the shape under the keys of state space models: groups are key heads, the rank of time steps is the number
+/// of value heads.
 fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     const INNER: &str = "ssm.inner_size";
     let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;
     let inner = reader.size(INNER, MAX_WIDTH)?;
     if !inner.is_multiple_of(value_heads) {
-        return Err(reader.error(INNER, format!("{inner} values cannot be {value_heads} heads")));
+        return Err(reader.error(INNER, format!("{inner} values cannot be divided into {value_heads} heads")));
     }
     Ok(DeltaShape {
         key_heads: reader.size("ssm.group_count", MAX_SIZE)?,

@@ -44,7 +44,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// Every `decoder_sparse_step`th layer that `mlp_only_layers` does not name.
+/// Returns which layers have experts: every `decoder_sparse_step`th one that `mlp_only_layers` does not list.
 fn sparse_layers(reader: &ConfigReader) -> Result<impl Fn(usize) -> bool, LoadError> {
     const DENSE: &str = "mlp_only_layers";
     let step = reader.count("decoder_sparse_step")?.unwrap_or(1);

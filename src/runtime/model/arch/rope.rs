@@ -1,4 +1,4 @@
-//! Rotary facts of config.json, before and after transformers 5, and of GGUF.
+//! Rotary settings of config.json, before and since transformers 5, and of GGUF.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::config_reader::ConfigReader;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{RopeConfig, RopeScaling};
 
-/// Reads the rotary table that applies to `kind` of layers ("full_attention" where a family has but one).
+/// Reads the rotary table for layers of `kind` ("full_attention" if a family has one kind only).
 pub fn rope(
     reader: &ConfigReader,
     kind: &str,
@@ -22,7 +22,7 @@ pub fn rope(
     Ok(rope)
 }
 
-/// Numbers that would only show as logits that are no numbers.
+/// Checks the numbers; invalid ones would only show as NaN logits.
 fn check(rope: &RopeConfig) -> Result<(), String> {
     let positive = |name: &str, value: f32| match value > 0.0 && value.is_finite() {
         true => Ok(()),
@@ -48,7 +48,7 @@ fn check(rope: &RopeConfig) -> Result<(), String> {
             positive("original context", *original_context as f32)?;
             positive("attention_factor", *attention_factor)?;
             let pairs = rope.dim / 2;
-            // GGUF's are empty until the tensors are read, and checked there.
+            // GGUF's lists are empty until the tensors are read, and checked then.
             match [short, long].iter().find(|list| !list.is_empty() && list.len() != pairs) {
                 Some(list) => Err(format!("{} factors for {pairs} rotary pairs", list.len())),
                 None => Ok(()),
@@ -57,14 +57,14 @@ fn check(rope: &RopeConfig) -> Result<(), String> {
     }
 }
 
-/// The part of a head that is rotated, where transformers 5 keeps it with the other rotary parameters.
+/// Returns the rotated fraction of a head, which transformers 5 keeps with the other rotary parameters.
 pub fn partial_factor(reader: &ConfigReader, kind: &str) -> Option<Value> {
     let all = reader.value("rope_parameters")?;
     all.get(kind).unwrap_or(&all).get("partial_rotary_factor").cloned()
 }
 
-/// transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer where they differ; before
-/// that they were `rope_theta` and `rope_scaling`.
+/// Reads config.json. transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer if they
+/// differ; before, they were `rope_theta` and `rope_scaling`.
 fn hugging_face(
     reader: &ConfigReader,
     kind: &str,
@@ -113,7 +113,7 @@ impl Parameters<'_> {
         self.number(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
     }
 
-    /// The context the model was first trained on: here, at the top, or all of it.
+    /// Returns the context of the first training: from this object, from the top level, or the whole context.
     fn original_context(&self) -> Result<usize, LoadError> {
         const KEY: &str = "original_max_position_embeddings";
         if let Some(here) = self.number(KEY)? {
@@ -163,7 +163,7 @@ impl Parameters<'_> {
         })
     }
 
-    /// Frequencies are those of whole heads, but only the first pairs turn (Gemma 4; transformers
+    /// Returns divisors that rotate the first pairs only, with the frequencies of whole heads (Gemma 4; transformers
     /// `_compute_proportional_rope_parameters`).
     fn proportional(&self, dim: usize) -> Result<RopeScaling, LoadError> {
         let part = self.number("partial_rotary_factor")?.unwrap_or(1.0);
@@ -193,12 +193,12 @@ impl Parameters<'_> {
     }
 }
 
-/// sqrt(1 + ln(s) / ln(original)) for s > 1 (LongRoPE, section 3.3, as transformers computes it).
+/// Computes sqrt(1 + ln(s) / ln(original)) for s > 1 (LongRoPE, section 3.3, as transformers computes it).
 fn long_rope_magnitude(factor: f32, original_context: usize) -> f32 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_context as f32).ln()).sqrt() }
 }
 
-/// Divisors that GGUF keeps as tensors are added when those are read.
+/// Reads GGUF's settings; divisors stored as tensors are added when those are read.
 fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
     let theta = reader.number("rope.freq_base")?.unwrap_or(default_theta);
     let factor = reader.number("rope.scaling.factor")?.or(reader.number("rope.scale_linear")?);
@@ -216,7 +216,7 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeCon
                 Some(original) => original,
                 None => reader.size("context_length", usize::MAX)?,
             },
-            // llama.cpp multiplies YaRN's own magnitude by what the file gives.
+            // llama.cpp multiplies YaRN's own magnitude by the file's value.
             attention_factor: reader
                 .number("rope.scaling.attn_factor")?
                 .map(|given| given * (0.1 * factor.unwrap_or(1.0).max(1.0).ln() + 1.0)),
@@ -229,7 +229,7 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeCon
     Ok(RopeConfig { dim, theta, scaling })
 }
 
-/// LongRoPE as GGUF has it: numbers here, divisors in tensors that are filled in when those are read.
+/// Reads GGUF's LongRoPE: numbers here; the divisors are tensors, filled in when those are read.
 pub fn gguf_long_rope(reader: &ConfigReader) -> Result<Option<RopeScaling>, LoadError> {
     let Some(original_context) = reader.count("rope.scaling.original_context_length")? else {
         return Ok(None);

@@ -21,7 +21,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     description.naming.interleaved_qk = reader.is_gguf();
     let listed = rope_layers(reader, description.config.layers.len())?;
     let interval = match reader.count("no_rope_layer_interval")? {
-        Some(0) => return Err(reader.error("no_rope_layer_interval", "0 is not a period of layers")),
+        Some(0) => return Err(reader.error("no_rope_layer_interval", "0 is not a valid interval of layers")),
         given => given.unwrap_or(NO_ROPE_INTERVAL),
     };
     for (index, attention) in description.config.attentions_mut() {
@@ -32,7 +32,8 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-/// `use_sliding_window` turns windows on, for the layers that `layer_types` names or those without positions.
+/// Applies `use_sliding_window`, which turns windows on for the layers in `layer_types`, or else for those without
+/// positions.
 fn slide(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     if reader.flag("use_sliding_window")? != Some(true) {
         return Ok(());
@@ -46,7 +47,7 @@ fn slide(description: &mut Description, reader: &ConfigReader) -> Result<(), Loa
     Ok(())
 }
 
-/// `no_rope_layers`: despite its name, 1 for layers that have rotary positions.
+/// Reads `no_rope_layers`: despite its name, 1 for layers that have rotary positions.
 fn rope_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
     const KEY: &str = "no_rope_layers";
     let Some(value) = reader.value(KEY) else { return Ok(None) };

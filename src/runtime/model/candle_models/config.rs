@@ -1,5 +1,5 @@
-//! From Hugging Face's config.json to the one that candle-transformers reads: every value named, checked and filled in where a
-//! file leaves it out, and refused where candle-transformers would ignore it.
+//! Converts Hugging Face's config.json to the one that candle-transformers reads: every value is named, checked and
+//! completed with defaults, and refused if candle-transformers would ignore it.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -10,18 +10,18 @@ use crate::runtime::model::arch::rope::{partial_factor, rope};
 use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use crate::runtime::model::config::RopeScaling;
 
-/// The config that is being put together, key by key.
+/// The config under construction, key by key.
 pub struct CandleConfig<'a> {
     pub reader: &'a ConfigReader,
     pub map: Map<String, Value>,
 }
 
-/// What a family's class gives what its files leave out; no heads are a model without attention.
+/// Defaults of a family's class; without heads the model has no attention.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usual {
     pub vocab_size: Option<usize>,
     pub num_kv_heads: Option<usize>,
-    /// Where it is not the hidden size's share of a head.
+    /// Head size, if it is not hidden size / heads.
     pub head_dim: Option<usize>,
 }
 
@@ -34,7 +34,7 @@ impl<'a> CandleConfig<'a> {
         self.map.insert(key.to_owned(), value.into());
     }
 
-    /// A count of at least 1.
+    /// Reads a count of at least 1.
     pub fn size(&mut self, key: &'static str, usual: Option<usize>) -> Result<usize, LoadError> {
         let size = match (self.reader.count(key)?, usual) {
             (None, Some(usual)) => usual,
@@ -44,7 +44,7 @@ impl<'a> CandleConfig<'a> {
         Ok(size)
     }
 
-    /// A number above 0, under the first of the names that the file has.
+    /// Reads a number above 0 under the first of `names` that the file has.
     pub fn positive(&mut self, names: &[&'static str], usual: f64) -> Result<f64, LoadError> {
         let key = names.iter().copied().find(|key| self.reader.value(key).is_some()).unwrap_or(names[0]);
         let value = self.reader.value(key).unwrap_or(json!(usual));
@@ -61,26 +61,26 @@ impl<'a> CandleConfig<'a> {
         Ok(flag)
     }
 
-    /// An activation's name; candle-transformers decides which it knows.
+    /// Reads an activation's name; candle-transformers decides which ones it knows.
     pub fn text(&mut self, key: &'static str, usual: &str) -> Result<(), LoadError> {
         let text = self.reader.string(key)?.unwrap_or_else(|| usual.to_owned());
         self.put(key, text);
         Ok(())
     }
 
-    /// Refuses a file in which `key` is anything but `value`; what it leaves out is `usual`.
+    /// Refuses a file in which `key` differs from `value`; `usual` is the default.
     pub fn only(&self, key: &'static str, value: Value, usual: Value) -> Result<(), LoadError> {
         let found = self.reader.value(key).unwrap_or(usual);
         let is_same = found == value || found.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| a == b);
         match is_same {
             true => Ok(()),
             false => Err(self.reader.unsupported(format!(
-                "{key} is {found}, and candle-transformers computes this family with {value} only"
+                "{key} is {found}, but candle-transformers supports only {value} for this family"
             ))),
         }
     }
 
-    /// Vocabulary, hidden size and layers.
+    /// Reads vocabulary, hidden size and layers.
     pub fn body(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
         let vocab_size = match (self.reader.count("vocab_size")?, usual.vocab_size) {
             (None, Some(usual)) => usual,
@@ -101,7 +101,7 @@ impl<'a> CandleConfig<'a> {
         })
     }
 
-    /// The same with the heads of attention and the width between them and the next layer.
+    /// Reads the same, with the attention heads and the feed-forward width.
     pub fn transformer(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
         let body = self.body(usual)?;
         let num_heads = self.size("num_attention_heads", None)?;
@@ -131,7 +131,7 @@ impl<'a> CandleConfig<'a> {
         Ok(share)
     }
 
-    /// The most positions the file says the model was made for.
+    /// Reads the context length of the model.
     pub fn context(&self, usual: usize) -> Result<usize, LoadError> {
         const KEY: &str = "max_position_embeddings";
         let context = self.reader.count(KEY)?.unwrap_or(usual);
@@ -141,24 +141,24 @@ impl<'a> CandleConfig<'a> {
         }
     }
 
-    /// The base of plain rotary positions: candle-transformers knows no scaling in these families.
+    /// Reads the base of plain rotary positions: candle-transformers supports no scaling in these families.
     pub fn rope(&mut self, usual_theta: f32, rotated: usize) -> Result<f32, LoadError> {
         let rope = rope(self.reader, "full_attention", rotated, usual_theta)?;
         if rope.scaling != RopeScaling::None {
             return Err(self.reader.unsupported(
-                "its rotary positions are scaled, which candle-transformers does not compute for this family"
-                    .to_owned(),
+                "candle-transformers does not support scaled rotary positions for this family".to_owned(),
             ));
         }
         if rotated == 0 || !rotated.is_multiple_of(2) {
-            let message = format!("{rotated} values of a head cannot turn in pairs");
+            let message = format!("{rotated} values of a head cannot be rotated in pairs");
             return Err(self.reader.error("num_attention_heads", message));
         }
         self.put("rope_theta", f64::from(rope.theta));
         Ok(rope.theta)
     }
 
-    /// How many values of a head turn; the part is put under the first of the names, whichever the file has.
+    /// Returns the number of rotated values of a head; stores the fraction under the first of the names, whichever
+    /// the file uses.
     pub fn rotated(
         &mut self,
         names: &[&'static str],
@@ -170,13 +170,14 @@ impl<'a> CandleConfig<'a> {
             None => self.positive(names, usual)?,
         };
         if !(part > 0.0 && part <= 1.0) {
-            return Err(self.reader.error(names[0], format!("{part} is not a part of a head")));
+            return Err(self.reader.error(names[0], format!("{part} is not a fraction of a head")));
         }
         self.put(names[0], part);
         Ok((part * head_dim as f64) as usize)
     }
 
-    /// A window that candle-transformers does not apply to what it remembers: it is right only as long as nothing has left it.
+    /// Limits the context to a window that candle-transformers does not apply to its cache: results are right only
+    /// until a token leaves it.
     pub fn within_window(
         &mut self,
         context: usize,
@@ -196,10 +197,10 @@ impl<'a> CandleConfig<'a> {
     }
 }
 
-/// A config of candle-transformers.
+/// Parses a config of candle-transformers.
 ///
 /// # Errors
-/// What it says of the first key that it does not read.
+/// candle-transformers' error about the first key that it cannot read.
 pub fn read<C: DeserializeOwned>(map: Map<String, Value>) -> candle_core::Result<C> {
     serde_json::from_value(Value::Object(map)).map_err(candle_core::Error::wrap)
 }

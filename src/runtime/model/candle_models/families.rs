@@ -1,4 +1,5 @@
-//! The families, one row and one function each: names, sizes, what candle-transformers assumes, and how its model is made.
+//! The families, with one row and one function each: names, sizes, candle-transformers' assumptions, and the
+//! constructor.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use super::{CandleFamily, CandlePlan, Sizes};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 
-/// Makes candle-transformers' model of a config and of tensors.
+/// Constructor of candle-transformers' model from a config and tensors.
 pub type OpenModel = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core::Result<Begin>;
 
 /// Every family that runs through candle-transformers.
@@ -58,16 +59,16 @@ pub const FAMILIES: &[CandleFamily] = &[
     },
 ];
 
-/// Recurrent models have no limit; the engine's books want one.
+/// Context of recurrent models, which have no limit; the engine's bookkeeping needs one.
 const RECURRENT_CONTEXT: usize = 1 << 15;
 
-/// Where most families keep their embedding table.
+/// Name of the embedding table in most families.
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 
-/// What a step of a model is, given the tokens `[1, n]` and how many came before.
+/// Step of a model, given the tokens `[1, n]` and the number of earlier ones.
 type StepFn<T> = fn(&mut T, &Tensor, usize) -> candle_core::Result<Tensor>;
 
-/// A model with what it remembers of one sequence.
+/// A model with the state of one sequence.
 struct RunningModel<T> {
     inside: T,
     step: StepFn<T>,
@@ -85,12 +86,12 @@ impl<T: Send + 'static> Stepper for RunningModel<T> {
     }
 }
 
-/// A model that remembers in itself, and can be cloned: tensors are shared by their clones.
+/// Wraps a model that holds its state and can be cloned; clones share the tensors.
 fn cloned<M: Clone + Send + Sync + 'static>(model: M, step: StepFn<M>) -> Begin {
     Box::new(move || Ok(Box::new(RunningModel { inside: model.clone(), step, fork: Some(M::clone) })))
 }
 
-/// A model that is made anew: for each sequence from the same tensors, or as a state for it beside the model.
+/// Wraps a model that is constructed per sequence from the same tensors, or whose state is separate from it.
 fn made<T: Send + 'static>(
     make: impl Fn() -> candle_core::Result<T> + Send + Sync + 'static,
     step: StepFn<T>,
@@ -98,7 +99,8 @@ fn made<T: Send + 'static>(
     Box::new(move || Ok(Box::new(RunningModel { inside: make()?, step, fork: None })))
 }
 
-/// A plan for a model that takes chunks, of which candle-transformers reads the config as a `C`; families change what differs.
+/// Makes a plan for a model that takes chunks and whose config candle-transformers reads as a `C`; families change
+/// the fields that differ.
 fn plan<C: DeserializeOwned>(
     name: &'static str,
     mut config: CandleConfig<'_>,
@@ -123,7 +125,7 @@ fn plan<C: DeserializeOwned>(
     })
 }
 
-/// Whether the embedding table is the output matrix too, and then its name.
+/// Returns the embedding table's name if it is also the output matrix.
 fn tied(
     config: &mut CandleConfig<'_>,
     usual: bool,
@@ -133,21 +135,21 @@ fn tied(
 }
 
 fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
-    // What its rotary tables hold, whatever the config says.
+    // Positions in candle-transformers' rotary tables, which ignore the config.
     const POSITIONS: usize = 5000;
     let (config, sizes) = falcon_config(reader)?;
     let tied = reader.flag("tie_word_embeddings")?.unwrap_or(true);
     let context = config.context(2048)?.min(POSITIONS);
     let open: OpenModel = |config, weights| {
         let mut model = falcon::Falcon::load(weights.clone(), read(config)?)?;
-        // Its rotary tables are made in the first step, and kept: here, for all sequences.
+        // The first step makes rotary tables and keeps them: run it here, for all sequences.
         model.forward(&Tensor::zeros((1, 1), DType::U32, weights.device())?)?;
         model.clear_kv_cache();
         Ok(cloned(model, |model, tokens, _| model.forward(tokens)))
     };
     let table = tied.then_some("transformer.word_embeddings.weight");
     let notice =
-        "candle-transformers approximates the GELU of falcon models, so that their logits are slightly off";
+        "candle-transformers approximates the GELU of falcon models, so their logits differ slightly";
     Ok(CandlePlan {
         prefill: Prefill::Beginning,
         notices: vec![notice.to_owned()],
@@ -156,7 +158,8 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-/// Of the two architectures, the older with one key-value head: candle-transformers has no other.
+/// Reads the config of the older of two architectures, with one key-value head: candle-transformers supports no
+/// other.
 fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), LoadError> {
     let mut config = CandleConfig::new(reader);
     for (key, value) in [("multi_query", true), ("alibi", false), ("new_decoder_architecture", false)] {
@@ -173,7 +176,9 @@ fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), Loa
         return Err(reader.error("num_attention_heads", "does not divide the hidden size into heads"));
     }
     if config.rope(10_000.0, head_dim)? != 10_000.0 {
-        return Err(reader.unsupported("candle-transformers turns this family by a base of 10000 only"));
+        return Err(
+            reader.unsupported("candle-transformers supports only a rotary base of 10000 for this family")
+        );
     }
     let inner = 4 * hidden_size;
     config.only("activation", json!("gelu"), json!("gelu"))?;
@@ -185,7 +190,7 @@ fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), Loa
     config.put("num_hidden_layers", num_layers);
     config.put("num_attention_heads", num_heads);
     config.put("use_cache", true);
-    // Read by no one, but required.
+    // Required but unused.
     for key in ["initializer_range", "bos_token_id", "eos_token_id", "hidden_dropout", "attention_dropout"] {
         config.put(key, 0);
     }
@@ -200,7 +205,7 @@ fn gemma(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.rope(10_000.0, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-6)?;
     config.flag("attention_bias", false)?;
-    // Files say `gelu` in hidden_act and mean this: transformers reads hidden_activation alone.
+    // Files say `gelu` in hidden_act and mean this one: transformers only reads hidden_activation.
     config.text("hidden_activation", "gelu_pytorch_tanh")?;
     config.only("tie_word_embeddings", json!(true), json!(true))?;
     let context = config.context(8192)?;
@@ -233,7 +238,7 @@ fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     Ok(CandlePlan { weights, ..plan::<helium::Config>("helium", config, sizes, context, open)? })
 }
 
-/// A plan for a model whose state is as large after any number of tokens.
+/// Makes a plan for a model whose state has a constant size.
 fn recurrent<C: DeserializeOwned>(
     name: &'static str,
     config: CandleConfig<'_>,
@@ -252,23 +257,7 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
     let inner = 2 * body.hidden_size;
-    let rank = body.hidden_size.div_ceil(16);
-    if reader.value("time_step_rank") != Some(json!("auto")) {
-        config.only("time_step_rank", json!(rank), json!(rank))?;
-    }
-    for (key, value) in [
-        ("state_size", json!(16)),
-        ("conv_kernel", json!(4)),
-        ("expand", json!(2)),
-        ("intermediate_size", json!(inner)),
-        ("layer_norm_epsilon", json!(1e-5)),
-        ("use_bias", json!(false)),
-        ("use_conv_bias", json!(true)),
-        ("hidden_act", json!("silu")),
-        ("tie_word_embeddings", json!(true)),
-    ] {
-        config.only(key, value.clone(), value)?;
-    }
+    check_mamba(&config, body.hidden_size)?;
     config.put("d_model", body.hidden_size);
     config.put("n_layer", body.num_layers);
     config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
@@ -294,6 +283,28 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     )
 }
 
+/// Refuses settings that candle-transformers' Mamba fixes otherwise.
+fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), LoadError> {
+    let rank = hidden_size.div_ceil(16);
+    if config.reader.value("time_step_rank") != Some(json!("auto")) {
+        config.only("time_step_rank", json!(rank), json!(rank))?;
+    }
+    for (key, value) in [
+        ("state_size", json!(16)),
+        ("conv_kernel", json!(4)),
+        ("expand", json!(2)),
+        ("intermediate_size", json!(2 * hidden_size)),
+        ("layer_norm_epsilon", json!(1e-5)),
+        ("use_bias", json!(false)),
+        ("use_conv_bias", json!(true)),
+        ("hidden_act", json!("silu")),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        config.only(key, value.clone(), value)?;
+    }
+    Ok(())
+}
+
 fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
@@ -317,7 +328,8 @@ fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     ] {
         config.only(key, value.clone(), value)?;
     }
-    // transformers' own default is a matrix of its own, which candle-transformers does not read: it would be left over.
+    // transformers' default is a separate output matrix, which candle-transformers does not read: it would be
+    // reported as unused.
     let tied = tied(&mut config, false, "embeddings.weight")?;
     config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
     let open: OpenModel = |config, weights| {
@@ -357,7 +369,7 @@ fn mixtral(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-/// How many experts there are, and how many a token passes.
+/// Reads the number of experts, and the number used per token.
 fn experts(
     config: &mut CandleConfig<'_>,
     key: &'static str,
@@ -473,7 +485,7 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     }
     config.only("attention_hidden_size", json!(body.hidden_size), json!(body.hidden_size))?;
     config.put("attention_hidden_size", body.hidden_size);
-    // What it calls a number of heads it divides by, as it would by the size of one.
+    // candle-transformers divides by this "number of heads" as if it were a head size.
     config.put("num_attention_heads", head_size);
     let usual_inner = (body.hidden_size as f64 * 3.5) as usize / 32 * 32;
     let inner = config.size("intermediate_size", Some(usual_inner))?;
@@ -482,10 +494,10 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
     let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
     if tied.is_some() {
-        return Err(reader.unsupported("candle-transformers wants an output matrix of its own"));
+        return Err(reader.unsupported("candle-transformers needs a separate output matrix"));
     }
-    // The published model divides what attention gives by this before a norm whose epsilon counts; candle-transformers
-    // does not. All of it is linear in the values.
+    // The published model divides the attention output by this before a norm whose epsilon matters;
+    // candle-transformers does not. The division is moved to the values, in which the output is linear.
     let scaled = Some(("attention.value.weight", 1.0 / divisor));
     let weights = WeightAdaptation { scaled, ..WeightAdaptation::default() };
     let values = body.hidden_size.saturating_mul(head_size + 2);

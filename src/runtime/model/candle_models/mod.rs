@@ -1,12 +1,13 @@
-//! Families that candle-transformers computes, behind the same [`Model`] as ours: what it takes to run them, and at what price.
+//! Families that candle-transformers computes, behind the same [`Model`] trait as ours: requirements and limits.
 //!
-//! To add one: a row in [`families::FAMILIES`] and the function that it names, which reads the config and makes the model.
+//! To add a family: a row in [`families::FAMILIES`] and the function that it names, which reads the config and makes
+//! the model.
 //!
-//! What candle-transformers keeps of a sequence lies inside its models and cannot be cut, copied out or shared. So each
-//! sequence has a model of its own, over the same weights; it only grows; and its pages are bookkeeping: the first names the
-//! sequence, and together they take what its state takes.
-//! Invariant: the bits of a row are a function of the tokens up to it, whatever else is in the step and however the prompt was
-//! cut; see [`sequence`]. Everything is f32.
+//! candle-transformers keeps the state of a sequence inside its models, where it cannot be cut, copied out or shared.
+//! So each sequence has a model of its own over the same weights, and only grows. Its pages are bookkeeping: the
+//! first identifies the sequence, and together they account for its bytes. Invariant: the bits of a row are a
+//! function of the tokens up to it, independent of other rows in the step and of the chunks of the prompt; see
+//! [`sequence`]. Everything is f32.
 
 mod config;
 mod families;
@@ -32,29 +33,29 @@ use weights::{CandleWeights, WeightAdaptation};
 pub use families::FAMILIES;
 pub use sequence::Prefill;
 
-/// One family and the names files know it by.
+/// One family and its names in files.
 pub struct CandleFamily {
-    /// What llmctl calls it.
+    /// Name in llmctl.
     pub name: &'static str,
     /// `model_type` values of config.json.
     pub model_types: &'static [&'static str],
-    /// `general.architecture` values of GGUF, from which these do not run: candle-transformers reads Hugging Face's names.
+    /// `general.architecture` values of GGUF, which is refused: candle-transformers reads Hugging Face's names.
     pub gguf_names: &'static [&'static str],
     plan: fn(&ConfigReader) -> Result<CandlePlan, LoadError>,
 }
 
-/// All that is known of a model before its weights are read.
+/// All facts about a model before its weights are read.
 pub struct CandlePlan {
     pub architecture: &'static str,
     pub sizes: Sizes,
-    /// The most positions that it computes rightly.
+    /// The largest number of positions with correct results.
     pub context_length: usize,
     pub prefill: Prefill,
-    /// Bytes that a recurrent model keeps of a sequence; nothing where all tokens are kept.
+    /// Bytes of a recurrent model's state per sequence; `None` if all tokens are kept.
     pub state_bytes: Option<usize>,
-    /// What the user should know of this family besides what holds for all of them.
+    /// Notices about this family, besides the general one.
     pub notices: Vec<String>,
-    /// As candle-transformers reads it.
+    /// The config for candle-transformers.
     config: Map<String, Value>,
     weights: WeightAdaptation,
     open: families::OpenModel,
@@ -66,19 +67,19 @@ pub struct Sizes {
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub num_layers: usize,
-    /// Of attention; 0 in models that have none.
+    /// Attention heads; 0 in models without attention.
     pub num_heads: usize,
     pub num_kv_heads: usize,
     pub head_dim: usize,
-    /// The widest row within a layer.
+    /// Width of the widest row within a layer.
     pub widest: usize,
 }
 
-/// The plan for the family that `reader` name, if candle-transformers has it and llmctl has not.
+/// Makes the plan for the model's family if candle-transformers supports it and llmctl has no family of its own.
 ///
 /// # Errors
-/// [`LoadError::Unsupported`] for a GGUF file of such a family, and for what candle-transformers does not compute;
-/// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
+/// [`LoadError::Unsupported`] for a GGUF file of such a family, and for settings that candle-transformers does not
+/// support; [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
 pub fn find(reader: &ConfigReader) -> Result<Option<CandlePlan>, LoadError> {
     let name = reader.architecture()?;
     let Some(family) = FAMILIES.iter().find(|family| family.names(reader.format()).contains(&&*name)) else {
@@ -93,7 +94,7 @@ pub fn find(reader: &ConfigReader) -> Result<Option<CandlePlan>, LoadError> {
 }
 
 impl CandleFamily {
-    /// The names that files of this format know it by.
+    /// Returns the family's names in files of this format.
     pub fn names(&self, format: ModelFormat) -> &'static [&'static str] {
         match format {
             ModelFormat::HuggingFace => self.model_types,
@@ -103,9 +104,9 @@ impl CandleFamily {
 }
 
 impl CandlePlan {
-    /// Bytes of keys and values of a token, all copies included; 0 in recurrent models.
+    /// Returns the bytes of keys and values per token, including all copies; 0 in recurrent models.
     pub fn kv_bytes_per_token(&self) -> usize {
-        // Beside what grows with every token lies the state of the last whole chunk.
+        // Besides the growing state, the state after the last whole chunk is kept.
         let copies = if self.prefill == Prefill::Chunks { 2 } else { 1 };
         match self.state_bytes {
             Some(_) => 0,
@@ -116,7 +117,7 @@ impl CandlePlan {
         }
     }
 
-    /// What a sequence keeps.
+    /// Returns the KV group of a sequence.
     pub fn group(&self) -> KvGroup {
         match self.state_bytes {
             Some(page_bytes) => KvGroup { kind: KvKind::Recurrent, page_bytes },
@@ -124,15 +125,15 @@ impl CandlePlan {
         }
     }
 
-    /// Bytes that attention holds of each token it sees while it computes a layer: keys and values widened to all heads, old
-    /// and new, and scores before and after their softmax.
+    /// Returns the bytes that attention holds per visible token while it computes a layer: keys and values widened to
+    /// all heads, old and new, and scores before and after their softmax.
     pub fn attention_bytes_per_token(&self) -> usize {
         let Sizes { num_heads, head_dim, .. } = self.sizes;
         let rows = if self.prefill == Prefill::Chunks { CHUNK } else { 1 };
         size_of::<f32>() * num_heads * (4 * head_dim + 3 * rows)
     }
 
-    /// Bytes of activations and logits, generously.
+    /// Estimates the bytes of activations and logits, rounded up.
     pub fn activation_bytes(&self) -> usize {
         let Sizes { vocab_size, hidden_size, num_heads, widest, .. } = self.sizes;
         let rows = match self.prefill {
@@ -144,11 +145,12 @@ impl CandlePlan {
         size_of::<f32>() * (rows * (6 * hidden_size + 3 * widest) + scores + 8 * vocab_size)
     }
 
-    /// Reads the weights and makes the model, for sequences of up to `context_length` tokens. On the CPU it computes with as
-    /// many threads as `cpu` says; its instruction set is candle's choice. `progress` is told layers done, of how many.
+    /// Reads the weights and makes the model, for sequences of up to `context_length` tokens. On the CPU it uses the
+    /// number of threads in `cpu`; candle chooses the instruction set. `progress` is called with the number of loaded
+    /// layers and their total.
     ///
     /// # Errors
-    /// [`LoadError`] naming the tensor that is missing, of another shape, or of no use to candle-transformers.
+    /// [`LoadError`] naming the tensor that is missing, has another shape, or is not used by candle-transformers.
     pub fn load(
         mut self,
         source: &dyn TensorSource,
@@ -159,7 +161,7 @@ impl CandlePlan {
     ) -> Result<CandleModel, LoadError> {
         let num_layers = self.sizes.num_layers;
         let mut report = |done: usize, total: usize| progress(done * num_layers / total.max(1), num_layers);
-        // As long as this are the rotary tables.
+        // This is the length of the rotary tables.
         self.config.insert("max_position_embeddings".to_owned(), context_length.into());
         let weights = Arc::new(CandleWeights::load(source, &self.weights, &device, &mut report)?);
         let begin = (self.open)(self.config.clone(), weights.builder(&device));
@@ -178,16 +180,17 @@ impl CandlePlan {
     }
 }
 
-/// A model of candle-transformers, and the sequences in it.
+/// A model of candle-transformers with its sequences.
 pub struct CandleModel {
     spec: ModelSpec,
     source: ModelParts,
     threads: Option<Threads>,
-    /// By the first page of each. One that nobody holds any more stays until its page is another's, as a page's memory does.
+    /// Sequences by their first page. A sequence without a holder stays until its page is reused, like a page's
+    /// memory.
     sequences: HashMap<PageId, CandleSequence>,
 }
 
-/// Threads of steps of few rows and of many. candle computes on those of the pool that it is called in.
+/// Thread pools for steps of few rows and of many. candle computes on the pool that it is called in.
 struct Threads {
     few: Arc<ThreadPool>,
     many: Arc<ThreadPool>,
@@ -211,7 +214,7 @@ impl Threads {
 }
 
 impl CandleModel {
-    /// Row by row: sequences know nothing of each other. `pages` name the sequences.
+    /// Computes the rows one by one, since sequences are independent. `pages` identify the sequences.
     fn compute(&mut self, rows: &[Row], pages: &[PageId]) -> Result<Logits> {
         let vocab_size = self.spec.vocab_size;
         let mut values = Vec::new();
@@ -226,7 +229,8 @@ impl CandleModel {
         Ok(Logits { values, vocab_size })
     }
 
-    /// The page that names the sequence. Those whose pages have become part of it lose their memory.
+    /// Returns the page that identifies the sequence, and removes sequences whose first pages are now other pages of
+    /// this one.
     fn claim(&mut self, table: &PageTable) -> Result<PageId> {
         let mut pages = table.page_ids(0);
         let first = pages.next().ok_or_else(|| backend("a sequence has no page"))?;
@@ -239,7 +243,7 @@ impl CandleModel {
             self.sequences.insert(page, CandleSequence::default());
         }
         let sequence = self.sequences.get_mut(&page).filter(|sequence| sequence.len() == row.position);
-        let sequence = sequence.ok_or_else(|| backend("a state belongs to another position"))?;
+        let sequence = sequence.ok_or_else(|| backend("the state is for another position"))?;
         sequence.feed(&self.source, row.token, row.wants_logits).map_err(|error| backend(&error.to_string()))
     }
 }
@@ -261,7 +265,7 @@ impl Model for CandleModel {
         }
     }
 
-    /// Never asked for: where nothing can be rewound, nothing is shared.
+    /// Unreachable: a model that cannot rewind shares no pages.
     fn copy_page(&mut self, _: PageRef, _: PageRef) -> Result<()> {
         Err(Error::NotSupported("copying a sequence"))
     }

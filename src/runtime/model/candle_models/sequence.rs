@@ -1,4 +1,4 @@
-//! One sequence in a model of candle-transformers: the tokens, and the states that stand for them.
+//! One sequence in a model of candle-transformers: its tokens and states.
 //!
 //! candle's products choose their order of summation by size: a run of tokens gives other bits than the same tokens one by
 //! one. So that reuse, company and chunks change no bit all the same, how the tokens before a row are cut depends on nothing but
@@ -11,47 +11,48 @@
 //! Single      . . . . . . . . . . . . . . . . .
 //! ```
 //!
-//! Tokens whose logits nobody wants wait: for their chunk, or for the run from the beginning that is worth most.
+//! Tokens whose logits are not wanted are deferred until they fill a chunk, or form the longest run from the
+//! beginning.
 
 use candle_core::{Device, Result, Tensor};
 
 use crate::runtime::backend::PAGE_TOKENS;
 
-/// Tokens of a run: many enough to read the weights for, few enough to compute one by one.
+/// Tokens per run: enough to be worth reading the weights, few enough to compute one by one.
 pub const CHUNK: usize = PAGE_TOKENS;
 
-/// The longest run from the first token: the memory for its scores grows with the square.
+/// Longest run from the first token; the memory for its scores grows with the square of the length.
 pub const LONGEST_BEGINNING: usize = 512;
 
-/// How a model of candle-transformers takes tokens.
+/// Number of tokens that a model of candle-transformers takes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefill {
-    /// Several at once, wherever the sequence is; and its state can be kept and gone on from.
+    /// Several at any position; the state can be kept and resumed.
     Chunks,
-    /// Several at once at the beginning only, or without a state to go back to.
+    /// Several at the beginning only, or without a state to return to.
     Beginning,
     /// One by one.
     Single,
 }
 
-/// The end of the last whole run within `len` tokens.
+/// Returns the end of the last whole run within `len` tokens.
 fn run_end(len: usize) -> usize {
     len / CHUNK * CHUNK
 }
 
 /// A model with the state of one sequence in it.
 pub trait Stepper: Send {
-    /// Logits after the last of `tokens`, `[1, n]`, which come after `position` others.
+    /// Returns the logits after the last of `tokens`, `[1, n]`, which follow `position` others.
     fn forward(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor>;
 
-    /// The same again, to go on from here twice; nothing where candle-transformers offers no way.
+    /// Returns a copy that can be continued separately; `None` if candle-transformers cannot copy the state.
     fn fork(&self) -> Option<Box<dyn Stepper>>;
 }
 
-/// Makes models without tokens, all over the same weights.
+/// Constructor of models without tokens, all over the same weights.
 pub type Begin = Box<dyn Fn() -> Result<Box<dyn Stepper>> + Send + Sync>;
 
-/// What all sequences of a model have in common.
+/// The constructor, prefill mode and device that all sequences of a model share.
 pub struct ModelParts {
     pub begin: Begin,
     pub prefill: Prefill,
@@ -62,11 +63,11 @@ pub struct ModelParts {
 #[derive(Default)]
 pub struct CandleSequence {
     tokens: Vec<u32>,
-    /// Of the tokens, those that were computed in runs.
+    /// Number of tokens that were computed in runs.
     num_in_runs: usize,
-    /// The state after them, where another run goes on from it.
+    /// The state after those, if another run can continue from it.
     base: Option<Box<dyn Stepper>>,
-    /// The state after `num_computed` tokens; else that is `base`, or they are none.
+    /// The state after `num_computed` tokens; if `None`, that is `base` or the empty sequence.
     now: Option<Box<dyn Stepper>>,
     num_computed: usize,
 }
@@ -83,10 +84,10 @@ impl CandleSequence {
         self.tokens.len()
     }
 
-    /// Appends a token; the logits after it, where they are wanted.
+    /// Appends a token, and returns the logits after it if they are wanted.
     ///
     /// # Errors
-    /// candle's; the sequence is of no use then.
+    /// candle's errors; the sequence is then unusable.
     pub fn feed(&mut self, source: &ModelParts, token: u32, wants_logits: bool) -> Result<Option<Vec<f32>>> {
         self.tokens.push(token);
         let len = self.tokens.len();
@@ -103,7 +104,7 @@ impl CandleSequence {
         Ok(logits.filter(|_| wants_logits))
     }
 
-    /// Logits after the chunk that ends here.
+    /// Computes the chunk that ends here and returns the logits after it.
     fn compute_chunk(&mut self, source: &ModelParts) -> Result<Vec<f32>> {
         let (start, len) = (self.num_in_runs, self.tokens.len());
         let mut state = self.base.take().map_or_else(|| (source.begin)(), Ok)?;
@@ -113,7 +114,8 @@ impl CandleSequence {
         Ok(logits)
     }
 
-    /// Logits after the longest run from the first token, where that is longer than the last one was.
+    /// Computes the longest run from the first token, if it is longer than the last one, and returns the logits after
+    /// it.
     fn compute_beginning(&mut self, source: &ModelParts) -> Result<Option<Vec<f32>>> {
         let end = run_end(self.tokens.len()).min(LONGEST_BEGINNING);
         if end <= self.num_in_runs {
@@ -126,7 +128,7 @@ impl CandleSequence {
         Ok(Some(logits))
     }
 
-    /// Logits after the last token, or `last` where nothing is left to compute: one by one.
+    /// Computes the remaining tokens one by one and returns the logits after the last; `last` if none remain.
     fn catch_up(&mut self, source: &ModelParts, mut last: Option<Vec<f32>>) -> Result<Option<Vec<f32>>> {
         let mut state = match (self.now.take(), &self.base) {
             (Some(state), _) => state,
@@ -152,7 +154,7 @@ mod tests {
 
     type Calls = Arc<Mutex<Vec<(usize, usize)>>>;
 
-    /// Notes position and length of every run; its logits are the tokens it stands for.
+    /// Records position and length of every run; its logits encode the tokens it has seen.
     struct Noting {
         seen: Vec<u32>,
         calls: Calls,
@@ -184,8 +186,8 @@ mod tests {
         (ModelParts { begin, prefill, device: Device::Cpu }, calls)
     }
 
-    /// Feeds `len` tokens, of which those from `wanted` on want logits: these are right, and computed in these runs, given as
-    /// position and length.
+    /// Feeds `len` tokens, with logits wanted from `wanted` on; checks the logits and the runs, given as position and
+    /// length.
     #[track_caller]
     fn check(prefill: Prefill, len: usize, wanted: usize, expected: &[(usize, usize)]) {
         let (source, calls) = source(prefill);

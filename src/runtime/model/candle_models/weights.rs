@@ -1,7 +1,7 @@
-//! The tensors of a checkpoint as candle-transformers' constructors look for them: in f32 on the device, under its names.
+//! The tensors of a checkpoint for candle-transformers' constructors: in f32 on the device, under its names.
 //!
-//! Invariant: a checkpoint of which something is not read is refused: a bias or norm that candle-transformers does not know of
-//! would be left out of every product without a word.
+//! Invariant: a checkpoint with an unused tensor is refused: a bias or norm unknown to candle-transformers would
+//! silently be left out of every product.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,21 +13,21 @@ use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
-/// In what a family's files differ from what candle-transformers reads.
+/// Differences between a family's files and the tensors that candle-transformers reads.
 #[derive(Debug, Clone, Default)]
 pub struct WeightAdaptation {
-    /// Beginnings of names, and what candle-transformers says instead; the first that fits counts.
+    /// Prefixes of names and candle-transformers' replacements; the first match counts.
     pub renamed: &'static [(&'static str, &'static str)],
-    /// The embedding table's name, where it serves as output matrix too.
+    /// The embedding table's name, if it is also the output matrix.
     pub tied: Option<&'static str>,
-    /// Tensors whose names end so are multiplied.
+    /// Suffix of the names of tensors to multiply, and the factor.
     pub scaled: Option<(&'static str, f64)>,
 }
 
 /// The output matrix, under Hugging Face's name.
 const OUTPUT: &str = "lm_head.weight";
 
-/// Constants that some checkpoints carry along and no model needs.
+/// Constants in some checkpoints that no model needs.
 const CONSTANTS: [&str; 3] = ["rotary_emb.inv_freq", "attn.masked_bias", "attn.bias"];
 
 impl WeightAdaptation {
@@ -45,20 +45,21 @@ impl WeightAdaptation {
 pub struct CandleWeights {
     tensors: HashMap<String, Tensor>,
     read: Mutex<BTreeSet<String>>,
-    /// The first tensor that could not be had, and why.
+    /// The first tensor that a constructor could not get, and the reason.
     fault: Mutex<Option<(String, String)>>,
 }
 
-/// Nothing is left half-done under these locks.
+/// Locks a mutex; no update under these locks can be left incomplete.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl CandleWeights {
-    /// Reads and widens all of them. `progress` is told how many are done, of how many.
+    /// Reads all tensors and widens them to f32. `progress` is called with the number of read tensors and their
+    /// total.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] for a tensor that is damaged, quantised, or has no room on the device.
+    /// [`LoadError::Tensor`] for a tensor that is damaged, quantised, or does not fit on the device.
     pub fn load(
         source: &dyn TensorSource,
         adaptation: &WeightAdaptation,
@@ -82,13 +83,13 @@ impl CandleWeights {
         Ok(Self { tensors, read: Mutex::default(), fault: Mutex::default() })
     }
 
-    /// Hands them to a constructor, which may ask again for each new sequence.
+    /// Returns a builder for constructors, which is used again for each new sequence.
     pub fn builder(self: &Arc<Self>, device: &Device) -> VarBuilder<'static> {
         let backend: Box<dyn SimpleBackend> = Box::new(Shelf(Arc::clone(self)));
         VarBuilderArgs::new_with_args(backend, DType::F32, device)
     }
 
-    /// Why a constructor failed: for want of a tensor, or else for what it says itself.
+    /// Converts a constructor's error: names the tensor that it lacked, if any, else repeats its message.
     pub fn fault(&self, error: candle_core::Error) -> LoadError {
         match locked(&self.fault).take() {
             Some((tensor, message)) => LoadError::Tensor { tensor, message },
@@ -97,7 +98,7 @@ impl CandleWeights {
     }
 
     /// # Errors
-    /// [`LoadError::Tensor`] naming one that no constructor has asked for.
+    /// [`LoadError::Tensor`] naming a tensor that no constructor has read.
     pub fn check_all_read(&self, adaptation: &WeightAdaptation) -> Result<(), LoadError> {
         let read = locked(&self.read);
         let mut left: Vec<_> = self.tensors.keys().filter(|name| !read.contains(*name)).collect();
@@ -105,8 +106,7 @@ impl CandleWeights {
         match left.into_iter().find(|name| !adaptation.is_spare(name)) {
             Some(name) => Err(LoadError::Tensor {
                 tensor: name.clone(),
-                message: "candle-transformers' model has no use for it: this is another kind of model"
-                    .to_owned(),
+                message: "candle-transformers does not read it: this is another kind of model".to_owned(),
             }),
             None => Ok(()),
         }
@@ -149,7 +149,7 @@ fn widened(tensor: &HostTensor, scale: Option<f64>, device: &Device) -> candle_c
     }
 }
 
-/// What constructors take tensors from. Type and device are those that all of them have.
+/// Source of tensors for constructors; all tensors have the same type and device.
 struct Shelf(Arc<CandleWeights>);
 
 impl SimpleBackend for Shelf {

@@ -1,4 +1,4 @@
-//! Attention of one layer: projections, norms of q, k and v, rotary positions, and the rows it keeps.
+//! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
 use super::StoreIndex;
 use super::layer::{Context, LayerBuffers, Projection};
@@ -6,6 +6,7 @@ use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
+use crate::runtime::model::weights::Linear;
 
 pub struct Attention<B: Backend> {
     config: AttentionConfig,
@@ -14,7 +15,7 @@ pub struct Attention<B: Backend> {
     q: Projection<B>,
     q_norm: Option<B::Vector>,
     output_gate: Option<Projection<B>>,
-    /// Nothing where the rows are another layer's.
+    /// `None` if the rows are another layer's.
     kv: Option<KeysAndValues<B>>,
     sinks: Option<B::Vector>,
     output: Projection<B>,
@@ -22,10 +23,10 @@ pub struct Attention<B: Backend> {
 
 struct KeysAndValues<B: Backend> {
     k: Projection<B>,
-    /// Nothing where the keys serve.
+    /// `None` if the keys serve as values.
     v: Option<Projection<B>>,
     k_norm: Option<B::Vector>,
-    /// Ones.
+    /// Weights of ones, for a norm without weights.
     v_norm: Option<B::Vector>,
 }
 
@@ -58,7 +59,7 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// What the layer's tokens take from those that they see, into `out`.
+    /// Computes the layer's attention into `out`.
     pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
         self.project(backend, input, context.work)?;
@@ -90,7 +91,7 @@ impl<B: Backend> Attention<B> {
         self.output.apply(backend, mixed, out)
     }
 
-    /// q, k and v, normalised where the family does so.
+    /// Computes q, k and v, normalised if the family does so.
     fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
         let LayerBuffers { q, k, v, mixed, .. } = work;
         match &self.kv {
@@ -134,32 +135,49 @@ struct Projections<B: Backend> {
     kv: Option<KeysAndValues<B>>,
 }
 
-fn load_projections<B: Backend>(
+/// Reads q, and k and v if the layer has rows of its own; v is `None` if the keys serve as values.
+fn read_qkv<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
-) -> Result<Projections<B>, LoadError> {
+) -> Result<(Linear, Option<(Linear, Option<Linear>)>), LoadError> {
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
-    // A head's output gate lies beside its query.
+    // A head's output gate is stored beside its query.
     let per_head = if config.has_output_gate { 2 } else { 1 };
     let q_width = per_head * config.num_heads * config.head_dim;
     let kv_width = config.num_kv_heads * config.head_dim;
     let [q_name, k_name, v_name] = SEPARATE;
-    let (q, k, v) = match config.kv {
-        KvSource::Layer(_) => {
-            let q = file.linear(layer, q_name, [q_width, hidden])?;
-            return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
-        }
+    match config.kv {
+        KvSource::Layer(_) => Ok((file.linear(layer, q_name, [q_width, hidden])?, None)),
         KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
             let q = file.linear(layer, q_name, [q_width, hidden])?;
-            (q, file.linear(layer, k_name, [kv_width, hidden])?, None)
+            Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
         }
         KvSource::Own | KvSource::OwnOrKeys => {
             let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
             let [q, k, v] = file.linears(layer, SEPARATE, fused, rows, hidden)?;
-            (q, k, Some(v))
+            Ok((q, Some((k, Some(v)))))
         }
+    }
+}
+
+/// Splits a projection whose heads hold a query and an output gate side by side.
+fn split_output_gate(q: &Linear, config: &AttentionConfig) -> [Linear; 2] {
+    let (num_heads, head_dim) = (config.num_heads, config.head_dim);
+    [0, 1].map(|part| {
+        let head_rows = move |head| (2 * head + part) * head_dim..(2 * head + part + 1) * head_dim;
+        q.gather_rows((0..num_heads).flat_map(head_rows))
+    })
+}
+
+fn load_projections<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &AttentionConfig,
+) -> Result<Projections<B>, LoadError> {
+    let (q, kv) = read_qkv(loader, config)?;
+    let Some((k, v)) = kv else {
+        return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
     };
     let (q, k) = match loader.naming.interleaved_qk {
         true => (q.deinterleave(config.head_dim), k.deinterleave(config.head_dim)),
@@ -167,11 +185,7 @@ fn load_projections<B: Backend>(
     };
     let (q, output_gate) = match config.has_output_gate {
         true => {
-            let [q, gate] = [0, 1].map(|part| {
-                let head_rows =
-                    move |head| (2 * head + part) * config.head_dim..(2 * head + part + 1) * config.head_dim;
-                q.gather_rows((0..config.num_heads).flat_map(head_rows))
-            });
+            let [q, gate] = split_output_gate(&q, config);
             (q, Some(loader.projection(gate)?))
         }
         false => (q, None),
@@ -187,7 +201,7 @@ fn load_projections<B: Backend>(
     Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
 }
 
-/// Over how many values q and k are normalised, if they are.
+/// Returns the number of values over which q and k are normalised, if they are.
 fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
     match config.qk_norm {
         QkNorm::None => [None; 2],

@@ -1,6 +1,6 @@
-//! Gated delta net (Qwen 3.5): a short convolution over queries, keys and values, a recurrent state for each head, and a gated
-//! norm of what the heads find. Source: transformers `Qwen3_5GatedDeltaNet`; llama.cpp's converter for the form in GGUF, where
-//! value heads may stand in another order and the factors of decay are `-exp(A_log)`.
+//! Gated delta net (Qwen 3.5): a short convolution over queries, keys and values, a recurrent state for each head,
+//! and a gated norm of the heads' outputs. Source: transformers `Qwen3_5GatedDeltaNet`; llama.cpp's converter for the
+//! form in GGUF, where value heads may be ordered differently and the factors of decay are `-exp(A_log)`.
 
 use super::StoreIndex;
 use super::layer::{Context, LayerBuffers, Projection};
@@ -12,7 +12,7 @@ use crate::runtime::model::config::DeltaNetConfig;
 pub struct DeltaNet<B: Backend> {
     shape: DeltaShape,
     eps: f32,
-    /// Of the convolution; the heads' states are in the one after it.
+    /// Store of the convolution; the heads' states are in the next store.
     store: StoreIndex,
     qkv: Projection<B>,
     gate: Projection<B>,

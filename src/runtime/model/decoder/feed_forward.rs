@@ -1,7 +1,8 @@
-//! What follows the mixer in a layer: a network that every token passes, experts of which a token passes a few, or both.
+//! The feed-forward part of a layer: a network for every token, experts of which a token uses a few, or both.
 //!
-//! Invariant: what a row gets does not depend on its neighbours. They decide which rows an expert sees together, and a
-//! product computes each row by itself; the results of a row's experts are added in the order of the experts' numbers.
+//! Invariant: the result of a row does not depend on the other rows. They determine which rows an expert computes
+//! together, but a product computes each row on its own, and the results of a row's experts are added in the order of
+//! the experts' numbers.
 
 use super::layer::{Context, LayerBuffers, Projection};
 use super::load::Loader;
@@ -33,7 +34,7 @@ impl<B: Backend> FeedForward<B> {
         Ok(Self { hidden, dense, dense_gate, experts })
     }
 
-    /// Of `input`, the residual stream as the layer's norm leaves it.
+    /// Computes the part from `input`, the normalised residual stream.
     pub fn apply(
         &self,
         context: &mut Context<'_, B>,
@@ -55,7 +56,7 @@ impl<B: Backend> FeedForward<B> {
         }
     }
 
-    /// Multiplies each row of `out` by the sigmoid of what `gate` gives of its input.
+    /// Multiplies each row of `out` by the sigmoid of `gate`'s product with its input.
     fn weigh(
         &self,
         backend: &B,
@@ -125,13 +126,13 @@ struct Experts<B: Backend> {
 
 /// Gemma 4's norms around experts beside a dense part.
 struct ExpertNorms<B: Backend> {
-    /// Of the residual stream, on its way to the router and to the experts.
+    /// Norm of the residual stream before the router.
     router: B::Vector,
     experts: B::Vector,
-    /// Of what comes back.
+    /// Norm of the dense part's output.
     dense_out: B::Vector,
     experts_out: B::Vector,
-    /// Multiply the weights, by expert.
+    /// Factors of the weights, by expert.
     scales: Vec<f32>,
 }
 
@@ -151,7 +152,7 @@ impl<B: Backend> Experts<B> {
         })
     }
 
-    /// Adds what the experts give, of `input` or, where they have norms of their own, of `residual`.
+    /// Adds the experts' results, computed from `input` or, if they have norms of their own, from `residual`.
     fn add(
         &self,
         backend: &B,
@@ -177,7 +178,7 @@ impl<B: Backend> Experts<B> {
         backend.add_scaled(out, &work.q, 1.0)
     }
 
-    /// Decides which row goes where.
+    /// Computes the router's scores and assigns rows to experts.
     fn route(
         &self,
         backend: &B,
@@ -195,7 +196,7 @@ impl<B: Backend> Experts<B> {
         Ok(())
     }
 
-    /// Adds what each row's experts give, in the order of their numbers.
+    /// Runs the experts and adds their results in the order of the experts' numbers.
     fn visit(
         &self,
         backend: &B,
@@ -230,18 +231,18 @@ impl<B: Backend> ExpertNorms<B> {
     }
 }
 
-/// Which rows of a step go to which expert.
+/// Assignment of a step's rows to experts.
 #[derive(Debug, Default)]
 pub struct Routing {
     /// `[rows, experts]`.
     scores: Vec<f32>,
-    /// By expert.
+    /// Rows by expert.
     visitors: Vec<Visitors>,
-    /// Experts of the row at hand.
+    /// Experts of the current row, sorted by score.
     order: Vec<usize>,
 }
 
-/// The rows of one expert, ascending, and how much of its result each of them gets.
+/// The rows of one expert, ascending, with their weights.
 #[derive(Debug, Default)]
 struct Visitors {
     rows: Vec<usize>,
@@ -249,7 +250,7 @@ struct Visitors {
 }
 
 impl Routing {
-    /// Sends each row of `scores` to those of its experts that score highest; of equal ones to the first.
+    /// Assigns each row of `scores` to its highest-scoring experts; ties go to the lower number.
     fn choose(&mut self, config: &ExpertsConfig) {
         let Self { scores, visitors, order } = self;
         visitors.resize_with(config.count, Visitors::default);

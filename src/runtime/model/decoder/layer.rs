@@ -1,4 +1,4 @@
-//! One layer: how its parts follow each other, and the buffers they share.
+//! One layer: the order of its parts, and the buffers they share.
 
 use super::attention::Attention;
 use super::delta_net::DeltaNet;
@@ -13,7 +13,7 @@ use crate::runtime::model::config::{LayerConfig, MixerConfig, PerLayerInputs};
 
 const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
 
-/// A product with a matrix, and what is added to it.
+/// A product with a matrix, and its optional bias.
 pub struct Projection<B: Backend> {
     pub weight: B::Weight,
     pub bias: Option<B::Vector>,
@@ -29,17 +29,17 @@ impl<B: Backend> Projection<B> {
     }
 }
 
-/// What a part computes with: the step at hand, and memory that it may use as it likes.
+/// Inputs of a part: the current step, and buffers for temporary values.
 pub struct Context<'a, B: Backend> {
     pub backend: &'a B,
     pub step: &'a StepBuffers<B>,
     pub kv: &'a mut B::Kv,
-    /// Of all layers, in families that have them.
+    /// Per-layer inputs of all layers, in families that have them.
     pub per_layer: Option<&'a B::Buffer>,
     pub work: &'a mut LayerBuffers<B>,
 }
 
-/// Buffers of a part, kept from layer to layer and from step to step.
+/// Buffers of a part, kept between layers and steps.
 pub struct LayerBuffers<B: Backend> {
     pub q: B::Buffer,
     pub k: B::Buffer,
@@ -47,7 +47,7 @@ pub struct LayerBuffers<B: Backend> {
     pub mixed: B::Buffer,
     pub gate: B::Buffer,
     pub up: B::Buffer,
-    /// Rows on their way to one expert, and what it makes of them.
+    /// Rows gathered for one expert, and the expert's results.
     pub sent: B::Buffer,
     pub returned: B::Buffer,
     pub scores: B::Buffer,
@@ -72,11 +72,11 @@ impl<B: Backend> LayerBuffers<B> {
     }
 }
 
-/// What runs through the layers.
+/// The residual stream and the buffers that layers read and write.
 pub struct Stream<B: Backend> {
     pub residual: B::Buffer,
     pub normed: B::Buffer,
-    /// What a part adds to the residual stream.
+    /// Output of a part, to be added to the residual stream.
     pub added: B::Buffer,
 }
 
@@ -172,7 +172,7 @@ impl<B: Backend> DecoderLayer<B> {
 type Norm<B> =
     fn(&B, &<B as Backend>::Buffer, &<B as Backend>::Vector, f32, &mut <B as Backend>::Buffer) -> Result<()>;
 
-/// `x` normalised into `out`, or `x` itself where the family has no norm here.
+/// Normalises `x` into `out`; returns `x` itself if the family has no norm here.
 fn normed<'a, B: Backend>(
     backend: &B,
     norm: Norm<B>,

@@ -1,4 +1,4 @@
-//! Reading the parts of one layer onto a backend.
+//! Loads the parts of one layer onto a backend.
 
 use super::layer::Projection;
 use super::{Convert, Matrix};
@@ -7,7 +7,7 @@ use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Names, Naming};
 use crate::runtime::model::weights::{Linear, WeightFile};
 
-/// Reads one layer.
+/// Loader of one layer.
 pub struct Loader<'a, B: Backend> {
     pub backend: &'a B,
     pub file: &'a WeightFile<'a>,
@@ -22,12 +22,12 @@ impl<B: Backend> Loader<'_, B> {
         self.backend.vector(self.file.layer_norm(self.layer, names, len)?)
     }
 
-    /// A matrix and its bias as the backend keeps them.
+    /// Uploads a matrix and its bias.
     pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
         self.keep(linear, Matrix::Projection)
     }
 
-    /// As [`Self::projection`], of a matrix of few rows that decide much.
+    /// Uploads a matrix as [`Self::projection`] does, for one of few rows that is sensitive to rounding.
     pub fn gate(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
         self.keep(linear, Matrix::Gate)
     }

@@ -1,8 +1,8 @@
-//! The one decoder: every family runs through this code, driven by [`DecoderConfig`]. `layer` is one layer, and each kind of
-//! mixer and feed-forward part has a file.
+//! The one decoder: every family runs through this code, driven by [`DecoderConfig`]. `layer` is one layer, and each
+//! kind of mixer and feed-forward part has a file.
 //!
-//! KV comes in from outside and is addressed by page tables, so rewinding, sharing and batching are the caller's to
-//! decide. A row's result depends on its own sequence only.
+//! The caller supplies KV pages and page tables, so rewinding, sharing and batching are its decisions. A row's result
+//! depends on its own sequence only.
 
 mod attention;
 mod delta_net;
@@ -28,35 +28,35 @@ use crate::runtime::kernel::{isa, math};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
-/// What a decoder is built from, besides the backend.
+/// The inputs of a decoder's construction, besides the backend.
 pub struct DecoderParts<'a> {
     pub config: DecoderConfig,
     pub naming: Naming,
     pub source: &'a dyn TensorSource,
-    /// The most tokens a sequence may hold; decides LongRoPE's divisors.
+    /// Tokens per sequence; selects LongRoPE's divisors.
     pub context_length: usize,
     pub kv_type: KvType,
-    /// Converts a matrix to the type it is to be kept in.
+    /// Converts a matrix to the type that it is kept in.
     pub convert: Convert<'a>,
-    /// Told after each layer: layers done, of how many.
+    /// Called after each layer with the number of loaded layers and their total.
     pub progress: &'a mut dyn FnMut(usize, usize),
 }
 
-/// Told a matrix's name and what it is for, gives it back in the type it is to be kept in.
+/// Converter of a matrix, given its name and purpose, to the type that it is kept in.
 pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
 
-/// What a matrix is for: some are more sensitive to rounding than others.
+/// Purpose of a matrix: some are more sensitive to rounding than others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matrix {
     /// Embedding table or output matrix, `[vocab, hidden]`.
     Vocabulary,
     /// A projection within a layer.
     Projection,
-    /// Few rows that decide much: a router of experts, the rates of a recurrent state.
+    /// A matrix of few rows that is sensitive to rounding: a router of experts, the rates of a recurrent state.
     Gate,
 }
 
-/// Weights on a backend, and the KV they write.
+/// A decoder: weights on a backend, and its KV pages.
 pub struct Decoder<B: Backend> {
     backend: B,
     config: DecoderConfig,
@@ -71,13 +71,14 @@ pub struct Decoder<B: Backend> {
     stream: Stream<B>,
     work: LayerBuffers<B>,
     step: StepBuffers<B>,
-    /// On the backend. Of its own, because growing another buffer to the vocabulary would write zeros into it at every step.
+    /// Logits on the backend. A separate buffer, because growing another one to the vocabulary's size would write
+    /// zeros into it at every step.
     head_out: B::Buffer,
     /// Memory for the next step's logits.
     logits: Vec<f32>,
 }
 
-/// Where a layer keeps what it keeps.
+/// Index of a layer's store, and its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StoreIndex {
     /// Index into [`KvLayout::stores`].
@@ -85,15 +86,15 @@ struct StoreIndex {
     group: usize,
 }
 
-/// What all layers of a step share; kept for its memory.
+/// Data that all layers of a step share; kept to reuse the memory.
 struct StepBuffers<B: Backend> {
-    /// By group.
+    /// Spans by group.
     spans: Vec<Vec<Span>>,
-    /// By rope.
+    /// Angles by rotary table.
     angles: Vec<B::Angles>,
     positions: Vec<usize>,
     tokens: Vec<u32>,
-    /// Rows that want logits.
+    /// Rows whose logits are wanted.
     wanted: Vec<usize>,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -112,7 +113,7 @@ impl<B: Backend> StepBuffers<B> {
         }
     }
 
-    /// Takes on another batch.
+    /// Prepares the buffers for another batch.
     fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
         let Self { spans, angles, positions, tokens, wanted, cos, sin } = self;
         positions.clear();
@@ -143,27 +144,23 @@ impl<B: Backend> Decoder<B> {
         file.check_layers(config.layers.len())?;
         let (layout, _, stores) = kv_layout(&config);
         let kv = backend.kv(&layout, kv_type)?;
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
-        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
-        // Without a head of its own the model multiplies with the embedding table: one copy serves both.
-        let (embedding, head) = match file.head(vocab, hidden)? {
-            Some(head) => (backend.table(&embedding)?, Some(backend.weight(&vocabulary(head)?)?)),
-            None => (backend.weight(&embedding)?, None),
+        let loader = Loader {
+            backend: &backend,
+            file: &file,
+            naming: &naming,
+            convert,
+            hidden: config.hidden_size,
+            layer: 0,
         };
-        let final_norm = backend.vector(file.final_norm(hidden)?)?;
+        let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
+        let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
         let per_layer = |inputs| PerLayer::load(&backend, &file, convert, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
-        let mut layers = Vec::with_capacity(config.layers.len());
-        for (layer, (layer_config, store)) in config.layers.iter().zip(stores).enumerate() {
-            let loader = Loader { backend: &backend, file: &file, naming: &naming, convert, hidden, layer };
-            layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
-            progress(layer + 1, config.layers.len());
-        }
+        let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
             architecture: config.architecture.to_owned(),
-            vocab_size: vocab,
+            vocab_size: config.vocab_size,
             context_length,
             groups: kv_groups(&config, kv_type),
             can_rewind: true,
@@ -190,7 +187,7 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Logits of the rows that want them.
+    /// Computes the wanted logits.
     fn logits(&mut self) -> Result<Logits> {
         let vocab_size = self.config.vocab_size;
         let mut values = std::mem::take(&mut self.logits);
@@ -254,7 +251,37 @@ impl<B: Backend> Model for Decoder<B> {
     }
 }
 
-/// Consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is used again.
+/// Loads the embedding table, and the output matrix; `None` if the embedding table serves as output matrix too.
+fn load_vocabulary<B: Backend>(
+    loader: &Loader<'_, B>,
+    vocab: usize,
+) -> Result<(B::Weight, Option<B::Weight>), LoadError> {
+    let (backend, file, hidden) = (loader.backend, loader.file, loader.hidden);
+    let converted = |table: Linear| (loader.convert)(&table.name, Matrix::Vocabulary, table.weight);
+    let embedding = converted(file.embedding(vocab, hidden)?)?;
+    match file.head(vocab, hidden)? {
+        Some(head) => Ok((backend.table(&embedding)?, Some(backend.weight(&converted(head)?)?))),
+        None => Ok((backend.weight(&embedding)?, None)),
+    }
+}
+
+/// Loads all layers, with one store each, and reports every layer to `progress`.
+fn load_layers<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &DecoderConfig,
+    stores: &[StoreIndex],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<DecoderLayer<B>>, LoadError> {
+    let mut layers = Vec::with_capacity(config.layers.len());
+    for (layer, (layer_config, &store)) in config.layers.iter().zip(stores).enumerate() {
+        let loader = Loader { layer, ..*loader };
+        layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
+        progress(layer + 1, config.layers.len());
+    }
+    Ok(layers)
+}
+
+/// Collects consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is reused.
 fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<()> {
     let mut count = 0;
     let mut last = None;
@@ -284,8 +311,8 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<
     Ok(())
 }
 
-/// Which layers share pages: those that keep what they keep equally long, in the order in which that first occurs. And where
-/// each layer finds its own.
+/// Returns the page layout, the kinds of its groups in order of first use, and each layer's store. Layers whose rows
+/// are kept equally long share a group.
 fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>) {
     let mut kinds: Vec<KvKind> = Vec::new();
     let mut stores = Vec::new();
@@ -318,20 +345,21 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>)
     (KvLayout { stores, num_groups: kinds.len() }, kinds, of_layers)
 }
 
-/// What a sequence of this model keeps.
+/// Returns the KV groups of this model.
 pub fn kv_groups(config: &DecoderConfig, kv_type: KvType) -> Vec<KvGroup> {
     let (layout, kinds, _) = kv_layout(config);
     let group = |(group, kind)| KvGroup { kind, page_bytes: layout.page_bytes(group, kv_type) };
     kinds.into_iter().enumerate().map(group).collect()
 }
 
-/// Bytes of keys and values that one token adds while every layer sees it.
+/// Returns the bytes of keys and values that one token adds while every layer sees it.
 pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
     let groups = kv_groups(config, kv_type).into_iter().filter(|group| group.kind != KvKind::Recurrent);
     groups.map(|group| group.page_bytes / PAGE_TOKENS).sum()
 }
 
-/// GGUF keeps frequency divisors as tensors: one set for Llama 3, two for LongRoPE. They are those of the first rotary table.
+/// Applies frequency divisors, which GGUF keeps as tensors: one set for Llama 3, two for LongRoPE. They belong to the
+/// first rotary table.
 fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(), LoadError> {
     if let Some(rope) = config.ropes.first_mut() {
         let pairs = rope.dim / 2;
@@ -353,7 +381,7 @@ fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(
                     (None, None) => rope.scaling = RopeScaling::None,
                     _ => {
                         let tensor = "rope_factors_short.weight".to_owned();
-                        let message = "comes with rope_factors_long.weight or not at all".to_owned();
+                        let message = "needs rope_factors_long.weight beside it".to_owned();
                         return Err(LoadError::Tensor { tensor, message });
                     }
                 }

@@ -1,5 +1,5 @@
-//! Gemma 4 E's per-layer inputs: a second embedding of each token, mixed with a projection of the first, of which each layer
-//! adds a part of its own to the residual stream. Source: transformers `Gemma4TextModel.project_per_layer_inputs`.
+//! Gemma 4 E's per-layer inputs: a second embedding of each token, mixed with a projection of the first; each layer
+//! adds its own part of them to the residual stream. Source: transformers `Gemma4TextModel.project_per_layer_inputs`.
 
 use std::ops::Range;
 
@@ -17,9 +17,9 @@ pub struct PerLayer<B: Backend> {
     projection: B::Weight,
     norm: B::Vector,
     eps: f32,
-    /// Multiplies rows of the table.
+    /// Factor of the table's rows.
     table_scale: f32,
-    /// Multiplies the projection.
+    /// Factor of the projection.
     projection_scale: f32,
     /// `[rows, layers * size]`.
     inputs: B::Buffer,
@@ -59,7 +59,7 @@ impl<B: Backend> PerLayer<B> {
         })
     }
 
-    /// Takes on the tokens of another step, whose embeddings are `embedded`.
+    /// Computes the inputs of another step, whose embeddings are `embedded`.
     pub fn turn_to(
         &mut self,
         backend: &B,
@@ -81,7 +81,7 @@ impl<B: Backend> PerLayer<B> {
     }
 }
 
-/// One layer's way to its part.
+/// One layer's gate and projection for its part.
 pub struct LayerInput<B: Backend> {
     activation: Activation,
     columns: Range<usize>,

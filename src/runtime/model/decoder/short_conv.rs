@@ -1,5 +1,5 @@
-//! LFM2's short convolution: a gate, a causal convolution of few tokens over each channel, and another gate.
-//! Source: transformers `Lfm2ShortConv`.
+//! LFM2's short convolution: a gate, a causal convolution of few tokens over each channel, and another gate. Source:
+//! transformers `Lfm2ShortConv`.
 
 use super::StoreIndex;
 use super::layer::{Context, LayerBuffers, Projection};
@@ -10,7 +10,7 @@ use crate::runtime::model::config::ShortConvConfig;
 
 pub struct ShortConv<B: Backend> {
     store: StoreIndex,
-    /// b, c and x.
+    /// Projections b, c and x.
     inputs: [Projection<B>; 3],
     kernel: B::Vector,
     output: Projection<B>,

@@ -385,14 +385,14 @@ impl SessionStore {
 }
 
 /// Content of a transcript and its first problem.
-struct Loaded<'a> {
+struct ScannedTranscript<'a> {
     scan: LogScan<'a>,
     /// Session up to the problem.
     saved: Option<SavedSession>,
     problem: Option<StoreError>,
 }
 
-impl<'a> Loaded<'a> {
+impl<'a> ScannedTranscript<'a> {
     fn into_result(self) -> Result<(LogScan<'a>, SavedSession)> {
         match (self.problem, self.saved) {
             (Some(problem), _) => Err(problem.into()),
@@ -401,7 +401,7 @@ impl<'a> Loaded<'a> {
     }
 }
 
-fn load<'a>(path: &Path, bytes: &'a [u8]) -> Loaded<'a> {
+fn load<'a>(path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
     let scan = log::scan(bytes);
     let (saved, contradiction) = replay(&scan.bodies);
     let damaged = |line, message| StoreError::Damaged { path: path.into(), line, message };
@@ -416,7 +416,7 @@ fn load<'a>(path: &Path, bytes: &'a [u8]) -> Loaded<'a> {
         (None, None) if saved.is_none() => Some(damaged(1, "there is no header".to_owned())),
         (None, None) => None,
     };
-    Loaded { scan, saved, problem }
+    ScannedTranscript { scan, saved, problem }
 }
 
 fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {

@@ -128,7 +128,7 @@ impl Spm {
         None
     }
 
-    /// Returns whether the character occurs in a token. Adjacent unknown characters are one token.
+    /// Returns whether the character has a token or is encoded as bytes. Adjacent unknown characters become one token.
     fn spells(&self, c: char) -> bool {
         self.bytes.is_some() || self.ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str)
     }

@@ -1,9 +1,10 @@
-//! AVX2: `vpmaddwd` multiplies 16 pairs of 16-bit codes and adds them by twos; with VNNI `vpdpwssd` also adds the rest.
+//! AVX2: `vpmaddwd` multiplies 16 pairs of 16-bit codes and adds them in twos; with VNNI `vpdpwssd` also adds them to
+//! the sums.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{BLOCK, MAX_ROWS, Panel, ROWS, Row, Sums, TILE, WIDTH};
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -12,10 +13,10 @@ const SIDE: usize = 8;
 /// avx2, fma; panels and rows have the blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn multiply(
-    w: [Panel<'_>; WIDTH],
-    x: [Row<'_>; MAX_ROWS],
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
     unsafe { sized::<false>(w, x, blocks, sums) }
@@ -25,10 +26,10 @@ pub unsafe fn multiply(
 /// As [`multiply`], and avxvnni.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub unsafe fn multiply_vnni(
-    w: [Panel<'_>; WIDTH],
-    x: [Row<'_>; MAX_ROWS],
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
     unsafe { sized::<true>(w, x, blocks, sums) }
@@ -38,10 +39,10 @@ pub unsafe fn multiply_vnni(
 /// As [`multiply`], with `VNNI` as [`multiply_vnni`].
 #[inline(always)]
 unsafe fn sized<const VNNI: bool>(
-    w: [Panel<'_>; WIDTH],
-    x: [Row<'_>; MAX_ROWS],
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
     for (at, w) in w.into_iter().enumerate() {
         for side in 0..2 {
@@ -59,17 +60,17 @@ unsafe fn sized<const VNNI: bool>(
     }
 }
 
-/// Eight weight rows times `R` activation rows; those past the last of `sums` are not kept.
+/// Multiplies eight weight rows with `R` activation rows; rows past the last of `sums` are not stored.
 ///
 /// # Safety
 /// As [`sized`].
 #[inline(always)]
 unsafe fn tile<const R: usize, const VNNI: bool>(
-    w: Panel<'_>,
+    w: FixedPanel<'_>,
     side: usize,
-    x: [Row<'_>; MAX_ROWS],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
     place: usize,
 ) {
     // SAFETY: the features and the lengths by this function's contract.

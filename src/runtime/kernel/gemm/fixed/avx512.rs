@@ -1,18 +1,18 @@
-//! AVX-512 VNNI: `vpdpwssd` multiplies 32 pairs of 16-bit codes and adds them by twos.
+//! AVX-512 VNNI: `vpdpwssd` multiplies 32 pairs of 16-bit codes and adds them in twos.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{BLOCK, MAX_ROWS, Panel, ROWS, Row, Sums, TILE, WIDTH};
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
 /// # Safety
 /// The features; panels and rows have the blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn multiply(
-    w: [Panel<'_>; WIDTH],
-    x: [Row<'_>; MAX_ROWS],
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
     unsafe {
@@ -27,16 +27,16 @@ pub unsafe fn multiply(
     }
 }
 
-/// 32 weight rows times `R` activation rows.
+/// Multiplies 32 weight rows with `R` activation rows.
 ///
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile<const R: usize>(
-    w: [Panel<'_>; WIDTH],
-    x: [Row<'_>; MAX_ROWS],
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
     let sums = &mut sums[..R];
     let mut acc = [[_mm512_setzero_ps(); WIDTH]; R];

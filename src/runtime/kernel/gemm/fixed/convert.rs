@@ -1,19 +1,20 @@
-//! Floats to 14-bit codes: weights once, when they are loaded, activations at every step.
+//! Conversion of floats to 14-bit codes: weights once, at load, activations at every step.
 //!
-//! Every block is converted by itself and by the same operations on every instruction set.
+//! Every block is converted separately and by the same operations on every instruction set.
 
-use super::{BLOCK, Block, LARGEST, ROWS, TILE};
+use super::{BLOCK, FixedBlock, LARGEST, ROWS, TILE};
 use crate::Dtype;
 use crate::isa::{Isa, dispatch};
 use crate::quant::dequantize_row;
 
-/// Blocks whose largest value is below this become zero: their scales, or the inverse of them, are not normal numbers.
+/// Blocks whose largest value is smaller become zero: their scales, or the inverse, are not normal numbers.
 const TINY: f32 = 1e-30;
 
-/// Adding it rounds to an integer, ties to even, and leaves that in the low bits as two's complement: 1.5 * 2^23.
+/// Adding it (1.5 * 2^23) rounds to an integer, ties to even, and leaves that in the low bits as two's complement.
 const ROUND: f32 = 12_582_912.0;
 
-/// The largest magnitude; NaN counts as larger than infinity. Bits of magnitudes are ordered as the magnitudes are.
+/// Returns the largest magnitude; NaN counts as larger than infinity. Bits of magnitudes are ordered like the
+/// magnitudes.
 #[inline(always)]
 fn magnitude(x: &[f32; BLOCK]) -> f32 {
     f32::from_bits(x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff)))
@@ -26,7 +27,8 @@ fn round_all(x: &[f32; BLOCK], inverse: f32, codes: &mut [i16; BLOCK]) {
     }
 }
 
-/// `code = round(x * (8191 / max|x|))`; gives the scale `max|x| / 8191`, NaN for a block that holds an infinity or NaN.
+/// Computes `code = round(x * (8191 / max|x|))`; returns the scale `max|x| / 8191`, NaN for a block with an infinity
+/// or NaN.
 #[inline(always)]
 fn activation_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 {
     let max = magnitude(x);
@@ -45,7 +47,7 @@ fn activation_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> f32 {
 }
 
 #[inline(always)]
-fn quantize_body(x: &[f32], blocks: &mut [Block]) {
+fn quantize_body(x: &[f32], blocks: &mut [FixedBlock]) {
     let (whole, tail) = x.as_chunks::<BLOCK>();
     let mut last = [0.0; BLOCK];
     last[..tail.len()].copy_from_slice(tail);
@@ -55,11 +57,12 @@ fn quantize_body(x: &[f32], blocks: &mut [Block]) {
 }
 
 dispatch! {
-    /// Converts a row; the last block is filled up with zeros.
-    pub fn quantize_row(x: &[f32], blocks: &mut [Block]) = quantize_body
+    /// Converts a row; the last block is padded with zeros.
+    pub fn quantize_row(x: &[f32], blocks: &mut [FixedBlock]) = quantize_body
 }
 
-/// Codes of weights; gives the exponent of their scale: 12 below that of the largest one, so that it gets 13 bits.
+/// Computes codes of weights; returns the exponent of their scale: 12 below that of the largest one, so that it gets
+/// 13 bits.
 #[inline(always)]
 fn weight_block(x: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> u8 {
     let max = magnitude(x);

@@ -1,11 +1,12 @@
-//! Products of F16 and BF16 weights: both sides as 14-bit integers with one scale for each 32 values along K.
+//! Products of F16 and BF16 weights: both sides are 14-bit integers with one scale for each 32 values along K.
 //!
-//! Integers rather than `vdpbf16ps`: twice the rate of f32 arithmetic, the same bits on every processor, and a smaller
-//! error, because bf16 would leave 8 significant bits of every activation. A weight's scale is a power of two, so that
-//! those not much smaller than the largest of their block lose nothing: down to a quarter of it for F16, to a 32nd for
-//! BF16. What is rounded is off by at most 1/16,382 of its block's largest value.
+//! Integers have advantages over `vdpbf16ps`: twice the rate of f32 arithmetic, the same bits on every processor, and
+//! a smaller error, because bf16 would leave 8 significant bits of every activation. A weight's scale is a power of
+//! two, so that weights not much smaller than the largest of their block are exact: down to a quarter of it for F16,
+//! to a 32nd for BF16. Rounded values are off by at most 1/16,382 of their block's largest value.
 //!
-//! Invariant, the definition of every output `w . x`, whatever the number of rows, threads, tiles or the instruction set:
+//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and the
+//! instruction set:
 //!
 //! ```text
 //! sum = 0
@@ -26,8 +27,8 @@ mod tests;
 use std::io;
 use std::ops::Range;
 
-use super::{MAX_TOGETHER, Output, Source, Variant};
-use crate::memory::{Arena, Memory};
+use super::{MAX_TOGETHER, MatrixSource, OutputMatrix, Variant};
+use crate::memory::{Arena, ArenaMemory};
 use crate::pool::Pool;
 use crate::{Dtype, Isa};
 
@@ -46,47 +47,52 @@ const TILE: usize = BLOCK * ROWS;
 /// The largest code.
 const LARGEST: f32 = 8191.0;
 
-/// Activation rows of one call of a kernel, at most.
+/// Most activation rows of one kernel call.
 const MAX_ROWS: usize = 6;
 
-/// Blocks along K that all activation rows pass before the next ones: 256 KiB of codes, for the second-level cache.
-/// Fewer, for the first-level one, was measured to be slower.
+/// Blocks along K that are multiplied with all activation rows before the next ones: 256 KiB of codes, for the
+/// second-level cache. Fewer, for the first-level cache, was slower when measured.
 const PASS_BLOCKS: usize = 128;
 
-/// Values that one task converts, at least.
+/// Least number of values that one task converts.
 const VALUES_PER_TASK: usize = 32 << 10;
 
-/// Below this many multiplications a product is not worth waking other threads for.
+/// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 16;
 
-/// An F16 or BF16 matrix `[rows, cols]` as the kernels read it: panels of 16 rows, each all its codes and then the
-/// exponents of its scales. Rows past the last one and values past the end of K are zero.
-pub struct Weights {
+/// An F16 or BF16 matrix `[rows, cols]` in the kernels' layout: panels of 16 rows, each with all its codes and then
+/// the exponents of its scales. Rows past the last one and values past the end of K are zero.
+pub struct FixedWeights {
     rows: usize,
     cols: usize,
-    memory: Memory,
+    memory: ArenaMemory,
 }
 
-/// One panel's codes `[block][pair][row][2]` and scales `[block][row]`; a scale is 2 to the power of `exponent - 127`,
-/// 0 for exponent 0 and infinite for exponent 255, which makes a product NaN.
+/// One panel's codes `[block][pair][row][2]` and scales `[block][row]`; a scale is 2 to the power of `exponent -
+/// 127`, 0 for exponent 0, and infinite for exponent 255, which makes a product NaN.
 #[derive(Clone, Copy)]
-struct Panel<'a> {
+struct FixedPanel<'a> {
     codes: &'a [i16],
     exponents: &'a [u8],
 }
 
-impl Panel<'_> {
+impl FixedPanel<'_> {
     fn scale(self, block: usize, row: usize) -> f32 {
         f32::from_bits(u32::from(self.exponents[block * ROWS + row]) << 23)
     }
 }
 
-impl Weights {
-    /// Packs rows as they lie in a file. `None` for types other than F16 and BF16.
+impl FixedWeights {
+    /// Packs rows in the file's layout. `None` for types other than F16 and BF16.
     ///
     /// # Errors
-    /// When the system has no memory to give.
-    pub fn pack(isa: Isa, source: &Source<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Weights>> {
+    /// If the system has no memory left.
+    pub fn pack(
+        isa: Isa,
+        source: &MatrixSource<'_>,
+        arena: &Arena,
+        pool: &Pool,
+    ) -> io::Result<Option<FixedWeights>> {
         let (dtype, [rows, cols]) = (source.dtype, source.shape);
         if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
             return Ok(None);
@@ -96,7 +102,7 @@ impl Weights {
         source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
             convert::pack_panel(isa, dtype, rows, cols, panel);
         });
-        Ok(Some(Weights { rows, cols, memory }))
+        Ok(Some(FixedWeights { rows, cols, memory }))
     }
 
     pub fn rows(&self) -> usize {
@@ -107,12 +113,12 @@ impl Weights {
         self.cols
     }
 
-    /// Memory it takes.
+    /// Returns the bytes of memory.
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// One row as floats, rounded as the codes are, into `out`, which has `cols` values: the lookup of an embedding.
+    /// Unpacks one row as floats, with the codes' rounding, into `out` of `cols` values: the look-up of an embedding.
     pub fn unpack_row(&self, row: usize, out: &mut [f32]) {
         let panel = self.panel(row / ROWS);
         let row = row % ROWS;
@@ -129,15 +135,15 @@ impl Weights {
         self.rows.div_ceil(ROWS)
     }
 
-    fn panel(&self, index: usize) -> Panel<'_> {
+    fn panel(&self, index: usize) -> FixedPanel<'_> {
         let bytes = panel_bytes(self.cols);
         let blocks = self.cols.div_ceil(BLOCK);
         let (codes, exponents) = self.memory[index * bytes..][..bytes].split_at(blocks * TILE * 2);
-        Panel { codes: bytemuck::cast_slice(codes), exponents: &exponents[..blocks * ROWS] }
+        FixedPanel { codes: bytemuck::cast_slice(codes), exponents: &exponents[..blocks * ROWS] }
     }
 }
 
-/// Bytes of a panel of rows of `cols` values: whole cache lines.
+/// Returns the bytes of a panel of rows of `cols` values: whole cache lines.
 fn panel_bytes(cols: usize) -> usize {
     let blocks = cols.div_ceil(BLOCK);
     blocks * TILE * 2 + (blocks * ROWS).next_multiple_of(64)
@@ -146,26 +152,26 @@ fn panel_bytes(cols: usize) -> usize {
 /// 32 activations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-struct Block {
+struct FixedBlock {
     codes: [i16; BLOCK],
     scale: f32,
 }
 
-/// Rows of a step as 14-bit codes; keeps its memory from call to call.
+/// Rows of a step as 14-bit codes; keeps its memory between calls.
 #[derive(Debug, Default)]
-pub struct Activations {
+pub struct FixedActivations {
     rows: usize,
     blocks_per_row: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<FixedBlock>,
 }
 
-impl Activations {
-    /// Takes the rows of `x`, `[rows, cols]`; `cols` must not be 0.
+impl FixedActivations {
+    /// Quantises the rows of `x`, `[rows, cols]`; `cols` must not be 0.
     pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize, pool: &Pool) {
         self.rows = x.len() / cols;
         self.blocks_per_row = cols.div_ceil(BLOCK);
         let per_row = self.blocks_per_row;
-        self.blocks.resize(self.rows * per_row, Block::default());
+        self.blocks.resize(self.rows * per_row, FixedBlock::default());
         let rows_per_task = VALUES_PER_TASK.div_ceil(cols);
         pool.chunks_mut(&mut self.blocks, rows_per_task * per_row, |task, blocks| {
             let x = x[task * rows_per_task * cols..].chunks_exact(cols);
@@ -175,27 +181,27 @@ impl Activations {
         });
     }
 
-    fn row(&self, index: usize) -> &[Block] {
+    fn row(&self, index: usize) -> &[FixedBlock] {
         &self.blocks[index * self.blocks_per_row..][..self.blocks_per_row]
     }
 }
 
 /// One activation row.
-type Row<'a> = &'a [Block];
+type FixedRow<'a> = &'a [FixedBlock];
 
 /// Sums of one activation row with the rows of [`WIDTH`] panels.
-type Sums = [f32; WIDTH * ROWS];
+type RowSums = [f32; WIDTH * ROWS];
 
-/// `out[m, n] = x[m, k] . w[n, k]^T`. Panics when the shapes disagree.
-pub fn matmul(isa: Isa, w: &Weights, x: &Activations, out: &mut [f32], pool: &Pool) {
+/// Computes `out[m, n] = x[m, k] . w[n, k]^T`. Panics if the shapes disagree.
+pub fn matmul(isa: Isa, w: &FixedWeights, x: &FixedActivations, out: &mut [f32], pool: &Pool) {
     matmul_each(isa, x, [(w, out)], pool);
 }
 
-/// As [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
+/// Computes [`matmul`] for several weights and the same activations, [`MAX_TOGETHER`] of them in one parallel region.
 pub fn matmul_each<'a>(
     isa: Isa,
-    x: &Activations,
-    products: impl IntoIterator<Item = (&'a Weights, &'a mut [f32])>,
+    x: &FixedActivations,
+    products: impl IntoIterator<Item = (&'a FixedWeights, &'a mut [f32])>,
     pool: &Pool,
 ) {
     matmul_by(Variant::best(isa), x, products, pool);
@@ -204,14 +210,14 @@ pub fn matmul_each<'a>(
 /// `variant` comes from [`Variant::within`], so the processor has its instructions.
 fn matmul_by<'a>(
     variant: Variant,
-    x: &Activations,
-    products: impl IntoIterator<Item = (&'a Weights, &'a mut [f32])>,
+    x: &FixedActivations,
+    products: impl IntoIterator<Item = (&'a FixedWeights, &'a mut [f32])>,
     pool: &Pool,
 ) {
-    let product = |(w, out): (&'a Weights, &'a mut [f32])| {
+    let product = |(w, out): (&'a FixedWeights, &'a mut [f32])| {
         assert_eq!(out.len(), x.rows * w.rows, "an output for every pair of rows");
         assert_eq!(x.blocks_per_row, w.cols.div_ceil(BLOCK), "rows of one length");
-        (w, Output::new(out, w.rows))
+        (w, OutputMatrix::new(out, w.rows))
     };
     let mut products = products.into_iter().map(product).fuse();
     loop {
@@ -230,9 +236,9 @@ fn matmul_by<'a>(
     }
 }
 
-/// All activation rows with the panels from `index` on.
-fn panels(variant: Variant, w: &Weights, x: &Activations, index: usize, out: &Output) {
-    // A second panel that does not exist is the first one again; its sums are not kept.
+/// Multiplies all activation rows with the panels from `index` on.
+fn panels(variant: Variant, w: &FixedWeights, x: &FixedActivations, index: usize, out: &OutputMatrix) {
+    // A missing second panel is replaced by the first; its sums are not stored.
     let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
     let kept = (w.rows - index * ROWS).min(WIDTH * ROWS);
     let calls = x.rows.div_ceil(MAX_ROWS);
@@ -240,7 +246,7 @@ fn panels(variant: Variant, w: &Weights, x: &Activations, index: usize, out: &Ou
     for start in (0..x.blocks_per_row).step_by(pass) {
         let blocks = start..x.blocks_per_row.min(start + pass);
         for call in 0..calls {
-            // Rows are spread evenly: a call with few of them would waste the panels' bandwidth.
+            // Rows are spread evenly over the calls: one with few rows would waste the panels' bandwidth.
             let (first, last) = (call * x.rows / calls, (call + 1) * x.rows / calls);
             let mut sums = [[0.0; WIDTH * ROWS]; MAX_ROWS];
             let sums = &mut sums[..last - first];
@@ -261,13 +267,13 @@ fn panels(variant: Variant, w: &Weights, x: &Activations, index: usize, out: &Ou
 /// Adds the products of some blocks of the panels with activation rows `first..first + sums.len()`.
 fn multiply(
     variant: Variant,
-    w: [Panel<'_>; WIDTH],
-    x: &Activations,
+    w: [FixedPanel<'_>; WIDTH],
+    x: &FixedActivations,
     first: usize,
     blocks: Range<usize>,
-    sums: &mut [Sums],
+    sums: &mut [RowSums],
 ) {
-    // Rows past the last are the last one again, so that kernels may read MAX_ROWS of them.
+    // Rows past the last repeat the last one, so that kernels may read MAX_ROWS of them.
     let rows = std::array::from_fn(|row| x.row(first + row.min(sums.len() - 1)));
     assert!(blocks.end * TILE <= w[0].codes.len().min(w[1].codes.len()), "panels have these blocks");
     assert!(blocks.end <= x.blocks_per_row, "rows have these blocks");

@@ -1,10 +1,15 @@
-//! The scalar twin: plain Rust, always built, the definition of what every other variant must give bit for bit.
+//! The scalar twin: plain Rust, always built; it defines the bits that every other variant must produce.
 
 use std::ops::Range;
 
-use super::{BLOCK, MAX_ROWS, Panel, ROWS, Row, Sums, TILE, WIDTH};
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
-pub fn multiply(w: [Panel<'_>; WIDTH], x: [Row<'_>; MAX_ROWS], blocks: Range<usize>, sums: &mut [Sums]) {
+pub fn multiply(
+    w: [FixedPanel<'_>; WIDTH],
+    x: [FixedRow<'_>; MAX_ROWS],
+    blocks: Range<usize>,
+    sums: &mut [RowSums],
+) {
     for (sums, x) in sums.iter_mut().zip(x) {
         for (sums, w) in sums.chunks_exact_mut(ROWS).zip(w) {
             for block in blocks.clone() {
@@ -14,7 +19,7 @@ pub fn multiply(w: [Panel<'_>; WIDTH], x: [Row<'_>; MAX_ROWS], blocks: Range<usi
     }
 }
 
-fn add_block(w: Panel<'_>, x: Row<'_>, block: usize, sums: &mut [f32]) {
+fn add_block(w: FixedPanel<'_>, x: FixedRow<'_>, block: usize, sums: &mut [f32]) {
     let mut dots = [0i32; ROWS];
     let pairs = w.codes[block * TILE..][..TILE].chunks_exact(TILE / (BLOCK / 2));
     for (pair, x) in pairs.zip(x[block].codes.as_chunks::<2>().0) {

@@ -1,13 +1,13 @@
 //! Every variant against the scalar twin, bit for bit, and the twin against the definition.
 
-use super::super::tests::Random;
+use super::super::tests::GemmRandom;
 use super::*;
 use crate::isa;
 use crate::quant::dequantize_row;
 
-/// Values of very different sizes, some of them zero or tiny.
-fn weights(dtype: Dtype, count: usize, random: &mut Random) -> Vec<u8> {
-    let value = |random: &mut Random| {
+/// Generates values of very different magnitudes, some of them zero or tiny.
+fn weights(dtype: Dtype, count: usize, random: &mut GemmRandom) -> Vec<u8> {
+    let value = |random: &mut GemmRandom| {
         let size = [1e-7, 1e-4, 0.01, 0.02, 0.1, 1.0, 30.0, 0.0][random.below(8)];
         (random.below(20001) as f32 / 10000.0 - 1.0) * size
     };
@@ -18,8 +18,8 @@ fn weights(dtype: Dtype, count: usize, random: &mut Random) -> Vec<u8> {
     (0..count).flat_map(|_| bits(value(random)).to_le_bytes()).collect()
 }
 
-fn product(variant: Variant, w: &Weights, x: &[f32], pool: &Pool) -> Vec<f32> {
-    let mut activations = Activations::default();
+fn product(variant: Variant, w: &FixedWeights, x: &[f32], pool: &Pool) -> Vec<f32> {
+    let mut activations = FixedActivations::default();
     activations.quantize(isa::isa(), x, w.cols, pool);
     let mut out = vec![f32::NAN; w.rows * activations.rows];
     matmul_by(variant, &activations, [(w, &mut out[..])], pool);
@@ -33,14 +33,18 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 #[test]
 fn every_variant_gives_the_bits_of_the_scalar_twin_for_any_batch() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(41);
+    let mut random = GemmRandom(41);
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for [n, k] in [[1, 1], [16, 32], [17, 31], [33, 100], [50, 544], [5, 33], [64, 288]] {
             let bytes = weights(dtype, n * k, &mut random);
-            let w =
-                Weights::pack(Isa::Scalar, &Source::new(dtype, [n, k], &bytes), &Arena::default(), &pools[0])
-                    .unwrap()
-                    .unwrap();
+            let w = FixedWeights::pack(
+                Isa::Scalar,
+                &MatrixSource::new(dtype, [n, k], &bytes),
+                &Arena::default(),
+                &pools[0],
+            )
+            .unwrap()
+            .unwrap();
             for m in if cfg!(miri) { vec![1, 7] } else { (1..=17).chain([40]).collect() } {
                 let x = random.values(m * k);
                 let expected = product(Variant::Scalar, &w, &x, &pools[0]);
@@ -62,19 +66,24 @@ fn every_variant_gives_the_bits_of_the_scalar_twin_for_any_batch() {
 #[test]
 fn weights_give_together_what_each_gives_alone() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(13);
+    let mut random = GemmRandom(13);
     let [k, m] = [70, 3];
-    let weights: Vec<Weights> = [50, 1, 33, 64, 17]
+    let weights: Vec<FixedWeights> = [50, 1, 33, 64, 17]
         .iter()
         .map(|&n| {
             let bytes = weights(Dtype::F16, n * k, &mut random);
-            Weights::pack(Isa::Scalar, &Source::new(Dtype::F16, [n, k], &bytes), &Arena::default(), &pools[0])
-                .unwrap()
-                .unwrap()
+            FixedWeights::pack(
+                Isa::Scalar,
+                &MatrixSource::new(Dtype::F16, [n, k], &bytes),
+                &Arena::default(),
+                &pools[0],
+            )
+            .unwrap()
+            .unwrap()
         })
         .collect();
     let x = random.values(m * k);
-    let mut activations = Activations::default();
+    let mut activations = FixedActivations::default();
     activations.quantize(Isa::Scalar, &x, k, &pools[0]);
     for variant in Variant::within(isa::isa()) {
         for pool in &pools {
@@ -91,39 +100,53 @@ fn weights_give_together_what_each_gives_alone() {
 #[test]
 fn packing_and_quantising_give_the_same_on_every_instruction_set_and_number_of_threads() {
     let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
-    let mut random = Random(8);
+    let mut random = GemmRandom(8);
     let [n, k] = if cfg!(miri) { [20, 40] } else { [333, 300] };
     let (bytes, x) = (weights(Dtype::F16, n * k, &mut random), random.values(n * k));
-    let twin =
-        Weights::pack(Isa::Scalar, &Source::new(Dtype::F16, [n, k], &bytes), &Arena::default(), &pools[0])
-            .unwrap()
-            .unwrap();
-    let mut twin_x = Activations::default();
+    let twin = FixedWeights::pack(
+        Isa::Scalar,
+        &MatrixSource::new(Dtype::F16, [n, k], &bytes),
+        &Arena::default(),
+        &pools[0],
+    )
+    .unwrap()
+    .unwrap();
+    let mut twin_x = FixedActivations::default();
     twin_x.quantize(Isa::Scalar, &x, k, &pools[0]);
     for isa in isa::available() {
         for pool in &pools {
-            let w = Weights::pack(isa, &Source::new(Dtype::F16, [n, k], &bytes), &Arena::default(), pool)
-                .unwrap()
-                .unwrap();
+            let w = FixedWeights::pack(
+                isa,
+                &MatrixSource::new(Dtype::F16, [n, k], &bytes),
+                &Arena::default(),
+                pool,
+            )
+            .unwrap()
+            .unwrap();
             assert!(*w.memory == *twin.memory, "{isa:?}");
-            let mut got = Activations::default();
+            let mut got = FixedActivations::default();
             got.quantize(isa, &x, k, pool);
             assert!(got.blocks == twin_x.blocks, "{isa:?}");
         }
     }
 }
 
-/// The product is within what 14 bits of the largest value of every block allow.
+/// The error is within what 14 bits of the largest value of every block allow.
 #[test]
 fn the_error_is_that_of_fourteen_bits() {
     let pool = Pool::new(1).unwrap();
-    let mut random = Random(5);
+    let mut random = GemmRandom(5);
     for dtype in [Dtype::F16, Dtype::Bf16] {
         let [n, k, m] = [9, 320, 3];
         let bytes = weights(dtype, n * k, &mut random);
-        let w = Weights::pack(Isa::Scalar, &Source::new(dtype, [n, k], &bytes), &Arena::default(), &pool)
-            .unwrap()
-            .unwrap();
+        let w = FixedWeights::pack(
+            Isa::Scalar,
+            &MatrixSource::new(dtype, [n, k], &bytes),
+            &Arena::default(),
+            &pool,
+        )
+        .unwrap()
+        .unwrap();
         let x = random.values(m * k);
         let out = product(Variant::Scalar, &w, &x, &pool);
         let mut wide = vec![0.0; n * k];
@@ -154,10 +177,14 @@ fn weights_near_the_largest_of_their_block_are_exact() {
             let bytes: Vec<u8> = (0..BLOCK).flat_map(|i| bits(value(i)).to_le_bytes()).collect();
             let mut wide = [0.0; BLOCK];
             dequantize_row(dtype, &bytes, &mut wide);
-            let w =
-                Weights::pack(Isa::Scalar, &Source::new(dtype, [1, BLOCK], &bytes), &Arena::default(), &pool)
-                    .unwrap()
-                    .unwrap();
+            let w = FixedWeights::pack(
+                Isa::Scalar,
+                &MatrixSource::new(dtype, [1, BLOCK], &bytes),
+                &Arena::default(),
+                &pool,
+            )
+            .unwrap()
+            .unwrap();
             let mut got = [0.0; BLOCK];
             w.unpack_row(0, &mut got);
             assert_eq!(got, wide, "{dtype:?} {size}");
@@ -171,9 +198,14 @@ fn rows_are_looked_up_in_every_panel_and_tail() {
     let (n, k) = (35, 75);
     let bytes: Vec<u8> =
         (0..n * k).flat_map(|i| half::f16::from_f32(1.0 + (i % 997) as f32 / 512.0).to_le_bytes()).collect();
-    let w = Weights::pack(Isa::Scalar, &Source::new(Dtype::F16, [n, k], &bytes), &Arena::default(), &pool)
-        .unwrap()
-        .unwrap();
+    let w = FixedWeights::pack(
+        Isa::Scalar,
+        &MatrixSource::new(Dtype::F16, [n, k], &bytes),
+        &Arena::default(),
+        &pool,
+    )
+    .unwrap()
+    .unwrap();
     for row in 0..n {
         let (mut got, mut expected) = (vec![0.0; k], vec![0.0; k]);
         w.unpack_row(row, &mut got);
@@ -187,9 +219,14 @@ fn codes_and_their_products_keep_within_their_range() {
     let pool = Pool::new(1).unwrap();
     for (dtype, bits) in [(Dtype::F16, 0x7bffu16), (Dtype::Bf16, 0x7f7f)] {
         let bytes: Vec<u8> = (0..BLOCK).flat_map(|_| bits.to_le_bytes()).collect();
-        let w = Weights::pack(Isa::Scalar, &Source::new(dtype, [1, BLOCK], &bytes), &Arena::default(), &pool)
-            .unwrap()
-            .unwrap();
+        let w = FixedWeights::pack(
+            Isa::Scalar,
+            &MatrixSource::new(dtype, [1, BLOCK], &bytes),
+            &Arena::default(),
+            &pool,
+        )
+        .unwrap()
+        .unwrap();
         let largest = w.panel(0).codes[0];
         assert!((8000..=8191).contains(&largest), "{dtype:?} {largest}");
         for variant in Variant::within(isa::isa()) {
@@ -212,10 +249,14 @@ fn broken_values_spoil_their_own_outputs_only() {
     for broken in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
         let mut bytes: Vec<u8> = half::f16::ONE.to_le_bytes().repeat(n * k);
         bytes[2 * (3 * k + 69)..][..2].copy_from_slice(&half::f16::from_f32(broken).to_le_bytes());
-        let w =
-            Weights::pack(Isa::Scalar, &Source::new(Dtype::F16, [n, k], &bytes), &Arena::default(), &pool)
-                .unwrap()
-                .unwrap();
+        let w = FixedWeights::pack(
+            Isa::Scalar,
+            &MatrixSource::new(Dtype::F16, [n, k], &bytes),
+            &Arena::default(),
+            &pool,
+        )
+        .unwrap()
+        .unwrap();
         let mut x = vec![1.0; m * k];
         x[2 * k + 40] = broken;
         for variant in Variant::within(isa::isa()) {
@@ -231,9 +272,14 @@ fn other_types_have_no_such_form() {
     let pool = Pool::new(1).unwrap();
     for dtype in [Dtype::F32, Dtype::Q8_0] {
         assert!(
-            Weights::pack(Isa::Scalar, &Source::new(dtype, [0, 32], &[]), &Arena::default(), &pool)
-                .unwrap()
-                .is_none()
+            FixedWeights::pack(
+                Isa::Scalar,
+                &MatrixSource::new(dtype, [0, 32], &[]),
+                &Arena::default(),
+                &pool
+            )
+            .unwrap()
+            .is_none()
         );
     }
 }
