@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -34,7 +34,7 @@ use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
-use crate::serve::{App, ServeSettings, ServedModel};
+use crate::serve::{App, ServeSettings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
@@ -400,23 +400,17 @@ fn load_app(
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
-    let (info, mut chat_tokenizer, fingerprint) = texts.into_parts();
-    chat_tokenizer.set_frontend(Frontend::Http);
-    if !info.has_chat_template {
-        terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
+    let texts = texts.for_frontend(Frontend::Http);
+    if !texts.info().has_chat_template {
+        let name = &texts.info().name;
+        terminal.warn(&format!("{name} has no chat template: chat needs --chat-template FILE"));
     }
     if args.answers.tool_format.is_none()
-        && let Some(notice) = chat_tokenizer.notice_of_tools()
+        && let Some(notice) = texts.chat_tokenizer().notice_of_tools()
     {
         terminal.note(notice);
     }
-    let model = ServedModel {
-        id: args.listen.model_id.clone().unwrap_or(info.name),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        chat_tokenizer,
-        fingerprint,
-        defaults: info.defaults,
-    };
+    let model = texts.into_served(args.listen.model_id.clone());
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 

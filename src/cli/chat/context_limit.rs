@@ -64,13 +64,12 @@ impl Chat<'_> {
     ) -> Result<Option<(PromptedTurn, AnswerRequest)>, CommandError> {
         let mut asked = asked;
         loop {
-            let turn = self.prompted(&asked)?;
-            let needed = turn.tokens().len() + asked.begun.len();
+            let (turn, needed) = self.measured(&asked)?;
             let size = self.model.context();
             let has_room = needed + self.room() <= size;
             let free = self.free(asked.kept, &asked.added);
             let is_last_resort = free == 0 || !self.ui.is_interactive();
-            if has_room || (is_last_resort && needed < size) {
+            if let Some(turn) = turn.filter(|_| has_room || (is_last_resort && needed < size)) {
                 return Ok(Some((turn, asked)));
             }
             // No room can be made for a message that is too long by itself.
@@ -100,8 +99,27 @@ impl Chat<'_> {
         }
         let system = self.state.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
-        let turn = self.prompted(&AnswerRequest { added, ..AnswerRequest::default() })?;
-        Ok(turn.tokens().len() + asked.begun.len())
+        let (_, needed) =
+            self.measured(&AnswerRequest { added, begun: asked.begun.clone(), ..AnswerRequest::default() })?;
+        Ok(needed)
+    }
+
+    /// Returns the prompt and its number of tokens, those of a begun answer included. For a prompt that is refused by its size
+    /// the first is `None` and the second a lower bound.
+    fn measured(&self, asked: &AnswerRequest) -> Result<(Option<PromptedTurn>, usize), CommandError> {
+        match self.prompted(asked) {
+            Ok(turn) => {
+                let needed = turn.tokens().len() + asked.begun.len();
+                Ok((Some(turn), needed))
+            }
+            Err(error) => match error.runtime() {
+                Some(
+                    Error::PromptTooLong { prompt_tokens: least, .. }
+                    | Error::PromptOversized { least_tokens: least, .. },
+                ) => Ok((None, *least + asked.begun.len())),
+                _ => Err(error),
+            },
+        }
     }
 
     /// A sentence for a prompt that is too long where nobody can be asked.
@@ -114,7 +132,8 @@ impl Chat<'_> {
     /// The same for a message that is too long by itself.
     fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
         let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.model.context()));
-        let error = CommandError::bad_data(format!("the message takes {needed}, the context holds {size}"));
+        let error =
+            CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
         error.hint("shorten it, or restart with a larger --ctx if the model allows it")
     }
 
