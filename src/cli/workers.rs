@@ -93,14 +93,7 @@ impl IsolationArgs {
     /// A usage error for flags without effect.
     pub fn num_workers(&self) -> Result<Option<usize>, CommandError> {
         if self.isolate || self.workers.is_some() {
-            if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
-                return Err(CommandError::usage("--worker-memory: this system has no such limit"));
-            }
-            if let Some(size) = self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
-                let message = format!("--worker-memory: no worker starts with {}", bytes(size.0));
-                let hint = format!("the least is {}", bytes(LEAST_MEMORY));
-                return Err(CommandError::usage(message).hint(hint));
-            }
+            self.check_memory()?;
             return Ok(Some(self.workers.unwrap_or(1)));
         }
         let others = [
@@ -115,6 +108,20 @@ impl IsolationArgs {
                 Err(CommandError::usage(message).hint("give --isolate or --workers too"))
             }
             None => Ok(None),
+        }
+    }
+
+    /// Refuses a limit that this system does not have, or that no worker starts with.
+    fn check_memory(&self) -> Result<(), CommandError> {
+        if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
+            return Err(CommandError::usage("--worker-memory: this system has no such limit"));
+        }
+        match self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
+            Some(size) => {
+                let message = format!("--worker-memory: no worker starts with {}", bytes(size.0));
+                Err(CommandError::usage(message).hint(format!("the least is {}", bytes(LEAST_MEMORY))))
+            }
+            None => Ok(()),
         }
     }
 }

@@ -31,7 +31,7 @@ enum LastWritten {
 }
 
 /// How to show an answer.
-pub struct RenderOptions {
+pub struct RendererOptions {
     pub think: Think,
     /// Markdown in colours, on a terminal with its line breaks.
     pub is_styled: bool,
@@ -42,7 +42,7 @@ pub struct RenderOptions {
 /// The sink of one answer.
 pub struct Renderer<'a> {
     terminal: &'a Terminal,
-    manner: RenderOptions,
+    manner: RendererOptions,
     output: Output<StdoutLock<'static>>,
     markdown: Option<Markdown>,
     thoughts: Styled,
@@ -63,7 +63,7 @@ struct PromptProgress {
 }
 
 impl<'a> Renderer<'a> {
-    pub fn new(terminal: &'a Terminal, manner: RenderOptions) -> Self {
+    pub fn new(terminal: &'a Terminal, manner: RendererOptions) -> Self {
         // What is styled has been made harmless already.
         let output = match manner.is_styled {
             true => Output::new(std::io::stdout().lock(), false),

@@ -3,7 +3,7 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
-use super::renderer::{RenderOptions, Renderer};
+use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
 use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments};
 use super::{counted, grouped};
@@ -106,7 +106,7 @@ impl Chat<'_> {
         let prompt_tokens = turn.tokens().len() + asked.begun.len();
         let (llm, request) = (self.model.llm(), self.turn_request(asked, prompt_tokens));
         let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
-        let manner = RenderOptions {
+        let manner = RendererOptions {
             think: self.state.think,
             is_styled: self.ui.is_styled(),
             estimate: self.model.throughput.time(prompt_tokens),

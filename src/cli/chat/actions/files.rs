@@ -108,22 +108,27 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
             .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
         other => return Err(CommandError::usage(format!("/copy: unknown argument {other:?} (code)"))),
     };
+    to_clipboard(wanted)?;
+    let count = wanted.chars().count();
+    chat.ui.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
+    Ok(Effect::Prompt)
+}
+
+fn to_clipboard(text: &str) -> Result<(), CommandError> {
     if !std::io::stderr().is_terminal() {
         return Err(CommandError::usage("/copy needs a terminal: it uses the terminal's clipboard"));
     }
-    let encoded = STANDARD.encode(wanted);
+    let encoded = STANDARD.encode(text);
     if encoded.len() > MAX_CLIPBOARD {
         return Err(CommandError::usage("the answer is too long for the terminal's clipboard")
             .hint("/export writes it to a file"));
     }
     let mut stream = std::io::stderr();
     let _ = write!(stream, "\x1b]52;c;{encoded}\x07").and_then(|()| stream.flush());
-    let count = wanted.chars().count();
-    chat.ui.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
-    Ok(Effect::Prompt)
+    Ok(())
 }
 
-/// What stands in the last fenced block.
+/// Returns the text of the last fenced block.
 fn last_code(answer: &str) -> Option<&str> {
     let (mut open, mut last): (Option<(&str, usize)>, Option<&str>) = (None, None);
     let mut at = 0;
