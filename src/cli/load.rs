@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{
-    self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+    self, BosId, EngineOptions, KvTypeFlag, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
 };
 use super::error::{CommandError, Kind};
 use super::input::read_file;
@@ -34,7 +34,7 @@ use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
 use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling};
 use crate::template::TemplateError;
-pub use loaded::{Loaded, LoadedTexts, ModelInfo};
+pub use loaded::{Loaded, ModelInfo, PreparedTexts};
 
 /// Bytes of KV kept on disk unless asked otherwise.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
@@ -68,7 +68,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
         terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
     }
     let context_tokens = loaded.model.spec().context_length;
-    let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    let mut texts = PreparedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     texts.chat_tokenizer.set_context_tokens(context_tokens);
     let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
@@ -187,7 +187,7 @@ pub fn load_texts(
     args: &ModelArgs,
     asked: EngineOptions,
     terminal: &Terminal,
-) -> Result<LoadedTexts, CommandError> {
+) -> Result<PreparedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -205,7 +205,7 @@ pub fn load_texts(
     notices.iter().for_each(|notice| terminal.note(notice));
     let mut texts = load::load_texts(&files)?;
     set_tokens(args, &mut texts)?;
-    let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    let mut texts = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();
     Ok(texts)
@@ -288,9 +288,9 @@ pub fn options(
         }),
         context: args.ctx,
         kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
-            KvType::F32 => load::KvType::F32,
-            KvType::F16 => load::KvType::F16,
-            KvType::Q8_0 => load::KvType::Q8_0,
+            KvTypeFlag::F32 => load::KvType::F32,
+            KvTypeFlag::F16 => load::KvType::F16,
+            KvTypeFlag::Q8_0 => load::KvType::Q8_0,
         }),
         kv_memory: asked.kv_memory,
         available_memory,
@@ -305,9 +305,9 @@ pub fn options(
 pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
     cpu_options(args)?;
     match args.device.unwrap_or_default() {
-        args::Device::Cuda => built(cfg!(feature = "cuda"), "cuda"),
-        args::Device::Metal => built(cfg!(feature = "metal"), "metal"),
-        args::Device::Auto | args::Device::Cpu => Ok(()),
+        args::DeviceFlag::Cuda => built(cfg!(feature = "cuda"), "cuda"),
+        args::DeviceFlag::Metal => built(cfg!(feature = "metal"), "metal"),
+        args::DeviceFlag::Auto | args::DeviceFlag::Cpu => Ok(()),
     }
 }
 
@@ -339,10 +339,10 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
     };
     let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
     match args.device.unwrap_or_default() {
-        args::Device::Cpu => Ok(cpu()),
-        args::Device::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
-        args::Device::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
-        args::Device::Auto if cuda || metal => {
+        args::DeviceFlag::Cpu => Ok(cpu()),
+        args::DeviceFlag::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
+        args::DeviceFlag::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
+        args::DeviceFlag::Auto if cuda || metal => {
             let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
             match open_device(kind) {
                 Ok(_) => Ok(Device::Candle(kind)),
@@ -352,7 +352,7 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
                 }
             }
         }
-        args::Device::Auto => Ok(cpu()),
+        args::DeviceFlag::Auto => Ok(cpu()),
     }
 }
 

@@ -10,7 +10,7 @@ use super::state::{AnswerRequest, SavePlace, opening, question, text};
 use super::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Generation, Sink};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink};
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
 use crate::runtime::turn::session_chat::RecordedAnswer;
@@ -284,7 +284,7 @@ impl Chat<'_> {
         let (engine, planner) = (self.model.llm().engine(), self.model.llm().planner());
         let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
         let (turn, graceful) = (&request, &self.ui.graceful);
-        let generation = Generation { engine, planner, turn, plan: &plan, session: None, graceful };
+        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
         let generated = generation.run(&mut Quiet { terminal: self.ui.terminal, count: 0 });
         self.ui.terminal.status("");
         let Answer { content, reasoning, tokens, outcome, .. } = generated?.answer;
@@ -373,7 +373,7 @@ struct Quiet<'a> {
     count: usize,
 }
 
-impl Sink for Quiet<'_> {
+impl AnswerSink for Quiet<'_> {
     fn answer(&mut self, _: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.count += tokens.len();
         self.terminal.status(&format!("compacting, {} tokens", grouped(self.count)));

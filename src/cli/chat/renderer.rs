@@ -242,7 +242,7 @@ impl Drop for Renderer<'_> {
     }
 }
 
-impl Sink for Renderer<'_> {
+impl AnswerSink for Renderer<'_> {
     /// The beginning of an answer that is continued is on the screen already.
     fn started(&mut self, started: &Started, _: &[Delta]) -> Result<(), OutputError> {
         self.begun = Instant::now();

@@ -9,7 +9,7 @@ use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments}
 use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Generated, Generation};
+use crate::cli::run::answer::{AnswerGeneration, Generated};
 use crate::cli::run::report;
 use crate::runtime::session::store::BranchReason;
 use crate::runtime::turn::{
@@ -112,7 +112,7 @@ impl Chat<'_> {
             estimate: self.model.throughput.time(prompt_tokens),
         };
         let mut screen = Renderer::new(self.ui.terminal, manner);
-        let generation = Generation {
+        let generation = AnswerGeneration {
             engine: llm.engine(),
             planner: llm.planner(),
             turn: &request,
