@@ -685,7 +685,7 @@ fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool, tail: &str) -
 fn dangerous() -> impl Strategy<Value = String> {
     let mut parts: Vec<String> = well_formed().into_iter().map(|(_, text)| text).collect();
     for format in ToolCallFormat::ALL {
-        parts.extend(output_markup(*format).markup().into_iter().map(str::to_owned));
+        parts.extend(output_markup(*format).markers().into_iter().map(str::to_owned));
     }
     parts.extend(
         [
@@ -940,7 +940,7 @@ impl Specials {
 #[test]
 fn special_tokens_stand_as_tokens() {
     for (format, lead, call) in constrained() {
-        let specials = Specials { markup: output_markup(format).markup() };
+        let specials = Specials { markup: output_markup(format).markers() };
         let grammar = |choice: ToolChoice| {
             let tail = tail(format);
             let lark = output_markup(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
