@@ -10,7 +10,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use llmctl::template::{
-    ChatTemplate, Content, Conversation, OutputMarkup, Message, OutputParser, ParsedAnswer, Piece,
+    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, ParsedAnswer, Piece,
     ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
     parse_answer,
 };
@@ -943,7 +943,8 @@ fn special_tokens_stand_as_tokens() {
         let specials = Specials { markup: output_markup(format).markers() };
         let grammar = |choice: ToolChoice| {
             let tail = tail(format);
-            let lark = output_markup(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
+            let lark =
+                output_markup(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
             lark.expect("a format with tools has a grammar")
         };
         // No marker is text inside a value, where it cannot be a token.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cli::Place;
 use crate::common::golden::parity_folder;
-use crate::dialects::{output_markup, joined, taken, templates, tools, values};
+use crate::dialects::{joined, output_markup, taken, templates, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.
 #[track_caller]

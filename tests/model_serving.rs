@@ -13,7 +13,7 @@ use llmctl::runtime::ChatTokenizer;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{ModelFiles, ModelTexts, load_texts, model_facts};
 use llmctl::template::{
-    ChatTemplate, Conversation, DateTime, OutputMarkup, Message, RenderOptions, Role, SpecialTokens, ToolCall,
+    ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Role, SpecialTokens, ToolCall,
 };
 use serde_json::{Map, Value, json};
 

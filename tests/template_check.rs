@@ -30,7 +30,8 @@ fn sign(verdict: CheckVerdict) -> char {
 #[test]
 fn every_published_template_is_judged() {
     let Some(templates) = templates() else { return };
-    let check_text = |source: &String| check(subject(source, None, Vec::new(), OutputMarkup::default()).as_ref());
+    let check_text =
+        |source: &String| check(subject(source, None, Vec::new(), OutputMarkup::default()).as_ref());
     let all: BTreeMap<&String, Vec<Check>> =
         templates.iter().map(|(name, source)| (name, check_text(source))).collect();
     let longest = all.values().max_by_key(|checks| checks.len()).expect("templates");

@@ -56,7 +56,8 @@ impl ChatTokenizer {
         let shown = template.as_ref().map(Shown::of);
         let accommodation = shown.as_ref().map(Shown::accommodation).unwrap_or_default();
         let shown = shown.unwrap_or_default();
-        let tool_calls = if accommodation.spells_tools { Some(GENERIC) } else { shown.output_markup.tool_calls };
+        let tool_calls =
+            if accommodation.spells_tools { Some(GENERIC) } else { shown.output_markup.tool_calls };
         let output_markup = OutputMarkup { tool_calls, ..shown.output_markup };
         let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
         Self { texts, template, shown, output_markup, accommodation, hints, frontend, context_tokens }

@@ -7,7 +7,7 @@ use super::chat_tokenizer::special_tokens;
 use super::session::transcript::Transcript;
 use super::text::Tokenizer;
 use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
-use crate::template::{Conversation, OutputMarkup, Message, SpecialTokens, TemplateError};
+use crate::template::{Conversation, Message, OutputMarkup, SpecialTokens, TemplateError};
 
 /// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.
 ///

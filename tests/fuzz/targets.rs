@@ -20,7 +20,7 @@ use llmctl::runtime::{Error, Limits, Sampling, StoreError};
 use llmctl::serve::wire::switches::Template;
 use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
 use llmctl::template::{
-    ChatTemplate, Content, Conversation, OutputMarkup, Message, OutputParser, Piece, ReasoningFormat,
+    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
     RenderOptions, Role, SpecialTokens, ToolCall, ToolCallFormat, parse_answer,
 };
 use serde_json::{Map, Value, json};

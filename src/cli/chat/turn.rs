@@ -196,7 +196,8 @@ impl Chat<'_> {
             }
             _ => return (ending, said),
         };
-        let markup = self.output_markup().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
+        let markup =
+            self.output_markup().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
         let Some(markup) = markup else { return (ending, said) };
         let forced = match self.llm().texts().chat_tokenizer().encode_rest(markup) {
             Ok(forced) => forced,

@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
 use crate::template::{
-    Content, OutputMarkup, Message, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall, parse_answer,
+    Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
+    parse_answer,
 };
 
 /// A part of an answer, in the order in which it was generated.

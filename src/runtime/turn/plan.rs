@@ -126,7 +126,8 @@ impl Planner<'_> {
         let markup = self.chat_tokenizer.markup(&all_markup);
         let tool_calls = all_markup.tool_calls.filter(|_| turn.tools.is_on());
         let output_markup = OutputMarkup { tool_calls, ..all_markup };
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup: &output_markup, prompt_tail };
+        let form =
+            AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup: &output_markup, prompt_tail };
         let constraint = turn.constraint.as_ref();
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
