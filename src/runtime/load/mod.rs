@@ -49,7 +49,7 @@ use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
-use super::request::Sampling;
+use super::request::{Sampling, SamplingNumbers};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use hub::Resolved;
@@ -124,25 +124,16 @@ impl ModelTexts {
 /// lacks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
-    pub temperature: Option<f32>,
+    pub numbers: SamplingNumbers,
     pub top_k: Option<usize>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationDefaults {
     /// Returns the publisher's recommendation, completed by greedy defaults.
     pub fn sampling(&self) -> Sampling {
-        let built_in = Sampling::default();
-        Sampling {
-            temperature: self.temperature.unwrap_or(built_in.temperature),
-            top_k: self.top_k,
-            top_p: self.top_p.unwrap_or(built_in.top_p),
-            min_p: self.min_p.unwrap_or(built_in.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(built_in.repetition_penalty),
-            ..built_in
-        }
+        let mut sampling = Sampling { top_k: self.top_k, ..Sampling::default() };
+        self.numbers.apply(&mut sampling);
+        sampling
     }
 }
 
