@@ -33,13 +33,8 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
-<<<<<<< HEAD
-use crate::serve::policy::{Hosts, Keys, Policy};
-use crate::serve::{App, Settings};
-=======
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
-use crate::serve::{App, ServeSettings, ServedModel};
->>>>>>> main
+use crate::serve::{App, ServeSettings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
