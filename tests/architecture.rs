@@ -5,6 +5,8 @@
 //! The tables below are the architecture; a change there is a decision and wants a reason in ARCHITECTURE.md.
 
 mod cycles;
+mod names;
+mod size;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -86,7 +88,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["probe"],
     &["output"],
     &["marked"],
-    &["dialect"],
+    &["output_markup"],
     &["tool_grammar"],
     &["reasoning"],
     &["tool_call"],

@@ -40,7 +40,7 @@ impl Thinking {
         Self {
             on: chat_tokenizer.thinking_variables(true),
             off: chat_tokenizer.thinking_variables(false),
-            format: chat_tokenizer.dialect().reasoning,
+            format: chat_tokenizer.output_markup().reasoning,
         }
     }
 

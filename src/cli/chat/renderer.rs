@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::render::{Markdown, Styled, TextStyle};
 use super::{grouped, spoken};
 use crate::cli::output::{Output, OutputError};
-use crate::cli::run::answer::Sink;
+use crate::cli::run::answer::AnswerSink;
 use crate::cli::terminal::{self, Terminal};
 use crate::cli::think::Think;
 use crate::runtime::turn::Delta;

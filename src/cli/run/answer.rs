@@ -113,7 +113,7 @@ impl AnswerGeneration<'_> {
 
     /// The text that ends the model's reasoning.
     fn closing_markup(&self) -> Option<&'static str> {
-        self.planner.chat_tokenizer.dialect().reasoning.and_then(ReasoningFormat::closing)
+        self.planner.chat_tokenizer.output_markup().reasoning.and_then(ReasoningFormat::closing)
     }
 
     fn request(&self) -> Request {

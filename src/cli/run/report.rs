@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use super::OutputFormat;
-use super::answer::Sink;
+use super::answer::AnswerSink;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;

@@ -13,7 +13,7 @@ use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
 use crate::runtime::request::Request;
-use crate::template::{Conversation, DateTime, Dialect};
+use crate::template::{Conversation, DateTime, OutputMarkup};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -122,10 +122,10 @@ impl Planner<'_> {
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
-        let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.dialect());
+        let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
         let grammar = self.grammar_after(prompt_tail, turn)?;
-        let (dialect, tools) = (self.dialect(turn), turn.tools.offered());
-        let parser = ParserConfig::chat(dialect, tools, prompt_tail, turn.is_streamed);
+        let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
+        let parser = ParserConfig::chat(output_markup, tools, prompt_tail, turn.is_streamed);
         let parser = match &turn.answer_start {
             AnswerStart::Nothing => parser,
             AnswerStart::Text(text) => parser.starting_with(text, &[]),
@@ -138,9 +138,9 @@ impl Planner<'_> {
     }
 
     /// The markup that the answer may use.
-    fn dialect(&self, turn: &TurnRequest) -> Dialect {
-        let dialect = self.chat_tokenizer.dialect();
-        Dialect { tool_calls: dialect.tool_calls.filter(|_| turn.tools.is_on()), ..dialect }
+    fn output_markup(&self, turn: &TurnRequest) -> OutputMarkup {
+        let output_markup = self.chat_tokenizer.output_markup();
+        OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
     }
 
     /// Compiles the grammar of the rest of an answer, behind a text that ends with `prompt_tail`.
@@ -148,8 +148,8 @@ impl Planner<'_> {
     /// # Errors
     /// Errors of the tools and the constraint.
     pub fn grammar_after(&self, prompt_tail: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
-        let dialect = &self.dialect(turn);
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, dialect, prompt_tail };
+        let output_markup = &self.output_markup(turn);
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, prompt_tail };
         let constraint = turn.constraint.as_ref();
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())

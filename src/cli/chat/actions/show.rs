@@ -74,7 +74,7 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let (info, spec) = (chat.model.llm().info(), chat.model.llm().engine().spec());
-    let dialect = chat.model.llm().texts().chat_tokenizer().dialect();
+    let output_markup = chat.model.llm().texts().chat_tokenizer().output_markup();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),
@@ -82,8 +82,8 @@ fn model(chat: &Chat<'_>) -> String {
         row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
         row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
         row("loaded in", crate::cli::chat::spoken(info.load_time)),
-        row("reasoning", dialect.reasoning.map_or("none", |format| format.name()).to_owned()),
-        row("tool calls", dialect.tool_calls.map_or("none", |format| format.name()).to_owned()),
+        row("reasoning", output_markup.reasoning.map_or("none", |format| format.name()).to_owned()),
+        row("tool calls", output_markup.tool_calls.map_or("none", |format| format.name()).to_owned()),
         row("fingerprint", chat.model.fingerprint().fingerprint),
     ])
 }
