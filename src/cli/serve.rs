@@ -19,7 +19,7 @@ use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::load::{self, LoadedTexts};
-use super::places::{Kept, Places};
+use super::places::{KeptFiles, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
@@ -392,7 +392,7 @@ fn load_app(
     places: &Places,
 ) -> Result<App, CommandError> {
     let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
-    if let Err(obstacle) = places.check(Kept::Sessions) {
+    if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(&format!("{obstacle}; {end}"));
     }
